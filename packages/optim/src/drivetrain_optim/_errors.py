@@ -6,6 +6,7 @@ Each inherits core's `DrivetrainError` and the nearest built-in:
      |- HyperparameterError (ValueError)     an option of an optimizer is not allowed
      |- UnsupportedTensorError (TypeError)   a parameter or gradient cannot be stepped
      |- StateDictError (ValueError)          a state dict is not this optimizer's
+     |- StepOrderError (RuntimeError)        the passes of a step are out of order
      `- GraphCaptureError (RuntimeError)     a step cannot be part of a CUDA graph
 """
 
@@ -17,6 +18,7 @@ __all__ = [
     "GraphCaptureError",
     "HyperparameterError",
     "StateDictError",
+    "StepOrderError",
     "UnsupportedTensorError",
 ]
 
@@ -72,4 +74,13 @@ class StateDictError(DrivetrainError, ValueError):
         drivetrain_optim._errors.StateDictError: AGD: the state dict must be one of \
 AGD, but its parameter group 0 has no delta, decay, clip, state_dtype; moments of \
 another optimizer mean something else, so start without them
+    """
+
+
+class StepOrderError(DrivetrainError, RuntimeError):
+    """A step of several passes was called out of order, or without one of them.
+
+    Example:
+        >>> issubclass(StepOrderError, RuntimeError)
+        True
     """
