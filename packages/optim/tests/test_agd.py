@@ -7,9 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain_optim import AGD
-from drivetrain_optim import _agd_update as agd_update
 
-PATHS = [pytest.param(False, id="loop"), pytest.param(True, id="foreach")]
+TORCH_PATHS = [
+    pytest.param({"foreach": False}, id="loop"),
+    pytest.param({"foreach": True}, id="foreach"),
+]
+PATHS = [*TORCH_PATHS, pytest.param({"fused": True}, id="native")]
 SIZES = [(), (0,), (1,), (7,), (3, 5), (129,)]
 MODES = [
     {},
@@ -111,61 +114,44 @@ def distance(params, references):
     return max(errors)
 
 
-@pytest.mark.parametrize("foreach", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_agd_float64_equals_the_paper_for_1000_steps(mode, foreach):
+def test_agd_float64_equals_the_paper_for_1000_steps(mode, path):
     sizes = [(), (0,), (1,), (3, 5)]
     params = parameters(sizes=sizes)
     references = [Recurrence(p.detach().numpy(), lr=0.01, **mode) for p in params]
-    run(params, AGD(params, lr=0.01, foreach=foreach, **mode), 1000)
+    run(params, AGD(params, lr=0.01, **path, **mode), 1000)
     run_reference(references, 1000)
     assert distance(params, references) <= 1e-12
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_agd_paths_give_the_same_bits_on_a_cpu(mode, dtype):
+def test_agd_loop_and_foreach_give_the_same_bits_on_a_cpu(mode, dtype):
     results = []
-    for foreach in (False, True, None):
+    for foreach in (False, True):
         params = parameters(dtype)
         run(params, AGD(params, lr=0.01, foreach=foreach, **mode), 20)
         results.append(params)
-    for loop, foreach, default in zip(*results, strict=True):
+    for loop, foreach in zip(*results, strict=True):
         assert torch.equal(loop, foreach)
-        assert torch.equal(loop, default)
 
 
-def test_agd_foreach_says_which_path_runs(monkeypatch):
-    ran = []
-    for name in ("update_loop", "update_foreach"):
-        real = getattr(agd_update, name)
-
-        def spy(*args, real=real, name=name, **kwargs):
-            ran.append(name)
-            real(*args, **kwargs)
-
-        monkeypatch.setattr(f"drivetrain_optim._agd.{name}", spy)
-    for foreach in (False, True, None):
-        params = parameters(sizes=[(2,)])
-        run(params, AGD(params, foreach=foreach), 1)
-    assert ran == ["update_loop", "update_foreach", "update_foreach"]
-
-
-@pytest.mark.parametrize("foreach", PATHS)
-def test_agd_float32_is_as_near_as_float32_allows(foreach):
+@pytest.mark.parametrize("path", PATHS)
+def test_agd_float32_is_as_near_as_float32_allows(path):
     params = parameters(torch.float32)
     references = [Recurrence(p.detach().numpy(), lr=0.01) for p in params]
-    run(params, AGD(params, lr=0.01, foreach=foreach), 200)
+    run(params, AGD(params, lr=0.01, **path), 200)
     run_reference(references, 200)
     assert distance(params, references) <= 1e-5
 
 
-@pytest.mark.parametrize("foreach", PATHS)
-def test_agd_bfloat16_weights_are_rounded_once_a_step(foreach):
+@pytest.mark.parametrize("path", PATHS)
+def test_agd_bfloat16_weights_are_rounded_once_a_step(path):
     (param,) = parameters(torch.bfloat16, sizes=[(129,)])
-    optimizer = AGD([param], lr=0.01, weight_decay=0.1, foreach=foreach)
+    optimizer = AGD([param], lr=0.01, weight_decay=0.1, **path)
     wide = torch.nn.Parameter(param.detach().float())
-    wide_optimizer = AGD([wide], lr=0.01, weight_decay=0.1, foreach=foreach)
+    wide_optimizer = AGD([wide], lr=0.01, weight_decay=0.1, **path)
     for seed in range(10):
         noise = torch.randn(129, generator=torch.Generator().manual_seed(seed))
         param.grad = noise.bfloat16()
@@ -178,22 +164,22 @@ def test_agd_bfloat16_weights_are_rounded_once_a_step(foreach):
     assert optimizer.state[param]["exp_avg"].dtype is torch.float32
 
 
-@pytest.mark.parametrize("foreach", PATHS)
-def test_agd_group_of_mixed_dtypes_equals_separate_groups(foreach):
+@pytest.mark.parametrize("path", PATHS)
+def test_agd_group_of_mixed_dtypes_equals_separate_groups(path):
     def mixed():
         low = parameters(torch.bfloat16, seed=3)
         return low + parameters(torch.float32, seed=4) + parameters(seed=5)
 
     together, apart = mixed(), mixed()
-    options = {"lr": 0.01, "weight_decay": 0.1, "foreach": foreach}
+    options = {"lr": 0.01, "weight_decay": 0.1, **path}
     run(together, AGD(together, **options), 5)
     run(apart, AGD([{"params": [p]} for p in apart], **options), 5)
     for one, other in zip(together, apart, strict=True):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("foreach", PATHS)
-def test_agd_groups_keep_their_own_options(foreach):
+@pytest.mark.parametrize("path", PATHS)
+def test_agd_groups_keep_their_own_options(path):
     params = parameters(sizes=[(4,), (5,)])
     own = [{"lr": 0.1, "delta": "cnn"}, {"weight_decay": 0.2, "decay": "coupled"}]
     groups = [{"params": [p], **o} for p, o in zip(params, own, strict=True)]
@@ -201,17 +187,17 @@ def test_agd_groups_keep_their_own_options(foreach):
         Recurrence(p.detach().numpy(), **{"lr": 0.01, **o})
         for p, o in zip(params, own, strict=True)
     ]
-    run(params, AGD(groups, lr=0.01, foreach=foreach), 20)
+    run(params, AGD(groups, lr=0.01, **path), 20)
     run_reference(references, 20)
     assert distance(params, references) <= 1e-12
     assert "delta" not in groups[1], "the user's groups must not change"
 
 
-@pytest.mark.parametrize("foreach", PATHS)
-def test_agd_parameters_without_gradients_stand_still(foreach):
+@pytest.mark.parametrize("path", PATHS)
+def test_agd_parameters_without_gradients_stand_still(path):
     params = parameters(sizes=[(3,), (3,), (3,)])
     still = params[1].detach().clone()
-    optimizer = AGD(params, weight_decay=0.1, foreach=foreach)
+    optimizer = AGD(params, weight_decay=0.1, **path)
     params[0].grad = torch.ones(3, dtype=torch.float64)
     params[2].grad = torch.ones(3, dtype=torch.float64)
     optimizer.step()
@@ -219,11 +205,11 @@ def test_agd_parameters_without_gradients_stand_still(foreach):
     assert params[1] not in optimizer.state
 
 
-@pytest.mark.parametrize("foreach", PATHS)
-def test_agd_counts_steps_for_each_parameter(foreach):
+@pytest.mark.parametrize("path", PATHS)
+def test_agd_counts_steps_for_each_parameter(path):
     params = parameters(sizes=[(3,), (3,)])
     references = [Recurrence(p.detach().numpy()) for p in params]
-    optimizer = AGD(params, foreach=foreach)
+    optimizer = AGD(params, **path)
     for step in range(6):
         for position, (p, r) in enumerate(zip(params, references, strict=True)):
             p.grad = None
@@ -235,11 +221,11 @@ def test_agd_counts_steps_for_each_parameter(foreach):
     assert distance(params, references) <= 1e-14
 
 
-@pytest.mark.parametrize("foreach", PATHS)
+@pytest.mark.parametrize("path", TORCH_PATHS)
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_agd_step_reads_no_value_from_the_device(mode, foreach):
+def test_agd_step_reads_no_value_from_the_device(mode, path):
     params = [torch.nn.Parameter(torch.empty(s, device="meta")) for s in SIZES]
-    optimizer = AGD(params, foreach=foreach, **mode)
+    optimizer = AGD(params, **path, **mode)
     for _ in range(2):
         for p in params:
             p.grad = torch.empty_like(p)
@@ -247,15 +233,15 @@ def test_agd_step_reads_no_value_from_the_device(mode, foreach):
     assert all(optimizer.state[p]["step"].item() == 2 for p in params)
 
 
-@pytest.mark.parametrize("foreach", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_agd_never_changes_gradients(mode, foreach):
+def test_agd_never_changes_gradients(mode, path):
     for dtype in (torch.float32, torch.bfloat16):
         params = parameters(dtype)
         for p in params:
             p.grad = torch.full_like(p, 0.5)
         before = [p.grad for p in params]
-        AGD(params, foreach=foreach, **mode).step()
+        AGD(params, **path, **mode).step()
         for p, grad in zip(params, before, strict=True):
             assert p.grad is grad
             assert torch.equal(grad, torch.full_like(p, 0.5))
@@ -270,12 +256,12 @@ def test_agd_rate_of_zero_moves_nothing(decay):
         assert torch.equal(p, value)
 
 
-@pytest.mark.parametrize("foreach", PATHS)
-def test_agd_non_contiguous_parameters_are_stepped(foreach):
+@pytest.mark.parametrize("path", PATHS)
+def test_agd_non_contiguous_parameters_are_stepped(path):
     base = torch.arange(12.0, dtype=torch.float64).reshape(3, 4)
     param = torch.nn.Parameter(base.t())
     reference = Recurrence(param.detach().numpy(), lr=0.1)
-    run([param], AGD([param], lr=0.1, foreach=foreach), 5)
+    run([param], AGD([param], lr=0.1, **path), 5)
     run_reference([reference], 5)
     assert distance([param], [reference]) <= 1e-14
 
@@ -307,11 +293,11 @@ def test_agd_hooks_run_around_the_step():
     assert seen == ["before", "after"]
 
 
-@pytest.mark.parametrize("foreach", PATHS)
-def test_agd_tensor_rate_equals_the_number(foreach):
+@pytest.mark.parametrize("path", PATHS)
+def test_agd_tensor_rate_equals_the_number(path):
     by_number, by_tensor = parameters(), parameters()
-    run(by_number, AGD(by_number, lr=0.125, foreach=foreach), 5)
-    run(by_tensor, AGD(by_tensor, lr=torch.tensor(0.125), foreach=foreach), 5)
+    run(by_number, AGD(by_number, lr=0.125, **path), 5)
+    run(by_tensor, AGD(by_tensor, lr=torch.tensor(0.125), **path), 5)
     for number, tensor in zip(by_number, by_tensor, strict=True):
         assert torch.equal(number, tensor)
 
@@ -387,13 +373,11 @@ numbers = st.floats(-1e3, 1e3, width=32)
     start=st.lists(numbers, min_size=1, max_size=4),
     gradients=st.lists(st.none() | numbers, min_size=1, max_size=12),
     mode=st.sampled_from(MODES),
-    foreach=st.booleans(),
+    path=st.sampled_from([{"foreach": False}, {"foreach": True}, {"fused": True}]),
 )
-def test_agd_any_sequence_of_gradients_equals_the_paper(
-    start, gradients, mode, foreach
-):
+def test_agd_any_sequence_of_gradients_equals_the_paper(start, gradients, mode, path):
     param = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
-    optimizer = AGD([param], lr=0.01, foreach=foreach, **mode)
+    optimizer = AGD([param], lr=0.01, **path, **mode)
     reference = Recurrence(start, lr=0.01, **mode)
     for value in gradients:
         param.grad = None

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from drivetrain_optim._options import AGD_OPTIONS
+from drivetrain_optim._agd_options import AGD_OPTIONS
 from drivetrain_optim.cli import main, populate_parser
 
 

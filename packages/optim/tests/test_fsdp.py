@@ -1,6 +1,7 @@
-"""AGD on sharded parameters equals AGD in one process."""
+"""Steps on sharded parameters equal those in one process."""
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
@@ -12,9 +13,22 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from drivetrain_core.testing import run_ranks
-from drivetrain_optim import AGD
+from drivetrain_optim import AGD, LAMB
 
 OPTIONS = {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True, "delta": 0.01}
+PATHS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
+
+
+def make_agd(params, **path):
+    return AGD(params, **OPTIONS, **path)
+
+
+def make_lamb(params, **path):
+    return LAMB(params, lr=0.01, max_grad_norm=0.5, trust_clip=(0.1, 5.0), **path)
+
+
+def share_of(optimizer):
+    return optimizer.adaptive_share() if isinstance(optimizer, AGD) else {}
 
 
 class Odd(torch.nn.Module):
@@ -43,11 +57,11 @@ def full(model):
     return {n: p.full_tensor().detach().numpy() for n, p in model.named_parameters()}
 
 
-def train_sharded(foreach, folder):
+def train_sharded(make, path, folder):
     """Trains 6 steps, with a restart from a distributed checkpoint half way."""
     rank = torch.distributed.get_rank()
     model = fully_shard(Odd().double())
-    optimizer = AGD(model.named_parameters(), foreach=foreach, **OPTIONS)
+    optimizer = make(model.named_parameters(), **path)
     empty = any(p.to_local().numel() == 0 for p in model.parameters())
     for step in range(3):
         backward(model, step, [rank])
@@ -55,7 +69,7 @@ def train_sharded(foreach, folder):
     state = {"optim": get_optimizer_state_dict(model, optimizer)}
     dcp.save(state, checkpoint_id=folder)
     model.zero_grad()  # with gradients, nothing would be created to load into
-    optimizer = AGD(model.named_parameters(), foreach=foreach, **OPTIONS)
+    optimizer = make(model.named_parameters(), **path)
     state = {"optim": get_optimizer_state_dict(model, optimizer)}
     dcp.load(state, checkpoint_id=folder)
     set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optim"])
@@ -63,22 +77,26 @@ def train_sharded(foreach, folder):
     for step in range(3, 6):
         backward(model, step, [rank])
         optimizer.step()
-    return full(model), optimizer.adaptive_share(), sharded, empty
+    return full(model), share_of(optimizer), sharded, empty
 
 
-def test_agd_under_fsdp2_equals_one_process(tmp_path):
+@pytest.mark.parametrize("make", [make_agd, make_lamb])
+def test_optimizer_under_fsdp2_equals_one_process(make, tmp_path):
     model = Odd().double()
-    optimizer = AGD(model.named_parameters(), **OPTIONS)
+    optimizer = make(model.named_parameters(), foreach=False)
     for step in range(6):
         backward(model, step, [0, 1])
         optimizer.step()
-    share = optimizer.adaptive_share()
-    assert any(0 < value < 1 for value in share.values())
+    share = share_of(optimizer)
+    assert make is make_lamb or any(0 < value < 1 for value in share.values())
 
-    def both_paths(folder):
-        return [train_sharded(path, f"{folder}/{path}") for path in (True, False)]
+    def all_paths(folder):
+        return [
+            train_sharded(make, path, f"{folder}/{number}")
+            for number, path in enumerate(PATHS)
+        ]
 
-    ranks = run_ranks(both_paths, 2, str(tmp_path))
+    ranks = run_ranks(all_paths, 2, str(tmp_path))
     for by_path in ranks:
         for weights, sharded_share, sharded, _ in by_path:
             assert sharded
@@ -88,6 +106,28 @@ def test_agd_under_fsdp2_equals_one_process(tmp_path):
                     weights[name], p.detach().numpy(), rtol=1e-12, atol=1e-14
                 )
     assert any(empty for by_path in ranks for *_, empty in by_path)
+
+
+def count_collectives(path):
+    """The number of all-reduces in one step of LAMB with clipping."""
+    model = fully_shard(Odd().double())
+    optimizer = make_lamb(model.named_parameters(), **path)
+    backward(model, 0, [torch.distributed.get_rank()])
+    calls = []
+    real = torch.distributed.all_reduce
+    torch.distributed.all_reduce = lambda *a, **k: (calls.append(a), real(*a, **k))[1]
+    try:
+        optimizer.step()
+    finally:
+        torch.distributed.all_reduce = real
+    return len(calls), len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+def test_lamb_packs_the_norms_of_all_parameters_into_one_all_reduce(path):
+    for calls, num_params in run_ranks(count_collectives, 2, path):
+        assert num_params > 2
+        assert calls == 2  # one for the gradients' norm, one for the trust ratios
 
 
 def step_with_other_placements():

@@ -5,35 +5,44 @@ Importing this package does not import torch; the first use of an optimizer does
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
+from drivetrain_optim._agd_options import DELTA_PRESETS
 from drivetrain_optim._errors import (
     GraphCaptureError,
     HyperparameterError,
+    NonFiniteGradientError,
     StateDictError,
+    StepOrderError,
     UnsupportedTensorError,
 )
-from drivetrain_optim._options import DELTA_PRESETS
 
 if TYPE_CHECKING:
     from drivetrain_optim._agd import AGD
+    from drivetrain_optim._lamb import LAMB
 
 __all__ = [
     "AGD",
     "DELTA_PRESETS",
+    "LAMB",
     "GraphCaptureError",
     "HyperparameterError",
+    "NonFiniteGradientError",
     "StateDictError",
+    "StepOrderError",
     "UnsupportedTensorError",
     "__version__",
 ]
+
+_HOMES = {"AGD": "_agd", "LAMB": "_lamb"}
 
 
 def __getattr__(name: str) -> object:
     """Imports what needs torch, or takes time, when it is first used."""
     value: object
-    if name == "AGD":
-        from drivetrain_optim._agd import AGD as value  # noqa: N811
+    if name in _HOMES:
+        value = getattr(import_module(f"drivetrain_optim.{_HOMES[name]}"), name)
     elif name == "__version__":
         from importlib.metadata import version
 

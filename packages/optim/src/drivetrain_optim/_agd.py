@@ -5,37 +5,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim import Optimizer
 
-from drivetrain_optim._agd_update import scalars_of, update_foreach, update_loop
-from drivetrain_optim._checks import (
-    check_not_capturing,
-    check_options,
-    check_parameters,
-    check_saved_groups,
-    learning_rate,
-    parameter_names,
-    params_with_gradients,
+from drivetrain_optim import _native, _triton
+from drivetrain_optim._agd_options import AGD_OPTIONS
+from drivetrain_optim._agd_update import (
+    agd_scalars,
+    update_capturable,
+    update_foreach,
+    update_loop,
 )
-from drivetrain_optim._errors import HyperparameterError
-from drivetrain_optim._foreach import Row, batches
-from drivetrain_optim._options import AGD_OPTIONS
-from drivetrain_optim._state import load_moments, local_part, zero_moment, zero_step
+from drivetrain_optim._batched import BatchedOptimizer
+from drivetrain_optim._checks import parameter_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Literal
 
     from torch import Tensor
     from torch.optim.optimizer import ParamsT
 
+    from drivetrain_optim._scalars import Number
+    from drivetrain_optim._work import Work
+
 __all__ = ["AGD"]
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-_OWN_OPTIONS = ("delta", "decay", "clip", "state_dtype")
+_UPDATES = {
+    "loop": update_loop,
+    "foreach": update_foreach,
+    "capturable": update_capturable,
+}
 
 
-class AGD(Optimizer):
+class AGD(BatchedOptimizer):
     """Switches each coordinate between an adaptive step and SGD with momentum.
 
         m_t = beta1 * m_{t-1} + (1 - beta1) * g_t
@@ -107,6 +108,10 @@ class AGD(Optimizer):
         True
     """
 
+    _rules = AGD_OPTIONS
+    _moments = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+    _own_options = ("delta", "decay", "clip", "state_dtype")
+
     def __init__(
         self,
         params: ParamsT,
@@ -118,90 +123,42 @@ class AGD(Optimizer):
         decay: Literal["decoupled", "fixed", "coupled"] = "decoupled",
         amsgrad: bool = False,
         clip: float | None = None,
+        max_grad_norm: float | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
         state_dtype: torch.dtype | None = torch.float32,
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
+        check_finite: bool = False,
     ) -> None:
         """Checks the options and builds the parameter groups."""
-        if not isinstance(params, torch.Tensor):
-            listed: list[Any] = list(params)
-            if not listed:
-                message = "AGD: params must hold at least one parameter or group, got 0"
-                raise HyperparameterError(message)
-            params = listed
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "delta": delta,
-            "weight_decay": weight_decay,
-            "decay": decay,
-            "amsgrad": amsgrad,
-            "clip": clip,
-            "maximize": maximize,
-            "foreach": foreach,
-            "state_dtype": state_dtype,
+        options = {
+            name: value for name, value in locals().items() if name in self._rules
         }
-        super().__init__(params, check_options("AGD", AGD_OPTIONS, defaults))
+        super().__init__(params, options)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a parameter group; nothing is added when this raises.
+    def _moments_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        return self._moments if group["amsgrad"] else self._moments[:2]
 
-        Args:
-            param_group: `params` and the options that differ from the defaults.
-
-        Raises:
-            HyperparameterError: An option is not allowed.
-            UnsupportedTensorError: A parameter is complex or integer.
-        """
-        if isinstance(param_group, dict):
-            options = {**self.defaults, **param_group}
-            param_group = check_options("AGD", AGD_OPTIONS, options)
-        super().add_param_group(param_group)
-        index = len(self.param_groups) - 1
-        try:
-            check_parameters("AGD", index, self.param_groups[index])
-        except BaseException:
-            self.param_groups.pop()
-            raise
-
-    @torch.no_grad()
-    def step(  # type: ignore[override]
-        self, closure: Callable[[], float] | None = None
-    ) -> float | None:
-        """Performs one step on every parameter that has a gradient.
-
-        Args:
-            closure: Evaluates the model again and returns the loss.
-
-        Returns:
-            What the closure returned, or None.
-
-        Raises:
-            UnsupportedTensorError: A gradient is sparse or complex.
-            HyperparameterError: A learning rate is not a finite number >= 0.
-            GraphCaptureError: A CUDA graph is being captured.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        check_not_capturing("AGD", self.param_groups)
-        # Every gradient and rate is looked at before the first weight changes.
-        work = [
-            (
-                group,
-                learning_rate("AGD", AGD_OPTIONS, group),
-                params_with_gradients("AGD", index, group),
+    def _update(self, works: Sequence[Work], scales: Mapping[int, Number]) -> None:
+        for work in works:
+            scalars = agd_scalars(
+                work.group, work.lr, work.step, scales[id(work.group)]
             )
-            for index, group in enumerate(self.param_groups)
-        ]
-        for group, lr, params in work:
-            update = update_loop if group["foreach"] is False else update_foreach
-            for batch in batches(self._row(param, group) for param in params):
-                columns = batch.widened()
-                update(*columns, scalars=scalars_of(group, lr, batch.step))
-                batch.store(columns)
-        return loss
+            path = work.batch.kind.path
+            if path == "native":
+                assert work.table is not None
+                _native.agd(work.table.rows, scalars)
+            elif path == "triton":
+                _triton.agd(work, scalars)
+            else:
+                columns = work.columns()
+                _UPDATES[path](columns, scalars)
+                columns.store_moments(work.batch)
+                columns.store_weights(work.batch)
 
     @torch.no_grad()
     def adaptive_share(self) -> dict[str, float]:
@@ -241,70 +198,13 @@ class AGD(Optimizer):
             for name, total in zip(counts, totals, strict=True)
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what `state_dict` returned, with the dtype of the moments kept.
-
-        Args:
-            state_dict: The state of an `AGD` with groups of the same sizes. As in
-                torch, tensors that need no cast are taken over, not copied.
-
-        Raises:
-            StateDictError: It was saved by another optimizer.
-            ValueError: Its groups do not match.
-        """
-        loaded: list[dict[str, Any]] = []
-
-        def keep(_: Optimizer, state_dict: dict[str, Any]) -> None:
-            check_saved_groups("AGD", state_dict["param_groups"], _OWN_OPTIONS)
-            loaded.append(state_dict)
-
-        def restore(_: Optimizer) -> None:
-            self._load_moments(loaded[-1])
-
-        # torch casts moments to the parameter's dtype while it loads; these hooks see
-        # the state dict after every other pre-hook and mend it before any post-hook.
-        before = self.register_load_state_dict_pre_hook(keep)
-        after = self.register_load_state_dict_post_hook(restore, prepend=True)
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            before.remove()
-            after.remove()
-
-    def _load_moments(self, state_dict: dict[str, Any]) -> None:
-        saved_groups = state_dict["param_groups"]
-        for group, saved_group in zip(self.param_groups, saved_groups, strict=True):
-            for param, key in zip(group["params"], saved_group["params"], strict=True):
-                saved = state_dict["state"].get(key)
-                if saved:
-                    self.state[param] |= load_moments(
-                        saved,
-                        param=param,
-                        names=_MOMENTS,
-                        state_dtype=group["state_dtype"],
-                    )
-
-    def _row(self, param: Tensor, group: dict[str, Any]) -> Row:
-        """Returns the local tensors that the next step works on."""
-        state = self.state[param]
-        if not state:
-            state["step"] = zero_step()
-        names = _MOMENTS if group["amsgrad"] else _MOMENTS[:2]
-        for name in names:
-            if name not in state:
-                state[name] = zero_moment(param, group["state_dtype"])
-        assert param.grad is not None
-        grad = local_part(param.grad, like=param)
-        moments = (local_part(state[name]) for name in names)
-        return Row(state["step"], (local_part(param), grad, *moments))
-
 
 def _adaptive_count(state: Mapping[str, Tensor], group: Mapping[str, Any]) -> Tensor:
     b = state["exp_avg_sq"]
     if group["amsgrad"]:
         b = state.get("max_exp_avg_sq", b)
     b = b.to(torch.promote_types(b.dtype, torch.float32))
-    floor = scalars_of(group, 0.0, state["step"].item()).floor
+    floor = agd_scalars(group, 0.0, state["step"].item()).floor
     count = (b.sqrt() > floor).sum()
     full: Callable[[], Tensor] | None = getattr(count, "full_tensor", None)
     return count if full is None else full()

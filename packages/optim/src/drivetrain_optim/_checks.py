@@ -9,10 +9,12 @@ import torch
 from drivetrain_optim._errors import (
     GraphCaptureError,
     HyperparameterError,
+    NonFiniteGradientError,
     StateDictError,
     UnsupportedTensorError,
 )
 from drivetrain_optim._options import checked
+from drivetrain_optim._state import local_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from drivetrain_optim._options import Rule
 
 __all__ = [
+    "check_combination",
+    "check_finite",
     "check_not_capturing",
     "check_options",
     "check_parameters",
@@ -49,11 +53,17 @@ def check_options(
     lr = options["lr"]
     if not isinstance(lr, torch.Tensor):
         return checked(optimizer, rules, options)
-    # A tensor elsewhere would make every step wait for its device.
-    if lr.numel() != 1 or lr.is_complex() or lr.device.type != "cpu":
+    if lr.numel() != 1 or lr.is_complex():
         message = (
-            f"{optimizer}: lr as a tensor must be one real element on the CPU, got "
-            f"shape {tuple(lr.shape)}, {lr.dtype}, on {lr.device}"
+            f"{optimizer}: lr as a tensor must be one real element, got shape "
+            f"{tuple(lr.shape)}, {lr.dtype}"
+        )
+        raise HyperparameterError(message)
+    # A tensor elsewhere would make every step wait for its device.
+    if lr.device.type != "cpu" and options.get("capturable") is not True:
+        message = (
+            f"{optimizer}: lr as a tensor on {lr.device} needs capturable=True; "
+            "without it, give a number or a tensor on the CPU"
         )
         raise HyperparameterError(message)
     return {**checked(optimizer, rules, {**options, "lr": lr.item()}), "lr": lr}
@@ -61,17 +71,81 @@ def check_options(
 
 def learning_rate(
     optimizer: str, rules: Mapping[str, Rule], group: Mapping[str, Any]
-) -> float:
+) -> float | Tensor:
     """Returns the group's learning rate, which a schedule may have changed.
+
+    With `capturable`, a tensor stays one, unread.
 
     Raises:
         HyperparameterError: It is not a finite number >= 0.
     """
-    lr = group["lr"]
+    lr: float | Tensor = group["lr"]
     if isinstance(lr, torch.Tensor):
+        if group["capturable"]:
+            return lr.double()
         lr = lr.item()
     checked(optimizer, rules, {"lr": lr})
     return float(lr)
+
+
+def check_combination(optimizer: str, options: Mapping[str, Any]) -> None:
+    """Raises if options that are allowed by themselves contradict each other.
+
+    Raises:
+        HyperparameterError: They do.
+    """
+    pairs = {
+        ("foreach", "fused"): "at most one of foreach and fused may be True",
+        ("master_weights", "stochastic_rounding"): (
+            "stochastic_rounding=True replaces the master weights, so that at most one "
+            "of both may be True"
+        ),
+        ("capturable", "stochastic_rounding"): (
+            "stochastic_rounding=True reads the step count, which capturable=True "
+            "keeps on the device: at most one of both may be True"
+        ),
+        ("capturable", "check_finite"): (
+            "check_finite=True waits for the device, which capturable=True forbids"
+        ),
+        ("capturable", "foreach"): (
+            "foreach=True has no capturable form; leave foreach at None"
+        ),
+    }
+    for names, rule in pairs.items():
+        if all(options.get(name) is True for name in names):
+            given = ", ".join(f"{name}=True" for name in names)
+            message = f"{optimizer}: {rule}; got {given}"
+            raise HyperparameterError(message)
+
+
+def check_finite(optimizer: str, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raises if a gradient of a group with `check_finite` is not finite; waits for it.
+
+    Raises:
+        NonFiniteGradientError: One holds an infinity or a NaN.
+    """
+    for index, group in enumerate(groups):
+        if not group["check_finite"]:
+            continue
+        names = parameter_names(index, group)
+        found = [
+            (name, local_part(param.grad, like=param))
+            for name, param in zip(names, group["params"], strict=True)
+            if param.grad is not None
+        ]
+        # 0 times a sum is 0 just if every element is finite; one wait tells for all.
+        sums = [grad.sum(dtype=torch.float64) * 0 for _, grad in found]
+        if not sums or not bool(torch.stack([s.cpu() for s in sums]).sum() != 0):
+            continue
+        for name, grad in found:
+            count = int((~torch.isfinite(grad)).sum())
+            if count:
+                message = (
+                    f"{optimizer}: gradients must be finite, but {count} of "
+                    f"{grad.numel()} elements of that of parameter {name} are not; "
+                    "nothing was stepped"
+                )
+                raise NonFiniteGradientError(message)
 
 
 def check_parameters(optimizer: str, index: int, group: Mapping[str, Any]) -> None:
@@ -140,15 +214,16 @@ def check_saved_groups(
 
 
 def check_not_capturing(optimizer: str, groups: Iterable[Mapping[str, Any]]) -> None:
-    """Raises while a CUDA graph is captured.
+    """Raises while a CUDA graph is captured, for groups that are not capturable.
 
     Raises:
         GraphCaptureError: The current stream is capturing.
     """
-    on_cuda = any(param.is_cuda for group in groups for param in group["params"][:1])
+    fixed = (group for group in groups if not group["capturable"])
+    on_cuda = any(param.is_cuda for group in fixed for param in group["params"][:1])
     if on_cuda and torch.cuda.is_current_stream_capturing():
         message = (
             f"{optimizer}: step() must not be captured in a CUDA graph, which would "
-            "freeze its step count and learning rate; call it outside of the graph"
+            "freeze its step count and learning rate; give capturable=True"
         )
         raise GraphCaptureError(message)

@@ -7,6 +7,7 @@ Each inherits core's `DrivetrainError` and the nearest built-in:
      |- UnsupportedTensorError (TypeError)   a parameter or gradient cannot be stepped
      |- StateDictError (ValueError)          a state dict is not this optimizer's
      |- StepOrderError (RuntimeError)        the passes of a step are out of order
+     |- NonFiniteGradientError (ArithmeticError)   a gradient holds inf or nan
      `- GraphCaptureError (RuntimeError)     a step cannot be part of a CUDA graph
 """
 
@@ -17,6 +18,7 @@ from drivetrain_core import DrivetrainError
 __all__ = [
     "GraphCaptureError",
     "HyperparameterError",
+    "NonFiniteGradientError",
     "StateDictError",
     "StepOrderError",
     "UnsupportedTensorError",
@@ -43,6 +45,22 @@ class HyperparameterError(DrivetrainError, ValueError):
         ...
         drivetrain_optim._errors.HyperparameterError: AGD: lr must be a finite number \
 >= 0, got -1.0
+    """
+
+
+class NonFiniteGradientError(DrivetrainError, ArithmeticError):
+    """A gradient holds an infinity or a NaN, found before anything was stepped.
+
+    Example:
+        >>> import torch
+        >>> from drivetrain_optim import AGD
+        >>> weight = torch.zeros(2)
+        >>> weight.grad = torch.tensor([1.0, float("nan")])
+        >>> AGD([("weight", weight)], check_finite=True).step()
+        Traceback (most recent call last):
+        ...
+        drivetrain_optim._errors.NonFiniteGradientError: AGD: gradients must be \
+finite, but 1 of 2 elements of that of parameter weight are not; nothing was stepped
     """
 
 

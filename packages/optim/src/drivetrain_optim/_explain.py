@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from drivetrain_optim._options import AGD_OPTIONS
+from drivetrain_optim._agd_options import AGD_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The options of each optimizer: defaults, what is allowed, and the check of it.
+"""What an option of an optimizer may be, and the check of it.
 
 Plain data and pure functions without torch, so that plans and the command line can
 read and check options without loading it.
@@ -16,14 +16,17 @@ from drivetrain_optim._errors import HyperparameterError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["AGD_OPTIONS", "DELTA_PRESETS", "Rule", "checked"]
-
-DELTA_PRESETS: Mapping[str, float] = {
-    "default": 1e-5,
-    "cnn": 1e-8,
-    "transformer": 1e-14,
-}
-"""The values of AGD's `delta` that its authors advise, by kind of model."""
+__all__ = [
+    "SHARED_OPTIONS",
+    "Rule",
+    "above_zero",
+    "at_least_zero",
+    "checked",
+    "flag",
+    "one_of",
+    "optional",
+    "two_rates",
+]
 
 
 class Rule(NamedTuple):
@@ -35,6 +38,7 @@ class Rule(NamedTuple):
         meaning: What the option does, in one line.
         accepts: Whether a value is allowed.
         names: The names that stand for a value, if there are any.
+        presets: The values that some of the names stand for.
     """
 
     default: object
@@ -42,6 +46,7 @@ class Rule(NamedTuple):
     meaning: str
     accepts: Callable[[object], bool]
     names: tuple[str, ...] = ()
+    presets: Mapping[str, float] | None = None
 
 
 def _number(value: object) -> bool:
@@ -49,74 +54,71 @@ def _number(value: object) -> bool:
     return real and math.isfinite(float(value))  # type: ignore[arg-type]
 
 
-def _at_least_zero(value: object) -> bool:
+def at_least_zero(value: object) -> bool:
+    """Whether a value is a finite number >= 0."""
     return _number(value) and value >= 0  # type: ignore[operator]
 
 
-def _above_zero(value: object) -> bool:
+def above_zero(value: object) -> bool:
+    """Whether a value is a finite number > 0."""
     return _number(value) and value > 0  # type: ignore[operator]
 
 
-def _two_rates(value: object) -> bool:
+def two_rates(value: object) -> bool:
+    """Whether a value is two numbers in [0, 1)."""
     pair = isinstance(value, tuple | list) and len(value) == 2
-    return pair and all(_at_least_zero(rate) and rate < 1 for rate in value)  # type: ignore[attr-defined]
+    return pair and all(at_least_zero(rate) and rate < 1 for rate in value)  # type: ignore[attr-defined]
 
 
-def _flag(value: object) -> bool:
+def flag(value: object) -> bool:
+    """Whether a value is True or False."""
     return isinstance(value, bool)
 
 
-def _one_of(*names: str) -> Callable[[object], bool]:
+def one_of(*names: str) -> Callable[[object], bool]:
+    """Returns whether a value is one of the names, as a function."""
     return lambda value: isinstance(value, str) and value in names
+
+
+def optional(accepts: Callable[[object], bool]) -> Callable[[object], bool]:
+    """Returns a function that also accepts None."""
+    return lambda value: value is None or accepts(value)
 
 
 # By name, so that this module does without torch.
 _STATE_DTYPES = ("torch.float32", "torch.float64", "None")
-_DECAYS = ("decoupled", "fixed", "coupled")
 
-AGD_OPTIONS: Mapping[str, Rule] = {
-    "lr": Rule(1e-3, "a finite number >= 0", "learning rate", _at_least_zero),
-    "betas": Rule(
-        (0.9, 0.999),
-        "two numbers in [0, 1)",
-        "decay rates of the first moment and of the second moment",
-        _two_rates,
-    ),
-    "delta": Rule(
-        DELTA_PRESETS["default"],
-        "a finite number > 0 or one of default, cnn, transformer",
-        "floor of the denominator, below which a coordinate steps like SGD",
-        _above_zero,
-        tuple(DELTA_PRESETS),
-    ),
-    "weight_decay": Rule(
-        0.0,
-        "a finite number >= 0",
-        "weight decay, applied as `decay` says",
-        _at_least_zero,
-    ),
-    "decay": Rule(
-        "decoupled",
-        "one of decoupled, fixed, coupled",
-        "shrink weights by lr * weight_decay, by weight_decay, or add it to gradients",
-        _one_of(*_DECAYS),
-        _DECAYS,
-    ),
-    "amsgrad": Rule(
-        False, "True or False", "use the largest second moment so far", _flag
-    ),
-    "clip": Rule(
+SHARED_OPTIONS: Mapping[str, Rule] = {
+    "max_grad_norm": Rule(
         None,
         "a finite number > 0 or None",
-        "bound on each coordinate of the step before the learning rate",
-        lambda value: value is None or _above_zero(value),
+        "bound on the norm of all gradients together, applied within the step",
+        optional(above_zero),
     ),
-    "maximize": Rule(False, "True or False", "ascend instead of descend", _flag),
+    "maximize": Rule(False, "True or False", "ascend instead of descend", flag),
     "foreach": Rule(
         None,
         "True, False or None",
-        "multi-tensor operations (True, None) or one tensor at a time (False)",
-        lambda value: value is None or _flag(value),
+        "force (True) or exclude (False) multi-tensor operations",
+        optional(flag),
+    ),
+    "fused": Rule(
+        None,
+        "True, False or None",
+        "force (True) or exclude (False) the fused kernels",
+        optional(flag),
+    ),
+    "capturable": Rule(
+        False,
+        "True or False",
+        "keep the step count on the device, so that a CUDA graph can hold the step",
+        flag,
+    ),
+    "differentiable": Rule(
+        False,
+        "False, since steps cannot be differentiated through",
+        "accepted as False only",
+        lambda value: value is False,
     ),
     "state_dtype": Rule(
         "torch.float32",
@@ -124,8 +126,26 @@ AGD_OPTIONS: Mapping[str, Rule] = {
         "narrowest dtype of the moments; None keeps the parameter's",
         lambda value: not isinstance(value, str) and str(value) in _STATE_DTYPES,
     ),
+    "master_weights": Rule(
+        False,
+        "True or False",
+        "keep a float32 copy of weights that are narrower",
+        flag,
+    ),
+    "stochastic_rounding": Rule(
+        False,
+        "True or False",
+        "round bf16 weights up or down at random, without bias",
+        flag,
+    ),
+    "check_finite": Rule(
+        False,
+        "True or False",
+        "raise before the step if a gradient is not finite, with its name",
+        flag,
+    ),
 }
-"""The options of `AGD` by name, in the order of its signature."""
+"""The options that AGD and LAMB share, in the order of their signatures."""
 
 
 def checked(
@@ -142,21 +162,23 @@ def checked(
         HyperparameterError: A value is not allowed.
 
     Example:
-        >>> checked("AGD", AGD_OPTIONS, {"delta": "transformer", "lr": 1})
-        {'delta': 1e-14, 'lr': 1}
-        >>> checked("AGD", AGD_OPTIONS, {"decay": "copled"})
+        >>> rules = {"eps": Rule(1e-6, "a finite number > 0", "floor", above_zero)}
+        >>> checked("LAMB", rules, {"eps": 1e-8, "params": []})
+        {'eps': 1e-08, 'params': []}
+        >>> checked("LAMB", rules, {"eps": 0.0})
         Traceback (most recent call last):
         ...
-        drivetrain_optim._errors.HyperparameterError: AGD: decay must be one of \
-decoupled, fixed, coupled, got 'copled'; nearest: coupled, decoupled
+        drivetrain_optim._errors.HyperparameterError: LAMB: eps must be a finite \
+number > 0, got 0.0
     """
     options = dict(given)
-    delta = options.get("delta")
-    if isinstance(delta, str):
-        options["delta"] = DELTA_PRESETS.get(delta, delta)
     for name, value in options.items():
         rule = rules.get(name)
-        if rule is None or rule.accepts(value):
+        if rule is None:
+            continue
+        if rule.presets and isinstance(value, str):
+            options[name] = value = rule.presets.get(value, value)
+        if rule.accepts(value):
             continue
         near = difflib.get_close_matches(str(value), rule.names, n=2)
         hint = f"; nearest: {', '.join(near)}" if near else ""

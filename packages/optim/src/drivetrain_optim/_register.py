@@ -14,8 +14,9 @@ from drivetrain_core import (
     PlanError,
     Slot,
 )
+from drivetrain_optim._agd_options import AGD_OPTIONS
 from drivetrain_optim._errors import HyperparameterError
-from drivetrain_optim._options import AGD_OPTIONS, checked
+from drivetrain_optim._options import checked
 
 if TYPE_CHECKING:
     from drivetrain_core import Config, TrainingState

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["load_moments", "local_part", "moment_dtype", "zero_moment", "zero_step"]
+__all__ = ["load_moments", "local_part", "make_state", "moment_dtype"]
 
 
 def moment_dtype(param: Tensor, state_dtype: torch.dtype | None) -> torch.dtype:
@@ -32,18 +32,48 @@ def moment_dtype(param: Tensor, state_dtype: torch.dtype | None) -> torch.dtype:
     return torch.promote_types(param.dtype, state_dtype)
 
 
-def zero_step() -> Tensor:
-    """Returns a step count of 0; on the CPU, so that reading it never waits."""
-    return torch.zeros((), dtype=torch.float32, device="cpu")
+def make_state(
+    state: dict[str, Any],
+    param: Tensor,
+    *,
+    moments: Sequence[str],
+    state_dtype: torch.dtype | None,
+    master: bool,
+    step_device: torch.device,
+) -> None:
+    """Adds what a parameter's state lacks; moments have its strides and sharding.
+
+    Args:
+        state: The parameter's state, changed in place.
+        param: The parameter.
+        moments: The names of the moments.
+        state_dtype: The narrowest dtype of the moments, or None.
+        master: Whether a parameter narrower than float32 gets a float32 copy.
+        step_device: Where the step count lies; on the CPU, reading it never waits.
+
+    Example:
+        >>> state = {}
+        >>> make_state(state, torch.ones(2, dtype=torch.bfloat16), moments=["exp_avg"],
+        ...            state_dtype=torch.float32, master=True,
+        ...            step_device=torch.device("cpu"))
+        >>> state
+        {'step': tensor(0.), 'exp_avg': tensor([0., 0.]), 'master': tensor([1., 1.])}
+    """
+    if "step" not in state:
+        state["step"] = torch.zeros((), dtype=torch.float32, device=step_device)
+    for name in moments:
+        if name not in state:
+            state[name] = torch.zeros_like(
+                param,
+                dtype=moment_dtype(param, state_dtype),
+                memory_format=torch.preserve_format,
+            )
+    if master and _is_narrow(param.dtype) and "master" not in state:
+        state["master"] = param.detach().to(torch.float32)
 
 
-def zero_moment(param: Tensor, state_dtype: torch.dtype | None) -> Tensor:
-    """Returns a moment of zeros with the parameter's shape, strides and sharding."""
-    return torch.zeros_like(
-        param,
-        dtype=moment_dtype(param, state_dtype),
-        memory_format=torch.preserve_format,
-    )
+def _is_narrow(dtype: torch.dtype) -> bool:
+    return torch.promote_types(dtype, torch.float32) is not dtype
 
 
 def local_part(tensor: Tensor, like: Tensor | None = None) -> Tensor:
@@ -72,20 +102,23 @@ def load_moments(
     param: Tensor,
     names: Sequence[str],
     state_dtype: torch.dtype | None,
+    step_device: torch.device,
 ) -> dict[str, Tensor]:
-    """Returns a parameter's saved step count and moments as an optimizer keeps them.
+    """Returns a parameter's saved state as an optimizer keeps it.
 
     Args:
         state: The saved state of one parameter.
         param: The parameter.
         names: The names of the moments.
         state_dtype: The narrowest dtype of the moments, or None.
+        step_device: Where the step count lies.
     """
-    dtype = moment_dtype(param, state_dtype)
+    dtypes = dict.fromkeys(names, moment_dtype(param, state_dtype))
+    dtypes["master"] = torch.float32
     loaded = {
         name: state[name].to(dtype=dtype, device=param.device)
-        for name in names
+        for name, dtype in dtypes.items()
         if name in state
     }
-    step = torch.as_tensor(state["step"], dtype=torch.float32, device="cpu")
+    step = torch.as_tensor(state["step"], dtype=torch.float32, device=step_device)
     return {"step": step, **loaded}

@@ -1,0 +1,216 @@
+// The C interface: whole steps over a pointer table, in parallel.
+//
+// Threads are OpenMP's, and its functions are left for the process to provide: torch
+// has loaded a runtime already, and a second pool of threads would fight with it.
+//
+// Every function is safe to call from several threads on disjoint tables. Sums are
+// added in the order of the table, so that results do not depend on the number of
+// threads.
+
+#include <algorithm>
+#include <cmath>
+#include <new>
+#include <vector>
+
+#include "row.hpp"
+
+namespace drivetrain {
+
+extern const Kernels baseline;
+#ifdef DRIVETRAIN_X86
+extern const Kernels avx2;
+extern const Kernels avx512;
+#endif
+
+namespace {
+
+const Kernels& pick_kernels() {
+#ifdef DRIVETRAIN_X86
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    return avx512;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("f16c"))
+    return avx2;
+#endif
+  return baseline;
+}
+
+const Kernels& kernels() {
+  static const Kernels& found = pick_kernels();
+  return found;
+}
+
+constexpr std::int64_t kChunk = 1 << 14;
+// Three fp32 tensors of so many elements fit into a core's second-level cache, where
+// the second pass of LAMB finds what the first one left.
+constexpr std::int64_t kWaveNumel = 1 << 16;
+
+struct Chunk {
+  std::int64_t row, start, size;
+};
+
+std::vector<Chunk> chunks_of(const Row* rows, std::int64_t begin, std::int64_t end) {
+  std::vector<Chunk> chunks;
+  for (std::int64_t row = begin; row < end; ++row)
+    for (std::int64_t start = 0; start < rows[row].numel; start += kChunk)
+      chunks.push_back({row, start, std::min(kChunk, rows[row].numel - start)});
+  return chunks;
+}
+
+enum class Order { forward, backward };
+
+// Each thread takes one run of chunks, the same in every call on the same chunks: what
+// one pass left in a core's cache, the next pass over them, backward, finds there.
+template <class Work>
+void in_parallel(const std::vector<Chunk>& chunks, int num_threads, Order order,
+                 const Work& work) {
+  const auto count = static_cast<std::int64_t>(chunks.size());
+  const auto threads =
+      std::max<std::int64_t>(1, std::min<std::int64_t>(num_threads, count));
+#pragma omp parallel for schedule(static, 1) \
+    num_threads(static_cast<int>(threads)) if (threads > 1)
+  for (std::int64_t thread = 0; thread < threads; ++thread) {
+    const std::int64_t first = count * thread / threads;
+    const std::int64_t last = count * (thread + 1) / threads;
+    for (std::int64_t k = first; k < last; ++k) {
+      const std::int64_t i = order == Order::forward ? k : first + last - 1 - k;
+      work(i, chunks[static_cast<std::size_t>(i)]);
+    }
+  }
+}
+
+double trust_ratio(const Row& row, const LambScalars& s, const double squares[2]) {
+  if (row.adapts == 0) return 1;
+  const double weight = std::sqrt(squares[0]), step = std::sqrt(squares[1]);
+  if (weight == 0 || step == 0) return 1;
+  const double clipped = std::min(std::max(weight, s.norm_low), s.norm_high);
+  return std::min(std::max(clipped / step, s.ratio_low), s.ratio_high);
+}
+
+void lamb_moments(const Row* rows, std::int64_t begin, std::int64_t end,
+                  const std::vector<Chunk>& chunks, const LambScalars& s,
+                  int num_threads, double (*squares)[2]) {
+  struct Pair {
+    double squares[2];
+  };
+  std::vector<Pair> parts(chunks.size(), Pair{});
+  in_parallel(chunks, num_threads, Order::forward,
+              [&](std::int64_t i, const Chunk& chunk) {
+                kernels().lamb_moments(rows[chunk.row], chunk.start, chunk.size, s,
+                                       parts[static_cast<std::size_t>(i)].squares);
+              });
+  for (std::int64_t row = begin; row < end; ++row)
+    squares[row][0] = squares[row][1] = 0;
+  for (std::size_t i = 0; i < chunks.size(); ++i)
+    for (int k = 0; k < 2; ++k) squares[chunks[i].row][k] += parts[i].squares[k];
+}
+
+template <class Work>
+int guarded(const Work& work) {
+  try {
+    work();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+}  // namespace
+}  // namespace drivetrain
+
+#define DRIVETRAIN_EXPORT __attribute__((visibility("default")))
+
+// Functions return 0, or 1 when memory ran out.
+extern "C" {
+
+using drivetrain::AgdScalars;
+using drivetrain::Chunk;
+using drivetrain::LambScalars;
+using drivetrain::Order;
+using drivetrain::Row;
+
+DRIVETRAIN_EXPORT const char* drivetrain_optim_v1_instruction_set() {
+  return drivetrain::kernels().name;
+}
+
+DRIVETRAIN_EXPORT int drivetrain_optim_v1_agd(const Row* rows, std::int64_t num_rows,
+                                              const AgdScalars* s, int num_threads) {
+  return drivetrain::guarded([&] {
+    const auto chunks = drivetrain::chunks_of(rows, 0, num_rows);
+    drivetrain::in_parallel(
+        chunks, num_threads, Order::forward, [&](std::int64_t, const Chunk& chunk) {
+          drivetrain::kernels().agd(rows[chunk.row], chunk.start, chunk.size, *s);
+        });
+  });
+}
+
+// Both passes of LAMB, for rows that are whole on this process.
+DRIVETRAIN_EXPORT int drivetrain_optim_v1_lamb(const Row* rows, std::int64_t num_rows,
+                                               const LambScalars* s, int num_threads,
+                                               double (*squares)[2]) {
+  return drivetrain::guarded([&] {
+    const std::int64_t wave = drivetrain::kWaveNumel * std::max(1, num_threads);
+    for (std::int64_t begin = 0, end = 0; begin < num_rows; begin = end) {
+      std::int64_t numel = 0;
+      while (end < num_rows && (end == begin || numel + rows[end].numel <= wave))
+        numel += rows[end++].numel;
+      const auto chunks = drivetrain::chunks_of(rows, begin, end);
+      drivetrain::lamb_moments(rows, begin, end, chunks, *s, num_threads, squares);
+      drivetrain::in_parallel(
+          chunks, num_threads, Order::backward, [&](std::int64_t, const Chunk& c) {
+            const double ratio =
+                drivetrain::trust_ratio(rows[c.row], *s, squares[c.row]);
+            drivetrain::kernels().lamb_apply(rows[c.row], c.start, c.size, *s, ratio);
+          });
+    }
+  });
+}
+
+// The first pass of LAMB: moments, and the squared norms of each row's weight and step.
+DRIVETRAIN_EXPORT int drivetrain_optim_v1_lamb_moments(const Row* rows,
+                                                       std::int64_t num_rows,
+                                                       const LambScalars* s,
+                                                       int num_threads,
+                                                       double (*squares)[2]) {
+  return drivetrain::guarded([&] {
+    const auto chunks = drivetrain::chunks_of(rows, 0, num_rows);
+    drivetrain::lamb_moments(rows, 0, num_rows, chunks, *s, num_threads, squares);
+  });
+}
+
+// The second pass of LAMB, with the squared norms of whole tensors.
+DRIVETRAIN_EXPORT int drivetrain_optim_v1_lamb_apply(const Row* rows,
+                                                     std::int64_t num_rows,
+                                                     const LambScalars* s,
+                                                     int num_threads,
+                                                     const double (*squares)[2]) {
+  return drivetrain::guarded([&] {
+    const auto chunks = drivetrain::chunks_of(rows, 0, num_rows);
+    drivetrain::in_parallel(
+        chunks, num_threads, Order::backward, [&](std::int64_t, const Chunk& c) {
+          const double ratio = drivetrain::trust_ratio(rows[c.row], *s, squares[c.row]);
+          drivetrain::kernels().lamb_apply(rows[c.row], c.start, c.size, *s, ratio);
+        });
+  });
+}
+
+// The squared norm of each row's gradient, as it is stored.
+DRIVETRAIN_EXPORT int drivetrain_optim_v1_grad_squares(const Row* rows,
+                                                       std::int64_t num_rows,
+                                                       int num_threads,
+                                                       double* squares) {
+  return drivetrain::guarded([&] {
+    const auto chunks = drivetrain::chunks_of(rows, 0, num_rows);
+    std::vector<double> parts(chunks.size(), 0.0);
+    drivetrain::in_parallel(
+        chunks, num_threads, Order::forward, [&](std::int64_t i, const Chunk& c) {
+          parts[static_cast<std::size_t>(i)] =
+              drivetrain::kernels().grad_square(rows[c.row], c.start, c.size);
+        });
+    std::fill(squares, squares + num_rows, 0.0);
+    for (std::size_t i = 0; i < chunks.size(); ++i) squares[chunks[i].row] += parts[i];
+  });
+}
+}

@@ -1,0 +1,203 @@
+"""How the parameters of one group are stepped: their batches, kept between steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from drivetrain_optim import _native, _triton
+from drivetrain_optim._batch import Batch, Entry, Kind
+from drivetrain_optim._paths import choose_path
+from drivetrain_optim._state import local_part, make_state
+from drivetrain_optim._table import DTYPE_CODES, Table, is_dense
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+__all__ = ["Layout", "Part", "fused_missing", "make_layout", "step_device"]
+
+# What a layout depends on; a change of any other option needs no new one.
+_OPTIONS = (
+    "amsgrad",
+    "adapt",
+    "weight_decay",
+    "foreach",
+    "fused",
+    "capturable",
+    "state_dtype",
+    "master_weights",
+    "stochastic_rounding",
+)
+
+# A batch of torch's operators is also the bound on their temporaries. On a CPU it is
+# small, so that the passes of one step find its tensors in the cache; elsewhere large,
+# to spare kernel launches.
+_BATCH_NUMEL = {"cpu": 1 << 18}
+_BATCH_NUMEL_ELSEWHERE = 1 << 26
+
+
+class Part(NamedTuple):
+    """A batch, and its pointer table if a kernel steps it."""
+
+    batch: Batch
+    table: Table | None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The batches of one group, as long as nothing moves.
+
+    Args:
+        params: The parameters of the group.
+        present: Which of them have a gradient.
+        options: The options that the batches depend on.
+        parts: The batches.
+    """
+
+    params: list[Tensor]
+    present: list[bool]
+    options: tuple[object, ...]
+    parts: list[Part]
+
+    def holds(self, group: Mapping[str, Any], present: Sequence[bool]) -> bool:
+        """Whether the next step can use the batches as they are."""
+        params = group["params"]
+        return (
+            len(params) == len(self.params)
+            and all(map(is_, params, self.params))
+            and present == self.present
+            and self.options == _options_of(group)
+            and all(part.batch.holds() for part in self.parts)
+        )
+
+
+def make_layout(
+    optimizer: str,
+    group: Mapping[str, Any],
+    *,
+    state: Mapping[Tensor, dict[str, Any]],
+    moments: Sequence[str],
+    first_index: int,
+) -> Layout:
+    """Returns the batches of a group; what the state lacks is added.
+
+    Args:
+        optimizer: The optimizer's name, for messages.
+        group: The group, whose gradients were checked.
+        state: The optimizer's state, which makes an entry for a new parameter.
+        moments: The names of the moments that the group's options ask for.
+        first_index: The position of the group's first parameter in the optimizer.
+
+    Raises:
+        HyperparameterError: A kernel is asked for that does not exist here.
+    """
+    params = list(group["params"])
+    # All choices are made before the first state: they may raise.
+    found = [
+        (position, param, _choose(optimizer, group, param))
+        for position, param in enumerate(params)
+        if param.grad is not None
+    ]
+    kinds: dict[Kind, list[Entry]] = {}
+    for position, param, (path, because) in found:
+        kept = state[param]
+        make_state(
+            kept,
+            param,
+            moments=moments,
+            state_dtype=group["state_dtype"],
+            master=group["master_weights"],
+            step_device=step_device(param, group),
+        )
+        assert param.grad is not None
+        kind = Kind(
+            path=path,
+            because=because,
+            device=param.device,
+            dtypes=(param.dtype, param.grad.dtype, kept[moments[0]].dtype),
+            moments=tuple(moments),
+            master="master" in kept and group["master_weights"],
+            stochastic=group["stochastic_rounding"] and param.dtype is torch.bfloat16,
+            sharded=_sharded(param),
+            adapts=_adapts(group),
+            step=None if group["capturable"] else kept["step"].item(),
+        )
+        entry = Entry(position, first_index + position, param, kept)
+        kinds.setdefault(kind, []).append(entry)
+    batches = [
+        Batch(kind, part)
+        for kind, entries in kinds.items()
+        for part in _split(entries, _limit(kind))
+    ]
+    parts = [Part(b, Table(b) if b.kind.is_fused else None) for b in batches]
+    present = [param.grad is not None for param in params]
+    return Layout(params, present, _options_of(group), parts)
+
+
+def step_device(param: Tensor, group: Mapping[str, Any]) -> torch.device:
+    """Returns where a parameter's step count lies."""
+    return param.device if group["capturable"] else torch.device("cpu")
+
+
+def _options_of(group: Mapping[str, Any]) -> tuple[object, ...]:
+    return tuple(group.get(name) for name in _OPTIONS)
+
+
+def _choose(optimizer: str, group: Mapping[str, Any], param: Tensor) -> tuple[str, str]:
+    return choose_path(
+        optimizer,
+        foreach=group["foreach"],
+        fused=group["fused"],
+        capturable=group["capturable"],
+        device=param.device.type,
+        fused_missing=fused_missing(param),
+    )
+
+
+def fused_missing(param: Tensor) -> str | None:
+    """Returns why a parameter has no fused kernel, or None if it has one."""
+    if param.dtype not in DTYPE_CODES:
+        return f"there are no kernels for {param.dtype}"
+    if not is_dense(local_part(param)):
+        return f"a parameter of shape {tuple(param.shape)} is not dense in memory"
+    if param.device.type == "cpu":
+        return _native.missing_because()
+    if param.device.type == "cuda":
+        return _triton.missing_because(param.device)
+    return f"there are no kernels for {param.device.type}"
+
+
+def _adapts(group: Mapping[str, Any]) -> bool:
+    adapt = group.get("adapt", "none")
+    return bool(adapt == "all" or (adapt == "decayed" and group["weight_decay"]))
+
+
+def _sharded(param: Any) -> tuple[Any, tuple[int, ...]] | None:
+    if not hasattr(param, "to_local"):
+        return None
+    axes = (axis for axis, p in enumerate(param.placements) if not p.is_replicate())
+    return param.device_mesh, tuple(axes)
+
+
+def _limit(kind: Kind) -> float:
+    if kind.is_fused:
+        return float("inf")
+    return _BATCH_NUMEL.get(kind.device.type, _BATCH_NUMEL_ELSEWHERE)
+
+
+def _split(entries: Sequence[Entry], limit: float) -> Iterator[list[Entry]]:
+    part: list[Entry] = []
+    numel = 0
+    for entry in entries:
+        size = local_part(entry.param).numel()
+        if part and numel + size > limit:
+            yield part
+            part, numel = [], 0
+        part.append(entry)
+        numel += size
+    yield part
