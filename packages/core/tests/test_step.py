@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
 import torch
 from torch import nn
 
-from drivetrain_core import ProgramError
+from drivetrain_core import (
+    BaseOptimization,
+    Numerics,
+    Phase,
+    ProgramError,
+    Slot,
+    _registry,
+    register,
+)
 
 
 def train(accelerated, steps=6):
@@ -65,6 +74,77 @@ def test_micro_batches_give_the_gradient_of_the_whole(program, built, num):
     losses, _ = by_hand(program)
     accelerated = built([("micro_batch", num)])
     assert train(accelerated) == pytest.approx(losses, rel=1e-5)
+
+
+class Doubling(torch.optim.SGD):
+    """Runs each batch at doubled weights as well, on steps that are even."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, lr=1e-3)
+        self.num_steps = 0
+        self.seen = []
+
+    @property
+    def needs_second_pass(self):
+        return self.num_steps % 2 == 0
+
+    @contextlib.contextmanager
+    def perturb(self):
+        params = [p for g in self.param_groups for p in g["params"]]
+        self.seen.append([p.grad.norm().item() for p in params])
+        with torch.no_grad():
+            torch._foreach_mul_(params, 2)
+        self.zero_grad()
+        yield
+        with torch.no_grad():
+            torch._foreach_div_(params, 2)
+
+    def step(self, closure=None):
+        self.num_steps += 1
+        return super().step(closure)
+
+
+class Wrapping(BaseOptimization):
+    """Puts `Doubling` around the optimizer."""
+
+    name = "doubling"
+    slot = Slot.OPTIMIZER_WRAPPER
+    phase = Phase.OPTIMIZER
+
+    def numerics(self, config):
+        return Numerics.CHANGES_ALGORITHM
+
+    def apply(self, state, config):
+        state.wrap_optimizer(Doubling)
+
+
+@pytest.mark.parametrize("strategy", [["doubling"], ["doubling", ("micro_batch", 2)]])
+def test_optimizer_with_two_passes_gets_them_when_it_asks(
+    program, built, strategy, monkeypatch
+):
+    monkeypatch.setattr(_registry, "_registered", {})
+    register(Wrapping())
+    accelerated = built(strategy, max_grad_norm=0.5)
+    losses = train(accelerated, steps=2)
+
+    model = program.build_model()
+    optimizer = Doubling(torch.optim.SGD(model.parameters(), lr=1e-3))
+    expected = []
+    for batch in [*program.data, *program.data]:
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        expected.append(loss.item())
+        if optimizer.needs_second_pass:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            with optimizer.perturb():
+                nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses == pytest.approx(expected, rel=1e-4)
+    assert len(accelerated.optimizer.seen) == (len(expected) + 1) // 2
+    for ours, own in zip(accelerated.optimizer.seen, optimizer.seen, strict=True):
+        assert ours == pytest.approx(own, rel=1e-3)
 
 
 def test_last_batch_may_be_smaller(program, built):

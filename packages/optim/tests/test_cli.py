@@ -8,19 +8,21 @@ import sys
 import pytest
 
 from drivetrain_optim._agd_options import AGD_OPTIONS
+from drivetrain_optim._paths import PATHS
 from drivetrain_optim.cli import main, populate_parser
 
 
 def test_list_shows_each_optimizer_and_where_it_runs(capsys):
     assert main(["list"]) == 0
-    header, agd = capsys.readouterr().out.splitlines()
+    header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["NAME", "RUNS", "ON", "WHAT", "IT", "DOES"]
-    assert agd.startswith("agd   loop, foreach  Switches")
+    assert [line.split()[0] for line in lines] == ["agd", "lamb", "wsam"]
+    assert "loop, foreach, native, triton, capturable  Switches" in lines[0]
 
 
 def test_list_as_json(capsys):
     assert main(["list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["agd"]["paths"] == ["loop", "foreach"]
+    assert json.loads(capsys.readouterr().out)["agd"]["paths"] == list(PATHS)
 
 
 def test_explain_shows_equations_and_options(capsys):

@@ -13,11 +13,18 @@ def test_package_offers_exactly_its_public_names():
     assert drivetrain_optim.__all__ == [
         "AGD",
         "DELTA_PRESETS",
+        "LAMB",
+        "WSAM",
+        "Explanation",
         "GraphCaptureError",
         "HyperparameterError",
+        "NonFiniteGradientError",
+        "PathUse",
         "StateDictError",
+        "StepOrderError",
         "UnsupportedTensorError",
         "__version__",
+        "explain",
     ]
     assert set(drivetrain_optim.__all__) <= set(dir(drivetrain_optim))
     for name in drivetrain_optim.__all__:

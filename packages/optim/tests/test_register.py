@@ -1,4 +1,4 @@
-"""AGD as an optimization: its configuration, and what it does to a program."""
+"""Each optimizer as an optimization: its configuration, and what it does."""
 
 import subprocess
 import sys
@@ -9,8 +9,14 @@ import torch
 
 from drivetrain_core import BaseOptimization, Numerics, Phase, PlanError, Slot
 from drivetrain_core.testing import check_optimization
-from drivetrain_optim import AGD
-from drivetrain_optim._register import AgdOptimization
+from drivetrain_optim import AGD, LAMB, WSAM
+from drivetrain_optim._register import (
+    AgdOptimization,
+    LambOptimization,
+    WsamOptimization,
+)
+
+EVERY = [AgdOptimization, LambOptimization, WsamOptimization]
 
 DEFAULTS = {
     "lr": None,
@@ -21,6 +27,9 @@ DEFAULTS = {
     "decay": "decoupled",
     "amsgrad": False,
     "clip": None,
+    "max_grad_norm": None,
+    "master_weights": False,
+    "stochastic_rounding": False,
 }
 
 
@@ -35,9 +44,9 @@ class State:
         self.optimizer = factory(self.groups)
 
 
-def applied(config, *groups):
+def applied(config, *groups, kind=AgdOptimization):
     state = State(*groups)
-    optimization = AgdOptimization()
+    optimization = kind()
     optimization.apply(state, optimization.normalize(config))
     return state.optimizer
 
@@ -56,13 +65,15 @@ def test_agd_optimization_is_another_algorithm_in_the_optimizer_slot():
     assert list(optimization.configs(None)) == [DEFAULTS]
 
 
-def test_agd_optimization_keeps_the_contract():
-    check_optimization(AgdOptimization())
+@pytest.mark.parametrize("kind", EVERY)
+def test_optimization_keeps_the_contract(kind):
+    check_optimization(kind())
 
 
-def test_agd_optimization_is_found_by_its_entry_point():
-    (found,) = entry_points(group="drivetrain.optimizations", name="agd")
-    assert found.load() is AgdOptimization
+@pytest.mark.parametrize("kind", EVERY)
+def test_optimization_is_found_by_its_entry_point(kind):
+    (found,) = entry_points(group="drivetrain.optimizations", name=kind.name)
+    assert found.load() is kind
     (command,) = entry_points(group="drivetrain.commands", name="optim")
     assert command.load().__module__ == "drivetrain_optim.cli"
 
@@ -100,6 +111,52 @@ def test_apply_sets_what_the_plan_says_on_every_group():
         assert found["decay"] == "fixed"
         assert found["amsgrad"] is True
         assert found["clip"] == 5
+
+
+@pytest.mark.parametrize("preset", ["paper", "nvlamb", "timm"])
+def test_lamb_preset_of_the_plan_is_that_of_the_class(preset):
+    optimizer = applied({"preset": preset}, group(lr=0.25), kind=LambOptimization)
+    assert isinstance(optimizer, LAMB)
+    expected = getattr(LAMB, preset)([torch.zeros(1)], lr=0.25).param_groups[0]
+    (found,) = optimizer.param_groups
+    assert {**found, "params": 0} == {**expected, "params": 0}
+
+
+def test_lamb_options_of_the_plan_win_over_its_preset():
+    config = {"preset": "timm", "max_grad_norm": 3.0, "eps": 1e-8, "beta1": 0.5}
+    (found,) = applied(config, group(), kind=LambOptimization).param_groups
+    assert (found["max_grad_norm"], found["eps"]) == (3.0, 1e-8)
+    assert (found["adapt"], found["betas"]) == ("decayed", (0.5, 0.999))
+
+
+def test_wsam_is_put_around_the_optimizer_of_the_user():
+    class Wrapped:
+        module = torch.nn.Linear(2, 1)
+
+        def wrap_optimizer(self, wrapper):
+            self.optimizer = wrapper(torch.optim.SGD(self.module.parameters(), lr=0.1))
+
+    state = Wrapped()
+    optimization = WsamOptimization()
+    optimization.apply(state, optimization.normalize({"gamma": 0.5, "every_k": 2}))
+    assert isinstance(state.optimizer, WSAM)
+    assert isinstance(state.optimizer.base, torch.optim.SGD)
+    (found,) = state.optimizer.param_groups
+    assert (found["gamma"], found["lr"]) == (0.5, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "message"),
+    [
+        (LambOptimization, {"preset": "apex"}, "option preset must be one of"),
+        (LambOptimization, {"eps": 0.0}, "eps must be a finite number > 0"),
+        (WsamOptimization, {"gamma": 1.0}, r"gamma must be .* got 1\.0"),
+        (WsamOptimization, {"every_k": 0}, "every_k must be"),
+    ],
+)
+def test_configuration_of_others_that_is_not_allowed_is_refused(kind, config, message):
+    with pytest.raises(PlanError, match=f"^{kind.name}: .*{message}"):
+        kind().normalize(config)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ class Slot(StrEnum):
     DATA_PARALLEL = "data_parallel"
     OPTIMIZER = "optimizer"
     OPTIMIZER_IMPL = "optimizer_impl"
+    OPTIMIZER_WRAPPER = "optimizer_wrapper"
     MICRO_BATCH = "micro_batch"
     SCHEDULE = "schedule"
     SAMPLER = "sampler"

@@ -19,11 +19,15 @@ __all__ = [
     "Named",
     "OptimizerFactory",
     "OptimizerSource",
+    "OptimizerWrapper",
     "ParameterGroup",
 ]
 
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 """Builds an optimizer from parameters, or from parameter groups."""
+
+OptimizerWrapper = Callable[[torch.optim.Optimizer], torch.optim.Optimizer]
+"""Returns an optimizer around another one."""
 
 Named = Mapping[str, torch.Tensor]
 
@@ -57,6 +61,7 @@ class OptimizerSource:
         saved_state: The state of an instance that has been stepped already.
         options: Values that are set on each group after the build.
         master_weights: Whether low-precision weights get fp32 masters.
+        wrapper: Puts another optimizer around the one that was built.
     """
 
     construct: Callable[[Named], torch.optim.Optimizer]
@@ -66,6 +71,7 @@ class OptimizerSource:
     saved_state: Mapping[str, Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     master_weights: bool = False
+    wrapper: OptimizerWrapper | None = None
 
     @classmethod
     def of(
@@ -124,6 +130,10 @@ class OptimizerSource:
         """Returns the recipe with options set on every group."""
         return replace(self, options={**self.options, **options})
 
+    def wrapped_by(self, wrapper: OptimizerWrapper) -> OptimizerSource:
+        """Returns a recipe that puts another optimizer around this one, last."""
+        return replace(self, wrapper=wrapper)
+
     def with_master_weights(self) -> OptimizerSource:
         """Returns the recipe with fp32 masters for low-precision weights."""
         return replace(self, master_weights=True)
@@ -140,7 +150,7 @@ class OptimizerSource:
             optimizer: torch.optim.Optimizer = MasterWeightOptimizer(named, self._plain)
         else:
             optimizer = self._plain(named)
-        return optimizer
+        return self.wrapper(optimizer) if self.wrapper else optimizer
 
     def _plain(self, named: Named) -> torch.optim.Optimizer:
         optimizer = self.construct(named)

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
     from drivetrain_core._context import Context
     from drivetrain_core._optimization import Choice, Config
-    from drivetrain_core._optimizer_source import OptimizerFactory, OptimizerSource
+    from drivetrain_core._optimizer_source import (
+        OptimizerFactory,
+        OptimizerSource,
+        OptimizerWrapper,
+    )
 
 __all__ = ["TrainingState"]
 
@@ -58,6 +62,16 @@ class TrainingState:
                 user's optimizer has them, its `lr` and `weight_decay`.
         """
         self.optimizer_source = self.optimizer_source.replaced_by(factory)
+
+    def wrap_optimizer(self, wrapper: OptimizerWrapper) -> None:
+        """Puts another optimizer around the one that will be built.
+
+        Args:
+            wrapper: Called once with the built optimizer. What it returns may take two
+                passes a step: if it has `needs_second_pass` and `perturb()`, the step
+                runs the batch again inside `with optimizer.perturb():` when due.
+        """
+        self.optimizer_source = self.optimizer_source.wrapped_by(wrapper)
 
     def set_optimizer_options(self, **options: Any) -> None:
         """Sets options such as `fused` on every group of the optimizer to be built."""

@@ -49,6 +49,8 @@ class TrainStep:
         self._max_grad_norm = program.max_grad_norm
         self._set_gradient_sync = state.set_gradient_sync
         self._optimizer = optimizer
+        # An optimizer that looks at the gradient twice, as sharpness-aware ones do.
+        self._two_pass: Any = optimizer if hasattr(optimizer, "perturb") else None
         self._scheduler = scheduler
         self._num_micro_batches = state.num_micro_batches
         self._plan = batch_plan.for_rank(state.context.world.rank)
@@ -62,13 +64,16 @@ class TrainStep:
             batch: This rank's part of a global batch, as the loader yields it.
 
         Returns:
-            The mean loss over the batch; with several ranks, this rank's share, whose
+            The mean loss over the batch, of the first pass where an optimizer takes
+            two; with several ranks, this rank's share, whose
             mean over the ranks is the mean over the global batch.
 
         Raises:
             ProgramError: The loss is not a scalar, or the batch holds no tensor.
         """
         loss = self.accumulate(batch)
+        if self._two_pass is not None:
+            self.second_pass(batch)
         self.optimizer_step()
         return loss
 
@@ -96,14 +101,28 @@ class TrainStep:
         assert total is not None
         return total
 
+    def second_pass(self, batch: Any) -> None:
+        """Runs the batch again where the optimizer asks for it, at its own weights.
+
+        Between `accumulate` and `optimizer_step`; does nothing for most optimizers.
+        """
+        if self._two_pass is None or not self._two_pass.needs_second_pass:
+            return
+        self._clip()
+        with self._two_pass.perturb():
+            self.accumulate(batch)
+
     def optimizer_step(self) -> None:
         """Clips if asked, steps the optimizer and the scheduler, clears gradients."""
-        if self._max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+        self._clip()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         if self._scheduler is not None:
             self._scheduler.step()
+
+    def _clip(self) -> None:
+        if self._max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
 
     def _shares(self, size: int) -> RankBatch:
         """Returns the split for a batch; the last one of an epoch may be smaller."""

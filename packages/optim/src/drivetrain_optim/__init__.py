@@ -20,22 +20,35 @@ from drivetrain_optim._errors import (
 
 if TYPE_CHECKING:
     from drivetrain_optim._agd import AGD
+    from drivetrain_optim._explain import Explanation, PathUse, explain
     from drivetrain_optim._lamb import LAMB
+    from drivetrain_optim._wsam import WSAM
 
 __all__ = [
     "AGD",
     "DELTA_PRESETS",
     "LAMB",
+    "WSAM",
+    "Explanation",
     "GraphCaptureError",
     "HyperparameterError",
     "NonFiniteGradientError",
+    "PathUse",
     "StateDictError",
     "StepOrderError",
     "UnsupportedTensorError",
     "__version__",
+    "explain",
 ]
 
-_HOMES = {"AGD": "_agd", "LAMB": "_lamb"}
+_HOMES = {
+    "AGD": "_agd",
+    "LAMB": "_lamb",
+    "WSAM": "_wsam",
+    "Explanation": "_explain",
+    "PathUse": "_explain",
+    "explain": "_explain",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -19,9 +19,8 @@ from drivetrain_optim._checks import (
     params_with_gradients,
 )
 from drivetrain_optim._errors import HyperparameterError
-from drivetrain_optim._layout import fused_missing, make_layout, step_device
+from drivetrain_optim._layout import choice_for, make_layout, step_device
 from drivetrain_optim._norms import grad_norm, grad_scale
-from drivetrain_optim._paths import choose_path
 from drivetrain_optim._state import load_moments
 from drivetrain_optim._work import Work
 
@@ -88,7 +87,9 @@ class BatchedOptimizer(Optimizer):
         index = len(self.param_groups) - 1
         try:
             check_parameters(name, index, self.param_groups[index])
-            self._check_paths(self.param_groups[index])
+            for param in self.param_groups[index]["params"]:
+                if self.param_groups[index]["fused"]:
+                    choice_for(name, self.param_groups[index], param)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -175,17 +176,6 @@ class BatchedOptimizer(Optimizer):
         """Drops what is known about where tensors lie."""
         self._layouts: dict[int, Layout] = {}
         self._known_state: list[dict[str, Any]] = []
-
-    def _check_paths(self, group: Mapping[str, Any]) -> None:
-        for param in group["params"]:
-            choose_path(
-                type(self).__name__,
-                foreach=group["foreach"],
-                fused=group["fused"],
-                capturable=group["capturable"],
-                device=param.device.type,
-                fused_missing=fused_missing(param) if group["fused"] else None,
-            )
 
     def _works(self) -> list[Work]:
         """Returns what the step will do; no weight and no moment changes."""

@@ -1,58 +1,106 @@
-"""What there is to know about each optimizer without importing it."""
+"""Which implementation steps which parameters, and why."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from drivetrain_optim._agd_options import AGD_OPTIONS
+from drivetrain_optim import _native
+from drivetrain_optim._batched import BatchedOptimizer
+from drivetrain_optim._layout import choice_for
+from drivetrain_optim._paths import PATHS
+from drivetrain_optim._state import local_part
+from drivetrain_optim._wsam import WSAM
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from torch.optim import Optimizer
 
-    from drivetrain_optim._options import Rule
+__all__ = ["Explanation", "PathUse", "explain"]
 
-__all__ = ["OPTIMIZERS", "Explanation"]
+
+class PathUse(NamedTuple):
+    """Parameters of one group that one implementation steps.
+
+    Args:
+        group: The number of the group.
+        device: Where the parameters lie.
+        dtype: Their dtype.
+        num_tensors: How many there are.
+        num_elements: How many elements they have on this process.
+        path: The implementation: "loop", "foreach", "native", "triton" or "capturable".
+        because: Why it was chosen.
+    """
+
+    group: int
+    device: str
+    dtype: str
+    num_tensors: int
+    num_elements: int
+    path: str
+    because: str
 
 
 class Explanation(NamedTuple):
-    """One optimizer, explained.
+    """How an optimizer runs; `str` gives it as text.
 
     Args:
-        line: What it does, in one line.
-        paths: The ways it can run.
-        equations: One step, as in the class's docstring.
-        symbols: What the equations' symbols are.
-        paper: Where the equations come from.
-        options: Its options.
+        optimizer: The name of its class.
+        uses: The implementations that it uses.
     """
 
-    line: str
-    paths: tuple[str, ...]
-    equations: tuple[str, ...]
-    symbols: str
-    paper: str
-    options: Mapping[str, Rule]
+    optimizer: str
+    uses: tuple[PathUse, ...]
+
+    def __str__(self) -> str:
+        """Returns one line for each use, and what the implementations are."""
+        lines = [self.optimizer]
+        for use in self.uses:
+            tensors = "tensor" if use.num_tensors == 1 else "tensors"
+            lines.append(
+                f"  group {use.group}: {use.num_tensors:,} {tensors} of "
+                f"{use.num_elements:,} elements, {use.dtype} on {use.device}: "
+                f"{use.path}, because: {use.because}"
+            )
+        for path in dict.fromkeys(use.path for use in self.uses):
+            kind = f" ({_native.instruction_set()})" if path == "native" else ""
+            lines.append(f"  {path}: {PATHS[path]}{kind}")
+        return "\n".join(lines)
 
 
-OPTIMIZERS: Mapping[str, Explanation] = {
-    "agd": Explanation(
-        line="Switches each coordinate between an adaptive step and SGD with momentum.",
-        paths=("loop", "foreach"),
-        equations=(
-            "m_t = beta1 * m_{t-1} + (1 - beta1) * g_t",
-            "s_t = m_t / (1 - beta1^t) - m_{t-1} / (1 - beta1^(t-1))",
-            "s_1 = m_1 / (1 - beta1)",
-            "b_t = beta2 * b_{t-1} + (1 - beta2) * s_t^2",
-            "w_t = w_{t-1} - lr * mhat_t / max(sqrt(bhat_t), delta)",
-        ),
-        symbols=(
-            "w weights, g gradient, t = 1, 2, ... step, "
-            "mhat_t = m_t / (1 - beta1^t), bhat_t = b_t / (1 - beta2^t)"
-        ),
-        paper=(
-            "Yue et al., NeurIPS 2023, Algorithm 1, https://arxiv.org/abs/2312.01658"
-        ),
-        options=AGD_OPTIONS,
-    ),
-}
-"""The optimizers of this package by name."""
+def explain(optimizer: Optimizer) -> Explanation:
+    """Returns how an optimizer would step its parameters now.
+
+    Args:
+        optimizer: An `AGD`, a `LAMB`, or a `WSAM` around one of them.
+
+    Raises:
+        TypeError: It is another optimizer.
+
+    Example:
+        >>> import torch
+        >>> from drivetrain_optim import AGD
+        >>> weight, bias = torch.zeros(3, 4), torch.zeros(3)
+        >>> print(explain(AGD([weight, bias], foreach=True)))
+        AGD
+          group 0: 2 tensors of 15 elements, float32 on cpu: foreach, because: \
+foreach=True
+          foreach: multi-tensor operations of torch
+    """
+    name = type(optimizer).__name__
+    if isinstance(optimizer, WSAM):
+        base = explain(optimizer.base)
+        return Explanation(f"{name} around {base.optimizer}", base.uses)
+    if not isinstance(optimizer, BatchedOptimizer):
+        message = f"explain() takes an AGD, a LAMB or a WSAM around one, got {name}"
+        raise TypeError(message)
+    found: dict[tuple[int, str, str, str, str], list[int]] = {}
+    for index, group in enumerate(optimizer.param_groups):
+        for param in group["params"]:
+            path, because = choice_for(name, group, param)
+            dtype = str(param.dtype).removeprefix("torch.")
+            key = (index, str(param.device), dtype, path, because)
+            found.setdefault(key, []).append(local_part(param).numel())
+    uses = (
+        PathUse(index, device, dtype, len(sizes), sum(sizes), path, because)
+        for (index, device, dtype, path, because), sizes in found.items()
+    )
+    return Explanation(name, tuple(uses))

@@ -10,7 +10,7 @@ import torch
 
 from drivetrain_optim import _native, _triton
 from drivetrain_optim._batch import Batch, Entry, Kind
-from drivetrain_optim._paths import choose_path
+from drivetrain_optim._paths import Choice, choose_path
 from drivetrain_optim._state import local_part, make_state
 from drivetrain_optim._table import DTYPE_CODES, Table, is_dense
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["Layout", "Part", "fused_missing", "make_layout", "step_device"]
+__all__ = ["Layout", "Part", "choice_for", "make_layout", "step_device"]
 
 # What a layout depends on; a change of any other option needs no new one.
 _OPTIONS = (
@@ -99,7 +99,7 @@ def make_layout(
     params = list(group["params"])
     # All choices are made before the first state: they may raise.
     found = [
-        (position, param, _choose(optimizer, group, param))
+        (position, param, choice_for(optimizer, group, param))
         for position, param in enumerate(params)
         if param.grad is not None
     ]
@@ -148,18 +148,23 @@ def _options_of(group: Mapping[str, Any]) -> tuple[object, ...]:
     return tuple(group.get(name) for name in _OPTIONS)
 
 
-def _choose(optimizer: str, group: Mapping[str, Any], param: Tensor) -> tuple[str, str]:
+def choice_for(optimizer: str, group: Mapping[str, Any], param: Tensor) -> Choice:
+    """Returns how a parameter of a group is stepped.
+
+    Raises:
+        HyperparameterError: A kernel is asked for that does not exist here.
+    """
     return choose_path(
         optimizer,
         foreach=group["foreach"],
         fused=group["fused"],
         capturable=group["capturable"],
         device=param.device.type,
-        fused_missing=fused_missing(param),
+        fused_missing=_fused_missing(param),
     )
 
 
-def fused_missing(param: Tensor) -> str | None:
+def _fused_missing(param: Tensor) -> str | None:
     """Returns why a parameter has no fused kernel, or None if it has one."""
     if param.dtype not in DTYPE_CODES:
         return f"there are no kernels for {param.dtype}"

@@ -1,37 +1,123 @@
-"""AGD as an optimization: what a plan may say about it, and how it is applied."""
+"""The optimizers as optimizations: what a plan may say, and how it is applied."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from drivetrain_core import (
     BaseOptimization,
     Code,
     Numerics,
+    Ok,
     Option,
     Phase,
     PlanError,
+    Reject,
     Slot,
 )
 from drivetrain_optim._agd_options import AGD_OPTIONS
 from drivetrain_optim._errors import HyperparameterError
+from drivetrain_optim._lamb_options import LAMB_OPTIONS, LAMB_PRESETS
 from drivetrain_optim._options import checked
+from drivetrain_optim._wsam_options import WSAM_OPTIONS
 
 if TYPE_CHECKING:
-    from drivetrain_core import Config, TrainingState
-    from drivetrain_optim._agd import AGD
+    from collections.abc import Sequence
 
-__all__ = ["AgdOptimization"]
+    import torch
+
+    from drivetrain_core import Choice, Config, Context, TrainingState
+    from drivetrain_optim._options import Rule
+
+__all__ = ["AgdOptimization", "LambOptimization", "WsamOptimization"]
+
+_SHARED = {
+    "max_grad_norm": Option(None, kind=float),
+    "master_weights": Option(False),
+    "stochastic_rounding": Option(False),
+}
 
 
-class AgdOptimization(BaseOptimization):
-    """Replaces the user's optimizer by AGD, on the same parameter groups.
+class _OptimizerOptimization(BaseOptimization):
+    """An optimizer of this package in place of the user's, or around it.
 
-    Another optimizer is another algorithm, so that a search never takes this unasked.
-    `lr` and `weight_decay` of None keep what each of the user's groups has. AGD has no
-    fused kernel and runs multi-tensor by itself, so that there is nothing left for
+    Another optimizer is another algorithm, so that a search never takes one unasked.
+    """
+
+    slot = Slot.OPTIMIZER
+    phase = Phase.OPTIMIZER
+    rules: ClassVar[Mapping[str, Rule]]
+
+    def numerics(self, config: Config) -> Numerics:
+        """Returns `CHANGES_ALGORITHM`."""
+        del config
+        return Numerics.CHANGES_ALGORITHM
+
+    def normalize(self, config: object) -> Config:
+        """Returns the full configuration, checked as the optimizer itself would.
+
+        Args:
+            config: A mapping of options, or None; a preset's name may stand for a
+                number.
+
+        Raises:
+            PlanError: An option is unknown or has a value that is not allowed.
+        """
+        try:
+            if isinstance(config, Mapping):
+                presets = {k: r for k, r in self.rules.items() if r.presets}
+                config = checked(self.name, presets, config)
+            full = super().normalize(config)
+            self._constructor_options(full)
+        except HyperparameterError as error:
+            because = str(error).removeprefix(f"{self.name}: ")
+            raise PlanError(Code.CONFIG, self.name, because=because) from error
+        return full
+
+    def _constructor_options(self, config: Config) -> dict[str, Any]:
+        """Returns a plan's configuration as arguments of the optimizer, checked."""
+        optional = {name for name, rule in self.rules.items() if rule.default is None}
+        options: dict[str, Any] = {
+            key: value
+            for key, value in config.items()
+            if value is not None or key in optional
+        }
+        if "beta1" in options:
+            options["betas"] = (options.pop("beta1"), options.pop("beta2"))
+        return checked(self.name, self.rules, options)
+
+
+class _Replacement(_OptimizerOptimization):
+    """An optimizer on the user's parameter groups.
+
+    `lr` and `weight_decay` of None keep what each of the groups has. The optimizer
+    chooses its implementation itself, so that there is nothing left for
     `optimizer_impl` to choose.
+    """
+
+    conflicts = ("optimizer_impl",)
+
+    def apply(self, state: TrainingState, config: Config) -> None:
+        """Hands a factory of the optimizer to the state."""
+        options = self._constructor_options(config)
+        # A group's own value would win over a default, so that these are set on each.
+        forced = {k: options.pop(k) for k in ("lr", "weight_decay") if k in options}
+
+        def build(param_groups: Iterable[Any]) -> torch.optim.Optimizer:
+            groups = [{**group, **forced} for group in param_groups]
+            return self._build(groups, options)
+
+        state.use_optimizer(build)
+
+    def _build(
+        self, groups: list[dict[str, Any]], options: dict[str, Any]
+    ) -> torch.optim.Optimizer:
+        raise NotImplementedError
+
+
+class AgdOptimization(_Replacement):
+    """Replaces the user's optimizer by AGD, on the same parameter groups.
 
     Example:
         >>> AgdOptimization().normalize({"delta": "cnn"})["delta"]
@@ -39,9 +125,7 @@ class AgdOptimization(BaseOptimization):
     """
 
     name = "agd"
-    slot = Slot.OPTIMIZER
-    phase = Phase.OPTIMIZER
-    conflicts = ("optimizer_impl",)
+    rules = AGD_OPTIONS
     options: Mapping[str, Option] = {
         "lr": Option(None, kind=float),
         "beta1": Option(0.9),
@@ -51,52 +135,95 @@ class AgdOptimization(BaseOptimization):
         "decay": Option("decoupled", choices=AGD_OPTIONS["decay"].names),
         "amsgrad": Option(False),
         "clip": Option(None, kind=float),
+        **_SHARED,
     }
 
-    def numerics(self, config: Config) -> Numerics:
-        """Returns `CHANGES_ALGORITHM`."""
+    def _build(
+        self, groups: list[dict[str, Any]], options: dict[str, Any]
+    ) -> torch.optim.Optimizer:
+        from drivetrain_optim._agd import AGD
+
+        return AGD(groups, **options)
+
+
+class LambOptimization(_Replacement):
+    """Replaces the user's optimizer by LAMB, on the same parameter groups.
+
+    Example:
+        >>> LambOptimization().normalize({"preset": "timm"})["preset"]
+        'timm'
+    """
+
+    name = "lamb"
+    rules = LAMB_OPTIONS
+    options: Mapping[str, Option] = {
+        "preset": Option("paper", choices=tuple(LAMB_PRESETS)),
+        "lr": Option(None, kind=float),
+        "beta1": Option(0.9),
+        "beta2": Option(0.999),
+        "eps": Option(1e-6),
+        "weight_decay": Option(None, kind=float),
+        **_SHARED,
+    }
+
+    def _build(
+        self, groups: list[dict[str, Any]], options: dict[str, Any]
+    ) -> torch.optim.Optimizer:
+        from drivetrain_optim._lamb import LAMB
+
+        given = {k: v for k, v in options.items() if k != "preset" and v is not None}
+        return LAMB(groups, **{**LAMB_PRESETS[options["preset"]], **given})
+
+
+class WsamOptimization(_OptimizerOptimization):
+    """Puts WSAM around the optimizer; each step then takes two passes.
+
+    The optimizer is the user's, or that of another optimization of the plan.
+
+    Example:
+        >>> WsamOptimization().normalize(None)["gamma"]
+        0.9
+    """
+
+    name = "wsam"
+    slot = Slot.OPTIMIZER_WRAPPER
+    rules = WSAM_OPTIONS
+    options: Mapping[str, Option] = {
+        "rho": Option(0.05),
+        "gamma": Option(0.9),
+        "adaptive": Option(False),
+        "decouple": Option(True),
+        "every_k": Option(1, minimum=1),
+    }
+
+    def check(
+        self, context: Context, config: Config, plan: Sequence[Choice]
+    ) -> Ok | Reject:
+        """Rejects a loop that core does not drive, and fp32 masters outside of WSAM."""
         del config
-        return Numerics.CHANGES_ALGORITHM
-
-    def normalize(self, config: object) -> Config:
-        """Returns the full configuration, checked as `AGD` itself would.
-
-        Args:
-            config: A mapping of options, or None; `delta` may be a preset's name.
-
-        Raises:
-            PlanError: An option is unknown or has a value that is not allowed.
-        """
-        try:
-            if isinstance(config, Mapping):
-                config = checked(self.name, {"delta": AGD_OPTIONS["delta"]}, config)
-            full = super().normalize(config)
-            _constructor_options(full)
-        except HyperparameterError as error:
-            because = str(error).removeprefix(f"{self.name}: ")
-            raise PlanError(Code.CONFIG, self.name, because=because) from error
-        return full
+        if not context.loop.owns_step:
+            return Reject(
+                Code.STEP_NOT_OWNED,
+                "a step takes two passes, which the training loop itself does not make",
+                "use train_step(batch), or wrap the optimizer in WSAM in your own loop",
+            )
+        if any(c.config.get("dtype") == "bf16_params" for c in plan):
+            return Reject(
+                Code.CONFLICT,
+                "it would perturb the fp32 masters, which the model does not compute "
+                "with",
+                "use bf16_autocast",
+            )
+        return Ok()
 
     def apply(self, state: TrainingState, config: Config) -> None:
-        """Hands a factory of AGD to the state."""
-        options = _constructor_options(config)
-        # A group's own value would win over a default, so that these are set on each.
-        forced = {k: options.pop(k) for k in ("lr", "weight_decay") if k in options}
+        """Hands the wrapper to the state."""
+        options = self._constructor_options(config)
+        module = state.module
 
-        def build(param_groups: Iterable[Any]) -> AGD:
-            from drivetrain_optim._agd import AGD
+        def wrap(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+            from drivetrain_optim._wsam import WSAM
 
-            return AGD([{**group, **forced} for group in param_groups], **options)
+            return WSAM(optimizer, model=module, **options)
 
-        state.use_optimizer(build)
-
-
-def _constructor_options(config: Config) -> dict[str, Any]:
-    """Returns a plan's configuration as arguments of `AGD`, checked."""
-    options: dict[str, Any] = {
-        key: value
-        for key, value in config.items()
-        if value is not None or key == "clip"
-    }
-    options["betas"] = (options.pop("beta1"), options.pop("beta2"))
-    return checked("agd", AGD_OPTIONS, options)
+        state.wrap_optimizer(wrap)

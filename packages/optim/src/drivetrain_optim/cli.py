@@ -8,12 +8,12 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from drivetrain_optim._explain import OPTIMIZERS
+from drivetrain_optim._catalog import OPTIMIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from drivetrain_optim._explain import Explanation
+    from drivetrain_optim._catalog import Description
 
 __all__ = ["main", "populate_parser"]
 
@@ -92,7 +92,7 @@ def _explain(args: argparse.Namespace) -> int:
     return 0
 
 
-def _as_json(name: str, one: Explanation) -> dict[str, object]:
+def _as_json(name: str, one: Description) -> dict[str, object]:
     options = {
         option: {
             "default": rule.default,
@@ -112,7 +112,7 @@ def _as_json(name: str, one: Explanation) -> dict[str, object]:
     }
 
 
-def _page(name: str, one: Explanation) -> str:
+def _page(name: str, one: Description) -> str:
     rows = [("OPTION", "DEFAULT", "ALLOWED", "MEANING")]
     rows += [
         (option, str(rule.default), rule.allowed, rule.meaning)

@@ -53,6 +53,7 @@ def observe(
         norms = {name: float(g.norm()) for name, g in gradients.items()}
         samples = _samples(gradients)
         del gradients
+        step.second_pass(batches[0])
         step.optimizer_step()
         losses = [first, *(_mean(step(batch)) for batch in batches[1:])]
         after = _samples(trained)
