@@ -1,0 +1,100 @@
+"""What the programs of this folder share: their options, their table, their figure."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain_core import MissingLibraryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["INSTALL", "new_figure", "run_program", "table"]
+
+INSTALL = 'pip install "drivetrain-optim[examples]"'
+
+
+def run_program(
+    name: str,
+    document: str | None,
+    program: Callable[[Path, bool, list[str]], None],
+    *,
+    argv: Sequence[str] | None,
+    methods: Sequence[str],
+) -> int:
+    """Reads the options, runs a comparison on one thread, and returns an exit status.
+
+    Args:
+        name: Of the module.
+        document: Its docstring, for the help.
+        program: Takes the folder of the results, whether to be quick, and the methods.
+        argv: The options; those of the process when None.
+        methods: All that can be compared.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"drivetrain_optim.examples.{name}",
+        description=(document or "").split("\n", 1)[0],
+        allow_abbrev=False,
+    )
+    parser.add_argument("--out", default=name, help="folder of the results")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tiny run that shows that it works"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", choices=methods, default=list(methods), metavar="NAME"
+    )
+    arguments = parser.parse_args(argv)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        program(Path(arguments.out), arguments.quick, arguments.methods)
+    except (MissingLibraryError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        torch.set_num_threads(threads)
+    return 0
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Returns an empty figure of matplotlib.
+
+    Args:
+        width: In inches.
+        height: In inches.
+
+    Raises:
+        MissingLibraryError: matplotlib is not installed; the message says how to.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        message = f"the plot needs matplotlib: {INSTALL}"
+        raise MissingLibraryError(message) from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows as aligned text.
+
+    Example:
+        >>> print(table(["optimizer", "loss"], [["SGD", "1.25"], ["AGD", "0.5"]]))
+        optimizer  loss
+        SGD        1.25
+        AGD         0.5
+    """
+    columns = list(zip(header, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    lines = []
+    for row in (header, *rows):
+        first, *others = (
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join([first, *others]).rstrip())
+    return "\n".join(lines)

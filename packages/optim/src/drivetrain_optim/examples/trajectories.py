@@ -1,0 +1,300 @@
+"""Draws the paths of optimizers on three test functions of two variables.
+
+Run it as `python -m drivetrain_optim.examples.trajectories`. Beale's, Rosenbrock's and
+Rastrigin's functions are those in the paper of AGD (https://arxiv.org/abs/2312.01658);
+start points, learning rates and number of steps are this program's own.
+
+Every learning rate is the one of the same 25 with which the path is at the minimum
+first, or ends lowest if none gets there. The path is then repeated from 200 random
+points with that learning rate, since one start point may be lucky. Gradients are
+exact: there is no noise.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import SGD, Adam, Optimizer
+
+from drivetrain_optim import AGD
+from drivetrain_optim.examples._adabelief import AdaBelief
+from drivetrain_optim.examples._program import new_figure, run_program, table
+from drivetrain_optim.examples._runs import Runs, or_infinite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+__all__ = [
+    "FUNCTIONS",
+    "METHODS",
+    "QUICK",
+    "Function",
+    "Method",
+    "Setup",
+    "beale",
+    "follow",
+    "judge",
+    "main",
+    "rastrigin",
+    "rosenbrock",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """The sizes of the comparison.
+
+    Args:
+        steps: Of every path.
+        exponents: Logarithms to base ten of the learning rates.
+        tolerance: Distance to the minimum that counts as having reached it.
+        num_starts: Random start points.
+        seed: Of the random start points.
+    """
+
+    steps: int = 500
+    exponents: tuple[float, ...] = tuple(-5 + k / 4 for k in range(25))
+    tolerance: float = 1e-2
+    num_starts: int = 200
+    seed: int = 0
+
+
+QUICK = Setup(steps=40, exponents=(-3.0, -2.0, -1.0), num_starts=5)
+
+
+def beale(x: Tensor, y: Tensor) -> Tensor:
+    """Returns Beale's function; its minimum is 0 at (3, 0.5)."""
+    return (
+        (1.5 - x + x * y).square()
+        + (2.25 - x + x * y**2).square()
+        + (2.625 - x + x * y**3).square()
+    )
+
+
+def rosenbrock(x: Tensor, y: Tensor) -> Tensor:
+    """Returns Rosenbrock's function; its minimum is 0 at (1, 1)."""
+    return (1 - x).square() + 100 * (y - x**2).square()
+
+
+def rastrigin(x: Tensor, y: Tensor) -> Tensor:
+    """Returns Rastrigin's function; its lowest minimum is 0 at (0, 0)."""
+    turn = 2 * math.pi
+    return 20 + x**2 - 10 * (turn * x).cos() + y**2 - 10 * (turn * y).cos()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Function:
+    """A function to be minimised.
+
+    Args:
+        label: Its name in tables.
+        value: Takes the two coordinates.
+        minimum: Where it is lowest.
+        start: Where the path in the plot begins.
+        window: Of the plot and of the random start points: x from, to, y from, to.
+    """
+
+    label: str
+    value: Callable[[Tensor, Tensor], Tensor]
+    minimum: tuple[float, float]
+    start: tuple[float, float]
+    window: tuple[float, float, float, float]
+
+
+FUNCTIONS = {
+    "beale": Function(
+        label="Beale",
+        value=beale,
+        minimum=(3.0, 0.5),
+        start=(1.0, 1.5),
+        window=(-0.5, 4.0, -1.0, 2.0),
+    ),
+    "rosenbrock": Function(
+        label="Rosenbrock",
+        value=rosenbrock,
+        minimum=(1.0, 1.0),
+        start=(-1.5, 1.5),
+        window=(-2.0, 2.0, -1.0, 3.0),
+    ),
+    "rastrigin": Function(
+        label="Rastrigin",
+        value=rastrigin,
+        minimum=(0.0, 0.0),
+        start=(-2.0, 3.5),
+        window=(-4.5, 4.5, -4.5, 4.5),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """An optimizer.
+
+    Args:
+        label: Its name in tables.
+        make: Takes parameters and a learning rate.
+    """
+
+    label: str
+    make: Callable[[list[Tensor], float], Optimizer]
+
+
+METHODS = {
+    "sgd": Method(
+        label="SGD, momentum 0.9",
+        make=lambda params, lr: SGD(params, lr, momentum=0.9),
+    ),
+    "adam": Method(label="Adam", make=Adam),
+    "adabelief": Method(label="AdaBelief", make=AdaBelief),
+    "agd": Method(label="AGD, delta 1e-5", make=AGD),
+    "agd-1": Method(
+        label="AGD, delta 1",
+        make=lambda params, lr: AGD(params, lr, delta=1.0),
+    ),
+}
+
+
+def follow(function: Function, method: Method, lr: float, setup: Setup) -> Tensor:
+    """Returns the paths from all start points, steps + 1 x starts x 2.
+
+    The first start is the function's own. All methods here treat each coordinate by
+    itself, so that the starts are rows of one parameter.
+    """
+    left, right, low, high = function.window
+    generator = torch.Generator().manual_seed(setup.seed)
+    random = torch.rand(setup.num_starts, 2, dtype=torch.float64, generator=generator)
+    corner = torch.tensor([left, low], dtype=torch.float64)
+    size = torch.tensor([right - left, high - low], dtype=torch.float64)
+    own = torch.tensor([function.start], dtype=torch.float64)
+    points = torch.nn.Parameter(torch.cat([own, corner + random * size]))
+    optimizer = method.make([points], lr)
+    path = [points.detach().clone()]
+    for _ in range(setup.steps):
+        optimizer.zero_grad()
+        function.value(*points.unbind(1)).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        path.append(points.detach().clone())
+    return torch.stack(path)
+
+
+def judge(path: Tensor, function: Function, setup: Setup) -> dict[str, Any]:
+    """Returns what is told of the paths with one learning rate."""
+    minimum = torch.tensor(function.minimum, dtype=path.dtype)
+    distances = (path - minimum).norm(dim=-1).nan_to_num(nan=math.inf)
+    far = (distances[:, 0] > setup.tolerance).nonzero()
+    steps = int(far[-1]) + 1 if len(far) else 0
+    return {
+        "distance": float(distances[-1, 0]),
+        "value": float(function.value(*path[-1, 0]).nan_to_num(nan=math.inf)),
+        "steps": steps if steps <= setup.steps else None,
+        "others": float((distances[-1, 1:] <= setup.tolerance).double().mean()),
+        "path": [[round(x, 5) for x in point] for point in path[:, 0].tolist()],
+    }
+
+
+def _row(runs: Runs, setup: Setup, function: str, method: str) -> dict[str, Any]:
+    def run(exponent: float) -> dict[str, Any]:
+        lr = 10**exponent
+        path = follow(FUNCTIONS[function], METHODS[method], lr, setup)
+        return judge(path, FUNCTIONS[function], setup)
+
+    def sweep() -> dict[str, Any]:
+        results = {exponent: run(exponent) for exponent in setup.exponents}
+        scores = {
+            e: (or_infinite(result["steps"]), result["value"])
+            for e, result in results.items()
+        }
+        best = min(scores, key=scores.__getitem__)
+        return {"log10_lr": best, "scores": scores, **results[best]}
+
+    row = runs.do(f"{function} {method}", sweep)
+    return {"function": function, "method": method, **row}
+
+
+def _program(out: Path, quick: bool, methods: list[str]) -> None:
+    new_figure(1, 1)  # A missing library is told now, not after the runs.
+    setup = QUICK if quick else Setup()
+    runs = Runs(out / "trajectories.json", asdict(setup))
+    rows = [_row(runs, setup, f, m) for f in FUNCTIONS for m in methods]
+    picture = out / "trajectories.png"
+    runs.finish([{k: v for k, v in row.items() if k != "path"} for row in rows])
+    print(
+        f"\n{setup.steps} steps; reached: from then on within {setup.tolerance:g} of "
+        f"the minimum;\nother starts: share of {setup.num_starts} random ones that "
+        "end there with the same learning rate"
+    )
+    print(_table(rows))
+    _draw(rows, picture)
+    print(f"{runs.seconds():.0f} s of runs; written: {runs.file}, {picture}")
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    header = ["function", "lr", "distance", "value", "reached", "other starts"]
+    cells = [
+        [
+            f"{FUNCTIONS[row['function']].label}: {METHODS[row['method']].label}",
+            f"{10 ** row['log10_lr']:.1e}",
+            f"{or_infinite(row['distance']):.1e}",
+            f"{or_infinite(row['value']):.1e}",
+            "no" if row["steps"] is None else str(row["steps"]),
+            f"{row['others']:.0%}",
+        ]
+        for row in rows
+    ]
+    return table(header, cells)
+
+
+def _draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    figure = new_figure(12, 7)
+    panels = figure.subplots(2, len(FUNCTIONS))
+    # Paths may cover each other: those drawn later leave gaps.
+    dashes = dict(zip(METHODS, ["-", "-", "-", "-", (0, (2, 2))], strict=True))
+    for column, (name, function) in enumerate(FUNCTIONS.items()):
+        plane, distance = panels[0, column], panels[1, column]
+        _contours(plane, function)
+        for row in (row for row in rows if row["function"] == name):
+            style = {
+                "label": METHODS[row["method"]].label,
+                "linestyle": dashes[row["method"]],
+                "linewidth": 1.3,
+                "color": f"C{list(METHODS).index(row['method'])}",
+            }
+            path = [[or_infinite(x) for x in point] for point in row["path"]]
+            plane.plot(*zip(*path, strict=True), **style)
+            away = [math.dist(point, function.minimum) for point in path]
+            distance.semilogy([max(d, 1e-5) for d in away], **style)
+        plane.plot(*function.start, "ko", markersize=5)
+        plane.plot(*function.minimum, "k*", markersize=11)
+        plane.set(title=function.label, xlim=function.window[:2])
+        plane.set(ylim=function.window[2:])
+        distance.set(xlabel="step", ylim=(5e-6, 1e2))
+        distance.grid(alpha=0.3)
+    panels[1, 0].set_ylabel("distance to the minimum, from 1e-5 up")
+    panels[1, 2].legend(fontsize=8, loc="lower left")
+    figure.savefig(file, dpi=80)
+
+
+def _contours(axes: Any, function: Function) -> None:
+    left, right, low, high = function.window
+    x, y = torch.linspace(left, right, 120), torch.linspace(low, high, 120)
+    values = function.value(*torch.meshgrid(x, y, indexing="xy"))
+    levels = (1 + values).log()
+    grey = {"cmap": "Greys", "vmin": 0, "vmax": 1.6 * float(levels.max())}
+    axes.contourf(x.tolist(), y.tolist(), levels.tolist(), 12, **grey)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the comparison, and prints the table."""
+    methods = list(METHODS)
+    return run_program("trajectories", __doc__, _program, argv=argv, methods=methods)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
