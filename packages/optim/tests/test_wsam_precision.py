@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drivetrain_optim import AGD
 from drivetrain_optim._wsam import WSAM
 from drivetrain_optim._wsam_perturb import Rounding
 
@@ -145,6 +146,22 @@ def test_wsam_term_goes_into_the_master_exactly(every_k):
         torch.testing.assert_close(expected, master, rtol=0, atol=atol)
         assert torch.equal(param, expected.bfloat16())
         master.copy_(expected)
+
+
+@pytest.mark.parametrize("foreach", [None, True])
+def test_wsam_over_agd_with_masters_follows_float32(foreach):
+    narrow = weight(torch.bfloat16, 256, 1.0)
+    wide = torch.nn.Parameter(narrow.detach().float())
+    for p in (narrow, wide):
+        base = AGD([p], lr=1e-3, master_weights=True, foreach=foreach)
+        wsam = WSAM(base, rho=0.5)
+        for _ in range(40):
+            wsam.step(lambda p=p: (p.float() ** 4).mean().mul(20).backward())
+    master = base.state.get(wide, {}).get("master")
+    assert master is None, "float32 weights are their own masters"
+    error = (narrow.detach().float() - wide.detach()).abs()
+    spacing = wide.detach().abs() * 2**-8
+    assert bool((error <= 2 * spacing + 1e-3).all())
 
 
 @pytest.mark.parametrize("decouple", [True, False])

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain_optim._batch_norm import RunningStatistics
-from drivetrain_optim._errors import HyperparameterError, StepOrderError
-from drivetrain_optim._wsam_groups import GroupOptions
-from drivetrain_optim._wsam_pass import (
-    DIRECTION,
-    Pass,
-    begin,
+from drivetrain_optim._errors import StepOrderError
+from drivetrain_optim._wsam_groups import GroupOptions, check_base, check_model
+from drivetrain_optim._wsam_pass import Pass, begin, check_scaler
+from drivetrain_optim._wsam_update import (
+    make_empty_state,
     step_from_both,
     step_from_one,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator
     from typing import Literal
 
+    from torch import nn
     from torch.amp import GradScaler
 
 __all__ = ["WSAM"]
@@ -46,8 +43,8 @@ class WSAM(Optimizer):
     parameters of all groups, and `eps` is added to it before the division. At
     `gamma = 0` this is the base optimizer (to the bit), at 0.5 without decoupling SAM.
 
-    Algorithm 1 and equations 4 and 8 of Yue et al., "Sharpness-Aware Minimization
-    Revisited: Weighted Sharpness as a Regularization Term", KDD 2023,
+    WSAM with and without "weight decouple", of Yue et al., "Sharpness-Aware
+    Minimization Revisited: Weighted Sharpness as a Regularization Term", KDD 2023,
     https://arxiv.org/abs/2305.15817; adaptive: ASAM, https://arxiv.org/abs/2102.11600.
 
     A step takes two backward passes over the same batch, or the same micro-batches,
@@ -64,16 +61,15 @@ class WSAM(Optimizer):
     parameter with a first gradient only is stepped with it, without sharpness; one
     with a second gradient only is not stepped.
 
-    Memory beyond the base optimizer's: the saved weights and the first gradient, from
-    the first pass to the step, then freed. `every_k > 1` keeps a direction as large as
-    the weights; the next first gradient goes into it, so the peak is the same (unless
-    a pass is made that was not due).
+    Memory beyond the base optimizer's: the saved weights and a copy of the first
+    gradient, from the first pass to the step, then freed. `every_k > 1` keeps a
+    direction as large as the weights; the next first gradient is copied into it, so
+    the peak is the same (unless a pass is made that was not due).
 
     `every_k > 1` follows LookSAM (Liu et al. 2022, https://arxiv.org/abs/2203.02714):
     on the steps between, `gs - g` is taken to be `||g|| / ||g_k|| * v`, with `v` the
-    part of `gs` orthogonal to `g` at the last full step and `g_k` its `g`. The
-    constant of the paper, `||g|| / ||v||` times a factor to be tuned, would make the
-    term as long as `g` itself, `a` times over.
+    part of `gs` orthogonal to `g` at the last full step and `g_k` its `g`. The paper
+    takes `||g|| / ||v|| * v` times a factor to be tuned: as long as `g` itself.
 
     Weights narrower than float32 are perturbed, and stepped by the decoupled term, in
     float32 and rounded at random without bias, seeded by the step count alone; rounding
@@ -81,14 +77,14 @@ class WSAM(Optimizer):
     (`state[p]["master"]`), the term goes into it.
 
     Data parallelism: with "global" and DDP, both gradients are averages over ranks, and
-    all ranks step as one process with the whole batch. With "local", run the first
-    of two passes under `model.no_sync()` (forward too; `step(closure)` does): each rank
-    perturbs
-    along its own gradient, which is then averaged in one all-reduce for each dtype. A
-    first gradient that is missing on a rank counts as zero there. DTensor parameters
-    (FSDP2, tensor parallelism) work with "global"; norms cost one all-reduce of a
-    scalar for each dimension of the mesh. Give `model` if FSDP2 was told not to reshard
-    after backward, else its second forward does not see the perturbation.
+    all ranks step as one process with the whole batch. With "local", run the first of
+    two passes under `model.no_sync()`, forward too, as `step(closure)` does: each rank
+    perturbs along its own gradient, which is then averaged in one all-reduce for each
+    dtype. A first gradient that is missing counts as zero there, and what has a second
+    one is stepped. DTensor parameters (FSDP2, tensor parallelism) work with "global";
+    a norm costs one all-reduce of a scalar for each sharded dimension of the mesh. Give
+    `model` if FSDP2 was told not to reshard after backward, since the second forward
+    would not see the perturbation.
 
     With a `GradScaler`, pass it to `perturb` or `first_step` and end with
     `scaler.step(wsam)` (or `second_step()`, which calls it): an overflow in either
@@ -158,7 +154,8 @@ class WSAM(Optimizer):
         gradient: Literal["global", "local"] = "global",
     ) -> None:
         """Checks the options and adds them to the base's groups."""
-        _check_base(base, model)
+        check_base(base, wrapper=WSAM)
+        check_model(model)
         options: dict[str, Any] = {
             "rho": rho,
             "gamma": gamma,
@@ -322,7 +319,7 @@ class WSAM(Optimizer):
         loss = None
         if closure is not None:
             self.zero_grad()
-            with torch.enable_grad(), self._no_sync():
+            with torch.enable_grad(), self._options.no_sync(self._model):
                 loss = closure()
             if self.needs_second_pass:
                 with self.perturb(), torch.enable_grad():
@@ -333,7 +330,7 @@ class WSAM(Optimizer):
             step_from_one(self._options.plan(self._model))
             self._options.count_step(full=False)
         elif self._is_asked_for_empty_state():
-            self._make_empty_state()
+            make_empty_state(self._options.plan(self._model))
         else:
             message = (
                 "WSAM: step() needs a second backward at perturbed weights, got none; "
@@ -434,9 +431,10 @@ class WSAM(Optimizer):
                 "the block of perturb(), or drop it with restore()"
             )
             raise StepOrderError(message)
+        if scaler is not None and not scaler.is_enabled():
+            scaler = None
         if scaler is not None:
-            scaler = scaler if scaler.is_enabled() else None
-            _check_scaler(scaler, self)
+            check_scaler(scaler, self)
         current, key = begin(self._options.plan(self._model), scaler)
         if scaler is not None:
             self._unscaled.append(key)
@@ -485,63 +483,3 @@ class WSAM(Optimizer):
         """
         rates = [float(group.get("lr", 1)) for group in self.param_groups]
         return not self.state and not any(rates)
-
-    def _make_empty_state(self) -> None:
-        self._base.step()
-        if self._options.shared("every_k") > 1:
-            for group in self.param_groups:
-                for param in group["params"]:
-                    if param.grad is not None:
-                        self.state[param][DIRECTION] = torch.zeros_like(param)
-
-    def _no_sync(self) -> AbstractContextManager[object]:
-        _, num_ranks = self._options.ranks(self._model)
-        if num_ranks == 1 or not self.needs_second_pass:
-            return nullcontext()
-        no_sync: Any = getattr(self._model, "no_sync", None)
-        if no_sync is None:
-            message = (
-                "WSAM: gradient='local' with a closure needs a model with no_sync(), "
-                f"such as DistributedDataParallel, got {type(self._model).__name__}; "
-                "pass it as model=, or use perturb()"
-            )
-            raise HyperparameterError(message)
-        context: AbstractContextManager[object] = no_sync()
-        return context
-
-
-def _check_base(base: object, model: object) -> None:
-    got = type(base).__name__
-    if not isinstance(base, Optimizer) or isinstance(base, WSAM):
-        message = (
-            f"WSAM: base must be another optimizer, already built, got {got}; pass for "
-            "example torch.optim.AdamW(model.parameters())"
-        )
-        raise HyperparameterError(message)
-    closure = inspect.signature(base.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        message = (
-            f"WSAM: base must step from gradients alone, got {got}, whose step() "
-            "needs a closure; choose another base"
-        )
-        raise HyperparameterError(message)
-    if model is not None and not isinstance(model, nn.Module):
-        message = (
-            f"WSAM: model must be a torch.nn.Module or None, got {type(model).__name__}"
-        )
-        raise HyperparameterError(message)
-
-
-def _check_scaler(scaler: GradScaler | None, wsam: WSAM) -> None:
-    # The scaler offers no other way to see this; without the attribute, no check.
-    states: Mapping[int, Mapping[str, Any]]
-    states = getattr(scaler, "_per_optimizer_states", {})
-    stage = states.get(id(wsam), {}).get("stage")
-    name = getattr(stage, "name", "READY")
-    if name != "READY":
-        message = (
-            "WSAM: the first pass must come before the scaler knows of this step, got "
-            f"one in the stage {name}; call scaler.unscale_(wsam) after the second "
-            "backward only, and scaler.update() after each step"
-        )
-        raise StepOrderError(message)

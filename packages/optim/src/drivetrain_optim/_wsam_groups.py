@@ -6,11 +6,14 @@ that know nothing of WSAM.
 
 from __future__ import annotations
 
+import inspect
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from drivetrain_optim._checks import check_parameters
 from drivetrain_optim._errors import (
@@ -24,11 +27,11 @@ from drivetrain_optim._wsam_pass import Group, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
-    from torch.optim import Optimizer
 
-__all__ = ["GroupOptions"]
+__all__ = ["GroupOptions", "check_base", "check_model"]
 
 _BASE, _STEP, _REUSES = "wsam_base", "wsam_step", "wsam_reuses_left"
 _PER_GROUP = ("rho", "gamma")
@@ -201,6 +204,26 @@ class GroupOptions:
             ranks = model.process_group
         return ranks, dist.get_world_size(ranks)
 
+    def no_sync(self, model: nn.Module | None) -> AbstractContextManager[object]:
+        """Returns what the first of two passes of a closure runs under.
+
+        Raises:
+            HyperparameterError: Gradients must stay local, and the model cannot do so.
+        """
+        _, num_ranks = self.ranks(model)
+        if num_ranks == 1 or not self.second_pass_is_due:
+            return nullcontext()
+        no_sync: Any = getattr(model, "no_sync", None)
+        if no_sync is None:
+            message = (
+                "WSAM: gradient='local' with a closure needs a model with no_sync(), "
+                f"such as DistributedDataParallel, got {type(model).__name__}; "
+                "pass it as model=, or use perturb()"
+            )
+            raise HyperparameterError(message)
+        context: AbstractContextManager[object] = no_sync()
+        return context
+
     def _group(self, group: Mapping[str, Any]) -> Group:
         gamma = self._of(group, "gamma")
         weight = gamma / (1 - gamma)
@@ -219,3 +242,41 @@ class GroupOptions:
     def _of(self, group: Mapping[str, Any], name: str) -> Any:
         key = self._keys[name]
         return group.get(key, self.defaults[key])
+
+
+def check_base(base: object, *, wrapper: type[Optimizer]) -> None:
+    """Raises unless an optimizer can be wrapped.
+
+    Args:
+        base: What is to be wrapped.
+        wrapper: The class that wraps, which cannot be wrapped itself.
+
+    Raises:
+        HyperparameterError: It is no optimizer, or cannot step without a closure.
+    """
+    got = base.__name__ if isinstance(base, type) else type(base).__name__
+    if not isinstance(base, Optimizer) or isinstance(base, wrapper):
+        message = (
+            f"WSAM: base must be another optimizer, already built, got {got}; pass for "
+            "example torch.optim.AdamW(model.parameters())"
+        )
+        raise HyperparameterError(message)
+    closure = inspect.signature(base.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        message = (
+            f"WSAM: base must step from gradients alone, got {got}, whose step() "
+            "needs a closure; choose another base"
+        )
+        raise HyperparameterError(message)
+
+
+def check_model(model: object) -> None:
+    """Raises unless a model is a module or None.
+
+    Raises:
+        HyperparameterError: It is something else.
+    """
+    if model is not None and not isinstance(model, nn.Module):
+        got = type(model).__name__
+        message = f"WSAM: model must be a torch.nn.Module or None, got {got}"
+        raise HyperparameterError(message)

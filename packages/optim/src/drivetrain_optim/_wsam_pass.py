@@ -1,4 +1,4 @@
-"""The two halves of a WSAM step: to the perturbed weights, and back with an update."""
+"""The first half of a WSAM step: from a gradient to perturbed weights, and back."""
 
 from __future__ import annotations
 
@@ -10,20 +10,9 @@ import torch
 import torch.distributed as dist
 
 from drivetrain_optim._checks import params_with_gradients
+from drivetrain_optim._errors import StepOrderError
 from drivetrain_optim._state import local_part
-from drivetrain_optim._wsam_perturb import (
-    Rounding,
-    add_into_,
-    clip_factor,
-    combine_,
-    copied,
-    descend_,
-    dots,
-    norms_squared,
-    packed,
-    perturb_,
-    sums,
-)
+from drivetrain_optim._wsam_perturb import Rounding, norms_squared, perturb_, sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,8 +31,10 @@ __all__ = [
     "Pass",
     "Plan",
     "begin",
-    "step_from_both",
-    "step_from_one",
+    "check_scaler",
+    "given_gradients",
+    "local_grads",
+    "local_parts",
 ]
 
 DIRECTION = "wsam_direction"
@@ -136,7 +127,7 @@ class Pass:
     def put_back(self) -> None:
         """Puts weights and statistics back, bit for bit, and frees the saved ones."""
         if self.saved is not None:
-            weights = _local(self.firsts)
+            weights = local_parts(self.firsts)
             if weights:
                 torch._foreach_copy_(weights, self.saved)
             self.saved = None
@@ -170,10 +161,10 @@ def begin(plan: Plan, scaler: GradScaler | None) -> tuple[Pass, object]:
     key = _Owner(firsts)
     if scaler is not None and not plan.averages:
         _unscale(scaler, key, firsts)
-    weights = _local(firsts)
-    current = Pass(firsts, copied(weights))
+    weights = local_parts(firsts)
+    current = Pass(firsts, _copied(weights))
     try:
-        local = _local_grads(firsts)
+        local = local_grads(firsts)
         squares = norms_squared(local, weights if plan.adaptive else None)
         norm = sums([squares], owners=list(firsts), among=plan.params)[0].sqrt()
         _perturb(plan, firsts, norm)
@@ -200,121 +191,24 @@ def begin(plan: Plan, scaler: GradScaler | None) -> tuple[Pass, object]:
     return current, key
 
 
-def step_from_both(plan: Plan, firsts: _Gradients, seconds: _Gradients) -> None:
-    """Steps with both gradients; `firsts` are overwritten.
+def check_scaler(scaler: GradScaler, owner: Optimizer) -> None:
+    """Raises if a scaler knows of the step whose first pass is to begin.
 
-    Args:
-        plan: What the step needs.
-        firsts: The first gradients.
-        seconds: The second gradients; one at least has a first one, if there are any.
+    Raises:
+        StepOrderError: It has unscaled gradients already, or stepped.
     """
-    both = [param for param in firsts if param in seconds]
-    if plan.averages:
-        # Other ranks may have had a first gradient for what this rank never used.
-        firsts = {param: firsts[param] for param in both}
-    clip_first, clip_second, along, inverse_rms = _scalars(plan, firsts, seconds, both)
-    if clip_first is not None:
-        grads = _local_grads(firsts)
-        add_into_(grads, grads, None, clip=clip_first, by=None)
-    given = dict(firsts)
-    for group in plan.groups:
-        members = [
-            param for param in group.params if param in firsts and param in seconds
-        ]
-        if members and group.weight and not plan.decouple:
-            outs = _buffers(members, firsts)
-            combine_(
-                _local_grads(outs),
-                _local_grads(firsts, members),
-                _local_grads(seconds, members),
-                weight=group.weight,
-                clip=clip_second,
-            )
-            given |= outs
-    _step_base(plan, given)
-    del given
-    rounding = Rounding(2 * plan.step + 1)
-    for group in plan.groups:
-        members = [
-            param for param in group.params if param in firsts and param in seconds
-        ]
-        if members and group.weight and plan.decouple:
-            descend_(
-                _local(members),
-                _masters(plan.base, members),
-                _local_grads(firsts, members),
-                _local_grads(seconds, members),
-                by=group.rate,
-                clip=clip_second,
-                rounding=rounding,
-            )
-    if plan.keeps_direction:
-        assert along is not None
-        assert inverse_rms is not None
-        factor = inverse_rms if clip_second is None else inverse_rms * clip_second
-        grads = _local_grads(firsts, both)
-        add_into_(
-            grads,
-            _local_grads(seconds, both),
-            grads,
-            clip=factor,
-            by=-along * inverse_rms,
+    # The scaler offers no other way to see this; without the attribute, no check.
+    states: Mapping[int, Mapping[str, Any]]
+    states = getattr(scaler, "_per_optimizer_states", {})
+    stage = states.get(id(owner), {}).get("stage")
+    name = getattr(stage, "name", "READY")
+    if name != "READY":
+        message = (
+            "WSAM: the first pass must come before the scaler knows of this step, got "
+            f"one in the stage {name}; call scaler.unscale_(wsam) after the second "
+            "backward only, and scaler.update() after each step"
         )
-        for param in plan.params:
-            if param in seconds and param in firsts:
-                plan.base.state[param][DIRECTION] = firsts[param].to(param.dtype)
-            elif param in plan.base.state:
-                plan.base.state[param].pop(DIRECTION, None)
-
-
-def step_from_one(plan: Plan) -> None:
-    """Steps with the gradients there are, and the last direction if there is one."""
-    firsts = plan.gradients()
-    reuses = plan.keeps_direction and not plan.due
-    directions = {
-        param: plan.base.state[param][DIRECTION]
-        for param in firsts
-        if reuses and DIRECTION in plan.base.state.get(param, {})
-    }
-    clip, rms = None, None
-    if plan.max_grad_norm is not None or reuses:
-        squares = norms_squared(_local_grads(firsts))
-        total = sums([squares], owners=list(firsts), among=plan.params)[0]
-        clip = clip_factor(total, plan.max_grad_norm)
-        rms = (total / _numel(firsts)).sqrt() * (1.0 if clip is None else clip)
-    given = firsts
-    if clip is not None:
-        given = _buffers(firsts, firsts)
-        add_into_(_local_grads(given), _local_grads(firsts), None, clip=clip, by=None)
-    for group in plan.groups:
-        members = [param for param in group.params if param in directions]
-        if members and group.weight and not plan.decouple:
-            assert rms is not None
-            outs = _buffers(members, firsts)
-            add_into_(
-                _local_grads(outs),
-                _local_grads(given, members),
-                _local_grads(directions, members),
-                clip=None,
-                by=rms * group.weight,
-            )
-            given = given | outs
-    _step_base(plan, given)
-    del given
-    rounding = Rounding(2 * plan.step + 1)
-    for group in plan.groups:
-        members = [param for param in group.params if param in directions]
-        if members and group.weight and plan.decouple:
-            assert rms is not None
-            descend_(
-                _local(members),
-                _masters(plan.base, members),
-                None,
-                _local_grads(directions, members),
-                by=rms * group.rate,
-                clip=None,
-                rounding=rounding,
-            )
+        raise StepOrderError(message)
 
 
 def _taken(plan: Plan, grads: _Gradients) -> tuple[_Gradients, list[Tensor]]:
@@ -326,7 +220,7 @@ def _taken(plan: Plan, grads: _Gradients) -> tuple[_Gradients, list[Tensor]]:
     flat: list[Tensor] = []
     if plan.averages:
         params = [param for param in plan.params if param.requires_grad]
-        views, flat = packed(params)
+        views, flat = _packed(params)
         firsts = dict(zip(params, views, strict=True))
     else:
         firsts = {}
@@ -341,7 +235,7 @@ def _taken(plan: Plan, grads: _Gradients) -> tuple[_Gradients, list[Tensor]]:
             else:
                 firsts[param] = torch.empty_like(param, dtype=grad.dtype)
     if grads:
-        torch._foreach_copy_(_local_grads(firsts, list(grads)), _local_grads(grads))
+        torch._foreach_copy_(local_grads(firsts, list(grads)), local_grads(grads))
     return firsts, flat
 
 
@@ -352,54 +246,24 @@ def _perturb(plan: Plan, firsts: _Gradients, norm: Tensor) -> None:
         members = [param for param in group.params if param in firsts]
         if members and group.rho:
             perturb_(
-                _local(members),
-                _local_grads(firsts, members),
+                local_parts(members),
+                local_grads(firsts, members),
                 by=inverse * group.rho,
                 adaptive=plan.adaptive,
                 rounding=rounding,
             )
 
 
-def _scalars(
-    plan: Plan, firsts: _Gradients, seconds: _Gradients, both: list[Tensor]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Returns both clip factors, the part of gs along g, and 1 / (rms of g).
-
-    The last two are those of the clipped gradients.
-    """
-    if plan.max_grad_norm is None and not plan.keeps_direction:
-        return None, None, None, None
-    ours, theirs = _local_grads(firsts, both), _local_grads(seconds, both)
-    columns = [norms_squared(ours), norms_squared(theirs)]
-    if plan.keeps_direction:
-        columns.append(dots(ours, theirs))
-    totals = sums(columns, owners=both, among=plan.params)
-    clip_first = clip_factor(totals[0], plan.max_grad_norm)
-    clip_second = clip_factor(totals[1], plan.max_grad_norm)
-    if not plan.keeps_direction:
-        return clip_first, clip_second, None, None
-    square, dot = totals[0], totals[2]
-    if clip_first is not None and clip_second is not None:
-        square, dot = square * clip_first**2, dot * clip_first * clip_second
-    zero = torch.zeros_like(square)
-    along = torch.where(square > 0, dot / square, zero)
-    inverse_rms = torch.where(square > 0, (_numel(both) / square).sqrt(), zero)
-    return clip_first, clip_second, along, inverse_rms
-
-
 def _unscale(scaler: GradScaler, key: _Owner, grads: _Gradients) -> None:
-    with _given(list(grads), grads):
+    with given_gradients(list(grads), grads):
         scaler.unscale_(key)  # type: ignore[arg-type]
 
 
-def _step_base(plan: Plan, given: _Gradients) -> None:
-    with _given(plan.params, given):
-        plan.base.step()
-
-
 @contextmanager
-def _given(params: list[Tensor], grads: Mapping[Tensor, Tensor]) -> Iterator[None]:
-    """Sets the gradients of parameters, for a while."""
+def given_gradients(
+    params: list[Tensor], grads: Mapping[Tensor, Tensor]
+) -> Iterator[None]:
+    """Sets the gradients of parameters for a while; None where none is given."""
     before = [param.grad for param in params]
     try:
         for param in params:
@@ -410,26 +274,37 @@ def _given(params: list[Tensor], grads: Mapping[Tensor, Tensor]) -> Iterator[Non
             param.grad = grad
 
 
-def _buffers(params: Iterable[Tensor], like: _Gradients) -> _Gradients:
-    return {param: torch.empty_like(like[param]) for param in params}
-
-
-def _local(params: Iterable[Tensor]) -> list[Tensor]:
+def local_parts(params: Iterable[Tensor]) -> list[Tensor]:
+    """Returns this rank's parts of parameters."""
     return [local_part(param) for param in params]
 
 
-def _local_grads(
+def local_grads(
     grads: Mapping[Tensor, Tensor], params: Iterable[Tensor] | None = None
 ) -> list[Tensor]:
+    """Returns this rank's parts of gradients, of all parameters or some of them."""
     wanted = grads if params is None else params
     return [local_part(grads[param], like=param) for param in wanted]
 
 
-def _masters(base: Optimizer, params: Sequence[Tensor]) -> list[Tensor | None]:
-    states: list[dict[str, Any]] = [base.state.get(param, {}) for param in params]
-    masters = [state.get("master") for state in states]
-    return [None if master is None else local_part(master) for master in masters]
+def _copied(tensors: list[Tensor]) -> list[Tensor]:
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    if copies:
+        torch._foreach_copy_(copies, tensors)
+    return copies
 
 
-def _numel(params: Iterable[Tensor]) -> int:
-    return max(1, sum(param.numel() for param in params))
+def _packed(params: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns zeros shaped like each parameter, and the flat buffers that hold them."""
+    views = list(params)
+    buffers = []
+    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, param in enumerate(params):
+        kinds.setdefault((param.device, param.dtype), []).append(index)
+    for (device, dtype), indices in kinds.items():
+        sizes = [params[index].numel() for index in indices]
+        buffer = torch.zeros(sum(sizes), dtype=dtype, device=device)
+        for index, piece in zip(indices, torch.split(buffer, sizes), strict=True):
+            views[index] = piece.view(params[index].shape)
+        buffers.append(buffer)
+    return views, buffers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,11 +21,9 @@ __all__ = [
     "add_into_",
     "clip_factor",
     "combine_",
-    "copied",
     "descend_",
     "dots",
     "norms_squared",
-    "packed",
     "perturb_",
     "sums",
 ]
@@ -97,42 +96,6 @@ class Rounding:
         return self._generators[device]
 
 
-def copied(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Returns copies with the same strides."""
-    copies = [torch.empty_like(tensor) for tensor in tensors]
-    for part in _parts(tensors):
-        torch._foreach_copy_(_take(copies, part), _take(tensors, part))
-    return copies
-
-
-def packed(params: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns zeros shaped like each parameter, and the buffers that hold them.
-
-    Args:
-        params: Parameters, of any dtypes and devices.
-
-    Returns:
-        A view for each parameter, and one flat buffer for each dtype and device.
-
-    Example:
-        >>> views, buffers = packed([torch.ones(2, 3), torch.ones(4)])
-        >>> [view.shape for view in views], [buffer.shape for buffer in buffers]
-        ([torch.Size([2, 3]), torch.Size([4])], [torch.Size([10])])
-    """
-    views = list(params)
-    buffers = []
-    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for index, param in enumerate(params):
-        kinds.setdefault((param.device, param.dtype), []).append(index)
-    for (device, dtype), indices in kinds.items():
-        sizes = [params[index].numel() for index in indices]
-        buffer = torch.zeros(sum(sizes), dtype=dtype, device=device)
-        for index, piece in zip(indices, torch.split(buffer, sizes), strict=True):
-            views[index] = piece.view(params[index].shape)
-        buffers.append(buffer)
-    return views, buffers
-
-
 def norms_squared(
     tensors: Sequence[Tensor], scaled_by: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
@@ -173,8 +136,8 @@ def sums(
 ) -> Tensor:
     """Returns the sum of each column over all parameters and all of their shards.
 
-    Communicates once for each dimension of each device mesh, whatever the number of
-    parameters; not at all without DTensor. Every rank of a mesh must call it.
+    Communicates once for each dimension of a device mesh that holds shards, whatever
+    the number of parameters; not at all without DTensor. Every rank of a mesh must call it.
 
     Args:
         columns: Lists of scalars, one for the local part of each owner.
@@ -187,31 +150,30 @@ def sums(
         As many elements as there are columns.
     """
     dtype, device = torch.float32, torch.device("cpu")
-    totals: dict[Any, Tensor | None] = {}
+    split: dict[Any, set[int]] = {}  # by mesh, the dimensions that hold shards
     for param in among:
-        totals[getattr(param, "device_mesh", None)] = None
-        if device.type == "cpu":
-            device = param.device
         dtype = torch.promote_types(dtype, param.dtype)
+        device = param.device if device.type == "cpu" else device
+        split.setdefault(getattr(param, "device_mesh", None), set()).update(
+            dim for dim, sharded in enumerate(_sharded_over(param)) if sharded
+        )
     alike: dict[tuple[Any, int, torch.device], list[int]] = {}
     for index, owner in enumerate(owners):
-        mesh, copies = _layout(owner)
+        mesh: Any = getattr(owner, "device_mesh", None)
+        over = _sharded_over(owner)
+        copies = math.prod(mesh.size(dim) for dim in split[mesh] if not over[dim])
         alike.setdefault((mesh, copies, owner.device), []).append(index)
+    totals = {
+        mesh: torch.zeros(len(columns), dtype=dtype, device=device) for mesh in split
+    }
     for (mesh, copies, _), indices in alike.items():
-        rows = [
-            torch.stack(_take(column, indices)).sum(dtype=dtype) for column in columns
-        ]
-        part = torch.stack(rows).to(device) / copies
-        so_far = totals.get(mesh)
-        totals[mesh] = part if so_far is None else so_far + part
-    result = torch.zeros(len(columns), dtype=dtype, device=device)
-    for mesh, total in totals.items():
-        part = torch.zeros_like(result) if total is None else total
-        if mesh is not None:
-            for dim in range(mesh.ndim):
-                dist.all_reduce(part, group=mesh.get_group(dim))
-        result = result + part
-    return result
+        rows = [torch.stack(_take(column, indices)) for column in columns]
+        part = torch.stack([row.sum(dtype=dtype) for row in rows])
+        totals[mesh] += part.to(device) / copies
+    for mesh, dims in split.items():
+        for dim in sorted(dims):
+            dist.all_reduce(totals[mesh], group=mesh.get_group(dim))
+    return torch.stack(list(totals.values())).sum(0)
 
 
 def clip_factor(norm_squared: Tensor, max_norm: float | None) -> Tensor | None:
@@ -361,17 +323,9 @@ def _add(
         rounding.store(into, torch._foreach_add(wide, moves, alpha=sign))
 
 
-def _layout(param: Tensor) -> tuple[Any, int]:
-    """Returns a parameter's mesh, and how many ranks of it hold the same part."""
-    mesh: Any = getattr(param, "device_mesh", None)
-    if mesh is None:
-        return None, 1
-    placements: Any = param.placements  # type: ignore[attr-defined]
-    copies = 1
-    for dim, placement in enumerate(placements):
-        if placement.is_replicate():
-            copies *= mesh.size(dim)
-    return mesh, copies
+def _sharded_over(param: Any) -> list[bool]:
+    """Returns for each dimension of a parameter's mesh whether ranks differ there."""
+    return [not p.is_replicate() for p in getattr(param, "placements", ())]
 
 
 def _parts(*columns: Sequence[Tensor]) -> Iterator[list[int]]:
