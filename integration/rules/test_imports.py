@@ -40,15 +40,19 @@ def import_name(requirement: str) -> str:
     return IMPORT_NAMES.get(name, name.replace("-", "_"))
 
 
-def undeclared(source: str, base: set[str], optional: set[str]) -> list[str]:
+def undeclared(
+    source: str, base: set[str], optional: set[str], stem: str = ""
+) -> list[str]:
     """Returns the modules that a source imports without a declaration.
 
-    An optional dependency may be imported inside a function, never with the file.
+    An optional dependency may be imported inside a function, never with the file,
+    unless the file is named after it, and so loaded by those who ask for it only.
     """
     tree = ast.parse(source)
     known = base | sys.stdlib_module_names
     late = set(imported(tree)) - known - optional
-    early = set(imported_at_once(tree)) - known
+    named = {name for name in optional if stem.startswith(f"_{name}_")}
+    early = set(imported_at_once(tree)) - known - named
     return sorted(late | early)
 
 
@@ -60,7 +64,7 @@ def test_package_imports_only_what_it_declares(package, modules):
     found = {
         str(file.relative_to(package.folder)): names
         for file in package.sources
-        if (names := undeclared(file.read_text(), base, optional))
+        if (names := undeclared(file.read_text(), base, optional, file.stem))
     }
     assert found == {}
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from drivetrain_optim._work import Work
 
-__all__ = ["grad_norm", "grad_scale", "sum_over_shards"]
+__all__ = ["Shards", "grad_norm", "grad_scale", "sum_over_shards"]
 
 Shards = tuple[Any, tuple[int, ...]] | None
 """A mesh and its dimensions over which a tensor is split; None for a whole tensor."""
