@@ -84,8 +84,10 @@ OPTIMIZERS: Mapping[str, Description] = {
         paths=("the base optimizer's",),
         equations=(
             "L_WSAM(w) = L(w) + a * (L(w + e) - L(w))    a = gamma / (1 - gamma)",
-            "e  = rho * g / ||g||                        "
-            "adaptive: rho * w^2 * g / || w * g ||",
+            (
+                "e  = rho * g / ||g||                        "
+                "adaptive: rho * w^2 * g / || w * g ||"
+            ),
             "g  = grad L(w),  gs = grad L(w + e)",
             "w <- Base(w, g) - lr * a * (gs - g)         decouple=True",
             "w <- Base(w, g + a * (gs - g))              decouple=False",

@@ -50,9 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Example:
         >>> main(["list"])
-        NAME  RUNS ON        WHAT IT DOES
-        agd   loop, foreach  Switches each coordinate between an adaptive step and SGD \
-with momentum.
+        NAME  RUNS ON                                    WHAT IT DOES
+        agd   loop, foreach, native, triton, capturable  Switches each ...
+        lamb  loop, foreach, native, triton, capturable  Scales Adam's ...
+        wsam  the base optimizer's                       Minimizes the loss ...
         0
     """
     parser = argparse.ArgumentParser(
