@@ -61,15 +61,18 @@ class AGD(BatchedOptimizer):
     `step` never waits for a device, does not change gradients, and leaves everything
     as it was when it raises because of a gradient or a learning rate. DTensor
     parameters (FSDP2, tensor parallelism) are updated shard by shard without
-    communication. Not thread-safe, like every torch optimizer; CUDA graph capture is
-    not supported.
+    communication, except for one number that `max_grad_norm` needs. Not thread-safe,
+    like every torch optimizer.
+
+    Tensors of the state may be changed in place or replaced between steps; they are
+    found again. Only `master` must follow by hand if someone else writes new weights.
 
     Args:
         params: Parameters, named parameters, or parameter groups; real floating-point
-            tensors. A group may set each option but `state_dtype` for itself.
-        lr: Learning rate, a number >= 0 or a CPU tensor with one element. At 0 no
-            weight changes, whatever `decay` is. The authors advise about a tenth of
-            what AdamW uses.
+            tensors. A group may set each option for itself.
+        lr: Learning rate, a number >= 0 or a tensor with one element. At 0 no weight
+            changes, whatever `decay` is. The authors advise about a tenth of what
+            AdamW uses.
         betas: Decay rates `beta1` and `beta2`, in [0, 1).
         delta: Floor of the denominator and switch between the regimes, > 0; or a
             preset of the authors: "transformer" (1e-14), "cnn" (1e-8), "default"
@@ -83,18 +86,33 @@ class AGD(BatchedOptimizer):
         clip: Bound on each coordinate of `m_t / max(sqrt(b_t), delta * c)` with
             `c = sqrt(1 - beta2^t)`, before `lr * c / (1 - beta1^t)` scales it; None
             for no bound. The authors advise 5 when training is unstable.
+        max_grad_norm: Bound on the norm of all gradients of the optimizer together:
+            larger gradients count as scaled down to it. They are not changed
+            themselves. None for no bound.
         maximize: Whether to ascend.
-        foreach: Whether multi-tensor operations are used; None means True. Both paths
+        foreach: True for multi-tensor operations, False for one tensor at a time; both
             give the same bits on a CPU. Temporaries are as large as a batch of tensors
             (at most 262,144 elements on a CPU and 64 Mi elsewhere, or one tensor), not
             as the model.
+        fused: True for fused kernels, or an error where there are none; False for
+            none. With both None, the fastest that there is; `explain` tells which.
+        capturable: Whether the step count lies on the device, so that a CUDA graph can
+            hold the step; `lr` may then be a tensor there.
+        differentiable: Only False: steps cannot be differentiated through.
         state_dtype: The narrowest dtype of the moments, `torch.float32` or
             `torch.float64`; a wider parameter keeps its own. None gives moments of
             the parameter's dtype; in bf16, `b` then stops changing below 1/256 of
             its value.
+        master_weights: Whether bf16 and fp16 weights have a float32 copy in the state
+            (`master`), which steps are taken on.
+        stochastic_rounding: Whether bf16 weights are rounded up or down at random
+            with the true value as the mean, instead of to nearest.
+        check_finite: Whether a gradient with inf or nan is an error; waits for the
+            device once a step.
 
     Raises:
-        HyperparameterError: An option is not allowed, or there is no parameter.
+        HyperparameterError: An option is not allowed, there is no parameter, or a
+            fused kernel is asked for that does not exist here.
         UnsupportedTensorError: A parameter is complex or integer.
 
     Example:

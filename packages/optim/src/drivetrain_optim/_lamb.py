@@ -62,6 +62,9 @@ class LAMB(BatchedOptimizer):
     tensors: all ranks must step together, and each mesh costs one all-reduce of two
     numbers a parameter. Not thread-safe, like every torch optimizer.
 
+    Tensors of the state may be changed in place or replaced between steps; they are
+    found again. Only `master` must follow by hand if someone else writes new weights.
+
     Args:
         params: Parameters, named parameters, or parameter groups; real floating-point
             tensors. A group may set each option for itself.
