@@ -279,7 +279,7 @@ def test_paths_of_all_starts_are_those_of_each_alone():
     function = trajectories.FUNCTIONS["beale"]
     setup = trajectories.Setup(steps=5, num_starts=3)
     for method in trajectories.METHODS.values():
-        paths = trajectories.follow(function, method, 0.01, setup)
+        paths = trajectories.follow(function, method, lr=0.01, seed=0, setup=setup)
         assert paths.shape == (6, 4, 2)
         assert paths[0, 0].tolist() == list(function.start)
         point = torch.nn.Parameter(paths[0, 2].clone())
@@ -293,17 +293,19 @@ def test_paths_of_all_starts_are_those_of_each_alone():
 
 def test_path_is_judged_by_where_it_stays():
     function = trajectories.FUNCTIONS["rastrigin"]
-    setup = trajectories.Setup(steps=4, num_starts=2, tolerance=0.1)
-    own = [3.0, 0.05, 0.2, 0.05, 0.01]
-    path = torch.zeros(5, 3, 2, dtype=torch.float64)
-    path[:, 0, 0] = torch.tensor(own)
-    path[-1, 2, 1] = math.nan
+    setup = trajectories.Setup(steps=4, num_starts=4, tolerance=0.1)
+    path = torch.zeros(5, 5, 2, dtype=torch.float64)
+    path[:, 0, 0] = torch.tensor([3.0, 0.05, 0.2, 0.05, 0.01])
+    path[:2, 2, 1] = 4.0
+    path[-1, 3, 1] = math.nan
+    path[:, 4, 0] = 1.0
     found = trajectories.judge(path, function, setup)
     assert found["steps"] == 3
     assert found["distance"] == pytest.approx(0.01)
-    assert found["others"] == 0.5
-    path[-1, 0, 0] = 0.3
-    assert trajectories.judge(path, function, setup)["steps"] is None
+    assert (found["share"], found["median_steps"]) == (0.5, 1.0)
+    path[-1] = 0.3
+    lost = trajectories.judge(path, function, setup)
+    assert (lost["steps"], lost["share"], lost["median_steps"]) == (None, 0.0, math.inf)
 
 
 @pytest.fixture

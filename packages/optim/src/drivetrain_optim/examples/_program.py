@@ -51,6 +51,8 @@ def run_program(
     arguments = parser.parse_args(argv)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    # A run that diverged is ten times slower where tiny numbers are not taken for zero.
+    torch.set_flush_denormal(True)
     try:
         program(Path(arguments.out), arguments.quick, arguments.methods)
     except (MissingLibraryError, ValueError) as error:
@@ -58,6 +60,7 @@ def run_program(
         return 1
     finally:
         torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
     return 0
 
 

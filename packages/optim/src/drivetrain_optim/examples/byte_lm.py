@@ -295,11 +295,13 @@ def _draw(rows: Sequence[dict[str, Any]], setup: Setup, file: Path) -> None:
     for row in (row for row in rows if row["growth"] == 1):
         label = METHODS[row["method"]].label
         tuning = {int(k): or_infinite(v) for k, v in row["tuning"].items()}
-        rates.plot([2.0**k for k in tuning], list(tuning.values()), "o-", label=label)
+        color = _color(row["method"])
+        powers = [2.0**k for k in tuning]
+        rates.plot(powers, list(tuning.values()), "o-", label=label, color=color)
         share = [(i + 1) / len(row["curve"]) for i in range(len(row["curve"]))]
         dashes = "--" if row["method"] == "agd-1e-8" else "-"
-        curves.plot(share, row["curve"], dashes, label=label)
-    rates.set(xscale="log", xlabel="learning rate", title="tuning, smallest batch")
+        curves.plot(share, row["curve"], dashes, label=label, color=color)
+    rates.set(xlabel="learning rate", title="tuning, smallest batch")
     rates.set_xscale("log", base=2)
     rates.set_ylabel("validation bits per byte")
     curves.set(xlabel="share of the run", title="training, smallest batch")
@@ -313,6 +315,7 @@ def _draw(rows: Sequence[dict[str, Any]], setup: Setup, file: Path) -> None:
                 [row["test_deviation"] for row in mine],
                 fmt="o-",
                 capsize=3,
+                color=_color(name),
                 label=METHODS[name].label,
             )
     batches.set_xscale("log", base=2)
@@ -323,6 +326,10 @@ def _draw(rows: Sequence[dict[str, Any]], setup: Setup, file: Path) -> None:
         axes.legend(fontsize=8)
         axes.grid(alpha=0.3)
     figure.savefig(file, dpi=110)
+
+
+def _color(method: str) -> str:
+    return f"C{list(METHODS).index(method)}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

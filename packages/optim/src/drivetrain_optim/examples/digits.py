@@ -113,15 +113,19 @@ def _sgd(model: nn.Module, lr: float) -> Optimizer:
     return SGD(model.parameters(), lr, momentum=0.9, weight_decay=5e-4)
 
 
-def _aware(rho: float, gamma: float) -> Callable[[nn.Module, float], Optimizer]:
+def _sam(rho: float) -> Callable[[nn.Module, float], Optimizer]:
     def make(model: nn.Module, lr: float) -> Optimizer:
         base = _sgd(model, lr)
-        return WSAM(base, model=model, rho=rho, gamma=gamma)
+        return WSAM(base, model=model, rho=rho, gamma=0.5, decouple=False)
 
     return make
 
 
-# Weight decay is what is usual with each; WSAM with gamma 0.5 is SAM.
+def _wsam(rho: float) -> Callable[[nn.Module, float], Optimizer]:
+    return lambda model, lr: WSAM(_sgd(model, lr), model=model, rho=rho, gamma=0.9)
+
+
+# Weight decay is what is usual with each; WSAM with gamma 0.5, coupled, is SAM.
 METHODS = {
     "adamw": Method(
         label="AdamW",
@@ -134,10 +138,10 @@ METHODS = {
         ),
     ),
     "sgdm": Method(label="SGDM", make=_sgd),
-    "sam": Method(label="SAM 0.05", make=_aware(0.05, 0.5), sharpness_aware=True),
-    "wsam": Method(label="WSAM 0.05", make=_aware(0.05, 0.9), sharpness_aware=True),
-    "sam-0.2": Method(label="SAM 0.2", make=_aware(0.2, 0.5), sharpness_aware=True),
-    "wsam-0.2": Method(label="WSAM 0.2", make=_aware(0.2, 0.9), sharpness_aware=True),
+    "sam": Method(label="SAM 0.05", make=_sam(0.05), sharpness_aware=True),
+    "wsam": Method(label="WSAM 0.05", make=_wsam(0.05), sharpness_aware=True),
+    "sam-0.2": Method(label="SAM 0.2", make=_sam(0.2), sharpness_aware=True),
+    "wsam-0.2": Method(label="WSAM 0.2", make=_wsam(0.2), sharpness_aware=True),
 }
 
 
