@@ -174,9 +174,12 @@ void agd_tile(std::int64_t n, T* __restrict w, const T* __restrict g, T* __restr
   const T coupled = static_cast<T>(s.coupled), scale = static_cast<T>(s.grad_scale);
   const T clip = static_cast<T>(s.clip);
   for (std::int64_t i = 0; i < n; ++i) {
-    T grad = g[i] * scale + coupled * w[i];
+    // Not `0 * w`, which is NaN for an infinite weight.
+    T grad = g[i] * scale + (coupled != 0 ? coupled * w[i] : 0);
     T difference = grad - previous * m[i];
-    m[i] += keep * (grad - m[i]);
+    // From the nearer end, as torch's lerp: exact where beta1 is 0.
+    m[i] =
+        keep < T(0.5) ? m[i] + keep * (grad - m[i]) : grad - (1 - keep) * (grad - m[i]);
     v[i] = beta2 * v[i] + value * difference * difference;
     T second = v[i];
     if (kAmsgrad) {
@@ -226,7 +229,7 @@ struct LambTerms {
         inside(static_cast<T>(s.inside)) {}
 
   T direction(T w, T m, T v) const {
-    return m * debias1 / (root(v) * debias2 + eps) + inside * w;
+    return m * debias1 / (root(v) * debias2 + eps) + (inside != 0 ? inside * w : 0);
   }
 
   T debias1, debias2, eps, inside;
@@ -253,7 +256,7 @@ void lamb_moments_tile(std::int64_t n, const T* __restrict w, const T* __restric
   const LambTerms<T> terms(s);
   T weights[kLanes] = {}, steps[kLanes] = {};
   auto one = [&](std::int64_t i, int lane) {
-    T grad = g[i] * scale + coupled * w[i];
+    T grad = g[i] * scale + (coupled != 0 ? coupled * w[i] : 0);
     T first = beta1 * m[i] + average * grad;
     T second = beta2 * v[i] + fresh * grad * grad;
     m[i] = first;

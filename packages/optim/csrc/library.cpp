@@ -43,10 +43,6 @@ const Kernels& kernels() {
 }
 
 constexpr std::int64_t kChunk = 1 << 14;
-// Three fp32 tensors of so many elements fit into a core's second-level cache, where
-// the second pass of LAMB finds what the first one left.
-constexpr std::int64_t kWaveNumel = 1 << 16;
-
 struct Chunk {
   std::int64_t row, start, size;
 };
@@ -107,6 +103,38 @@ void lamb_moments(const Row* rows, std::int64_t begin, std::int64_t end,
     for (int k = 0; k < 2; ++k) squares[chunks[i].row][k] += parts[i].squares[k];
 }
 
+void lamb_apply(const Row* rows, const std::vector<Chunk>& chunks, const LambScalars& s,
+                int num_threads, const double (*squares)[2]) {
+  in_parallel(chunks, num_threads, Order::backward, [&](std::int64_t, const Chunk& c) {
+    const double ratio = trust_ratio(rows[c.row], s, squares[c.row]);
+    kernels().lamb_apply(rows[c.row], c.start, c.size, s, ratio);
+  });
+}
+
+// Steps the rows of at most `most` elements, each by one thread.
+void lamb_whole_rows(const Row* rows, std::int64_t num_rows, std::int64_t most,
+                     const LambScalars& s, int num_threads, double (*squares)[2]) {
+  const int threads = std::max(1, num_threads);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
+  for (std::int64_t row = 0; row < num_rows; ++row) {
+    const std::int64_t numel = rows[row].numel;
+    if (numel > most) continue;
+    double* sums = squares[row];
+    sums[0] = sums[1] = 0;
+    for (std::int64_t start = 0; start < numel; start += kChunk) {
+      double parts[2] = {0, 0};
+      const std::int64_t size = std::min(kChunk, numel - start);
+      kernels().lamb_moments(rows[row], start, size, s, parts);
+      sums[0] += parts[0];
+      sums[1] += parts[1];
+    }
+    const double ratio = trust_ratio(rows[row], s, sums);
+    const std::int64_t last = numel == 0 ? -1 : (numel - 1) / kChunk * kChunk;
+    for (std::int64_t start = last; start >= 0; start -= kChunk)
+      kernels().lamb_apply(rows[row], start, std::min(kChunk, numel - start), s, ratio);
+  }
+}
+
 template <class Work>
 int guarded(const Work& work) {
   try {
@@ -147,23 +175,23 @@ DRIVETRAIN_EXPORT int drivetrain_optim_v1_agd(const Row* rows, std::int64_t num_
 }
 
 // Both passes of LAMB, for rows that are whole on this process.
+//
+// Most rows are stepped whole by one thread, which needs no other, and whose cache
+// holds the end of the first pass when the second one begins there. Only rows that are
+// large beside a thread's share are split.
 DRIVETRAIN_EXPORT int drivetrain_optim_v1_lamb(const Row* rows, std::int64_t num_rows,
                                                const LambScalars* s, int num_threads,
                                                double (*squares)[2]) {
   return drivetrain::guarded([&] {
-    const std::int64_t wave = drivetrain::kWaveNumel * std::max(1, num_threads);
-    for (std::int64_t begin = 0, end = 0; begin < num_rows; begin = end) {
-      std::int64_t numel = 0;
-      while (end < num_rows && (end == begin || numel + rows[end].numel <= wave))
-        numel += rows[end++].numel;
-      const auto chunks = drivetrain::chunks_of(rows, begin, end);
-      drivetrain::lamb_moments(rows, begin, end, chunks, *s, num_threads, squares);
-      drivetrain::in_parallel(
-          chunks, num_threads, Order::backward, [&](std::int64_t, const Chunk& c) {
-            const double ratio =
-                drivetrain::trust_ratio(rows[c.row], *s, squares[c.row]);
-            drivetrain::kernels().lamb_apply(rows[c.row], c.start, c.size, *s, ratio);
-          });
+    std::int64_t numel = 0;
+    for (std::int64_t row = 0; row < num_rows; ++row) numel += rows[row].numel;
+    const std::int64_t most = numel / (4 * std::max(1, num_threads));
+    drivetrain::lamb_whole_rows(rows, num_rows, most, *s, num_threads, squares);
+    for (std::int64_t row = 0; row < num_rows; ++row) {
+      if (rows[row].numel <= most) continue;
+      const auto chunks = drivetrain::chunks_of(rows, row, row + 1);
+      drivetrain::lamb_moments(rows, row, row + 1, chunks, *s, num_threads, squares);
+      drivetrain::lamb_apply(rows, chunks, *s, num_threads, squares);
     }
   });
 }
@@ -188,11 +216,7 @@ DRIVETRAIN_EXPORT int drivetrain_optim_v1_lamb_apply(const Row* rows,
                                                      const double (*squares)[2]) {
   return drivetrain::guarded([&] {
     const auto chunks = drivetrain::chunks_of(rows, 0, num_rows);
-    drivetrain::in_parallel(
-        chunks, num_threads, Order::backward, [&](std::int64_t, const Chunk& c) {
-          const double ratio = drivetrain::trust_ratio(rows[c.row], *s, squares[c.row]);
-          drivetrain::kernels().lamb_apply(rows[c.row], c.start, c.size, *s, ratio);
-        });
+    drivetrain::lamb_apply(rows, chunks, *s, num_threads, squares);
   });
 }
 

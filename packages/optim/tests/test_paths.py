@@ -14,6 +14,7 @@ MODES = [
     (AGD, {"weight_decay": 0.1, "decay": "coupled", "amsgrad": True}),
     (AGD, {"weight_decay": 0.01, "decay": "fixed", "maximize": True}),
     (AGD, {"max_grad_norm": 1.0, "delta": "transformer"}),
+    (AGD, {"betas": (0.0, 0.9), "delta": 0.1}),
     (LAMB, {}),
     (LAMB, {"max_grad_norm": 1.0, "trust_clip": (0.1, 2.0)}),
     (LAMB, {"decay": "decoupled", "bias_correction": False, "adapt": "none"}),
@@ -79,6 +80,16 @@ def test_path_is_no_further_from_float64_than_twice_the_loop(kind, options, path
             allowed = 2 * max((by_loop - exact).abs().max(), ulp)
             assert (by_path - exact).abs().max() <= allowed
         optimizer.step()
+
+
+@pytest.mark.parametrize("path", [LOOP, *PATHS])
+def test_infinite_weight_spoils_no_other(path):
+    weight = torch.tensor([float("inf"), 1.0, 2.0])
+    param = torch.nn.Parameter(weight)
+    param.grad = torch.ones(3)
+    AGD([param], lr=0.1, betas=(0.0, 0.9), **path).step()
+    assert torch.isinf(param[0])
+    assert torch.isfinite(param[1:]).all()
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -156,7 +156,9 @@ def update_capturable(columns: Columns, scalars: AgdScalars) -> None:
     """Does what `update_loop` does, with scalars that may be tensors."""
     for row, (w, grad, m, b, b_max) in enumerate(_rows(columns)):
         s = AgdScalars(*(_like(w, value) for value in row_of(scalars, row)))
-        g = grad * s.grad_scale + s.coupled * w
+        g = grad * s.grad_scale
+        if scalars.coupled:
+            g.add_(w, alpha=scalars.coupled)
         difference = g - s.previous * m
         m.lerp_(g, 1 - s.beta1)
         value = (1 - s.beta2) * s.gain * s.gain

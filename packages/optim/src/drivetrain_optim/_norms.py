@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from drivetrain_optim import _native
+from drivetrain_optim import _native, _triton
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,5 +81,7 @@ def _grad_square(work: Work) -> Tensor:
         assert work.table is not None
         squares = torch.from_numpy(_native.grad_squares(work.table.rows))
         return squares.sum()
+    if work.batch.kind.path == "triton":
+        return _triton.grad_squares(work).sum()
     norms = torch.stack(torch._foreach_norm(work.grads))
     return norms.to(torch.float64).square_().sum()

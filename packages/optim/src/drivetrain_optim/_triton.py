@@ -35,7 +35,14 @@ if TYPE_CHECKING:
     from drivetrain_optim._agd_update import AgdScalars
     from drivetrain_optim._lamb_update import LambScalars
 
-__all__ = ["agd", "grad_squares", "lamb_apply", "lamb_moments", "missing_because"]
+__all__ = [
+    "agd",
+    "find_fault",
+    "grad_squares",
+    "lamb_apply",
+    "lamb_moments",
+    "missing_because",
+]
 
 logger = logging.getLogger(__name__)
 

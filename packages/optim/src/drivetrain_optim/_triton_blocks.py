@@ -25,6 +25,7 @@ __all__ = [
     "seed_of",
     "store",
     "store_weight",
+    "weighted",
 ]
 
 _NUM_COLUMNS = tl.constexpr(len(COLUMNS))
@@ -36,6 +37,12 @@ _MAX_EXP_AVG_SQ = tl.constexpr(COLUMNS.index("max_exp_avg_sq"))
 _MASTER = tl.constexpr(COLUMNS.index("master"))
 _NUMEL = tl.constexpr(COLUMNS.index("numel"))
 _SEED = tl.constexpr(COLUMNS.index("seed"))
+
+
+@triton.jit
+def weighted(factor, values):
+    """Returns a multiple; 0 for the factor 0, even of an infinity."""
+    return tl.where(factor != 0, factor * values, 0.0)
 
 
 @triton.jit

@@ -25,6 +25,7 @@ from drivetrain_optim._triton_blocks import (
     seed_of,
     store,
     store_weight,
+    weighted,
 )
 
 __all__ = [
@@ -72,7 +73,7 @@ def _agd_block(
     g = load(grad, span, GRAD, ACC, FULL)
     m = load(exp_avg, span, MOMENT, ACC, FULL)
     v = load(exp_avg_sq, span, MOMENT, ACC, FULL)
-    g = g * scale + coupled * w
+    g = g * scale + weighted(coupled, w)
     difference = g - previous * m
     # Two forms, as in torch's `lerp`: at beta1 = 0, m becomes g to the bit.
     m = tl.where(keep < 0.5, m + keep * (g - m), g - (1 - keep) * (g - m))
@@ -138,7 +139,9 @@ def agd_kernel(
 def _direction(w, m, v, terms, ACC: tl.constexpr):
     """Returns the step of Adam with weight decay."""
     debias1, debias2, eps, inside = terms
-    return quotient(m * debias1, root(v, ACC) * debias2 + eps, ACC) + inside * w
+    return quotient(m * debias1, root(v, ACC) * debias2 + eps, ACC) + weighted(
+        inside, w
+    )
 
 
 @triton.jit
@@ -153,7 +156,7 @@ def _lamb_moments_block(
     g = load(grad, span, GRAD, ACC, FULL)
     m = load(exp_avg, span, MOMENT, ACC, FULL)
     v = load(exp_avg_sq, span, MOMENT, ACC, FULL)
-    g = g * scale + coupled * w
+    g = g * scale + weighted(coupled, w)
     m = beta1 * m + average * g
     v = beta2 * v + fresh * g * g
     u = _direction(w, m, v, terms, ACC)
