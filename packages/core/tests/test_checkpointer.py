@@ -20,7 +20,7 @@ from drivetrain_core._errors import CheckpointError
 from drivetrain_core.services import DcpCheckpointer, _checkpoint_folder
 from drivetrain_core.services import _dcp_checkpointer as dcp_module
 from drivetrain_core.services._checkpoint_folder import Folder, digest_of, read_manifest
-from drivetrain_core.services._checkpoint_state import Packed
+from drivetrain_core.services.packed_state import PackedState
 from drivetrain_core.testing import check_checkpointer, run_ranks
 
 
@@ -445,9 +445,11 @@ def test_index_that_is_none_is_refused(tmp_path, content):
 
 def test_values_that_would_run_code_are_refused(tmp_path, monkeypatch):
     folder, trap = tmp_path / "checkpoints", tmp_path / "trap"
-    evil = Packed({}, {"data": {"kind": "data", "tensors": [], "plain": Evil(trap)}})
+    evil = PackedState(
+        {}, {"data": {"kind": "data", "tensors": [], "plain": Evil(trap)}}
+    )
     with monkeypatch.context() as patch:
-        patch.setattr(dcp_module, "pack", lambda state: evil)
+        patch.setattr(dcp_module, "pack_state", lambda state: evil)
         DcpCheckpointer(folder).save(0, {})
     with pytest.raises(CheckpointError, match=r"weights_only|Weights only"):
         DcpCheckpointer(folder).restore({"data": 0})

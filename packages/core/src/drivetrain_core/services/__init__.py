@@ -43,6 +43,12 @@ if TYPE_CHECKING:
         Price,
         Switch,
     )
+    from drivetrain_core.services.packed_state import (
+        PackedState,
+        Restoration,
+        pack_state,
+        plan_restoration,
+    )
     from drivetrain_core.services.process_group import ProcessGroupFactory
     from drivetrain_core.services.state_source import (
         StateSource,
@@ -65,9 +71,11 @@ __all__ = [
     "Nic",
     "NodeGroup",
     "NoticeSource",
+    "PackedState",
     "Price",
     "ProcessGroupFactory",
     "RankBatch",
+    "Restoration",
     "SaveHandle",
     "ServiceFactory",
     "StateSource",
@@ -78,6 +86,8 @@ __all__ = [
     "destroy_process_group",
     "get_service",
     "init_process_group",
+    "pack_state",
+    "plan_restoration",
     "service_factory",
 ]
 
@@ -96,9 +106,11 @@ _HOME = {
     "Nic": "cluster_spec",
     "NodeGroup": "cluster_spec",
     "NoticeSource": "capacity",
+    "PackedState": "packed_state",
     "Price": "cluster_spec",
     "ProcessGroupFactory": "process_group",
     "RankBatch": "batch_plan",
+    "Restoration": "packed_state",
     "SaveHandle": "checkpointer",
     "ServiceFactory": "_lookup",
     "StateSource": "state_source",
@@ -109,6 +121,8 @@ _HOME = {
     "destroy_process_group": "_torch_process_group",
     "get_service": "_lookup",
     "init_process_group": "_torch_process_group",
+    "pack_state": "packed_state",
+    "plan_restoration": "packed_state",
     "service_factory": "_lookup",
 }
 

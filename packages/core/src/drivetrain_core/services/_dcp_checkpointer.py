@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from drivetrain_core._errors import CheckpointError, NamesError
@@ -24,17 +25,20 @@ from drivetrain_core.services._checkpoint_folder import (
     read_manifest,
     verify,
 )
-from drivetrain_core.services._checkpoint_state import (
+from drivetrain_core.services._safe_dcp import read_index, read_into
+from drivetrain_core.services.packed_state import (
     RECORD,
-    Packed,
-    pack,
+    PackedState,
+    pack_state,
     plan_restoration,
 )
-from drivetrain_core.services._safe_dcp import read_index, read_into
+from drivetrain_core.services.state_source import TensorSpec
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, MutableMapping
+
+    from torch.distributed.checkpoint.metadata import Metadata
 
 __all__ = ["DcpCheckpointer", "DurableSave"]
 
@@ -124,7 +128,7 @@ class DcpCheckpointer:
         if type(step) is not int or step < 0:
             message = f"the step must be an integer of at least 0, got {step!r}"
             raise ValueError(message)
-        packed = self._on_all(lambda: pack(state), as_is=_UNFIT)
+        packed = self._on_all(lambda: pack_state(state), as_is=_UNFIT)
         self._check_agreement(step, packed)
         path = self._on_first(lambda: self._folder.begin(step))
         try:
@@ -196,7 +200,7 @@ class DcpCheckpointer:
         _raise_first(error, [text for text, _ in replies])
         return cast("_T", replies[0][1])
 
-    def _check_agreement(self, step: int, packed: Packed) -> None:
+    def _check_agreement(self, step: int, packed: PackedState) -> None:
         """Raises unless whatever is no tensor is equal on all ranks."""
         own = {key: repr(entry) for key, entry in packed.entries.items()}
         own["the step"] = str(step)
@@ -216,7 +220,7 @@ class DcpCheckpointer:
                 )
                 raise ValueError(message)
 
-    def _write(self, path: Path, packed: Packed) -> dict[str, FileDigest]:
+    def _write(self, path: Path, packed: PackedState) -> dict[str, FileDigest]:
         """Writes this rank's files, and returns what they hold."""
         with warnings.catch_warnings():
             # DCP warns when there is no process group, which is meant here.
@@ -248,7 +252,7 @@ def _read(checkpoint: Committed, into: MutableMapping[str, object]) -> None:
     record: dict[str, object] = {RECORD: None}
     read_into(checkpoint.path, record, index, files)
     entries: Any = record[RECORD]
-    plan = plan_restoration(into, entries, index)
+    plan = plan_restoration(into, entries, _specs(index))
     for prepare in plan.prepare:
         prepare()
     targets: dict[str, object] = {}
@@ -257,6 +261,17 @@ def _read(checkpoint: Committed, into: MutableMapping[str, object]) -> None:
     read_into(checkpoint.path, targets, index, files)
     for finish in plan.finish:
         finish()
+
+
+def _specs(index: Metadata) -> dict[str, TensorSpec]:
+    """Returns the tensors that an index lists, by name."""
+    return {
+        name: TensorSpec(
+            name=name, global_shape=tuple(saved.size), dtype=saved.properties.dtype
+        )
+        for name, saved in index.state_dict_metadata.items()
+        if isinstance(saved, TensorStorageMetadata)
+    }
 
 
 def _attempt(action: Callable[[], _T]) -> tuple[_T | None, BaseException | None]:

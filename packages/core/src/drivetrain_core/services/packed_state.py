@@ -1,6 +1,7 @@
 """What a checkpoint holds of each entry of a state, and how an entry takes it back.
 
-A model is held by canonical names and an optimizer by the names of its parameters, so
+Checkpointers share this, so that what one of them saved another can be taught to read,
+and so that all refuse the same states with the same words. A model is held by canonical names and an optimizer by the names of its parameters, so
 that both fit however they are wrapped and sharded. Other objects are held by their
 `state_dict`, and plain data as it is.
 """
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from drivetrain_core._errors import CheckpointError, NamesError
 from drivetrain_core._names import named_modules, named_tensors
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 __all__ = [
     "RECORD",
     "Entry",
-    "Packed",
+    "PackedState",
     "Restoration",
-    "pack",
+    "pack_state",
     "plan_restoration",
 ]
 
 RECORD = "drivetrain.record"
-"""The name under which the plain half of a state is stored."""
+"""The name under which the plain half of a state is stored; no entry may have it."""
 
 Entry = dict[str, Any]
 """The plain half of one entry: its kind, the names of its tensors, its plain values."""
@@ -51,7 +51,7 @@ class _HasStateDict(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedState:
     """A state as a checkpoint holds it.
 
     Args:
@@ -80,16 +80,27 @@ class Restoration:
     finish: list[Callable[[], None]] = field(default_factory=list)
 
 
-def pack(state: Mapping[str, object]) -> Packed:
-    """Returns a state as a checkpoint holds it.
+def pack_state(state: Mapping[str, object]) -> PackedState:
+    """Returns a state as a checkpoint holds it; nothing is copied.
+
+    Args:
+        state: Models, optimizers, tensors, objects with `state_dict` and
+            `load_state_dict`, and plain data, by name.
 
     Raises:
         TypeError: Something in the state is of a type that a checkpoint cannot hold.
         ValueError: Two tensors have one name.
         NamesError: The tensors of a model or an optimizer have no clear names.
+
+    Example:
+        >>> packed = pack_state({"model": nn.Linear(2, 1), "position": 7})
+        >>> list(packed.tensors)
+        ['model.weight', 'model.bias']
+        >>> packed.entries["position"]
+        {'kind': 'data', 'plain': ['value', 7], 'tensors': []}
     """
     names = _parameter_names(state)
-    packed = Packed({}, {})
+    packed = PackedState({}, {})
     for key, value in state.items():
         if key in {"", RECORD}:
             message = f"a name in the state must not be {key!r}"
@@ -130,17 +141,29 @@ def _pack_entry(
 
 
 def plan_restoration(
-    into: MutableMapping[str, object], entries: Mapping[str, Entry], index: Metadata
+    into: MutableMapping[str, object],
+    entries: Mapping[str, Entry],
+    saved: Mapping[str, TensorSpec],
 ) -> Restoration:
     """Returns what restores a state, after checking that it fits; changes nothing.
 
     Args:
         into: The state to be restored in place.
         entries: The plain half of each entry in the checkpoint.
-        index: The index of the checkpoint.
+        saved: The tensors in the checkpoint, by name.
 
     Raises:
         CheckpointError: The checkpoint does not fit; the message says where.
+
+    Example:
+        >>> packed = pack_state({"rng": torch.ones(2)})
+        >>> spec = TensorSpec(name="rng", global_shape=(2,), dtype=torch.float32)
+        >>> into = {"rng": torch.zeros(2)}
+        >>> plan = plan_restoration(into, packed.entries, {"rng": spec})
+        >>> plan.targets[0]()["rng"].copy_(packed.tensors["rng"])
+        tensor([1., 1.])
+        >>> into["rng"]
+        tensor([1., 1.])
     """
     names = _parameter_names(into)
     plan = Restoration()
@@ -155,7 +178,7 @@ def plan_restoration(
                 f"{key!r} is a {kind} here, but a {entry['kind']} in the checkpoint"
             )
             raise CheckpointError(message)
-        specs = [_spec(name, index) for name in entry["tensors"]]
+        specs = [_spec(name, saved) for name in entry["tensors"]]
         try:
             if kind == "model" and isinstance(target, nn.Module):
                 _plan_model(plan, key, target, entry, specs)
@@ -319,14 +342,11 @@ def _prefixed(key: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.
     return {f"{key}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def _spec(name: str, index: Metadata) -> TensorSpec:
-    saved = index.state_dict_metadata.get(name)
-    if not isinstance(saved, TensorStorageMetadata):
+def _spec(name: str, saved: Mapping[str, TensorSpec]) -> TensorSpec:
+    if name not in saved:
         message = f"the index of the checkpoint has no tensor {name!r}"
         raise CheckpointError(message)
-    return TensorSpec(
-        name=name, global_shape=tuple(saved.size), dtype=saved.properties.dtype
-    )
+    return saved[name]
 
 
 def _new_tensor(spec: TensorSpec) -> torch.Tensor:
