@@ -354,7 +354,7 @@ def _draw(rows: Sequence[dict[str, Any]], setup: Setup, file: Path) -> None:
                 axes.errorbar(
                     [place], [scale * mean], [scale * deviation], fmt="_k", capsize=4
                 )
-            axes.set_xticks(range(len(mine)), labels)
+            axes.set_xticks(range(len(mine)), labels, rotation=30, fontsize=8)
             axes.set_title(f"{title}, {noise:.0%} wrong labels", fontsize=10)
             axes.grid(axis="y", alpha=0.3)
             if key == "sharpness":

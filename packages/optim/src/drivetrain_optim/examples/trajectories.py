@@ -244,10 +244,9 @@ def _program(out: Path, quick: bool, methods: list[str]) -> None:
     picture = out / "trajectories.png"
     runs.finish([{k: v for k, v in row.items() if k != "path"} for row in rows])
     print(
-        f"\n{setup.steps} steps; starts: share of {setup.num_starts} random ones from "
-        f"which the path ends within\n{setup.tolerance:g} of the minimum, and after how "
-        "many steps, in the median, it stays there;\nthe other columns: the path in the "
-        "plot"
+        f"\n{setup.steps} steps; starts: share of {setup.num_starts} random ones whose "
+        f"path ends within {setup.tolerance:g} of the\nminimum; median: of the steps "
+        "after which such a path stays there; then the path in the plot"
     )
     print(_table(rows))
     _draw(rows, picture)
