@@ -47,7 +47,7 @@ BAD_OPTIONS = [
     ({"maximize": "yes"}, "maximize must be True or False, got 'yes'"),
     ({"foreach": 2}, "foreach must be True, False or None, got 2"),
     ({"state_dtype": torch.bfloat16}, r"state_dtype must be .* got torch\.bfloat16"),
-    ({"state_dtype": "torch.float32"}, r"state_dtype must be .* got 'torch\.float32'"),
+    ({"state_dtype": "float"}, r"state_dtype must be .* got 'float'"),
 ]
 
 

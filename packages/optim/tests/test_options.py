@@ -16,7 +16,7 @@ from drivetrain_optim._options import checked
 def test_options_have_the_defaults_of_the_signature():
     signature = inspect.signature(AGD).parameters
     expected = {k: p.default for k, p in signature.items() if k != "params"}
-    expected["state_dtype"] = str(expected["state_dtype"])
+    expected["state_dtype"] = str(expected["state_dtype"]).removeprefix("torch.")
     assert {name: rule.default for name, rule in AGD_OPTIONS.items()} == expected
     assert list(AGD_OPTIONS) == list(expected)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.optimizer import ParamsT
 
+    from drivetrain_optim._norms import ShardSlots
     from drivetrain_optim._scalars import Number
     from drivetrain_optim._work import Work
 
@@ -65,7 +66,7 @@ class AGD(BatchedOptimizer):
     like every torch optimizer.
 
     Tensors of the state may be changed in place or replaced between steps; they are
-    found again. Only `master` must follow by hand if someone else writes new weights.
+    found again.
 
     Args:
         params: Parameters, named parameters, or parameter groups; real floating-point
@@ -104,7 +105,9 @@ class AGD(BatchedOptimizer):
             the parameter's dtype; in bf16, `b` then stops changing below 1/256 of
             its value.
         master_weights: Whether bf16 and fp16 weights have a float32 copy in the state
-            (`master`), which steps are taken on.
+            (`master`), which steps are taken on. Whoever writes new weights into the
+            model, such as another checkpoint, must drop it: the next step would bring
+            the old weights back.
         stochastic_rounding: Whether bf16 weights are rounded up or down at random
             with the true value as the mean, instead of to nearest.
         check_finite: Whether a gradient with inf or nan is an error; waits for the
@@ -161,11 +164,15 @@ class AGD(BatchedOptimizer):
     def _moments_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         return self._moments if group["amsgrad"] else self._moments[:2]
 
-    def _update(self, works: Sequence[Work], scales: Mapping[int, Number]) -> None:
-        for work in works:
-            scalars = agd_scalars(
-                work.group, work.lr, work.step, scales[id(work.group)]
-            )
+    def _update(
+        self, works: Sequence[Work], scales: Mapping[int, Number], slots: ShardSlots
+    ) -> None:
+        del slots
+        numbers = [
+            agd_scalars(work.group, work.lr, work.step, scales[id(work.group)])
+            for work in works
+        ]
+        for work, scalars in zip(works, numbers, strict=True):
             path = work.batch.kind.path
             if path == "native":
                 assert work.table is not None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from drivetrain_optim._signature import Signature
 from drivetrain_optim._state import local_part
 from drivetrain_optim._table import mix
 
@@ -64,6 +65,11 @@ class Kind:
         wider = torch.promote_types(weight, moment)
         return torch.promote_types(wider, torch.float32)
 
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The names of the tensors of a parameter's state that look like it."""
+        return (*self.moments, "master") if self.master else self.moments
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -103,37 +109,47 @@ class Batch:
     addresses: list[list[int]] = field(init=False)
     grad_addresses: list[int] = field(init=False)
     _is_whole: bool = field(init=False)
+    _looks: Signature = field(init=False)
+    _grad_looks: Signature | None = field(init=False)
     _views: list[Tensor] = field(init=False)
     _indices: NDArray[np.uint32] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Packs the step counts and notes where every tensor lies."""
+        """Packs the step counts and notes where every tensor lies, and its look."""
         self.params = [entry.param for entry in self.entries]
         self.states = [entry.state for entry in self.entries]
         self.steps = torch.stack([state["step"] for state in self.states])
         self._views = list(self.steps.unbind())
         for state, view in zip(self.states, self._views, strict=True):
             state["step"] = view
-        self.addresses = self._find_addresses()
+        columns = self._columns()
+        self.addresses = [list(map(torch.Tensor.data_ptr, c)) for c in columns]
+        self._looks = Signature([tensor for column in columns for tensor in column])
         self.grad_addresses = []
+        self._grad_looks = None
         positions = [entry.position for entry in self.entries]
         self._is_whole = positions == list(range(len(positions)))
         indices = np.array([entry.index for entry in self.entries], dtype=np.uint32)
         self._indices = indices * np.uint32(0x9E3779B1)
 
     def holds(self) -> bool:
-        """Whether every tensor still is where it was when the batch was made."""
+        """Whether every tensor still is where and what it was when this was made."""
         try:
             if not all(map(is_, map(_STEP, self.states), self._views)):
                 return False
-            if self._find_addresses() != self.addresses:
-                return False
-        except KeyError:  # someone took a tensor out of the state
+            columns = self._columns()
+            addresses = [list(map(torch.Tensor.data_ptr, c)) for c in columns]
+        # Someone took a tensor out of the state, or put something else there.
+        except (KeyError, TypeError, RuntimeError):
+            return False
+        if addresses != self.addresses:
+            return False
+        if not self._looks.fits([tensor for column in columns for tensor in column]):
             return False
         return self.kind.step is None or len(set(self.steps.tolist())) == 1
 
     def local_grads(self, of_group: Sequence[Tensor | None]) -> list[Tensor] | None:
-        """Returns the local gradients; None if they are no longer of the batch's kind.
+        """Returns the local gradients; None if they do not look as they did before.
 
         Args:
             of_group: The gradients of all parameters of the group.
@@ -144,14 +160,11 @@ class Batch:
         if self.kind.sharded is not None:
             pairs = zip(grads, self.params, strict=True)
             grads = [local_part(grad, like=param) for grad, param in pairs]
-        try:
-            addresses = list(map(torch.Tensor.data_ptr, grads))
-        except RuntimeError:  # a sparse tensor has no address
+        if self._grad_looks is None:
+            self._grad_looks = Signature(grads)
+        elif not self._grad_looks.fits(grads):
             return None
-        if addresses != self.grad_addresses:
-            if any(grad.dtype is not self.kind.dtypes[1] for grad in grads):
-                return None
-            self.grad_addresses = addresses
+        self.grad_addresses = list(map(torch.Tensor.data_ptr, grads))
         return list(grads)
 
     def local(self, tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -179,8 +192,6 @@ class Batch:
             number = number * int(mesh.size(axis)) + int(mesh.get_local_rank(axis))
         return number
 
-    def _find_addresses(self) -> list[list[int]]:
-        """Returns the data pointers of weights, moments and master weights."""
-        names = [*self.kind.moments, *(["master"] if self.kind.master else [])]
-        columns = [self.local(self.params), *map(self.kept, names)]
-        return [list(map(torch.Tensor.data_ptr, column)) for column in columns]
+    def _columns(self) -> list[list[Tensor]]:
+        """Returns the local weights, moments and master weights, a list of each."""
+        return [self.local(self.params), *map(self.kept, self.kind.kept)]

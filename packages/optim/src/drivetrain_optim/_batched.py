@@ -9,18 +9,20 @@ import torch
 from torch.optim import Optimizer
 
 from drivetrain_optim._checks import (
+    check_changed_options,
     check_combination,
     check_finite,
     check_not_capturing,
     check_options,
     check_parameters,
     check_saved_groups,
+    check_saved_state,
     learning_rate,
     params_with_gradients,
 )
 from drivetrain_optim._errors import HyperparameterError
-from drivetrain_optim._layout import choice_for, make_layout, step_device
-from drivetrain_optim._norms import grad_norm, grad_scale
+from drivetrain_optim._layout import choice_for, make_layout, shards_of, step_device
+from drivetrain_optim._norms import ShardSlots, grad_norm, grad_scale
 from drivetrain_optim._state import load_moments
 from drivetrain_optim._work import Work
 
@@ -83,6 +85,7 @@ class BatchedOptimizer(Optimizer):
             options = {**self.defaults, **param_group}
             param_group = check_options(name, self._rules, options)
             check_combination(name, param_group)
+        self._forget()
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
         try:
@@ -118,9 +121,10 @@ class BatchedOptimizer(Optimizer):
                 loss = closure()
         # Everything is looked at before the first weight changes.
         works = self._works()
+        slots = self._find_slots() if self._slots is None else self._slots
         if any(group["check_finite"] for group in self.param_groups):
-            check_finite(type(self).__name__, self.param_groups)
-        self._update(works, self._grad_scales(works))
+            check_finite(type(self).__name__, self.param_groups, slots.any_rank)
+        self._update(works, self._grad_scales(works, slots), slots)
         for work in works:
             work.batch.steps.add_(1)
         return loss
@@ -141,7 +145,9 @@ class BatchedOptimizer(Optimizer):
 
         def keep(_: Optimizer, state_dict: dict[str, Any]) -> None:
             groups = state_dict["param_groups"]
-            check_saved_groups(type(self).__name__, groups, self._own_options)
+            name = type(self).__name__
+            check_saved_groups(name, groups, self._own_options)
+            check_saved_state(name, self.param_groups, state_dict, self._moments_of)
             loaded.append(state_dict)
 
         def restore(_: Optimizer) -> None:
@@ -158,12 +164,15 @@ class BatchedOptimizer(Optimizer):
             before.remove()
             after.remove()
 
-    def _update(self, works: Sequence[Work], scales: Mapping[int, Number]) -> None:
+    def _update(
+        self, works: Sequence[Work], scales: Mapping[int, Number], slots: ShardSlots
+    ) -> None:
         """Updates all batches.
 
         Args:
             works: The batches.
             scales: The factor on the gradients of each group, by the group's id.
+            slots: The sharded parameters.
         """
         raise NotImplementedError
 
@@ -176,6 +185,8 @@ class BatchedOptimizer(Optimizer):
         """Drops what is known about where tensors lie."""
         self._layouts: dict[int, Layout] = {}
         self._known_state: list[dict[str, Any]] = []
+        self._known_options: dict[int, dict[str, Any]] = {}
+        self._slots: ShardSlots | None = None
 
     def _works(self) -> list[Work]:
         """Returns what the step will do; no weight and no moment changes."""
@@ -188,6 +199,9 @@ class BatchedOptimizer(Optimizer):
             self._forget()
         checked = []
         for index, group in enumerate(self.param_groups):
+            self._known_options[index] = check_changed_options(
+                name, self._rules, group, self._known_options.get(index, {})
+            )
             lr = learning_rate(name, self._rules, group)
             grads = [param.grad for param in group["params"]]
             fetched = self._fetch(index, group, grads)
@@ -229,16 +243,28 @@ class BatchedOptimizer(Optimizer):
             group,
             state=self.state,
             moments=self._moments_of(group),
+            index=index,
             first_index=sum(len(g["params"]) for g in self.param_groups[:index]),
         )
         self._known_state = list(self.state.values())
+        self._slots = self._find_slots()
 
-    def _grad_scales(self, works: Sequence[Work]) -> dict[int, Number]:
+    def _find_slots(self) -> ShardSlots:
+        self._slots = found = ShardSlots(
+            (shards_of(param), param.device)
+            for group in self.param_groups
+            for param in group["params"]
+        )
+        return found
+
+    def _grad_scales(
+        self, works: Sequence[Work], slots: ShardSlots
+    ) -> dict[int, Number]:
         """Returns the factor that clipping puts on the gradients of each group."""
         bounds = {id(g): g["max_grad_norm"] for g in self.param_groups}
         if all(bound is None for bound in bounds.values()):
             return dict.fromkeys(bounds, 1.0)
-        norm = grad_norm(works)
+        norm = grad_norm(works, slots)
         return {
             key: 1.0 if bound is None else grad_scale(norm, bound)
             for key, bound in bounds.items()

@@ -17,19 +17,22 @@ from drivetrain_optim._options import checked
 from drivetrain_optim._state import local_part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import Tensor
 
     from drivetrain_optim._options import Rule
 
 __all__ = [
+    "check_changed_options",
     "check_combination",
     "check_finite",
     "check_not_capturing",
     "check_options",
     "check_parameters",
     "check_saved_groups",
+    "check_saved_state",
+    "check_state",
     "learning_rate",
     "parameter_names",
     "params_with_gradients",
@@ -52,7 +55,7 @@ def check_options(
     """
     lr = options["lr"]
     if not isinstance(lr, torch.Tensor):
-        return checked(optimizer, rules, options)
+        return _named(checked(optimizer, rules, options))
     if lr.numel() != 1 or lr.is_complex():
         message = (
             f"{optimizer}: lr as a tensor must be one real element, got shape "
@@ -66,7 +69,16 @@ def check_options(
             "without it, give a number or a tensor on the CPU"
         )
         raise HyperparameterError(message)
-    return {**checked(optimizer, rules, {**options, "lr": lr.item()}), "lr": lr}
+    options = _named(checked(optimizer, rules, {**options, "lr": lr.item()}))
+    return {**options, "lr": lr}
+
+
+def _named(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options with a dtype by its name: checkpoint tools take no dtypes."""
+    dtype = options.get("state_dtype")
+    if dtype is not None:
+        options["state_dtype"] = str(dtype).removeprefix("torch.")
+    return options
 
 
 def learning_rate(
@@ -118,14 +130,24 @@ def check_combination(optimizer: str, options: Mapping[str, Any]) -> None:
             raise HyperparameterError(message)
 
 
-def check_finite(optimizer: str, groups: Sequence[Mapping[str, Any]]) -> None:
+def check_finite(
+    optimizer: str,
+    groups: Sequence[Mapping[str, Any]],
+    on_any_rank: Callable[[bool], bool],
+) -> None:
     """Raises if a gradient of a group with `check_finite` is not finite; waits for it.
+
+    Args:
+        optimizer: The optimizer's name.
+        groups: Its groups.
+        on_any_rank: Whether something is so on any of the ranks that step together.
 
     Raises:
         NonFiniteGradientError: One holds an infinity or a NaN.
     """
+    message = None
     for index, group in enumerate(groups):
-        if not group["check_finite"]:
+        if not group["check_finite"] or message:
             continue
         names = parameter_names(index, group)
         found = [
@@ -139,13 +161,18 @@ def check_finite(optimizer: str, groups: Sequence[Mapping[str, Any]]) -> None:
             continue
         for name, grad in found:
             count = int((~torch.isfinite(grad)).sum())
-            if count:
+            if count and not message:
                 message = (
                     f"{optimizer}: gradients must be finite, but {count} of "
                     f"{grad.numel()} elements of that of parameter {name} are not; "
                     "nothing was stepped"
                 )
-                raise NonFiniteGradientError(message)
+    if on_any_rank(message is not None):
+        message = message or (
+            f"{optimizer}: gradients must be finite, but on another rank one is not; "
+            "nothing was stepped"
+        )
+        raise NonFiniteGradientError(message)
 
 
 def check_parameters(optimizer: str, index: int, group: Mapping[str, Any]) -> None:
@@ -180,6 +207,14 @@ def params_with_gradients(
         grad = param.grad
         if grad is None:
             continue
+        if hasattr(param, "to_local") and not hasattr(grad, "to_local"):
+            name = parameter_names(index, group)[position]
+            message = (
+                f"{optimizer}: the gradient of a sharded parameter must be a DTensor, "
+                f"but that of parameter {name} is a plain tensor of shape "
+                f"{tuple(grad.shape)}; nothing was stepped"
+            )
+            raise UnsupportedTensorError(message)
         dense = grad.layout is torch.strided
         if not dense or grad.is_complex():
             name = parameter_names(index, group)[position]
@@ -211,6 +246,128 @@ def check_saved_groups(
                 "another optimizer mean something else, so start without them"
             )
             raise StateDictError(message)
+
+
+def check_changed_options(
+    optimizer: str,
+    rules: Mapping[str, Rule],
+    group: dict[str, Any],
+    known: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Checks the options of a group that someone has set since they were known.
+
+    Args:
+        optimizer: The optimizer's name, for messages.
+        rules: Its options.
+        group: The group; the name of a preset is replaced by its value.
+        known: The options as they were checked last.
+
+    Returns:
+        The options as they are now.
+
+    Raises:
+        HyperparameterError: A value is not allowed.
+    """
+    changed = {
+        name: group[name]
+        for name in rules
+        if name != "lr" and group[name] is not known.get(name, ...)
+    }
+    if changed:
+        group.update(_named(checked(optimizer, rules, changed)))
+        check_combination(optimizer, group)
+    return {name: group[name] for name in rules}
+
+
+def check_state(
+    optimizer: str,
+    name: str,
+    param: Tensor,
+    state: Mapping[str, Any],
+    kept: Sequence[str],
+    *,
+    moves: bool = False,
+) -> None:
+    """Raises unless what is kept for a parameter looks like it.
+
+    Args:
+        optimizer: The optimizer's name.
+        name: The parameter's name.
+        param: The parameter.
+        state: What is kept for it.
+        kept: The names of the tensors that look like it.
+        moves: Whether they may lie on another device, because they will be moved.
+
+    Raises:
+        StateDictError: Something has another shape, device or sharding.
+    """
+    for key in (*kept, "step"):
+        value = state.get(key)
+        if value is None and key not in state:
+            continue
+        problem = _misfit(value, param, scalar=key == "step", moves=moves)
+        if problem:
+            message = (
+                f"{optimizer}: the state of parameter {name} of shape "
+                f"{tuple(param.shape)} does not fit it: {key} {problem}"
+            )
+            raise StateDictError(message)
+
+
+def _misfit(value: object, param: Tensor, *, scalar: bool, moves: bool) -> str | None:
+    if not isinstance(value, torch.Tensor):
+        return f"is no tensor but {type(value).__name__}"
+    if scalar:
+        return None if value.numel() == 1 else f"has shape {tuple(value.shape)}"
+    if value.shape != param.shape:
+        return f"has shape {tuple(value.shape)}"
+    if value.device != param.device and not moves:
+        return f"is on {value.device}, and the parameter on {param.device}"
+    if hasattr(value, "to_local") != hasattr(param, "to_local"):
+        kinds = ("a DTensor", "a plain tensor")
+        kinds = kinds if hasattr(value, "to_local") else kinds[::-1]
+        return f"is {kinds[0]}, and the parameter {kinds[1]}"
+    return None
+
+
+def check_saved_state(
+    optimizer: str,
+    groups: Sequence[Mapping[str, Any]],
+    saved: Mapping[str, Any],
+    moments_of: Callable[[Mapping[str, Any]], Sequence[str]],
+) -> None:
+    """Raises unless a saved state is whole and fits the parameters.
+
+    Args:
+        optimizer: The optimizer's name.
+        groups: The groups that it is to be loaded into.
+        saved: The state dict, whose groups were checked.
+        moments_of: Returns the moments that a group's options ask for.
+
+    Raises:
+        StateDictError: A tensor is missing, or has another shape or sharding.
+    """
+    for index, (group, other) in enumerate(
+        zip(groups, saved["param_groups"], strict=False)
+    ):
+        needed = ("step", *moments_of({**group, **other}))
+        names = parameter_names(index, group)
+        triples = zip(names, group["params"], other["params"], strict=False)
+        for name, param, key in triples:
+            state = saved["state"].get(key)
+            if not state:
+                continue
+            missing = [kept for kept in needed if kept not in state]
+            if missing:
+                message = (
+                    f"{optimizer}: the state dict is not whole: parameter {name} has no "
+                    f"{', '.join(missing)}"
+                )
+                raise StateDictError(message)
+            kept_here = {kept: value for kept, value in state.items() if kept != "step"}
+            check_state(
+                optimizer, name, param, kept_here, (*needed[1:], "master"), moves=True
+            )
 
 
 def check_not_capturing(optimizer: str, groups: Iterable[Mapping[str, Any]]) -> None:

@@ -17,7 +17,6 @@ from drivetrain_optim._lamb_update import (
     moments_loop,
     trust_ratios,
 )
-from drivetrain_optim._norms import sum_over_shards
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
     from drivetrain_optim._lamb_update import LambScalars
+    from drivetrain_optim._norms import ShardSlots
     from drivetrain_optim._scalars import Number
     from drivetrain_optim._work import Work
 
@@ -63,7 +63,7 @@ class LAMB(BatchedOptimizer):
     numbers a parameter. Not thread-safe, like every torch optimizer.
 
     Tensors of the state may be changed in place or replaced between steps; they are
-    found again. Only `master` must follow by hand if someone else writes new weights.
+    found again.
 
     Args:
         params: Parameters, named parameters, or parameter groups; real floating-point
@@ -97,8 +97,10 @@ class LAMB(BatchedOptimizer):
         state_dtype: The narrowest dtype of the moments, `torch.float32` or
             `torch.float64`; a wider parameter keeps its own. None gives moments of
             the parameter's dtype.
-        master_weights: Whether bf16 and fp16 weights have a float32 copy in the state,
-            which steps are taken on.
+        master_weights: Whether bf16 and fp16 weights have a float32 copy in the state
+            (`master`), which steps are taken on. Whoever writes new weights into the
+            model, such as another checkpoint, must drop it: the next step would bring
+            the old weights back.
         stochastic_rounding: Whether bf16 weights are rounded up or down at random
             with the true value as the mean, instead of to nearest.
         check_finite: Whether a gradient with inf or nan is an error; waits for the
@@ -206,21 +208,23 @@ class LAMB(BatchedOptimizer):
         """
         return cls(params, lr, **{**LAMB_PRESETS["timm"], **options})
 
-    def _update(self, works: Sequence[Work], scales: Mapping[int, Number]) -> None:
+    def _update(
+        self, works: Sequence[Work], scales: Mapping[int, Number], slots: ShardSlots
+    ) -> None:
         split: list[tuple[Work, LambScalars, Tensor]] = []
-        for work in works:
-            scalars = lamb_scalars(
-                work.group, work.lr, work.step, scales[id(work.group)]
-            )
+        numbers = [
+            lamb_scalars(work.group, work.lr, work.step, scales[id(work.group)])
+            for work in works
+        ]
+        for work, scalars in zip(works, numbers, strict=True):
             kind = work.batch.kind
-            if kind.sharded is not None and kind.adapts:
+            if kind.sharded is not None and kind.sharded[1] and kind.adapts:
                 split.append((work, scalars, _moments(work, scalars)))
             else:
                 _step_whole(work, scalars)
-        parts = [(work.batch.kind.sharded, squares) for work, _, squares in split]
-        for (work, scalars, _), squares in zip(
-            split, sum_over_shards(parts), strict=True
-        ):
+        parts = [(work.batch, squares) for work, _, squares in split]
+        sums = slots.sum_squares(parts)
+        for (work, scalars, _), squares in zip(split, sums, strict=True):
             _apply(work, scalars, squares)
 
 

@@ -126,7 +126,9 @@ def trust_ratios(squares: Tensor, s: LambScalars) -> Tensor:
     weight, step = squares.sqrt().unbind(1)
     ratio = weight.clamp(s.norm_low, s.norm_high) / step
     ratio = ratio.clamp(s.ratio_low, s.ratio_high)
-    return torch.where((weight == 0) | (step == 0), torch.ones_like(ratio), ratio)
+    one = torch.ones_like(ratio)
+    chosen: Tensor = torch.where((weight == 0) | (step == 0), one, ratio)
+    return chosen
 
 
 def moments_loop(columns: Columns, scalars: LambScalars) -> Tensor:
@@ -173,7 +175,8 @@ def moments_foreach(columns: Columns, s: LambScalars) -> Tensor:
     torch._foreach_addcmul_(vs, gs, gs, 1 - s.beta2)
     del gs
     norms = [torch._foreach_norm(tensors) for tensors in (ws, _directions(columns, s))]
-    squares: Tensor = torch.stack(list(map(torch.stack, norms)), dim=1).square_()
+    columns_of_norms = [torch.stack(list(column)) for column in norms]
+    squares: Tensor = torch.stack(columns_of_norms, dim=1).square_()
     return squares
 
 

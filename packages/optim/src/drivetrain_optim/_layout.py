@@ -10,16 +10,25 @@ import torch
 
 from drivetrain_optim import _native, _triton
 from drivetrain_optim._batch import Batch, Entry, Kind
+from drivetrain_optim._checks import check_state, parameter_names
+from drivetrain_optim._errors import UnsupportedTensorError
 from drivetrain_optim._paths import Choice, choose_path
-from drivetrain_optim._state import local_part, make_state
+from drivetrain_optim._state import is_plain, local_part, make_state
 from drivetrain_optim._table import DTYPE_CODES, Table, is_dense
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
-__all__ = ["Layout", "Part", "choice_for", "make_layout", "step_device"]
+__all__ = [
+    "Layout",
+    "Part",
+    "choice_for",
+    "make_layout",
+    "shards_of",
+    "step_device",
+]
 
 # What a layout depends on; a change of any other option needs no new one.
 _OPTIONS = (
@@ -82,6 +91,7 @@ def make_layout(
     *,
     state: Mapping[Tensor, dict[str, Any]],
     moments: Sequence[str],
+    index: int,
     first_index: int,
 ) -> Layout:
     """Returns the batches of a group; what the state lacks is added.
@@ -91,18 +101,30 @@ def make_layout(
         group: The group, whose gradients were checked.
         state: The optimizer's state, which makes an entry for a new parameter.
         moments: The names of the moments that the group's options ask for.
+        index: The number of the group.
         first_index: The position of the group's first parameter in the optimizer.
 
     Raises:
         HyperparameterError: A kernel is asked for that does not exist here.
+        StateDictError: The state does not fit its parameter.
     """
     params = list(group["params"])
-    # All choices are made before the first state: they may raise.
-    found = [
-        (position, param, choice_for(optimizer, group, param))
-        for position, param in enumerate(params)
-        if param.grad is not None
-    ]
+    names = parameter_names(index, group)
+    # All that may raise comes before the first state is made or laid out anew.
+    found = []
+    for position, param in enumerate(params):
+        if param.grad is None:
+            continue
+        choice = choice_for(optimizer, group, param)
+        kept = state.get(param, {})
+        check_state(optimizer, names[position], param, kept, (*moments, "master"))
+        if choice.path in {"native", "triton"}:
+            because = _unfit_because(param, kept, moments)
+            if because and group["fused"]:
+                message = f"{optimizer}: fused=True, but {names[position]}: {because}"
+                raise UnsupportedTensorError(message)
+            choice = Choice("foreach", because) if because else choice
+        found.append((position, param, choice))
     kinds: dict[Kind, list[Entry]] = {}
     for position, param, (path, because) in found:
         kept = state[param]
@@ -114,6 +136,8 @@ def make_layout(
             master=group["master_weights"],
             step_device=step_device(param, group),
         )
+        if path in {"native", "triton"}:
+            _lay_like(param, kept, (*moments, "master"))
         assert param.grad is not None
         kind = Kind(
             path=path,
@@ -123,7 +147,7 @@ def make_layout(
             moments=tuple(moments),
             master="master" in kept and group["master_weights"],
             stochastic=group["stochastic_rounding"] and param.dtype is torch.bfloat16,
-            sharded=_sharded(param),
+            sharded=shards_of(param),
             adapts=_adapts(group),
             step=None if group["capturable"] else kept["step"].item(),
         )
@@ -137,6 +161,36 @@ def make_layout(
     parts = [Part(b, Table(b) if b.kind.is_fused else None) for b in batches]
     present = [param.grad is not None for param in params]
     return Layout(params, present, _options_of(group), parts)
+
+
+def _unfit_because(
+    param: Tensor, kept: Mapping[str, Any], moments: Sequence[str]
+) -> str | None:
+    """Returns why a kernel cannot read a gradient or a state, or None if it can."""
+    grad = local_part(param.grad, like=param)  # type: ignore[arg-type]
+    there = [kept[name] for name in moments if name in kept]
+    if not all(map(is_plain, [grad, *map(local_part, there)])):
+        return (
+            "a gradient or a moment is a view or a wrapper, which kernels cannot read"
+        )
+    if grad.dtype not in DTYPE_CODES:
+        return f"there are no kernels for gradients in {grad.dtype}"
+    if len({tensor.dtype for tensor in there}) > 1:
+        return "the moments of a parameter have several dtypes"
+    if any(tensor.dtype not in DTYPE_CODES for tensor in there):
+        return f"there are no kernels for moments in {there[0].dtype}"
+    if "master" in kept and kept["master"].dtype is not torch.float32:
+        return f"the master weights are in {kept['master'].dtype}"
+    return None
+
+
+def _lay_like(param: Tensor, kept: dict[str, Any], names: Iterable[str]) -> None:
+    """Lays the state out in memory as the parameter is, which kernels rely on."""
+    wanted = local_part(param).stride()
+    for name in names:
+        if name in kept and local_part(kept[name]).stride() != wanted:
+            old = kept[name]
+            kept[name] = torch.empty_like(param, dtype=old.dtype).copy_(old)
 
 
 def step_device(param: Tensor, group: Mapping[str, Any]) -> torch.device:
@@ -168,6 +222,8 @@ def _fused_missing(param: Tensor) -> str | None:
     """Returns why a parameter has no fused kernel, or None if it has one."""
     if param.dtype not in DTYPE_CODES:
         return f"there are no kernels for {param.dtype}"
+    if not is_plain(local_part(param)):
+        return f"a parameter is of type {type(param).__name__} on {param.device.type}"
     if not is_dense(local_part(param)):
         return f"a parameter of shape {tuple(param.shape)} is not dense in memory"
     if param.device.type == "cpu":
@@ -182,7 +238,8 @@ def _adapts(group: Mapping[str, Any]) -> bool:
     return bool(adapt == "all" or (adapt == "decayed" and group["weight_decay"]))
 
 
-def _sharded(param: Any) -> tuple[Any, tuple[int, ...]] | None:
+def shards_of(param: Any) -> tuple[Any, tuple[int, ...]] | None:
+    """Returns the mesh of a DTensor and the dimensions over which it is split."""
     if not hasattr(param, "to_local"):
         return None
     axes = (axis for axis, p in enumerate(param.placements) if not p.is_replicate())

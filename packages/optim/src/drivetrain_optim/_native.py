@@ -42,7 +42,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     folders = [Path(folder) for folder in drivetrain_optim.__path__]
     file = next((f / _FILE for f in folders if (f / _FILE).exists()), None)
     if file is None:
-        return None, "the package was installed without a C++ compiler"
+        return None, "its C++ library was not built when the package was installed"
     try:
         library = ctypes.CDLL(str(file))
     except OSError as error:

@@ -86,7 +86,7 @@ def optional(accepts: Callable[[object], bool]) -> Callable[[object], bool]:
 
 
 # By name, so that this module does without torch.
-_STATE_DTYPES = ("torch.float32", "torch.float64", "None")
+_STATE_DTYPES = ("float32", "float64", "torch.float32", "torch.float64", "None")
 
 SHARED_OPTIONS: Mapping[str, Rule] = {
     "max_grad_norm": Rule(
@@ -121,10 +121,10 @@ SHARED_OPTIONS: Mapping[str, Rule] = {
         lambda value: value is False,
     ),
     "state_dtype": Rule(
-        "torch.float32",
-        "torch.float32, torch.float64 or None",
+        "float32",
+        "float32, float64, a torch.dtype of that name, or None",
         "narrowest dtype of the moments; None keeps the parameter's",
-        lambda value: not isinstance(value, str) and str(value) in _STATE_DTYPES,
+        lambda value: value != "None" and str(value) in _STATE_DTYPES,
     ),
     "master_weights": Rule(
         False,

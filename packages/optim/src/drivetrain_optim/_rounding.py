@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from drivetrain_optim._table import is_dense
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -17,8 +19,8 @@ _MASK = 0xFFFFFFFF
 def round_to_bfloat16_(out: Tensor, values: Tensor, seed: int) -> None:
     """Rounds values up or down at random, so that the mean of many roundings is right.
 
-    An element's random bits depend on the seed and on its position alone, as in the
-    fused kernels, so that all paths and every repetition agree.
+    An element's random bits depend on the seed and on its position in memory alone, as
+    in the fused kernels, so that all paths and every repetition agree.
 
     Args:
         out: Where the result is written, bfloat16.
@@ -34,7 +36,11 @@ def round_to_bfloat16_(out: Tensor, values: Tensor, seed: int) -> None:
         True
     """
     bits = values.float().contiguous().view(torch.int32).to(torch.int64) & _MASK
-    index = torch.arange(bits.numel(), device=bits.device).view(bits.shape)
+    index = torch.arange(bits.numel(), device=bits.device)
+    if is_dense(out):
+        index = index.as_strided(out.shape, out.stride())
+    else:
+        index = index.view(bits.shape)
     rounded = ((bits + _noise(index, seed)) >> 16) << 16
     # As a signed number, since torch has no views of unsigned ones everywhere.
     signed = torch.where(rounded >= 1 << 31, rounded - (1 << 32), rounded)

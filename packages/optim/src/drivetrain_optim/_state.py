@@ -15,21 +15,31 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["load_moments", "local_part", "make_state", "moment_dtype"]
+__all__ = [
+    "is_plain",
+    "load_moments",
+    "local_part",
+    "make_state",
+    "moment_dtype",
+]
 
 
-def moment_dtype(param: Tensor, state_dtype: torch.dtype | None) -> torch.dtype:
+def moment_dtype(param: Tensor, state_dtype: str | None) -> torch.dtype:
     """Returns the dtype of a parameter's moments.
 
+    Args:
+        param: The parameter.
+        state_dtype: The name of the narrowest dtype; checkpoint tools take no dtypes.
+
     Example:
-        >>> moment_dtype(torch.zeros(1, dtype=torch.bfloat16), torch.float32)
+        >>> moment_dtype(torch.zeros(1, dtype=torch.bfloat16), "float32")
         torch.float32
-        >>> moment_dtype(torch.zeros(1, dtype=torch.float64), torch.float32)
+        >>> moment_dtype(torch.zeros(1, dtype=torch.float64), "float32")
         torch.float64
     """
     if state_dtype is None:
         return param.dtype
-    return torch.promote_types(param.dtype, state_dtype)
+    return torch.promote_types(param.dtype, getattr(torch, state_dtype))
 
 
 def make_state(
@@ -37,7 +47,7 @@ def make_state(
     param: Tensor,
     *,
     moments: Sequence[str],
-    state_dtype: torch.dtype | None,
+    state_dtype: str | None,
     master: bool,
     step_device: torch.device,
 ) -> None:
@@ -47,14 +57,14 @@ def make_state(
         state: The parameter's state, changed in place.
         param: The parameter.
         moments: The names of the moments.
-        state_dtype: The narrowest dtype of the moments, or None.
+        state_dtype: The name of the narrowest dtype of the moments, or None.
         master: Whether a parameter narrower than float32 gets a float32 copy.
         step_device: Where the step count lies; on the CPU, reading it never waits.
 
     Example:
         >>> state = {}
         >>> make_state(state, torch.ones(2, dtype=torch.bfloat16), moments=["exp_avg"],
-        ...            state_dtype=torch.float32, master=True,
+        ...            state_dtype="float32", master=True,
         ...            step_device=torch.device("cpu"))
         >>> state
         {'step': tensor(0.), 'exp_avg': tensor([0., 0.]), 'master': tensor([1., 1.])}
@@ -92,8 +102,21 @@ def local_part(tensor: Tensor, like: Tensor | None = None) -> Tensor:
     sharded: Any = tensor
     if like is not None and sharded.placements != (wanted := like.placements):  # type: ignore[attr-defined]
         sharded = sharded.redistribute(placements=wanted)
-    part: Tensor = sharded.to_local()
-    return part
+    part: Any = sharded.to_local()
+    # What an asynchronous collective left behind has no memory until it is waited for.
+    return part.wait() if hasattr(part, "wait") else part  # type: ignore[no-any-return]
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is what its memory holds: no wrapper, no view that negates."""
+    kinds = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return (
+        type(tensor) in kinds
+        and tensor.layout is torch.strided
+        and not tensor.is_neg()
+        and tensor.device.type != "meta"
+        and (tensor.data_ptr() != 0 or tensor.numel() == 0)
+    )
 
 
 def load_moments(
@@ -101,7 +124,7 @@ def load_moments(
     *,
     param: Tensor,
     names: Sequence[str],
-    state_dtype: torch.dtype | None,
+    state_dtype: str | None,
     step_device: torch.device,
 ) -> dict[str, Tensor]:
     """Returns a parameter's saved state as an optimizer keeps it.

@@ -52,7 +52,7 @@ class Table:
     def __init__(self, batch: Batch) -> None:
         """Writes all but the gradients' addresses and the seeds."""
         kind = batch.kind
-        names = ["weight", *kind.moments, *(["master"] if kind.master else [])]
+        names = ["weight", *kind.kept]
         local = batch.local(batch.params)
         self.rows = np.zeros((len(local), len(COLUMNS)), dtype=np.int64)
         for name, column in zip(names, batch.addresses, strict=True):

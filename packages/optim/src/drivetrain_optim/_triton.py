@@ -266,7 +266,7 @@ def _example(device: torch.device, dtype: torch.dtype, stochastic: bool) -> Work
             state,
             param,
             moments=_MOMENTS,
-            state_dtype=torch.float32,
+            state_dtype="float32",
             master=False,
             step_device=torch.device("cpu"),
         )
