@@ -137,6 +137,19 @@ def test_json_has_rows_and_what_a_number_is_worth_nothing_without(capsys):
     assert found["date"].endswith("+00:00")
 
 
+def test_json_takes_the_numbers_of_other_libraries(capsys):
+    class Scalar:
+        def item(self):
+            return 0.5
+
+    def measure(quick):
+        return Row(figure="x", holds=True, details={"ratio": Scalar()})
+
+    assert run_bars([Bar(name="it", bound="-", measure=measure)], ["--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["details"] == {"ratio": 0.5}
+
+
 def test_json_is_printed_even_when_every_bar_fails(capsys):
     assert run_bars([bar("broken", OSError("gone"))], ["--json"]) == 1
     (row,) = json.loads(capsys.readouterr().out)["rows"]

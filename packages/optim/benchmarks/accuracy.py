@@ -65,7 +65,7 @@ def exactness(quick):
             errors.append(gap / np.abs(literal.w).max())
         worst[name] = max(errors)
     most = max(worst.values())
-    return Row(figure=f"{most:.1e}", holds=most <= EXACT, details=worst)
+    return Row(figure=f"{most:.1e}", holds=bool(most <= EXACT), details=worst)
 
 
 def one_step(kind, options, params, saved, dtype, path):

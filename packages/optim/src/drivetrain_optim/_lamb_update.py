@@ -157,8 +157,10 @@ def apply_loop(columns: Columns, scalars: LambScalars, ratios: Tensor) -> None:
 
 
 def _direction(w: Tensor, m: Tensor, v: Tensor, s: LambScalars) -> Tensor:
-    u = (m / s.debias1).div_((v.sqrt() / s.debias2_root).add_(s.eps))
-    return u.add_(w, alpha=s.inside) if s.inside else u
+    u: Tensor = (m / s.debias1).div_((v.sqrt() / s.debias2_root).add_(s.eps))
+    if s.inside:
+        u.add_(w, alpha=s.inside)
+    return u
 
 
 def moments_foreach(columns: Columns, s: LambScalars) -> Tensor:

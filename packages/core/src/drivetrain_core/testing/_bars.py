@@ -105,7 +105,9 @@ def run_bars(
             {"name": bar.name, "bound": bar.bound, "status": row.status, **asdict(row)}
             for bar, row in zip(chosen, rows, strict=True)
         ]
-        _print(json.dumps({"rows": entries, **surroundings()}, indent=2))
+        report = {"rows": entries, **surroundings()}
+        # Figures come out of numpy as well, whose numbers JSON does not take.
+        _print(json.dumps(report, indent=2, default=lambda value: value.item()))
     else:
         header = ("bar", "figure", "bound", "status", "proven on")
         cells = [
