@@ -125,6 +125,12 @@ def folders(*names: str) -> list[str]:
     return [str(folder.relative_to(ROOT)) for folder in found if folder.is_dir()]
 
 
+def interpret(session: nox.Session, *pytest_options: str) -> None:
+    """Runs the tests of GPU kernels in a process whose Triton interprets them."""
+    select = ["-m", "interpreter", *pytest_options, *folders("tests")]
+    session.run(*PYTEST, *select, env={"TRITON_INTERPRET": "1"}, success_codes=[0, 5])
+
+
 @nox.session
 def quickstart(session: nox.Session) -> None:
     """Runs the main job: finds, shows and proves a plan for a small language model."""
@@ -138,8 +144,9 @@ def tests(session: nox.Session, package: str) -> None:
     """Runs each package's tests with only what it declares, then the integration."""
     if package == "integration":
         install(session, *PACKAGES, groups=["test"], extras=True, pip=examples())
-        optional = ["-m", "extra", *folders("tests")]
+        optional = ["-m", "extra and not interpreter", *folders("tests")]
         session.run(*PYTEST, *optional, success_codes=[0, 5])
+        interpret(session)
         session.run(*PYTEST, "integration", *session.posargs)
         return
     install(session, package, groups=["test"])
@@ -214,7 +221,7 @@ def build(session: nox.Session) -> None:
     for sdist in sorted(unpacked.glob("*/tests")):
         with session.chdir(sdist.parent):
             config = ["-c", str(ROOT / "pyproject.toml"), "--rootdir=."]
-            select = ["-m", "not gpu and not multigpu", "tests"]
+            select = ["-m", "not gpu and not multigpu and not interpreter", "tests"]
             session.run(*PYTEST, *config, *select, *session.posargs)
 
 
@@ -246,7 +253,9 @@ def minimums(session: nox.Session) -> None:
     install(session, *PACKAGES, groups=["test"], extras=True, pip=pip)
     # Of each other, the oldest and the newest versions warn that they are outdated.
     calm = ["-W", "ignore::DeprecationWarning"]
-    session.run(*PYTEST, *calm, *folders("tests"), *session.posargs)
+    select = ["-m", "not interpreter", *folders("tests")]
+    session.run(*PYTEST, *calm, *select, *session.posargs)
+    interpret(session, *calm)
 
 
 @nox.session

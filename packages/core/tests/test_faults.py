@@ -99,8 +99,10 @@ def test_faults_everywhere_leave_the_baseline(broken):
 
 
 INTERRUPTED = """
-import sys, torch
-from drivetrain_core import accelerate, register
+import signal, sys, torch
+
+# A shell starts what runs in its background with this signal ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)from drivetrain_core import accelerate, register
 from drivetrain_core.testing import FAULTS, FaultyOptimization
 
 register(FaultyOptimization(["daemon"]))

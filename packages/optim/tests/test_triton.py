@@ -39,6 +39,7 @@ if HAS_TRITON and DEVICE.type == "cpu":
 
 pytestmark = [
     pytest.mark.extra,
+    pytest.mark.interpreter,
     pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
 ]
 
