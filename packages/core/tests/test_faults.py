@@ -102,7 +102,9 @@ INTERRUPTED = """
 import signal, sys, torch
 
 # A shell starts what runs in its background with this signal ignored.
-signal.signal(signal.SIGINT, signal.default_int_handler)from drivetrain_core import accelerate, register
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+from drivetrain_core import accelerate, register
 from drivetrain_core.testing import FAULTS, FaultyOptimization
 
 register(FaultyOptimization(["daemon"]))
