@@ -1,0 +1,63 @@
+"""Checkpoints in two stages: shared memory that outlives the trainer, then storage.
+
+Importing this package does not import torch; the first use of a checkpointer does. The
+daemon never does.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from drivetrain_checkpoint._errors import (
+    CorruptCheckpointError,
+    DaemonError,
+    ForeignCheckpointError,
+    StorageError,
+)
+
+if TYPE_CHECKING:
+    from drivetrain_checkpoint._checkpointer import Checkpointer
+    from drivetrain_checkpoint._handle import SaveHandle
+    from drivetrain_checkpoint._verify import Problem, verify
+
+__all__ = [
+    "Checkpointer",
+    "CorruptCheckpointError",
+    "DaemonError",
+    "ForeignCheckpointError",
+    "Problem",
+    "SaveHandle",
+    "StorageError",
+    "__version__",
+    "verify",
+]
+
+_HOMES = {
+    "Checkpointer": "_checkpointer",
+    "Problem": "_verify",
+    "SaveHandle": "_handle",
+    "verify": "_verify",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Imports what needs torch, or takes time, when it is first used."""
+    value: object
+    if name in _HOMES:
+        module = import_module(f"drivetrain_checkpoint.{_HOMES[name]}")
+        value = getattr(module, name)
+    elif name == "__version__":
+        from importlib.metadata import version
+
+        value = version("drivetrain-checkpoint")
+    else:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Returns the public names."""
+    return list(__all__)

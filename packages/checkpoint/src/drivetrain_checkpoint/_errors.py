@@ -1,0 +1,37 @@
+"""The exceptions of this package.
+
+Each inherits core's `CheckpointError`, which is a `RuntimeError`:
+
+    CheckpointError
+     |- CorruptCheckpointError     its bytes are not those that were saved
+     |- ForeignCheckpointError     it is of another format, version or job
+     |- StorageError (OSError)     the storage refused or failed
+     `- DaemonError                the daemon of this node does not answer
+"""
+
+from __future__ import annotations
+
+from drivetrain_core import CheckpointError
+
+__all__ = [
+    "CorruptCheckpointError",
+    "DaemonError",
+    "ForeignCheckpointError",
+    "StorageError",
+]
+
+
+class CorruptCheckpointError(CheckpointError):
+    """A file of a checkpoint is missing, cut, or not what was saved; it is named."""
+
+
+class ForeignCheckpointError(CheckpointError):
+    """A folder or file is not a checkpoint of this format, version, or job."""
+
+
+class StorageError(CheckpointError, OSError):
+    """The storage refused or failed; earlier checkpoints are as they were."""
+
+
+class DaemonError(CheckpointError):
+    """The daemon of this node cannot be started, or does not answer."""

@@ -1,0 +1,155 @@
+"""The bytes of one rank's tensors: a safetensors file, laid out before it is filled.
+
+The same bytes lie in shared memory and on disk, so that a save is one copy and a write is
+one run of blocks. The header is padded to a whole page: tensors begin where direct
+writes can.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from drivetrain_checkpoint._errors import CorruptCheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["DTYPE_BYTES", "PAGE", "Image", "Slot", "parse_header", "plan_image"]
+
+PAGE = 4096
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "F64": 8,
+    "I64": 8,
+    "U64": 8,
+    "C64": 8,
+    "F32": 4,
+    "I32": 4,
+    "U32": 4,
+    "BF16": 2,
+    "F16": 2,
+    "I16": 2,
+    "U16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+"""The dtypes of safetensors by their names there, and the bytes of an element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one tensor lies in an image.
+
+    Args:
+        name: The tensor's name.
+        dtype: A key of `DTYPE_BYTES`.
+        shape: The shape of the part that lies here.
+        start: Where it begins, in bytes from the beginning of the image.
+        size_bytes: How long it is.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A safetensors file before its tensors are filled in.
+
+    Args:
+        header: The bytes before the first tensor, whole pages.
+        slots: Where each tensor lies.
+        size_bytes: The length of the whole.
+    """
+
+    header: bytes
+    slots: tuple[Slot, ...]
+    size_bytes: int
+
+
+def plan_image(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Image:
+    """Returns where the tensors of a rank go.
+
+    Tensors of wide elements come first, so that each lies at a multiple of its
+    element's size; otherwise the order is kept.
+
+    Args:
+        tensors: The name, the dtype and the shape of each.
+
+    Example:
+        >>> image = plan_image([("flag", "BOOL", (3,)), ("weight", "F32", (2, 2))])
+        >>> [(slot.name, slot.start, slot.size_bytes) for slot in image.slots]
+        [('weight', 4096, 16), ('flag', 4112, 3)]
+        >>> image.size_bytes
+        4115
+    """
+    ordered = sorted(tensors, key=lambda tensor: -DTYPE_BYTES[tensor[1]])
+    entries: dict[str, object] = {}
+    places = []
+    at = 0
+    for name, dtype, shape in ordered:
+        size = DTYPE_BYTES[dtype] * math.prod(shape)
+        entries[name] = {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [at, at + size],
+        }
+        places.append((name, dtype, shape, at, size))
+        at += size
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    padded = -(-(8 + len(text)) // PAGE) * PAGE
+    text = text.ljust(padded - 8)
+    header = len(text).to_bytes(8, "little") + text
+    slots = tuple(
+        Slot(name, dtype, shape, padded + start, size)
+        for name, dtype, shape, start, size in places
+    )
+    return Image(header, slots, padded + at)
+
+
+def parse_header(beginning: bytes, size_bytes: int, name: str) -> Image:
+    """Returns what a safetensors file says of itself.
+
+    Args:
+        beginning: The first bytes of the file, its whole header at least.
+        size_bytes: The length of the file.
+        name: What it is called, for messages.
+
+    Raises:
+        CorruptCheckpointError: It is not a safetensors file, or does not fit its
+            length.
+    """
+    try:
+        length = int.from_bytes(beginning[:8], "little")
+        text = beginning[8 : 8 + length]
+        if len(text) != length:
+            message = f"its header should have {length} bytes"
+            raise ValueError(message)  # noqa: TRY301
+        entries = json.loads(text)
+        entries.pop("__metadata__", None)
+        slots = []
+        for tensor, entry in entries.items():
+            start, end = entry["data_offsets"]
+            shape = tuple(int(n) for n in entry["shape"])
+            if end - start != DTYPE_BYTES[entry["dtype"]] * math.prod(shape):
+                message = f"the length of {tensor!r} does not fit its shape"
+                raise ValueError(message)  # noqa: TRY301
+            first = 8 + length + start
+            slots.append(Slot(tensor, entry["dtype"], shape, first, end - start))
+        last = max((s.start + s.size_bytes for s in slots), default=8 + length)
+        if last != size_bytes:
+            message = f"it should have {last:,} bytes and has {size_bytes:,}"
+            raise ValueError(message)  # noqa: TRY301
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"{name} is no whole safetensors file: {error}"
+        raise CorruptCheckpointError(message) from error
+    return Image(beginning[: 8 + length], tuple(slots), size_bytes)

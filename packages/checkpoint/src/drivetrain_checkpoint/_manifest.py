@@ -1,0 +1,215 @@
+"""What a checkpoint says of itself: a root, and below it one manifest for each rank.
+
+The root names every rank's manifest with its checksum, and each of them names its file
+with a checksum for every block: what the root vouches for is whole, or is found not to
+be. All of it is JSON; nothing in it runs code.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_checkpoint._errors import CorruptCheckpointError, ForeignCheckpointError
+from drivetrain_checkpoint._native import checksum
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "FORMAT",
+    "ROOT_FILE",
+    "VERSION",
+    "Part",
+    "RankFile",
+    "RankManifest",
+    "RootManifest",
+    "rank_manifest_file",
+    "tensor_file",
+]
+
+FORMAT = "drivetrain-checkpoint"
+VERSION = 1
+ROOT_FILE = "manifest.json"
+
+
+def rank_manifest_file(rank: int) -> str:
+    """Returns the name of a rank's manifest."""
+    return f"rank-{rank:05d}.json"
+
+
+def tensor_file(rank: int) -> str:
+    """Returns the name of a rank's file of tensors."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One rank's block of a tensor.
+
+    Args:
+        name: The tensor's canonical name.
+        dtype: Its dtype, as safetensors names it.
+        global_shape: Its shape over all ranks.
+        offset: Where the block begins in each dimension.
+        shape: The block's shape.
+        start: Where it lies in the rank's file, in bytes.
+        size_bytes: How long it is.
+    """
+
+    name: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    start: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankManifest:
+    """What one rank saved.
+
+    Args:
+        job: The job's name.
+        step: The step.
+        save_id: What the files of one save have in common.
+        rank: The rank.
+        world_size: How many ranks saved together.
+        size_bytes: The length of its file of tensors.
+        block_bytes: How many bytes one checksum covers.
+        crc32c: The checksum of each block.
+        parts: What lies in the file.
+    """
+
+    job: str
+    step: int
+    save_id: str
+    rank: int
+    world_size: int
+    size_bytes: int
+    block_bytes: int
+    crc32c: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+    def to_bytes(self) -> bytes:
+        """Returns the manifest as JSON."""
+        return _dump({"format": FORMAT, "version": VERSION, **asdict(self)})
+
+    @classmethod
+    def from_bytes(cls, text: bytes, name: str) -> RankManifest:
+        """Returns the manifest that was written.
+
+        Raises:
+            CorruptCheckpointError: It is not whole.
+            ForeignCheckpointError: It is of another format or version.
+        """
+        with_parts = _parse(text, name)
+        try:
+            parts = tuple(Part(**_tuples(part)) for part in with_parts.pop("parts"))
+            return cls(**_tuples(with_parts), parts=parts)
+        except (TypeError, KeyError) as error:
+            message = f"{name} is not a manifest of a rank: {error}"
+            raise CorruptCheckpointError(message) from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankFile:
+    """What the root says of one rank's manifest.
+
+    Args:
+        file: Its name.
+        size_bytes: Its length.
+        crc32c: Its checksum.
+    """
+
+    file: str
+    size_bytes: int
+    crc32c: int
+
+    @classmethod
+    def of(cls, rank: int, text: bytes) -> RankFile:
+        """Returns the entry for a manifest with these bytes."""
+        return cls(
+            file=rank_manifest_file(rank), size_bytes=len(text), crc32c=checksum(text)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RootManifest:
+    """A whole checkpoint; its presence is what commits it.
+
+    Args:
+        job: The job's name.
+        step: The step.
+        save_id: What the files of one save have in common.
+        saved_at_ns: When it was saved, in nanoseconds since 1970.
+        world_size: How many ranks saved together.
+        entries: The plain half of the state, equal on all ranks.
+        ranks: The manifest of each rank.
+    """
+
+    job: str
+    step: int
+    save_id: str
+    saved_at_ns: int
+    world_size: int
+    entries: Mapping[str, Any]
+    ranks: tuple[RankFile, ...]
+
+    def to_bytes(self) -> bytes:
+        """Returns the manifest as JSON, with a checksum over itself."""
+        body = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        return _dump({**body, "crc32c": checksum(_dump(body))})
+
+    @classmethod
+    def from_bytes(cls, text: bytes, name: str) -> RootManifest:
+        """Returns the manifest that was written.
+
+        Raises:
+            CorruptCheckpointError: It is not whole.
+            ForeignCheckpointError: It is of another format or version.
+        """
+        fields = _parse(text, name)
+        stated = fields.pop("crc32c", None)
+        body = {"format": FORMAT, "version": VERSION, **fields}
+        if stated != checksum(_dump(body)):
+            message = f"{name} is damaged: its checksum does not fit"
+            raise CorruptCheckpointError(message)
+        try:
+            ranks = tuple(RankFile(**rank) for rank in fields.pop("ranks"))
+            return cls(**fields, ranks=ranks)
+        except (TypeError, KeyError) as error:
+            message = f"{name} is not the manifest of a checkpoint: {error}"
+            raise CorruptCheckpointError(message) from error
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _parse(text: bytes, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        message = f"{name} is damaged: {error}"
+        raise CorruptCheckpointError(message) from error
+    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+        message = f"{name} is not of the format {FORMAT}"
+        raise ForeignCheckpointError(message)
+    version = found.pop("version", None)
+    if version != VERSION:
+        message = (
+            f"{name} has version {version!r} of {FORMAT}, and this program reads "
+            f"{VERSION}; install a newer drivetrain-checkpoint"
+        )
+        raise ForeignCheckpointError(message)
+    return found
+
+
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in fields.items()
+    }

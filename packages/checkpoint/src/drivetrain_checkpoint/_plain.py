@@ -1,0 +1,85 @@
+"""Plain data as JSON, exactly: what JSON has no form for gets a tag."""
+
+from __future__ import annotations
+
+import base64
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["from_json", "to_json"]
+
+_TAG = "$"
+_DECODERS: Mapping[str, Callable[[Any], object]] = {
+    "float": float,
+    "complex": lambda parts: complex(from_json(parts[0]), from_json(parts[1])),
+    "bytes": base64.b64decode,
+    "dtype": lambda name: getattr(torch, name),
+    "device": torch.device,
+    "tuple": lambda parts: tuple(map(from_json, parts)),
+    "dict": lambda items: {from_json(k): from_json(v) for k, v in items},
+}
+
+
+def to_json(value: object) -> object:
+    """Returns a form of a value that JSON takes and `from_json` brings back.
+
+    Args:
+        value: None, numbers, strings, bytes, dtypes, devices, and lists, tuples and
+            dicts of them.
+
+    Raises:
+        TypeError: It is something else.
+
+    Example:
+        >>> to_json({"seen": 3, "loss": float("inf"), "rng": b"ab"})
+        {'$': 'dict', 'v': [['seen', 3], ['loss', {'$': 'float', 'v': 'inf'}], \
+['rng', {'$': 'bytes', 'v': 'YWI='}]]}
+        >>> from_json(to_json((1, float("-inf"), {2: None})))
+        (1, -inf, {2: None})
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _tagged("float", repr(value))
+    if isinstance(value, list):
+        return [to_json(part) for part in value]
+    if isinstance(value, tuple):
+        return _tagged("tuple", [to_json(part) for part in value])
+    if isinstance(value, dict):
+        items = [[to_json(key), to_json(part)] for key, part in value.items()]
+        return _tagged("dict", items)
+    if isinstance(value, complex):
+        return _tagged("complex", [to_json(value.real), to_json(value.imag)])
+    if isinstance(value, bytes):
+        return _tagged("bytes", base64.b64encode(value).decode())
+    if isinstance(value, torch.dtype):
+        return _tagged("dtype", str(value).removeprefix("torch."))
+    if isinstance(value, torch.device):
+        return _tagged("device", str(value))
+    message = f"a checkpoint holds no {type(value).__name__}"
+    raise TypeError(message)
+
+
+def from_json(value: object) -> Any:
+    """Returns the value that `to_json` was given.
+
+    Raises:
+        ValueError: It is not such a form.
+    """
+    if isinstance(value, list):
+        return [from_json(part) for part in value]
+    if isinstance(value, dict):
+        if value.keys() != {_TAG, "v"} or value[_TAG] not in _DECODERS:
+            message = f"not the form of a value: {value!r:.80}"
+            raise ValueError(message)
+        return _DECODERS[value[_TAG]](value["v"])
+    return value
+
+
+def _tagged(tag: str, value: object) -> dict[str, object]:
+    return {_TAG: tag, "v": value}

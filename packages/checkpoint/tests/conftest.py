@@ -1,0 +1,60 @@
+"""Runtime folders of its own for every test, so that no daemon outlives it."""
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path_factory, monkeypatch):
+    """Gives sockets a folder of their own, and ends the daemons that listen there."""
+    folder = tmp_path_factory.mktemp("run")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield folder
+    torch.set_num_threads(num_threads)
+    for pid in daemons(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def daemons(folder):
+    """The processes of daemons whose sockets lie in a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            line = (process / "cmdline").read_bytes().split(b"\0")
+            if b"drivetrain_checkpoint._daemon" in line and any(
+                str(folder).encode() in word for word in line
+            ):
+                found.append(int(process.name))
+    return found
+
+
+@pytest.fixture
+def daemon_of(runtime):
+    """Returns the process of the one daemon that runs, when there is one."""
+
+    def find(timeout_s=10.0):
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            pids = [p for p in daemons(runtime) if alive(p)]
+            if len(pids) == 1:
+                return pids[0]
+            time.sleep(0.01)
+        raise AssertionError(daemons(runtime))
+
+    return find
+
+
+def alive(pid):
+    """Whether a process runs, and is no zombie."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return False

@@ -1,0 +1,145 @@
+"""Whoever is killed, and whenever: what was committed loads, what was published too."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+
+from drivetrain_checkpoint import Checkpointer, StorageError, verify
+from drivetrain_checkpoint._posix import list_saved
+
+TRAINER = textwrap.dedent(
+    """
+    import sys, torch
+    from drivetrain_checkpoint import Checkpointer
+
+    torch.set_num_threads(1)
+    folder, size = sys.argv[1], int(sys.argv[2])
+    weights = torch.zeros(size)
+    checkpointer = Checkpointer(folder, job="crash")
+    step = 0
+    while True:
+        step += 1
+        weights.fill_(step)
+        checkpointer.save(step, {"weights": weights, "position": step})
+        print(step, flush=True)
+    """
+)
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    """Starts a process that saves without end; it is killed after the test."""
+    started = []
+
+    def start(size=200_000):
+        command = [sys.executable, "-c", TRAINER, str(tmp_path), str(size)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def assert_whole(folder):
+    """Every checkpoint of a folder is whole; the daemon may be deleting old ones."""
+    for saved in list_saved(folder):
+        problems = verify(saved.path)
+        assert problems == [] or saved not in list_saved(folder)
+
+
+def restored(folder, size=200_000):
+    """The step that a new process restores; all of the state must be of that step."""
+    state = {"weights": torch.empty(size), "position": 0}
+    step = Checkpointer(folder, job="crash").restore(state)
+    assert state["position"] == step
+    assert torch.equal(state["weights"], torch.full((size,), float(step)))
+    return step
+
+
+def test_trainer_that_is_killed_is_restored_from_memory(tmp_path, trainer):
+    process = trainer()
+    steps = [int(process.stdout.readline()) for _ in range(5)]
+    process.kill()
+    last = max([steps[-1], *map(int, process.stdout.read().split())])
+    process.wait()
+    # What `save` returned for is safe; one more may have been published after that.
+    assert restored(tmp_path) in {last, last + 1}
+
+
+def test_save_of_a_killed_trainer_reaches_the_storage(tmp_path, trainer):
+    process = trainer()
+    step = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while not any(s.root.step >= step for s in list_saved(tmp_path)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert_whole(tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_kill_at_any_moment_tears_nothing(tmp_path, seed, daemon_of, trainer):
+    moment = random.Random(seed)
+    process = trainer()
+    process.stdout.readline()
+    victim = moment.choice(["trainer", "daemon", "both"])
+    time.sleep(moment.uniform(0, 0.15))
+    committed = {s.root.step for s in list_saved(tmp_path)}
+    if victim in {"daemon", "both"}:
+        os.kill(daemon_of(), signal.SIGKILL)
+    if victim in {"trainer", "both"}:
+        process.kill()
+    else:
+        time.sleep(0.1)
+        process.kill()
+    process.wait()
+    assert_whole(tmp_path)
+    if victim == "both" and not list_saved(tmp_path):
+        assert not committed
+        return
+    assert restored(tmp_path) >= max(committed, default=1)
+
+
+def test_daemon_that_is_killed_is_replaced_and_armed_again(tmp_path, daemon_of):
+    checkpointer = Checkpointer(tmp_path, job="crash")
+    weights = torch.full((1000,), 1.0)
+    checkpointer.save(1, {"weights": weights, "position": 1}).wait(20)
+    first = daemon_of()
+    os.kill(first, signal.SIGKILL)
+    weights.fill_(2)
+    handle = checkpointer.save(2, {"weights": weights, "position": 2})
+    assert handle.wait(20)
+    assert daemon_of() != first
+    assert restored(tmp_path, 1000) == 2
+
+
+def test_storage_that_fails_is_told_and_the_next_save_works(tmp_path):
+    folder = tmp_path / "full"
+    checkpointer = Checkpointer(folder, job="crash")
+    weights = torch.full((1000,), 1.0)
+    checkpointer.save(1, {"weights": weights, "position": 1}).wait(20)
+    moved = tmp_path / "moved"
+    folder.rename(moved)
+    folder.write_text("no folder")
+    weights.fill_(2)
+    handle = checkpointer.save(2, {"weights": weights, "position": 2})
+    with pytest.raises(StorageError, match=r"step 2 was not saved: .*cannot make"):
+        handle.wait(20)
+    assert handle.done
+    assert not handle.durable
+    folder.unlink()
+    moved.rename(folder)
+    weights.fill_(3)
+    assert checkpointer.save(3, {"weights": weights, "position": 3}).wait(20)
+    assert [s.root.step for s in list_saved(folder)] == [1, 3]

@@ -1,0 +1,211 @@
+"""The format: images, manifests, plain data, and what is found wrong with them."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drivetrain_checkpoint import (
+    Checkpointer,
+    CorruptCheckpointError,
+    ForeignCheckpointError,
+    verify,
+)
+from drivetrain_checkpoint._fill import overlap
+from drivetrain_checkpoint._image import DTYPE_BYTES, PAGE, parse_header, plan_image
+from drivetrain_checkpoint._manifest import RootManifest
+from drivetrain_checkpoint._plain import from_json, to_json
+from drivetrain_checkpoint._posix import list_saved
+from drivetrain_core import CheckpointError
+
+tensors = st.dictionaries(
+    st.text(min_size=1, max_size=8),
+    st.tuples(
+        st.sampled_from(sorted(DTYPE_BYTES)), st.lists(st.integers(0, 5), max_size=3)
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tensors)
+def test_image_has_a_place_for_every_tensor_and_no_gap(wanted):
+    triples = [(n, dtype, tuple(shape)) for n, (dtype, shape) in wanted.items()]
+    image = plan_image(triples)
+    assert len(image.header) % PAGE == 0
+    at = len(image.header)
+    for slot in image.slots:
+        assert slot.start == at
+        assert slot.size_bytes == DTYPE_BYTES[slot.dtype] * math.prod(slot.shape)
+        if slot.size_bytes:
+            assert slot.start % DTYPE_BYTES[slot.dtype] == 0
+        at += slot.size_bytes
+    assert at == image.size_bytes
+    again = parse_header(image.header, image.size_bytes, "it")
+    assert {(s.name, s.dtype, s.shape) for s in again.slots} == set(triples)
+    with pytest.raises(CorruptCheckpointError, match="it is no whole safetensors file"):
+        parse_header(image.header, image.size_bytes + 1, "it")
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.binary(max_size=5)
+    | st.sampled_from([torch.float32, torch.device("cpu"), 1 + 2j]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.integers() | st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(plain)
+def test_plain_data_comes_back_through_json(value):
+    text = json.dumps(to_json(value), allow_nan=False)
+    assert from_json(json.loads(text)) == value
+
+
+def test_plain_data_of_another_kind_is_refused():
+    assert math.isnan(from_json(to_json(float("nan"))))
+    with pytest.raises(TypeError, match="holds no set"):
+        to_json({1, 2})
+    with pytest.raises(ValueError, match="not the form"):
+        from_json({"$": "module", "v": "os"})
+
+
+@given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 6), st.integers(0, 6))
+def test_overlap_is_what_two_ranges_share(a, n, b, m):
+    found = overlap((a,), (n,), (b,), (m,))
+    shared = set(range(a, a + n)) & set(range(b, b + m))
+    if not shared:
+        assert found is None
+    else:
+        (ours,), (theirs,) = found
+        assert set(range(a, a + n)[ours]) == shared == set(range(b, b + m)[theirs])
+
+
+@pytest.fixture
+def saved(tmp_path):
+    checkpointer = Checkpointer(tmp_path / "run", job="format")
+    state = {
+        "weights": torch.arange(300_000.0),
+        "mask": torch.ones(5, dtype=torch.bool),
+    }
+    checkpointer.save(1, {**state, "position": 3}).wait(20)
+    checkpointer.stop_daemon()
+    (found,) = list_saved(tmp_path / "run")
+    return found.path
+
+
+def test_file_is_plain_safetensors(saved):
+    beginning = (saved / "rank-00000.safetensors").read_bytes()
+    length = int.from_bytes(beginning[:8], "little")
+    entry = json.loads(beginning[8 : 8 + length])["weights"]
+    start, end = (8 + length + at for at in entry["data_offsets"])
+    values = torch.frombuffer(bytearray(beginning[start:end]), dtype=torch.float32)
+    assert torch.equal(values, torch.arange(300_000.0))
+
+
+@pytest.mark.parametrize("at", [0, 100, 5000, 700_000, -1])
+def test_flipped_bit_is_found_and_named(saved, at):
+    assert verify(saved) == []
+    file = saved / "rank-00000.safetensors"
+    content = bytearray(file.read_bytes())
+    content[at] ^= 0x10
+    file.write_bytes(content)
+    (problem,) = verify(saved)
+    assert problem.file == "rank-00000.safetensors"
+    assert "damaged in block 0" in problem.because
+    assert "weights" in problem.because
+    into = {"weights": torch.zeros(300_000), "mask": torch.zeros(5, dtype=torch.bool)}
+    with pytest.raises(CorruptCheckpointError, match="weights"):
+        Checkpointer(saved.parent, job="format").restore(into)
+    assert not into["weights"].any()
+
+
+@pytest.mark.parametrize(
+    ("damage", "because"),
+    [
+        (lambda f: f.unlink(), "is missing"),
+        (lambda f: f.write_bytes(f.read_bytes()[:-1]), "bytes instead of"),
+        (lambda f: f.write_bytes(b""), "has 0 bytes instead of"),
+    ],
+)
+def test_file_that_is_cut_or_missing_is_named(saved, damage, because):
+    damage(saved / "rank-00000.safetensors")
+    (problem,) = verify(saved)
+    assert because in problem.because
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "rank-00000.json"])
+def test_changed_manifest_is_found(saved, file):
+    text = (saved / file).read_text()
+    (saved / file).write_text(text.replace('"step":1', '"step":2'))
+    (problem,) = verify(saved)
+    assert "checksum" in problem.because or "committed with" in problem.because
+
+
+def test_manifest_of_another_save_is_found(saved, tmp_path):
+    other = Checkpointer(tmp_path / "other", job="format")
+    other.save(1, {"weights": torch.zeros(3)}).wait(20)
+    other.stop_daemon()
+    (found,) = list_saved(tmp_path / "other")
+    shutil.copy(found.path / "manifest.json", saved / "manifest.json")
+    (problem,) = verify(saved)
+    assert "is that of step 1, save" in problem.because
+
+
+def test_version_of_the_future_is_refused(saved):
+    text = json.loads((saved / "manifest.json").read_text())
+    text["version"] = 99
+    with pytest.raises(ForeignCheckpointError, match="has version 99"):
+        RootManifest.from_bytes(json.dumps(text).encode(), "it")
+    with pytest.raises(ForeignCheckpointError, match="not of the format"):
+        RootManifest.from_bytes(b'{"format": "other"}', "it")
+
+
+def test_folder_with_other_things_has_no_checkpoint(tmp_path):
+    (tmp_path / "step-0000000001-0123456789abcdef").mkdir()
+    (tmp_path / "notes.txt").write_text("hello")
+    checkpointer = Checkpointer(tmp_path, job="format")
+    assert checkpointer.latest() is None
+    with pytest.raises(CheckpointError, match=r"has no checkpoint; .* none"):
+        checkpointer.restore({})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"keep": 0}, "keep must be"), ({"job": ""}, "job must be")],
+)
+def test_arguments_that_are_not_allowed_are_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        Checkpointer(tmp_path, **options)
+
+
+def test_state_that_cannot_be_held_is_refused(tmp_path):
+    checkpointer = Checkpointer(tmp_path, job="format")
+    with pytest.raises(TypeError, match="which a checkpoint cannot hold"):
+        checkpointer.save(1, {"it": torch.eye(3).to_sparse()})
+    with pytest.raises(ValueError, match="step must be"):
+        checkpointer.save(-1, {})
+    assert not tmp_path.joinpath("step").exists()
+
+
+def test_old_checkpoints_are_retired_and_a_step_saved_again_is_replaced(tmp_path):
+    checkpointer = Checkpointer(tmp_path, job="format", keep=2)
+    for step in (1, 2, 2, 3, 3):
+        weights = torch.full((10,), float(step))
+        checkpointer.save(step, {"weights": weights, "position": step}).wait(20)
+    checkpointer.stop_daemon()
+    assert [s.root.step for s in list_saved(tmp_path)] == [2, 3]
+    assert len(list(tmp_path.iterdir())) == 2

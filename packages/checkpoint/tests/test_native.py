@@ -1,0 +1,106 @@
+"""Copies, checksums and writes, in C++ and in Python."""
+
+import ctypes
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drivetrain_checkpoint import _native
+
+SIZES = [0, 1, 7, 4095, 4096, 4097, 300_000, 1 << 20]
+
+
+@pytest.fixture(params=["native", "python"])
+def kind(request, monkeypatch):
+    if request.param == "python":
+        monkeypatch.setattr(_native, "_load", lambda: (None, "for the test"))
+    else:
+        assert _native.missing_because() is None
+    return request.param
+
+
+def memory(size, fill=None):
+    """Page-aligned memory, and its address."""
+    import mmap
+
+    area = mmap.mmap(-1, max(1, -(-size // 4096)) * 4096)
+    if fill is not None:
+        area[:size] = fill
+    return area, _native.address_of(area)
+
+
+def test_checksum_is_crc32c(kind):
+    assert _native.checksum(b"123456789") == 0xE3069283
+    assert _native.checksum(b"") == 0
+    assert _native.checksum(bytes(32)) == 0x8A9136AA
+    assert _native.checksum(b"\xff" * 32) == 0x62A8AB43
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.binary(max_size=3000))
+def test_checksums_of_both_kinds_agree(data):
+    assert _native.checksum(data) == _native._crc32c(data)
+
+
+def test_long_checksum_agrees_with_the_slow_one():
+    data = os.urandom(100_003)
+    assert _native.checksum(data) == _native._crc32c(data)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_copy_moves_every_byte_and_no_other(kind, num_threads):
+    blocks, kept, expected = [], [], []
+    for size in SIZES:
+        data = os.urandom(size)
+        source = ctypes.create_string_buffer(data, size + 1)
+        target = ctypes.create_string_buffer(b"\xaa" * (size + 128), size + 129)
+        offset = 64 + size % 7
+        blocks.append(
+            (ctypes.addressof(source), ctypes.addressof(target) + offset, size)
+        )
+        kept.append((source, target))
+        expected.append(b"\xaa" * offset + data)
+    _native.copy(blocks, num_threads)
+    for (_, target), wanted in zip(kept, expected, strict=True):
+        assert target.raw[: len(wanted)] == wanted
+        assert set(target.raw[len(wanted) : -1]) <= {0xAA}
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+def test_written_file_is_the_memory_and_its_checksums(kind, size, direct, tmp_path):
+    data = os.urandom(size)
+    _kept, address = memory(size, data)
+    flags = os.O_RDWR | os.O_CREAT | (os.O_DIRECT if direct else 0)
+    try:
+        fd = os.open(tmp_path / "file", flags)
+    except OSError:
+        pytest.skip("this file system has no direct writes")
+    try:
+        sums, _ = _native.write_file(fd, address, size, 2)
+    finally:
+        os.close(fd)
+    assert (tmp_path / "file").read_bytes() == data
+    assert sums == ([_native._crc32c(data)] if size else [])
+    assert _native.checksums(address, size, 2) == sums
+
+
+def test_write_that_fails_has_its_error(kind):
+    _kept, address = memory(8192, bytes(8192))
+    fd = os.open("/dev/full", os.O_WRONLY)
+    try:
+        with pytest.raises(OSError, match="No space left") as caught:
+            _native.write_file(fd, address, 8192, 2)
+    finally:
+        os.close(fd)
+    assert caught.value.errno == 28
+
+
+def test_populated_memory_keeps_what_it_holds():
+    area, address = memory(1 << 20, b"x" * (1 << 20))
+    _native.populate(address, 1 << 20)
+    assert area[: 1 << 20] == b"x" * (1 << 20)
+    assert torch.frombuffer(area, dtype=torch.uint8).eq(ord("x")).all()
