@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import secrets
 import time
 from pathlib import Path
@@ -17,10 +17,9 @@ from drivetrain_checkpoint._client import Client
 from drivetrain_checkpoint._errors import DaemonError
 from drivetrain_checkpoint._fill import fill
 from drivetrain_checkpoint._handle import SaveHandle
-from drivetrain_checkpoint._image import Image, plan_image
-from drivetrain_checkpoint._manifest import Part, RankManifest
 from drivetrain_checkpoint._pieces import DTYPES, Piece, pieces_of
-from drivetrain_checkpoint._plain import from_json, to_json
+from drivetrain_checkpoint._plain import from_json
+from drivetrain_checkpoint._record import EntryTexts, PlannedImage, record_text
 from drivetrain_checkpoint._source import find_in_memory, find_on_storage, opened
 from drivetrain_core import CheckpointError
 from drivetrain_core.services import TensorSpec, pack_state, plan_restoration
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from drivetrain_checkpoint._image import Image
     from drivetrain_checkpoint._source import Found
 
 __all__ = ["Checkpointer"]
@@ -100,7 +100,8 @@ class Checkpointer:
         self._client = Client(job, self._folder, keep)
         self._arena: Arena | None = None
         self._sequence = 0
-        self._plan: tuple[object, Image] | None = None
+        self._plan: PlannedImage | None = None
+        self._entries = EntryTexts()
         self._unreported: list[SaveHandle] = []
 
     def save(self, step: int, state: Mapping[str, object]) -> SaveHandle:
@@ -126,19 +127,18 @@ class Checkpointer:
             message = f"step must be at least 0, got {step}"
             raise ValueError(message)
         packed = pack_state(state)
-        entries = to_json(packed.entries)
+        entries = self._entries.text(packed.entries)
         save_id, saved_at_ns = self._agree(step, entries)
         pieces = pieces_of(packed.tensors, self._rank, self._world_size)
-        image = self._image_of(pieces)
-        manifest = self._manifest(step, save_id, image, pieces)
-        record: dict[str, Any] = {
-            "save_id": save_id,
-            "step": step,
-            "saved_at_ns": saved_at_ns,
-            "manifest": manifest.to_bytes().decode(),
-            "entries": entries if self._rank == 0 else None,
-        }
-        text = json.dumps(record, separators=(",", ":")).encode()
+        if self._plan is None or not self._plan.fits(pieces):
+            self._plan = PlannedImage(pieces)
+        image = self._plan.image
+        text = record_text(
+            {"save_id": save_id, "step": step, "saved_at_ns": saved_at_ns},
+            self._manifest(step, save_id, image),
+            self._plan.parts_text,
+            entries if self._rank == 0 else None,
+        )
         arena, index, room = self._begin(image, text)
         self._copy(arena, index, room, image, pieces)
         self._sequence += 1
@@ -247,9 +247,9 @@ class Checkpointer:
         dist.all_gather_object(values, value, group=self._group)
         return values
 
-    def _agree(self, step: int, entries: object) -> tuple[str, int]:
+    def _agree(self, step: int, entries: str) -> tuple[str, int]:
         """Returns what all ranks call this save, after comparing their plain data."""
-        digest = json.dumps(entries, sort_keys=True)
+        digest = hashlib.sha256(entries.encode()).hexdigest()
         mine = (step, digest, secrets.token_hex(8), time.time_ns())
         values = self._exchange(mine)
         for rank, other in enumerate(values):
@@ -263,40 +263,18 @@ class Checkpointer:
                 raise ValueError(message)
         return values[0][2], values[0][3]
 
-    def _image_of(self, pieces: Sequence[Piece]) -> Image:
-        """Returns where pieces go, planned once as long as they stay alike."""
-        key = tuple((p.name, p.dtype, tuple(p.local.shape)) for p in pieces)
-        if self._plan is None or self._plan[0] != key:
-            self._plan = (key, plan_image(key))
-        return self._plan[1]
-
-    def _manifest(
-        self, step: int, save_id: str, image: Image, pieces: Sequence[Piece]
-    ) -> RankManifest:
-        by_name = {piece.name: piece for piece in pieces}
-        parts = tuple(
-            Part(
-                name=slot.name,
-                dtype=slot.dtype,
-                global_shape=by_name[slot.name].global_shape,
-                offset=by_name[slot.name].offset,
-                shape=slot.shape,
-                start=slot.start,
-                size_bytes=slot.size_bytes,
-            )
-            for slot in image.slots
-        )
-        return RankManifest(
-            job=self._job,
-            step=step,
-            save_id=save_id,
-            rank=self._rank,
-            world_size=self._world_size,
-            size_bytes=image.size_bytes,
-            block_bytes=_native.BLOCK_BYTES,
-            crc32c=(),
-            parts=parts,
-        )
+    def _manifest(self, step: int, save_id: str, image: Image) -> dict[str, object]:
+        """Returns the fields of this rank's manifest but for its parts."""
+        return {
+            "job": self._job,
+            "step": step,
+            "save_id": save_id,
+            "rank": self._rank,
+            "world_size": self._world_size,
+            "size_bytes": image.size_bytes,
+            "block_bytes": _native.BLOCK_BYTES,
+            "crc32c": [],
+        }
 
     def _begin(self, image: Image, record: bytes) -> tuple[Arena, int, int]:
         """Returns the arena, the generation to fill, and the room for its record."""
@@ -307,8 +285,8 @@ class Checkpointer:
             arena = Arena.create(image.size_bytes, room)
             self._client.arm(self._rank, arena.fd)
             self._arena = arena
-        published = arena.generations()
-        index = 0 if not published else 1 - published[0].index
+        # This process alone fills the arena, one generation after the other.
+        index = self._sequence % 2
         question = {"op": "free", "rank": self._rank, "index": index}
         while not self._client.ask({**question, "timeout_s": 1.0})["free"]:
             pass

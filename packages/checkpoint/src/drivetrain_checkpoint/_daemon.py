@@ -187,8 +187,8 @@ class Daemon:
     def _persist(self, arena: Arena, generation: Generation) -> None:
         """Writes a rank's part, and commits the whole where this rank is the first."""
         record = generation.record
-        manifest = RankManifest.from_bytes(
-            record["manifest"].encode(), f"generation {generation.sequence}"
+        manifest = RankManifest.from_fields(
+            record["manifest"], f"generation {generation.sequence}"
         )
         path = _posix.make_folder(self._folder, manifest.step, manifest.save_id)
         if (path / ROOT_FILE).exists():

@@ -105,10 +105,19 @@ class RankManifest:
             CorruptCheckpointError: It is not whole.
             ForeignCheckpointError: It is of another format or version.
         """
-        with_parts = _parse(text, name)
+        return cls.from_fields(_parse(text, name), name)
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any], name: str) -> RankManifest:
+        """Returns the manifest that has these fields.
+
+        Raises:
+            CorruptCheckpointError: They are not those of a manifest.
+        """
+        head = {key: value for key, value in fields.items() if key != "parts"}
         try:
-            parts = tuple(Part(**_tuples(part)) for part in with_parts.pop("parts"))
-            return cls(**_tuples(with_parts), parts=parts)
+            parts = tuple(Part(**_tuples(part)) for part in fields["parts"])
+            return cls(**_tuples(head), parts=parts)
         except (TypeError, KeyError) as error:
             message = f"{name} is not a manifest of a rank: {error}"
             raise CorruptCheckpointError(message) from error

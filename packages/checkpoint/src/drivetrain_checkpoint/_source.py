@@ -54,8 +54,8 @@ def find_in_memory(client: Client) -> list[Found]:
     for rank, fd in client.attach().items():
         arena = Arena(fd)
         for generation in arena.generations():
-            text = generation.record["manifest"].encode()
-            manifest = RankManifest.from_bytes(text, f"memory of rank {rank}")
+            fields = generation.record["manifest"]
+            manifest = RankManifest.from_fields(fields, f"memory of rank {rank}")
             saves.setdefault(manifest.save_id, {})[rank] = (arena, generation, manifest)
     found = []
     for save_id, ranks in saves.items():
