@@ -149,6 +149,14 @@ class Arena:
         there = [generation for generation in found if generation is not None]
         return sorted(there, key=lambda generation: -generation.sequence)
 
+    def sequences(self) -> tuple[int, int]:
+        """Returns the numbers of the saves in both generations, 0 for none; cheap."""
+        first, second = (
+            _STATE.unpack_from(self._memory, self._start(index) + _STATE_AT)[0]
+            for index in (0, 1)
+        )
+        return first, second
+
     def view(self, at: int, size_bytes: int) -> memoryview:
         """Returns bytes of the arena, which live as long as the mapping."""
         return memoryview(self._memory)[at : at + size_bytes]

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint import _posix
 from drivetrain_checkpoint._arena import Arena, Generation
+from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._manifest import ROOT_FILE, RankManifest, RootManifest
 from drivetrain_checkpoint._wire import Connection
 
@@ -159,6 +160,8 @@ class Daemon:
                 wanted = self._writers[rank].get(timeout=_SCAN_S)
             with self._changed:
                 arena, done = self._arenas[rank], self._done[rank]
+                if max(arena.sequences()) <= done:
+                    continue
                 there = [g for g in arena.generations() if g.sequence > done]
                 if wanted is not None:
                     there = [g for g in there if g.sequence == wanted]
@@ -167,9 +170,9 @@ class Daemon:
                 generation = there[0]
                 self._busy.add((rank, generation.index))
             save_id = generation.record["save_id"]
-            error = ""
+            error, committed = "", None
             try:
-                self._persist(arena, generation)
+                committed = self._persist(arena, generation)
             # Whatever goes wrong with one save is told to who waits for it; the daemon
             # lives on for the next.
             except Exception as problem:  # noqa: BLE001
@@ -183,20 +186,22 @@ class Daemon:
                 outcome.waiting.discard(rank)
                 outcome.error = outcome.error or error
                 self._changed.notify_all()
+            if committed is not None:
+                self._retire(committed)
 
-    def _persist(self, arena: Arena, generation: Generation) -> None:
-        """Writes a rank's part, and commits the whole where this rank is the first."""
+    def _persist(self, arena: Arena, generation: Generation) -> RootManifest | None:
+        """Writes a rank's part; returns what it committed, if it is the first rank."""
         record = generation.record
         manifest = RankManifest.from_fields(
             record["manifest"], f"generation {generation.sequence}"
         )
         path = _posix.make_folder(self._folder, manifest.step, manifest.save_id)
         if (path / ROOT_FILE).exists():
-            return  # a daemon before this one has done it
+            return None  # a daemon before this one has done it
         address = arena.address + generation.image_at
         _posix.write_rank(path, manifest, address, _NUM_WRITERS)
         if manifest.rank != 0:
-            return
+            return None
         deadline = time.monotonic() + _COMMIT_WAIT_S
         while (ranks := _posix.find_rank_manifests(path, manifest.world_size)) is None:
             if time.monotonic() > deadline:
@@ -213,10 +218,13 @@ class Daemon:
             ranks=tuple(ranks),
         )
         _posix.commit(path, root)
-        self._retire(root)
+        return root
 
     def _retire(self, newest: RootManifest) -> None:
-        """Deletes what is no longer kept; never what was committed last."""
+        """Deletes what is no longer kept; never what was committed last.
+
+        Nobody waits for it: large files take their time to go.
+        """
         saved = _posix.list_saved(self._folder)
         replaced = [
             s
@@ -225,7 +233,10 @@ class Daemon:
         ]
         others = [s for s in saved if s not in replaced]
         for old in [*replaced, *others[: max(0, len(others) - self._keep)]]:
-            _posix.remove(old.path)
+            try:
+                _posix.remove(old.path)
+            except StorageError as error:
+                logger.warning("an old checkpoint stays: %s", error)
 
     def _wait(self, save_id: str, timeout_s: float | None) -> dict[str, Any]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
