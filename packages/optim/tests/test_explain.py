@@ -73,6 +73,12 @@ def test_explain_of_wsam_is_that_of_its_base():
     assert len(found.uses) == 1
 
 
+def test_explain_of_wsam_around_another_optimizer_says_so():
+    found = explain(WSAM(torch.optim.SGD([torch.zeros(2)])))
+    assert found.optimizer == "WSAM around SGD"
+    assert "which is not of this package" in str(found)
+
+
 def test_explain_of_another_optimizer_is_refused():
     with pytest.raises(TypeError, match="got SGD"):
         explain(torch.optim.SGD([torch.zeros(2)]))

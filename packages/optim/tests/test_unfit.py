@@ -15,7 +15,14 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 from drivetrain_core.testing import run_ranks
-from drivetrain_optim import AGD, LAMB, StateDictError, explain
+from drivetrain_optim import (
+    AGD,
+    LAMB,
+    WSAM,
+    StateDictError,
+    StepOrderError,
+    explain,
+)
 
 KINDS = pytest.mark.parametrize("kind", [AGD, LAMB])
 PATHS = [
@@ -340,3 +347,38 @@ def test_check_finite_stops_every_rank():
     first, second = run_ranks(one_bad_shard, 2)
     assert "on another rank" in first
     assert "parameter weight" in second
+
+
+@KINDS
+def test_option_of_a_group_that_is_misspelt_is_refused(kind):
+    with pytest.raises(ValueError, match=r"no option .maximise. .* nearest: maximize"):
+        kind([{"params": [torch.zeros(2)], "maximise": True}])
+    kind([{"params": [torch.zeros(2)], "label": "mine"}])  # the user's own affair
+
+
+@KINDS
+def test_state_dict_of_a_whole_checkpoint_is_refused(kind):
+    _, optimizer = stepped(kind)
+    whole = {"model": {}, "optimizer": optimizer.state_dict()}
+    with pytest.raises(StateDictError, match="got 'model', 'optimizer'"):
+        optimizer.load_state_dict(whole)
+
+
+@KINDS
+def test_eight_bit_parameters_are_refused(kind):
+    with pytest.raises(TypeError, match=r"is torch\.float8_e4m3fn"):
+        kind([torch.zeros(2, dtype=torch.float8_e4m3fn)])
+
+
+def test_wsam_pass_with_a_scaler_must_end_through_it():
+    weight = torch.nn.Parameter(torch.ones(3))
+    wsam = WSAM(AGD([weight]))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(weight.square().sum()).backward()
+    with wsam.perturb(scaler=scaler):
+        scaler.scale(weight.square().sum()).backward()
+    with pytest.raises(StepOrderError, match=r"must end with scaler\.step"):
+        wsam.step()
+    assert torch.equal(weight, torch.ones(3))
+    scaler.step(wsam)
+    assert not torch.equal(weight, torch.ones(3))

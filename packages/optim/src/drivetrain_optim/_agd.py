@@ -73,7 +73,7 @@ class AGD(BatchedOptimizer):
             tensors. A group may set each option for itself.
         lr: Learning rate, a number >= 0 or a tensor with one element. At 0 no weight
             changes, whatever `decay` is. The authors advise about a tenth of what
-            AdamW uses.
+            AdamW uses; an eighth was best in the examples here.
         betas: Decay rates `beta1` and `beta2`, in [0, 1).
         delta: Floor of the denominator and switch between the regimes, > 0; or a
             preset of the authors: "transformer" (1e-14), "cnn" (1e-8), "default"

@@ -12,6 +12,7 @@ from drivetrain_optim._checks import (
     check_changed_options,
     check_combination,
     check_finite,
+    check_names,
     check_not_capturing,
     check_options,
     check_parameters,
@@ -20,7 +21,7 @@ from drivetrain_optim._checks import (
     learning_rate,
     params_with_gradients,
 )
-from drivetrain_optim._errors import HyperparameterError
+from drivetrain_optim._errors import HyperparameterError, StateDictError
 from drivetrain_optim._layout import choice_for, make_layout, shards_of, step_device
 from drivetrain_optim._norms import ShardSlots, grad_norm, grad_scale
 from drivetrain_optim._state import load_moments
@@ -82,6 +83,7 @@ class BatchedOptimizer(Optimizer):
         """
         name = type(self).__name__
         if isinstance(param_group, dict):
+            check_names(name, self._rules, param_group)
             options = {**self.defaults, **param_group}
             param_group = check_options(name, self._rules, options)
             check_combination(name, param_group)
@@ -144,8 +146,15 @@ class BatchedOptimizer(Optimizer):
         loaded: list[dict[str, Any]] = []
 
         def keep(_: Optimizer, state_dict: dict[str, Any]) -> None:
-            groups = state_dict["param_groups"]
             name = type(self).__name__
+            if not state_dict.keys() >= {"state", "param_groups"}:
+                message = (
+                    f"{name}: a state dict has 'state' and 'param_groups', got "
+                    f"{', '.join(map(repr, state_dict)) or 'nothing'}; is it the one of "
+                    "the whole checkpoint?"
+                )
+                raise StateDictError(message)
+            groups = state_dict["param_groups"]
             check_saved_groups(name, groups, self._own_options)
             check_saved_state(name, self.param_groups, state_dict, self._moments_of)
             loaded.append(state_dict)

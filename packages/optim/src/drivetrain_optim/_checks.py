@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,7 @@ __all__ = [
     "check_changed_options",
     "check_combination",
     "check_finite",
+    "check_names",
     "check_not_capturing",
     "check_options",
     "check_parameters",
@@ -37,6 +39,9 @@ __all__ = [
     "parameter_names",
     "params_with_gradients",
 ]
+
+
+_DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 
 def parameter_names(index: int, group: Mapping[str, Any]) -> list[str]:
@@ -182,13 +187,13 @@ def check_parameters(optimizer: str, index: int, group: Mapping[str, Any]) -> No
         UnsupportedTensorError: One is complex or integer.
     """
     for name, param in zip(parameter_names(index, group), group["params"], strict=True):
-        if param.is_floating_point():
+        if param.dtype in _DTYPES:
             continue
         hint = ""
         if param.is_complex():
             hint = "; pass torch.view_as_real(p) for a complex p"
         message = (
-            f"{optimizer}: parameters must be real floating-point tensors, but "
+            f"{optimizer}: parameters must be float64, float32, bfloat16 or float16, but "
             f"parameter {name} of shape {tuple(param.shape)} is {param.dtype}{hint}"
         )
         raise UnsupportedTensorError(message)
@@ -227,6 +232,28 @@ def params_with_gradients(
             raise UnsupportedTensorError(message)
         params.append(param)
     return params
+
+
+def check_names(
+    optimizer: str, rules: Mapping[str, Rule], group: Mapping[str, Any]
+) -> None:
+    """Raises if a group has a name that is nearly that of an option.
+
+    Other names are the user's own affair, as in torch.
+
+    Raises:
+        HyperparameterError: It has.
+    """
+    for name in group:
+        if name in rules:
+            continue
+        near = difflib.get_close_matches(name, rules, n=1, cutoff=0.85)
+        if near:
+            message = (
+                f"{optimizer}: there is no option {name!r} for a parameter group; "
+                f"nearest: {near[0]}"
+            )
+            raise HyperparameterError(message)
 
 
 def check_saved_groups(

@@ -73,9 +73,9 @@ class UnsupportedTensorError(DrivetrainError, TypeError):
         >>> AGD([torch.zeros(2, dtype=torch.complex64)])
         Traceback (most recent call last):
         ...
-        drivetrain_optim._errors.UnsupportedTensorError: AGD: parameters must be real \
-floating-point tensors, but parameter 0.0 of shape (2,) is torch.complex64; pass \
-torch.view_as_real(p) for a complex p
+        drivetrain_optim._errors.UnsupportedTensorError: AGD: parameters must be \
+float64, float32, bfloat16 or float16, but parameter 0.0 of shape (2,) is \
+torch.complex64; pass torch.view_as_real(p) for a complex p
     """
 
 

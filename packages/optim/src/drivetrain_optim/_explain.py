@@ -53,6 +53,10 @@ class Explanation(NamedTuple):
     def __str__(self) -> str:
         """Returns one line for each use, and what the implementations are."""
         lines = [self.optimizer]
+        if not self.uses:
+            lines.append(
+                "  stepped by the base optimizer, which is not of this package"
+            )
         for use in self.uses:
             tensors = "tensor" if use.num_tensors == 1 else "tensors"
             lines.append(
@@ -70,7 +74,8 @@ def explain(optimizer: Optimizer) -> Explanation:
     """Returns how an optimizer would step its parameters now.
 
     Args:
-        optimizer: An `AGD`, a `LAMB`, or a `WSAM` around one of them.
+        optimizer: An `AGD`, a `LAMB`, or a `WSAM`; of a `WSAM` around an optimizer of
+            another package there are no uses to tell.
 
     Raises:
         TypeError: It is another optimizer.
@@ -87,10 +92,12 @@ foreach=True
     """
     name = type(optimizer).__name__
     if isinstance(optimizer, WSAM):
-        base = explain(optimizer.base)
-        return Explanation(f"{name} around {base.optimizer}", base.uses)
+        around = f"{name} around {type(optimizer.base).__name__}"
+        if not isinstance(optimizer.base, BatchedOptimizer):
+            return Explanation(around, ())
+        return Explanation(around, explain(optimizer.base).uses)
     if not isinstance(optimizer, BatchedOptimizer):
-        message = f"explain() takes an AGD, a LAMB or a WSAM around one, got {name}"
+        message = f"explain() takes an AGD, a LAMB or a WSAM, got {name}"
         raise TypeError(message)
     found: dict[tuple[int, str, str, str, str], list[int]] = {}
     for index, group in enumerate(optimizer.param_groups):

@@ -223,7 +223,8 @@ def _fused_missing(param: Tensor) -> str | None:
     if param.dtype not in DTYPE_CODES:
         return f"there are no kernels for {param.dtype}"
     if not is_plain(local_part(param)):
-        return f"a parameter is of type {type(param).__name__} on {param.device.type}"
+        kind = "on meta" if param.is_meta else f"a {type(param).__name__}"
+        return f"a parameter is {kind}, which kernels cannot read"
     if not is_dense(local_part(param)):
         return f"a parameter of shape {tuple(param.shape)} is not dense in memory"
     if param.device.type == "cpu":

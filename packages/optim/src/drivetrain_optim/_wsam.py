@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from drivetrain_optim._batch_norm import RunningStatistics
 from drivetrain_optim._errors import StepOrderError
 from drivetrain_optim._wsam_groups import GroupOptions, check_base, check_model
-from drivetrain_optim._wsam_pass import Pass, begin, check_scaler
+from drivetrain_optim._wsam_pass import Pass, begin, check_scaler, check_stepped_by
 from drivetrain_optim._wsam_update import (
     make_empty_state,
     step_from_both,
@@ -90,6 +90,10 @@ class WSAM(Optimizer):
     `scaler.step(wsam)` (or `second_step()`, which calls it): an overflow in either
     pass skips the step. Do not call `scaler.unscale_(wsam)` before the first pass has
     ended; before `scaler.step` it is allowed.
+
+    Do not clip `p.grad` between the second pass and the step only: it then holds the
+    second gradient alone, and the difference of a clipped and an unclipped gradient
+    points uphill. Use `max_grad_norm`, or clip before both.
 
     Nothing waits for the device, except under a scaler, which does so itself. Step
     hooks of `WSAM` run once a step, those of the base when it steps. Not thread-safe,
@@ -325,6 +329,7 @@ class WSAM(Optimizer):
                 with self.perturb(), torch.enable_grad():
                     closure()
         if self._pending is not None:
+            check_stepped_by(self._pending.scaler, self)
             self._step_full(self._pending)
         elif not self.needs_second_pass:
             step_from_one(self._options.plan(self._model))

@@ -32,6 +32,7 @@ __all__ = [
     "Plan",
     "begin",
     "check_scaler",
+    "check_stepped_by",
     "given_gradients",
     "local_grads",
     "local_parts",
@@ -197,18 +198,42 @@ def check_scaler(scaler: GradScaler, owner: Optimizer) -> None:
     Raises:
         StepOrderError: It has unscaled gradients already, or stepped.
     """
-    # The scaler offers no other way to see this; without the attribute, no check.
-    states: Mapping[int, Mapping[str, Any]]
-    states = getattr(scaler, "_per_optimizer_states", {})
-    stage = states.get(id(owner), {}).get("stage")
-    name = getattr(stage, "name", "READY")
-    if name != "READY":
+    name = _stage(scaler, owner)
+    if name not in {None, "READY"}:
         message = (
             "WSAM: the first pass must come before the scaler knows of this step, got "
             f"one in the stage {name}; call scaler.unscale_(wsam) after the second "
             "backward only, and scaler.update() after each step"
         )
         raise StepOrderError(message)
+
+
+def check_stepped_by(scaler: GradScaler | None, owner: Optimizer) -> None:
+    """Raises if a pass that began with a scaler is not ended through it.
+
+    Raises:
+        StepOrderError: The scaler has not unscaled the second gradient.
+    """
+    if scaler is not None and _stage(scaler, owner) == "READY":
+        message = (
+            "WSAM: a pass that was begun with a scaler must end with scaler.step(wsam) "
+            "or second_step(), got step(): the second gradient is still scaled"
+        )
+        raise StepOrderError(message)
+
+
+def _stage(scaler: GradScaler, owner: Optimizer) -> str | None:
+    """Returns how far a scaler is with a step; None if it does not let that be seen.
+
+    It offers no public way.
+    """
+    states: Mapping[int, Mapping[str, Any]] | None
+    states = getattr(scaler, "_per_optimizer_states", None)
+    if states is None:
+        return None
+    stage = states.get(id(owner), {}).get("stage")
+    name: str = getattr(stage, "name", "READY")
+    return name
 
 
 def _taken(plan: Plan, grads: _Gradients) -> tuple[_Gradients, list[Tensor]]:
