@@ -278,11 +278,11 @@ class Checkpointer:
 
     def _begin(self, image: Image, record: bytes) -> tuple[Arena, int, int]:
         """Returns the arena, the generation to fill, and the room for its record."""
-        room = int(len(record) * _ROOM)
+        room = len(record)
         arena = self._arena
         if arena is None or not arena.holds(image.size_bytes, room):
             self.flush()
-            arena = Arena.create(image.size_bytes, room)
+            arena = Arena.create(image.size_bytes, int(room * _ROOM))
             self._client.arm(self._rank, arena.fd)
             self._arena = arena
         # This process alone fills the arena, one generation after the other.

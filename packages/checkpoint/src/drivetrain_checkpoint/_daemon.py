@@ -45,7 +45,6 @@ _NUM_WRITERS = 4
 class _Outcome:
     """What became of a save on this node."""
 
-    state: str = "pending"
     error: str = ""
     waiting: set[int] = field(default_factory=set)
 
@@ -65,7 +64,7 @@ class Daemon:
         self._folder = folder
         self._keep = keep
         self._arenas: dict[int, Arena] = {}
-        self._writers: dict[int, queue.Queue[int]] = {}
+        self._writers: dict[int, queue.Queue[tuple[int, int, str]]] = {}
         self._done: dict[int, int] = {}
         self._busy: set[tuple[int, int]] = set()
         self._outcomes: dict[str, _Outcome] = {}
@@ -148,9 +147,11 @@ class Daemon:
             if rank not in self._arenas:
                 message = f"rank {rank} has handed over no memory"
                 raise ValueError(message)
+            if sequence <= self._done[rank]:
+                return  # its writer saw it before this word of it came
             self._busy.add((rank, index))
             self._outcomes.setdefault(save_id, _Outcome()).waiting.add(rank)
-        self._writers[rank].put(sequence)
+        self._writers[rank].put((index, sequence, save_id))
 
     def _write(self, rank: int) -> None:
         """Persists what a rank publishes, whether it lived to say so or not."""
@@ -160,12 +161,14 @@ class Daemon:
                 wanted = self._writers[rank].get(timeout=_SCAN_S)
             with self._changed:
                 arena, done = self._arenas[rank], self._done[rank]
-                if max(arena.sequences()) <= done:
-                    continue
-                there = [g for g in arena.generations() if g.sequence > done]
+                there = []
+                if max(arena.sequences()) > done:
+                    there = [g for g in arena.generations() if g.sequence > done]
                 if wanted is not None:
-                    there = [g for g in there if g.sequence == wanted]
+                    there = [g for g in there if g.sequence == wanted[1]]
                 if not there:
+                    if wanted is not None:
+                        self._settle(rank, wanted[0], wanted[2], "")
                     continue
                 generation = there[0]
                 self._busy.add((rank, generation.index))
@@ -181,13 +184,17 @@ class Daemon:
             with self._changed:
                 if self._arenas[rank] is arena:
                     self._done[rank] = generation.sequence
-                self._busy.discard((rank, generation.index))
-                outcome = self._outcomes.setdefault(save_id, _Outcome())
-                outcome.waiting.discard(rank)
-                outcome.error = outcome.error or error
-                self._changed.notify_all()
+                self._settle(rank, generation.index, save_id, error)
             if committed is not None:
                 self._retire(committed)
+
+    def _settle(self, rank: int, index: int, save_id: str, error: str) -> None:
+        """Frees a generation and tells who waits; the lock is held."""
+        self._busy.discard((rank, index))
+        outcome = self._outcomes.setdefault(save_id, _Outcome())
+        outcome.waiting.discard(rank)
+        outcome.error = outcome.error or error
+        self._changed.notify_all()
 
     def _persist(self, arena: Arena, generation: Generation) -> RootManifest | None:
         """Writes a rank's part; returns what it committed, if it is the first rank."""

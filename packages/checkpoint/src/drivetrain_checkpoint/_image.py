@@ -12,12 +12,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from drivetrain_checkpoint._errors import CorruptCheckpointError
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["DTYPE_BYTES", "PAGE", "Image", "Slot", "parse_header", "plan_image"]
+__all__ = ["DTYPE_BYTES", "PAGE", "Image", "Slot", "plan_image"]
 
 PAGE = 4096
 
@@ -114,42 +112,3 @@ def plan_image(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Image:
         for name, dtype, shape, start, size in places
     )
     return Image(header, slots, padded + at)
-
-
-def parse_header(beginning: bytes, size_bytes: int, name: str) -> Image:
-    """Returns what a safetensors file says of itself.
-
-    Args:
-        beginning: The first bytes of the file, its whole header at least.
-        size_bytes: The length of the file.
-        name: What it is called, for messages.
-
-    Raises:
-        CorruptCheckpointError: It is not a safetensors file, or does not fit its
-            length.
-    """
-    try:
-        length = int.from_bytes(beginning[:8], "little")
-        text = beginning[8 : 8 + length]
-        if len(text) != length:
-            message = f"its header should have {length} bytes"
-            raise ValueError(message)  # noqa: TRY301
-        entries = json.loads(text)
-        entries.pop("__metadata__", None)
-        slots = []
-        for tensor, entry in entries.items():
-            start, end = entry["data_offsets"]
-            shape = tuple(int(n) for n in entry["shape"])
-            if end - start != DTYPE_BYTES[entry["dtype"]] * math.prod(shape):
-                message = f"the length of {tensor!r} does not fit its shape"
-                raise ValueError(message)  # noqa: TRY301
-            first = 8 + length + start
-            slots.append(Slot(tensor, entry["dtype"], shape, first, end - start))
-        last = max((s.start + s.size_bytes for s in slots), default=8 + length)
-        if last != size_bytes:
-            message = f"it should have {last:,} bytes and has {size_bytes:,}"
-            raise ValueError(message)  # noqa: TRY301
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{name} is no whole safetensors file: {error}"
-        raise CorruptCheckpointError(message) from error
-    return Image(beginning[: 8 + length], tuple(slots), size_bytes)

@@ -9,11 +9,11 @@ is ever written to again, and what is deleted loses its root manifest first.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import re
 import shutil
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from drivetrain_checkpoint import _native
@@ -46,7 +46,7 @@ __all__ = [
 _FOLDER = re.compile(r"step-(\d{10,})-([0-9a-f]{16})")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Saved:
     """A committed checkpoint.
 
@@ -98,14 +98,7 @@ def write_rank(
             os.fsync(fd)
         finally:
             os.close(fd)
-    whole = RankManifest(
-        **{
-            name: getattr(manifest, name)
-            for name in manifest.__dataclass_fields__
-            if name != "crc32c"
-        },
-        crc32c=tuple(sums),
-    )
+    whole = dataclasses.replace(manifest, crc32c=tuple(sums))
     _write_small(path / rank_manifest_file(manifest.rank), whole.to_bytes())
     with _as_storage_error("sync", path):
         _sync_folder(path)
