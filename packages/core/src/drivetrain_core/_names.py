@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import difflib
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from drivetrain_core._errors import NamesError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor, nn
 
 __all__ = [
+    "NamedParts",
     "canonical_name",
     "canonical_names",
     "named_modules",
+    "named_parts",
     "named_tensors",
     "tied_names",
     "unwrap",
@@ -47,6 +50,49 @@ _WRAPPERS = (
         "_fsdp_wrapped_module",
     ),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class NamedParts:
+    """What one walk over a model finds, by canonical name.
+
+    Args:
+        visited: The modules in the order of the walk, wrappers among them; one that is
+            shared stands there each time.
+        modules: What `named_modules` returns.
+        tensors: What `named_tensors` returns.
+        parameters: What `named_tensors` returns without the buffers.
+    """
+
+    visited: list[nn.Module]
+    modules: dict[str, nn.Module]
+    tensors: dict[str, Tensor]
+    parameters: dict[str, Tensor]
+
+
+def named_parts(model: nn.Module) -> NamedParts:
+    """Returns the modules, tensors and parameters of a model in one walk.
+
+    Args:
+        model: A model, wrapped or not.
+
+    Raises:
+        NamesError: Two tensors have one name, or FSDP1 has flattened the parameters.
+
+    Example:
+        >>> import torch
+        >>> parts = named_parts(torch.nn.BatchNorm1d(4))
+        >>> len(parts.visited), len(parts.tensors), list(parts.parameters)
+        (1, 5, ['weight', 'bias'])
+    """
+    visits = _walk_modules(model)
+    found = _checked(_tensors_of(visits))
+    return NamedParts(
+        visited=[module for _, _, module in visits],
+        modules=_named(visits),
+        tensors=_each_once(found, {"parameter", "buffer"}),
+        parameters=_each_once(found, {"parameter"}),
+    )
 
 
 def named_tensors(
@@ -73,17 +119,10 @@ def named_tensors(
         >>> list(named_tensors(torch.nn.BatchNorm1d(4, affine=False)))
         ['running_mean', 'running_var', 'num_batches_tracked']
     """
-    wanted: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for _, name, tensor, kind in _checked_walk(model):
-        if kind == "buffer" and not buffers:
-            continue
-        if kind == "non-persistent buffer" and not (buffers and non_persistent):
-            continue
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            wanted[name] = tensor
-    return wanted
+    kinds = {"parameter"}
+    if buffers:
+        kinds |= {"buffer", "non-persistent buffer"} if non_persistent else {"buffer"}
+    return _each_once(_checked_walk(model), kinds)
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
@@ -176,9 +215,7 @@ def named_modules(model: nn.Module) -> dict[str, nn.Module]:
         ...     torch.nn.ReLU()))))
         ['', '0']
     """
-    # A wrapper and what it wraps have one name; the wrapped one comes later.
-    walk = _walk_modules(model, "", "", frozenset())
-    return {name.removesuffix("."): module for _, name, module in walk}
+    return _named(_walk_modules(model))
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -224,11 +261,21 @@ def _wrapped_attribute(module: nn.Module) -> str | None:
     return None
 
 
-def _checked_walk(model: nn.Module) -> list[tuple[str, str, Tensor, str]]:
-    found = list(_walk(model))
+# Raw name, canonical name, tensor and kind.
+_Found = tuple[str, str, "Tensor", str]
+# Raw prefix, canonical prefix and module.
+_Visit = tuple[str, str, "nn.Module"]
+
+
+def _checked_walk(model: nn.Module) -> list[_Found]:
+    return _checked(_tensors_of(_walk_modules(model)))
+
+
+def _checked(walk: Iterable[_Found]) -> list[_Found]:
+    found = list(walk)
     raw_names: dict[str, str] = {}
     for raw, name, _, _ in found:
-        if name.rpartition(".")[2] == "_flat_param":
+        if name.endswith("_flat_param") and name.rpartition(".")[2] == "_flat_param":
             message = (
                 f"FSDP1 has flattened parameters into {raw!r}, which has no canonical "
                 "name. Use fully_shard(), or FullyShardedDataParallel with "
@@ -245,9 +292,17 @@ def _checked_walk(model: nn.Module) -> list[tuple[str, str, Tensor, str]]:
     return found
 
 
-def _walk(model: nn.Module) -> Iterator[tuple[str, str, Tensor, str]]:
-    """Yields raw name, canonical name, tensor and kind."""
-    for raw, name, module in _walk_modules(model, "", "", frozenset()):
+def _each_once(found: list[_Found], kinds: set[str]) -> dict[str, Tensor]:
+    """Returns the tensors of some kinds, each under its first name."""
+    first: dict[int, tuple[str, Tensor]] = {}
+    for _, name, tensor, kind in found:
+        if kind in kinds:
+            first.setdefault(id(tensor), (name, tensor))
+    return dict(first.values())
+
+
+def _tensors_of(visits: Iterable[_Visit]) -> Iterator[_Found]:
+    for raw, name, module in visits:
         # The dictionaries themselves, since FSDP1 overrides `named_parameters`.
         for key, parameter in module._parameters.items():
             if parameter is not None:
@@ -259,15 +314,32 @@ def _walk(model: nn.Module) -> Iterator[tuple[str, str, Tensor, str]]:
                 yield raw + key, name + key, buffer, kind
 
 
-def _walk_modules(
-    module: nn.Module, raw: str, name: str, above: frozenset[int]
-) -> Iterator[tuple[str, str, nn.Module]]:
-    """Yields raw prefix, canonical prefix and module; goes down no cycle."""
-    if id(module) in above:
-        return
-    yield raw, name, module
-    wrapped = _wrapped_attribute(module)
-    for key, child in module._modules.items():
-        if child is not None:
-            inner = name if key == wrapped else f"{name}{key}."
-            yield from _walk_modules(child, f"{raw}{key}.", inner, above | {id(module)})
+def _named(visits: Iterable[_Visit]) -> dict[str, nn.Module]:
+    # A wrapper and what it wraps have one name; the wrapped one comes later.
+    return {name.removesuffix("."): module for _, name, module in visits}
+
+
+def _walk_modules(model: nn.Module) -> list[_Visit]:
+    """Returns all modules from the top down; goes down no cycle."""
+    visits: list[_Visit] = []
+    above: set[int] = set()
+    # Whether a module is a wrapper is a matter of its class: asked once for each.
+    wrapped: dict[type, str | None] = {}
+
+    def visit(module: nn.Module, raw: str, name: str) -> None:
+        if id(module) in above:
+            return
+        visits.append((raw, name, module))
+        kind = type(module)
+        if kind not in wrapped:
+            wrapped[kind] = _wrapped_attribute(module)
+        attribute = wrapped[kind]
+        above.add(id(module))
+        for key, child in module._modules.items():
+            if child is not None:
+                inner = name if key == attribute else f"{name}{key}."
+                visit(child, f"{raw}{key}.", inner)
+        above.discard(id(module))
+
+    visit(model, "", "")
+    return visits

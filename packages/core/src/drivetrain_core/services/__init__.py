@@ -43,13 +43,10 @@ if TYPE_CHECKING:
         Price,
         Switch,
     )
-    from drivetrain_core.services.packed_state import (
-        PackedState,
-        Restoration,
-        pack_state,
-        plan_restoration,
-    )
+    from drivetrain_core.services.packed_state import PackedState
     from drivetrain_core.services.process_group import ProcessGroupFactory
+    from drivetrain_core.services.restoration import Restoration, plan_restoration
+    from drivetrain_core.services.state_packer import StatePacker, pack_state
     from drivetrain_core.services.state_source import (
         StateSource,
         TensorPart,
@@ -78,6 +75,7 @@ __all__ = [
     "Restoration",
     "SaveHandle",
     "ServiceFactory",
+    "StatePacker",
     "StateSource",
     "Switch",
     "TensorPart",
@@ -110,9 +108,10 @@ _HOME = {
     "Price": "cluster_spec",
     "ProcessGroupFactory": "process_group",
     "RankBatch": "batch_plan",
-    "Restoration": "packed_state",
+    "Restoration": "restoration",
     "SaveHandle": "checkpointer",
     "ServiceFactory": "_lookup",
+    "StatePacker": "state_packer",
     "StateSource": "state_source",
     "Switch": "cluster_spec",
     "TensorPart": "state_source",
@@ -121,8 +120,8 @@ _HOME = {
     "destroy_process_group": "_torch_process_group",
     "get_service": "_lookup",
     "init_process_group": "_torch_process_group",
-    "pack_state": "packed_state",
-    "plan_restoration": "packed_state",
+    "pack_state": "state_packer",
+    "plan_restoration": "restoration",
     "service_factory": "_lookup",
 }
 

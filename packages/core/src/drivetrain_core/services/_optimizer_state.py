@@ -53,6 +53,9 @@ class OptimizerState:
         optimizer: An optimizer with flat state a parameter.
         names: The canonical name of each parameter of the model, by `id`.
 
+    Attributes:
+        own: The parameters that are part of the state, by name.
+
     Raises:
         NamesError: Two parameters have one name.
     """
@@ -61,7 +64,7 @@ class OptimizerState:
         self, optimizer: torch.optim.Optimizer, names: Mapping[int, str]
     ) -> None:
         self._optimizer = optimizer
-        self._own: dict[str, torch.Tensor] = {}
+        self.own: dict[str, torch.Tensor] = {}
         self._parameters: dict[str, torch.Tensor] = {}
         self._group_of: dict[str, dict[str, object]] = {}
         masters = {id(m): w for w, m in getattr(optimizer, "master_weights", ())}
@@ -75,11 +78,11 @@ class OptimizerState:
                 self._parameters[name] = parameter
                 self._group_of[name] = group
                 if id(parameter) not in names:
-                    self._own[f"{_OWN}.{name}"] = parameter.detach()
+                    self.own[f"{_OWN}.{name}"] = parameter
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the tensors by name, detached but sharing memory."""
-        found = dict(self._own)
+        found = {name: parameter.detach() for name, parameter in self.own.items()}
         for name, value in self._items():
             if isinstance(value, torch.Tensor):
                 found[name] = value.detach()
@@ -100,6 +103,29 @@ class OptimizerState:
             [names[id(parameter)] for parameter in group["params"]]
             for group in self._optimizer.param_groups
         ]
+
+    def options(self) -> dict[str, object]:
+        """Returns the options of all groups by name, tensors among them."""
+        return {
+            f"{_GROUPS}.{number}.{option}": value
+            for number, group in enumerate(self._optimizer.param_groups)
+            for option, value in group.items()
+            if option != "params"
+        }
+
+    def slots(self) -> Iterator[tuple[str, object]]:
+        """Yields the name and the value of all state of parameters.
+
+        Raises:
+            NamesError: A key of the state has a dot.
+        """
+        for name, parameter in self._parameters.items():
+            # `.get`: reading a missing key of this defaultdict would create it.
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                if "." in str(key):
+                    message = f"the optimizer's state has a dot in its key {key!r}"
+                    raise NamesError(message)
+                yield f"{key}.{name}", value
 
     def check(self, specs: Iterable[TensorSpec]) -> None:
         """Raises what `prepare` would, and changes nothing.
@@ -155,17 +181,8 @@ class OptimizerState:
                 self._optimizer.state[self._parameters[name]][key] = value
 
     def _items(self) -> Iterator[tuple[str, object]]:
-        for number, group in enumerate(self._optimizer.param_groups):
-            for option, value in group.items():
-                if option != "params":
-                    yield f"{_GROUPS}.{number}.{option}", value
-        for name, parameter in self._parameters.items():
-            # `.get`: reading a missing key of this defaultdict would create it.
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                if "." in str(key):
-                    message = f"the optimizer's state has a dot in its key {key!r}"
-                    raise NamesError(message)
-                yield f"{key}.{name}", value
+        yield from self.options().items()
+        yield from self.slots()
 
     def _split(self, full_name: str) -> tuple[str, str]:
         key, _, name = full_name.partition(".")

@@ -14,7 +14,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["join_tree", "split_tree"]
+__all__ = ["equal_plain", "join_tree", "split_tree"]
 
 _MAPPINGS: dict[str, Callable[[Mapping[Any, object]], object]] = {
     "dict": dict,
@@ -40,7 +40,7 @@ def split_tree(value: object, name: str, tensors: dict[str, torch.Tensor]) -> ob
         value: Nested dicts, lists and tuples of tensors, numbers, strings, bytes,
             dtypes, devices and None.
         name: What it is called; the tensors in it are called `name.key.key`.
-        tensors: Where the tensors go, detached, by name.
+        tensors: Where the tensors go, as they are, by name.
 
     Raises:
         TypeError: Something in it is of another type.
@@ -58,14 +58,17 @@ def split_tree(value: object, name: str, tensors: dict[str, torch.Tensor]) -> ob
         if name in tensors:
             message = f"two tensors of the state are named {name!r}"
             raise ValueError(message)
-        tensors[name] = value.detach()
+        tensors[name] = value
         return ["tensor", name]
     if isinstance(value, dict):
         kind = type(value).__name__
         known: object = _MAPPINGS.get(kind)
         kind = kind if known is type(value) else "dict"
         items = [
-            [_plain(key, f"a key of {name}"), split_tree(v, f"{name}.{key}", tensors)]
+            [
+                key if type(key) is str else _plain(key, f"a key of {name}"),
+                split_tree(v, f"{name}.{key}", tensors),
+            ]
             for key, v in value.items()
         ]
         return [kind, items]
@@ -101,6 +104,32 @@ def join_tree(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
             return _MAPPINGS[kind]({k: join_tree(v, tensors) for k, v in items})
     message = f"not the plain half of a value: {plain!r:.80}"
     raise ValueError(message)
+
+
+def equal_plain(one: object, other: object) -> bool:
+    """Says whether two plain halves would be written alike.
+
+    Unlike `==`, it tells 1 from True and 1.0, and 0.0 from -0.0; NaN equals NaN.
+
+    Args:
+        one: What `split_tree` returned, or a dict of it.
+        other: Another.
+
+    Example:
+        >>> equal_plain([1, float("nan")], [1, float("nan")]), equal_plain([1], [1.0])
+        (True, False)
+    """
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict) and isinstance(other, dict):
+        return equal_plain(list(one.items()), list(other.items()))
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(equal_plain, one, other))
+    if isinstance(one, float | complex):
+        return repr(one) == repr(other)
+    return one == other
 
 
 def _plain(value: object, name: str) -> object:
