@@ -33,11 +33,22 @@ DRIVETRAIN_EXPORT int drivetrain_checkpoint_v1_copy(const drivetrain::Block* blo
 
 DRIVETRAIN_EXPORT drivetrain::WriteResult drivetrain_checkpoint_v1_write(
     int fd, const void* data, std::uint64_t size, std::uint64_t block, int num_threads,
-    std::uint32_t* checksums) {
+    std::uint32_t* checksums, drivetrain::Progress* progress) {
   try {
-    return drivetrain::write_file(fd, data, size, block, num_threads, checksums);
+    return drivetrain::write_file(fd, data, size, block, num_threads, checksums,
+                                  progress);
   } catch (const std::bad_alloc&) {
     return {ENOMEM, 0, 0};
+  }
+}
+
+DRIVETRAIN_EXPORT int drivetrain_checkpoint_v1_read(int fd, void* data,
+                                                    std::uint64_t size,
+                                                    std::uint64_t at, int num_threads) {
+  try {
+    return drivetrain::read_file(fd, data, size, at, num_threads);
+  } catch (const std::bad_alloc&) {
+    return ENOMEM;
   }
 }
 

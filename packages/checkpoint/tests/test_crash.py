@@ -11,13 +11,12 @@ import time
 import pytest
 import torch
 
-from drivetrain_checkpoint import Checkpointer, StorageError, verify
-from drivetrain_checkpoint._posix import list_saved
+from drivetrain_checkpoint import Checkpointer, StorageError, list_checkpoints, verify
 
 TRAINER = textwrap.dedent(
     """
     import sys, torch
-    from drivetrain_checkpoint import Checkpointer
+    from drivetrain_checkpoint import Checkpointer, list_checkpoints
 
     torch.set_num_threads(1)
     folder, size = sys.argv[1], int(sys.argv[2])
@@ -52,9 +51,9 @@ def trainer(tmp_path):
 
 def assert_whole(folder):
     """Every checkpoint of a folder is whole; the daemon may be deleting old ones."""
-    for saved in list_saved(folder):
-        problems = verify(saved.path)
-        assert problems == [] or saved not in list_saved(folder)
+    for saved in list_checkpoints(folder):
+        problems = verify(saved.url)
+        assert problems == [] or saved not in list_checkpoints(folder)
 
 
 def restored(folder, size=200_000):
@@ -82,7 +81,7 @@ def test_save_of_a_killed_trainer_reaches_the_storage(tmp_path, trainer):
     process.kill()
     process.wait()
     deadline = time.monotonic() + 20
-    while not any(s.root.step >= step for s in list_saved(tmp_path)):
+    while not any(s.step >= step for s in list_checkpoints(tmp_path)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert_whole(tmp_path)
@@ -95,7 +94,7 @@ def test_kill_at_any_moment_tears_nothing(tmp_path, seed, daemon_of, trainer):
     process.stdout.readline()
     victim = moment.choice(["trainer", "daemon", "both"])
     time.sleep(moment.uniform(0, 0.15))
-    committed = {s.root.step for s in list_saved(tmp_path)}
+    committed = {s.step for s in list_checkpoints(tmp_path)}
     if victim in {"daemon", "both"}:
         os.kill(daemon_of(), signal.SIGKILL)
     if victim in {"trainer", "both"}:
@@ -105,7 +104,7 @@ def test_kill_at_any_moment_tears_nothing(tmp_path, seed, daemon_of, trainer):
         process.kill()
     process.wait()
     assert_whole(tmp_path)
-    if victim == "both" and not list_saved(tmp_path):
+    if victim == "both" and not list_checkpoints(tmp_path):
         assert not committed
         return
     assert restored(tmp_path) >= max(committed, default=1)
@@ -142,4 +141,4 @@ def test_storage_that_fails_is_told_and_the_next_save_works(tmp_path):
     moved.rename(folder)
     weights.fill_(3)
     assert checkpointer.save(3, {"weights": weights, "position": 3}).wait(20)
-    assert [s.root.step for s in list_saved(folder)] == [1, 3]
+    assert [s.step for s in list_checkpoints(folder)] == [1, 3]

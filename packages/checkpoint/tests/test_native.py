@@ -1,7 +1,9 @@
 """Copies, checksums and writes, in C++ and in Python."""
 
 import ctypes
+import errno
 import os
+from array import array
 
 import pytest
 import torch
@@ -42,12 +44,12 @@ def test_checksum_is_crc32c(kind):
 @settings(max_examples=30, deadline=None)
 @given(st.binary(max_size=3000))
 def test_checksums_of_both_kinds_agree(data):
-    assert _native.checksum(data) == _native._crc32c(data)
+    assert _native.checksum(data) == _native._slow_crc32c(data)
 
 
 def test_long_checksum_agrees_with_the_slow_one():
     data = os.urandom(100_003)
-    assert _native.checksum(data) == _native._crc32c(data)
+    assert _native.checksum(data) == _native._slow_crc32c(data)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -63,7 +65,8 @@ def test_copy_moves_every_byte_and_no_other(kind, num_threads):
         )
         kept.append((source, target))
         expected.append(b"\xaa" * offset + data)
-    _native.copy(blocks, num_threads)
+    columns = [array("Q", column) for column in zip(*blocks, strict=True)]
+    _native.copy(*columns, num_threads)
     for (_, target), wanted in zip(kept, expected, strict=True):
         assert target.raw[: len(wanted)] == wanted
         assert set(target.raw[len(wanted) : -1]) <= {0xAA}
@@ -80,11 +83,13 @@ def test_written_file_is_the_memory_and_its_checksums(kind, size, direct, tmp_pa
     except OSError:
         pytest.skip("this file system has no direct writes")
     try:
-        sums, _ = _native.write_file(fd, address, size, 2)
+        progress = _native.Progress()
+        sums, _ = _native.write_file(fd, address, size, 2, progress)
     finally:
         os.close(fd)
     assert (tmp_path / "file").read_bytes() == data
-    assert sums == ([_native._crc32c(data)] if size else [])
+    assert progress.done == size
+    assert sums == ([_native._slow_crc32c(data)] if size else [])
     assert _native.checksums(address, size, 2) == sums
 
 
@@ -93,10 +98,32 @@ def test_write_that_fails_has_its_error(kind):
     fd = os.open("/dev/full", os.O_WRONLY)
     try:
         with pytest.raises(OSError, match="No space left") as caught:
-            _native.write_file(fd, address, 8192, 2)
+            _native.write_file(fd, address, 8192, 2, _native.Progress())
     finally:
         os.close(fd)
     assert caught.value.errno == 28
+
+
+def test_write_that_is_stopped_ends(kind, tmp_path):
+    _kept, address = memory(8192, bytes(8192))
+    with (tmp_path / "file").open("wb") as file:
+        progress = _native.Progress(stop=1)
+        with pytest.raises(OSError, match="cancel") as caught:
+            _native.write_file(file.fileno(), address, 8192, 2, progress)
+    assert caught.value.errno == errno.ECANCELED
+
+
+@pytest.mark.parametrize("at", [0, 5, 99_999])
+def test_read_gives_the_bytes_and_misses_no_end(kind, tmp_path, at):
+    data = os.urandom(9_000_000)
+    (tmp_path / "file").write_bytes(data)
+    area, address = memory(len(data))
+    with (tmp_path / "file").open("rb") as file:
+        _native.read_file(file.fileno(), address, len(data) - at, at, 3)
+        assert area[: len(data) - at] == data[at:]
+        with pytest.raises(OSError, match="Input/output") as caught:
+            _native.read_file(file.fileno(), address, len(data) - at, at + 1, 3)
+    assert caught.value.errno == errno.EIO
 
 
 def test_populated_memory_keeps_what_it_holds():

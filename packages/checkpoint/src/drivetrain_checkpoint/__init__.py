@@ -17,26 +17,39 @@ from drivetrain_checkpoint._errors import (
 )
 
 if TYPE_CHECKING:
-    from drivetrain_checkpoint._checkpointer import Checkpointer
+    from drivetrain_checkpoint._checkpointer import Checkpointer, SaveCounts
     from drivetrain_checkpoint._handle import SaveHandle
+    from drivetrain_checkpoint._listing import CheckpointInfo, list_checkpoints
+    from drivetrain_checkpoint._preempt import PreemptNotice
+    from drivetrain_checkpoint._saves import Keep
     from drivetrain_checkpoint._verify import Problem, verify
 
 __all__ = [
+    "CheckpointInfo",
     "Checkpointer",
     "CorruptCheckpointError",
     "DaemonError",
     "ForeignCheckpointError",
+    "Keep",
+    "PreemptNotice",
     "Problem",
+    "SaveCounts",
     "SaveHandle",
     "StorageError",
     "__version__",
+    "list_checkpoints",
     "verify",
 ]
 
 _HOMES = {
+    "CheckpointInfo": "_listing",
     "Checkpointer": "_checkpointer",
+    "Keep": "_saves",
+    "PreemptNotice": "_preempt",
     "Problem": "_verify",
+    "SaveCounts": "_checkpointer",
     "SaveHandle": "_handle",
+    "list_checkpoints": "_listing",
     "verify": "_verify",
 }
 

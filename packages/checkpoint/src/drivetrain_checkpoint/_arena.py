@@ -157,6 +157,11 @@ class Arena:
         )
         return first, second
 
+    def is_same(self, other: Arena) -> bool:
+        """Whether two arenas are the same memory."""
+        mine, theirs = os.fstat(self.fd), os.fstat(other.fd)
+        return (mine.st_dev, mine.st_ino) == (theirs.st_dev, theirs.st_ino)
+
     def view(self, at: int, size_bytes: int) -> memoryview:
         """Returns bytes of the arena, which live as long as the mapping."""
         return memoryview(self._memory)[at : at + size_bytes]

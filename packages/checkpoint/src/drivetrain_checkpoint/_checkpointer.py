@@ -2,41 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import secrets
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
-import torch.distributed as dist
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
 
 from drivetrain_checkpoint import _native
-from drivetrain_checkpoint._arena import Arena
+from drivetrain_checkpoint._agree import Policy, Proposal, agree
 from drivetrain_checkpoint._client import Client
-from drivetrain_checkpoint._errors import DaemonError
-from drivetrain_checkpoint._fill import fill
+from drivetrain_checkpoint._custody import PERSIST, REPLICATE
+from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._handle import SaveHandle
-from drivetrain_checkpoint._pieces import DTYPES, Piece, pieces_of
+from drivetrain_checkpoint._pieces import DTYPES
 from drivetrain_checkpoint._plain import from_json
-from drivetrain_checkpoint._record import EntryTexts, PlannedImage, record_text
-from drivetrain_checkpoint._source import find_in_memory, find_on_storage, opened
+from drivetrain_checkpoint._preempt import PreemptNotice, preempt_notice
+from drivetrain_checkpoint._rank_memory import Claim, RankMemory
+from drivetrain_checkpoint._restore import fill, find, open_save
+from drivetrain_checkpoint._save_plan import EntryTexts, SavePlan, record_text
+from drivetrain_checkpoint._saves import Keep, list_saved
+from drivetrain_checkpoint._settings import Settings
+from drivetrain_checkpoint._storage.open import open_storage, resolve
+from drivetrain_checkpoint._team import Team
 from drivetrain_core import CheckpointError
-from drivetrain_core.services import TensorSpec, pack_state, plan_restoration
+from drivetrain_core.services import StatePacker, TensorSpec, plan_restoration
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, MutableMapping, Sequence
+    import signal
+    from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+    from concurrent.futures import Future
 
+    import torch.distributed as dist
     from torch import Tensor
 
-    from drivetrain_checkpoint._image import Image
-    from drivetrain_checkpoint._source import Found
+    from drivetrain_checkpoint._nodes import Nodes
 
-__all__ = ["Checkpointer"]
+__all__ = ["Checkpointer", "SaveCounts"]
 
-_ROOM = 1.25
-"""How much more than the first record's length is set aside for later ones."""
+logger = logging.getLogger(__name__)
+
+_FIELDS_BYTES = 64 << 10
+"""The room for what stands in a record beside entries and layout."""
+
+
+@dataclass(slots=True)
+class SaveCounts:
+    """What became of the saves of a checkpointer.
+
+    Args:
+        saved: How many were copied into memory.
+        waited: How many of them waited for memory.
+        waited_s: How long they did together, in seconds.
+        skipped: How many were left out, since memory was needed for earlier ones.
+        dropped: How many earlier ones were given up for newer ones.
+    """
+
+    saved: int = 0
+    waited: int = 0
+    waited_s: float = 0.0
+    skipped: int = 0
+    dropped: int = 0
 
 
 class Checkpointer:
@@ -44,24 +72,44 @@ class Checkpointer:
 
     The daemon of the node owns the memory. It is started with the first save and lives
     on when the trainers die: what was copied is written and committed without them, and
-    a new trainer restores from memory, or from storage where there is none.
+    a new trainer restores from memory, or from storage where there is none. With
+    `torch.distributed`, every rank calls `save` and `restore` in the same order; each
+    node has a daemon, and all nodes must see the same storage.
 
-    Not thread-safe. With `torch.distributed`, every rank calls `save` and `restore` in
-    the same order. The ranks of a job must be on one node; storage is a local folder
-    or one that is shared.
+    Not thread-safe, but for `guard` and the handles.
 
     Args:
-        folder: Where checkpoints go; it is made.
+        folder: Where checkpoints go: a path, or an URL that fsspec knows, such as
+            `s3://bucket/run`.
         job: The job's name. Jobs with other names do not see each other's memory.
-        keep: How many checkpoints stay on storage.
+        keep: How many checkpoints stay on storage, or a `Keep`.
+        policy: What `save` does while the memory that it needs is still being written
+            from: `wait`; `skip` this save; or `drop_oldest`, which gives up the oldest
+            save that was not begun to be written. All is counted in `counts`.
+        overlap: Whether `save` returns before the copy is made, which goes on beside
+            the next forward and backward pass. `guard` must then be around whatever
+            changes the state; a change without it is found, and fails the save.
+        replicas: How many other nodes hold each node's newest save in memory.
+        failure_domain: What fails together with this node (a rack, a switch): replicas
+            go to nodes of other domains. None is the node alone.
+        replica_bytes_per_s: How fast a node sends replicas at most; None is without
+            limit.
+        timeout_s: How long storage may make no progress, and one rank may keep all
+            others waiting, before a save fails.
+        memory_s: How long the daemon keeps memory for a job that nobody runs.
+        storage_options: For URLs, what fsspec is to know: endpoints, credentials.
         num_threads: How many threads copy; those of torch by default.
         process_group: The ranks that save together; the default group by default.
 
+    Attributes:
+        counts: What became of the saves so far.
+
     Raises:
-        ValueError: `keep` is less than 1, or `job` is empty.
+        ValueError: An argument is out of its range.
+        StorageError: What is needed for the URL is not installed.
 
     Example:
-        >>> import tempfile
+        >>> import tempfile, torch
         >>> folder = tempfile.mkdtemp()
         >>> model = torch.nn.Linear(4, 2)
         >>> checkpointer = Checkpointer(folder, job="doctest")
@@ -81,91 +129,168 @@ class Checkpointer:
         folder: str | os.PathLike[str],
         *,
         job: str = "default",
-        keep: int = 3,
+        keep: int | Keep = 3,
+        policy: Policy = "wait",
+        overlap: bool = False,
+        replicas: int = 0,
+        failure_domain: str | None = None,
+        replica_bytes_per_s: float | None = None,
+        timeout_s: float = 600.0,
+        memory_s: float = 3600.0,
+        storage_options: Mapping[str, Any] | None = None,
         num_threads: int | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         """Checks the arguments; nothing is started and no folder made."""
-        if keep < 1:
-            message = f"keep must be at least 1, got {keep}"
-            raise ValueError(message)
         if not job:
             message = "job must be a name, got an empty one"
             raise ValueError(message)
-        self._folder = Path(folder)
-        self._job = job
-        self._keep = keep
-        self._num_threads = num_threads
-        self._group = process_group
-        self._client = Client(job, self._folder, keep)
-        self._arena: Arena | None = None
-        self._sequence = 0
-        self._plan: PlannedImage | None = None
+        if policy not in get_args(Policy):
+            message = f"policy must be one of {get_args(Policy)}, got {policy!r}"
+            raise ValueError(message)
+        for name, value in (("timeout_s", timeout_s), ("memory_s", memory_s)):
+            if value <= 0:
+                message = f"{name} must be more than 0, got {value}"
+                raise ValueError(message)
+        if replicas < 0 or (
+            replica_bytes_per_s is not None and replica_bytes_per_s <= 0
+        ):
+            message = "replicas and their rate must not be negative"
+            raise ValueError(message)
+        self._settings = Settings(
+            job=job,
+            url=resolve(folder),
+            options=dict(storage_options or {}),
+            keep=keep if isinstance(keep, Keep) else Keep(last=keep),
+            limit_s=timeout_s,
+            idle_s=memory_s,
+        )
+        self.counts = SaveCounts()
+        self._policy: Policy = policy
+        self._replicas = replicas
+        self._domain = failure_domain
+        self._replica_rate = replica_bytes_per_s
+        self._storage = open_storage(self._settings.url, self._settings.options)
+        self._client = Client(self._settings)
+        self._team = Team(process_group)
+        self._nodes: tuple[Nodes, str] | None = None
+        self._groups: dict[Any, Any] = {}
+        self._memory = RankMemory(
+            self._client, self._team, num_threads, overlap=overlap
+        )
+        self._packer = StatePacker()
+        self._plan: SavePlan | None = None
         self._entries = EntryTexts()
         self._unreported: list[SaveHandle] = []
 
-    def save(self, step: int, state: Mapping[str, object]) -> SaveHandle:
+    def prewarm(self, state: Mapping[str, object], *, wait: bool = False) -> None:
+        """Makes the memory for saves of such a state, beside the training.
+
+        The first save then costs no more than the next. Call it when the state has
+        its full size: after an optimizer's first step, since most have no state before.
+
+        Args:
+            state: What will be saved.
+            wait: Whether to return only when the memory is there.
+
+        Raises:
+            TypeError: The state holds what a checkpoint cannot.
+            DaemonError: The daemon cannot be started.
+            MemoryError: The machine has no memory for a copy.
+        """
+        self._join()
+        packed = self._packer.pack(state)
+        entries = self._entries.text(packed.entries)
+        plan = self._planned(packed.tensors)
+        self._memory.provide(plan, _record_bytes(entries, plan))
+        self._memory.warm(wait=wait)
+
+    def save(
+        self, step: int, state: Mapping[str, object], *, persist: bool = True
+    ) -> SaveHandle:
         """Copies a state into memory; when it returns, the state may be changed.
 
-        If the memory still holds a save that is being written, this waits for it.
+        With `overlap`, it returns at once, and `guard` waits for the copy. If memory is
+        still needed for earlier saves, the checkpointer's policy says what happens.
 
         Args:
             step: The number of steps that the state has seen. Saving a step again
                 replaces it.
             state: Models, optimizers, tensors, objects with `state_dict`, and plain
                 data, by name.
+            persist: Whether storage follows. Without it the save stays in memory until
+                a newer one takes its place, and is brought to storage only by `flush`,
+                by waiting for its handle, or by the trainer's death.
 
         Raises:
             TypeError: The state holds what a checkpoint cannot.
             ValueError: The step is negative, or ranks save different plain data.
             NamesError: Two tensors have one name.
-            DaemonError: The daemon cannot be started.
+            DaemonError: The daemon cannot be started, or another process saves this
+                job.
             MemoryError: The machine has no memory for a copy.
+            CheckpointError: Another rank cannot save.
         """
         start = time.perf_counter()
-        if step < 0:
-            message = f"step must be at least 0, got {step}"
-            raise ValueError(message)
-        packed = pack_state(state)
-        entries = self._entries.text(packed.entries)
-        save_id, saved_at_ns = self._agree(step, entries)
-        pieces = pieces_of(packed.tensors, self._rank, self._world_size)
-        if self._plan is None or not self._plan.fits(pieces):
-            self._plan = PlannedImage(pieces)
-        image = self._plan.image
-        text = record_text(
-            {"save_id": save_id, "step": step, "saved_at_ns": saved_at_ns},
-            self._manifest(step, save_id, image),
-            self._plan.parts_text,
-            entries if self._rank == 0 else None,
+        self._memory.settle()
+        self._join()
+        problem: Exception | None = None
+        entries, claim, waited_s = "", Claim(), 0.0
+        try:
+            if step < 0:
+                message = f"step must be at least 0, got {step}"
+                raise ValueError(message)  # noqa: TRY301
+            packed = self._packer.pack(state)
+            entries = self._entries.text(packed.entries)
+            plan = self._planned(packed.tensors)
+            self._memory.provide(plan, _record_bytes(entries, plan))
+            claim, waited_s = self._memory.claim(
+                wait=self._policy == "wait", drop=self._policy == "drop_oldest"
+            )
+        # Whatever keeps one rank from saving, the others must not wait for it.
+        except Exception as error:  # noqa: BLE001
+            problem = error
+        proposals = self._team.exchange(self._proposal(step, entries, claim, problem))
+        verdict = agree(proposals, self._policy)
+        if verdict.action != "save" and "index" in claim:
+            self._memory.release()
+        if verdict.action == "raise":
+            if problem is not None:
+                raise problem
+            kind = ValueError if "different" in verdict.because else CheckpointError
+            raise kind(verdict.because)
+        save_id, saved_at_ns = proposals[0].save_id, proposals[0].saved_at_ns
+        if verdict.action == "skip":
+            self.counts.skipped += 1
+            logger.info("step %d is not saved: %s", step, verdict.because)
+            return self._handle(step, save_id, skipped=True)
+        if verdict.action == "wait":
+            claim, waited_s = self._memory.claim(wait=True)
+        for dropped in verdict.dropped:
+            self._client.ask({"op": "drop", "save_id": dropped})
+            self.counts.dropped += 1
+            logger.info("save %s is dropped for step %d", dropped, step)
+        record = self._record(
+            step, save_id, saved_at_ns, plan, entries, persist=persist
         )
-        arena, index, room = self._begin(image, text)
-        self._copy(arena, index, room, image, pieces)
-        self._sequence += 1
-        arena.publish(index, self._sequence, text, room, image.size_bytes)
-        self._client.ask(
-            {
-                "op": "saved",
-                "rank": self._rank,
-                "index": index,
-                "sequence": self._sequence,
-                "save_id": save_id,
-            }
-        )
-        handle = SaveHandle(
-            step=step,
-            save_id=save_id,
-            stall_s=time.perf_counter() - start,
-            folder=self._folder,
-            client=Client(self._job, self._folder, self._keep),
-        )
+        staging = self._memory.fill(claim, plan, record)
+        handle = self._handle(step, save_id, staging=staging)
+        handle.stall_s = time.perf_counter() - start
+        self.counts.saved += 1
+        self.counts.waited += waited_s > 0
+        self.counts.waited_s += waited_s
         self._unreported = [h for h in self._unreported if not h.durable] + [handle]
         return handle
 
     def restore(
-        self, into: MutableMapping[str, object], step: int | None = None
+        self,
+        into: MutableMapping[str, object],
+        step: int | None = None,
     ) -> int:
-        """Restores a state in place: from memory if it is there, else from storage.
+        """Restores a state in place, from the nearest place that has it.
+
+        That is this node's memory, then the memory of other nodes, then storage. Bytes
+        that several ranks need from farther away are read once, and broadcast.
 
         Args:
             into: What to restore into, by the names that were saved; plain data is
@@ -176,33 +301,79 @@ class Checkpointer:
             The step that was restored.
 
         Raises:
-            CheckpointError: There is none, or it does not fit, with every reason.
-            CorruptCheckpointError: It is damaged; nothing has been changed.
+            CheckpointError: There is none, or it does not fit, with every reason;
+                nothing has been changed.
+            CorruptCheckpointError: It is damaged. What was read before is in place, so
+                that the state must be restored from another step.
         """
-        found = self._choose(step)
-        entries: Any = from_json(found.entries)
-        with opened(found) as parts:
-            specs = {
-                name: TensorSpec(
-                    name=name,
-                    global_shape=blocks[0][0].global_shape,
-                    dtype=DTYPES[blocks[0][0].dtype],
-                )
-                for name, blocks in parts.items()
-            }
+        self._memory.settle()
+        self._join()
+        assert self._nodes is not None
+        nodes, secret = self._nodes
+        found = find(self._team, self._client, self._storage, nodes, step)
+        save = open_save(self._team, self._storage, nodes, secret, found)
+        entries: Any = from_json(save.entries)
+        specs = {
+            entry.name: TensorSpec(
+                name=entry.name, global_shape=entry.shape, dtype=DTYPES[entry.dtype]
+            )
+            for entry in save.layout.tensors
+        }
+        problem: Exception | None = None
+        targets: dict[str, Tensor] = {}
+        try:
             plan = plan_restoration(into, entries, specs)
             for prepare in plan.prepare:
                 prepare()
-            targets: dict[str, Tensor] = {}
             for target in plan.targets:
                 targets.update(target())
-            fill(targets, parts)
-            for finish in plan.finish:
-                finish()
-        return found.step
+        # Whatever keeps one rank from restoring, the others must not wait for it.
+        except Exception as error:  # noqa: BLE001
+            problem = error
+        for rank, text in enumerate(self._team.exchange(str(problem or ""))):
+            if text:
+                raise problem or CheckpointError(f"rank {rank}: {text}")
+        fill(self._team, save, targets, self._groups)
+        for finish in plan.finish:
+            finish()
+        return save.choice.step
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Waits for the copy of an overlapped save; put it around what changes a state.
+
+        Example:
+            >>> checkpointer = Checkpointer("unused", overlap=True)
+            >>> with checkpointer.guard():
+            ...     pass  # optimizer.step()
+        """
+        self._memory.settle()
+        yield
+
+    def on_preempt(
+        self,
+        signals: Sequence[signal.Signals] | None = None,
+        *,
+        grace_s: float = 30.0,
+        then_exit: bool = True,
+    ) -> contextlib.AbstractContextManager[PreemptNotice]:
+        """Brings what is in memory to storage when the machine is to be taken away.
+
+        Args:
+            signals: The signals that announce it; SIGTERM by default.
+            grace_s: How long there is, in seconds.
+            then_exit: Whether the process ends, with status 128 plus the signal, when
+                all is durable or the time is up. Otherwise the training goes on, and
+                can look at the notice, save once more, and leave.
+
+        Returns:
+            A context manager that gives a notice, which is set by a signal. The
+            handlers that were there before are put back at its end.
+        """
+        return preempt_notice(self._settings, signals, grace_s, then_exit=then_exit)
 
     def flush(self, deadline_s: float | None = None) -> bool:
-        """Waits until every save so far is durable.
+        """Waits until every save so far is durable, those in memory alone included.
 
         Args:
             deadline_s: When to stop waiting, as `time.monotonic()` counts; None is
@@ -216,131 +387,126 @@ class Checkpointer:
         """
         for handle in list(self._unreported):
             left = None if deadline_s is None else deadline_s - time.monotonic()
-            if not handle.wait(left if left is None else max(0.0, left)):
+            try:
+                done = handle.wait(left if left is None else max(0.0, left))
+            except StorageError:
+                self._unreported.remove(handle)
+                raise
+            except CheckpointError:
+                done = True  # a newer save has taken its place, as was asked for
+            if not done and not handle.skipped:
                 return False
             self._unreported.remove(handle)
         return True
 
     def latest(self) -> int | None:
         """Returns the step that was saved last and is durable, or None."""
-        saved = find_on_storage(self._folder)
-        return saved[-1].step if saved else None
+        saved = list_saved(self._storage)
+        return saved[-1].root.step if saved else None
 
-    def stop_daemon(self) -> None:
-        """Stops the daemon, and gives up the memory that it holds."""
+    def stop_daemon(self, *, at_once: bool = False) -> None:
+        """Stops the daemon of this node, and gives up the memory that it holds.
+
+        Args:
+            at_once: Whether to stop although saves are still being written.
+        """
+        self._memory.settle()
         if self._client.is_running():
-            self._client.ask({"op": "stop"})
+            self._client.ask({"op": "stop", "at_once": at_once})
         self._client.close()
+        self._memory.forget()
+        self._nodes = None
 
-    @property
-    def _rank(self) -> int:
-        return dist.get_rank(self._group) if dist.is_initialized() else 0
+    def _join(self) -> None:
+        """Makes the nodes of the job known to each other, once."""
+        if self._nodes is None:
+            self._nodes = self._team.join(
+                self._client,
+                domain=self._domain,
+                num_replicas=self._replicas,
+                bytes_per_s=self._replica_rate,
+            )
 
-    @property
-    def _world_size(self) -> int:
-        return dist.get_world_size(self._group) if dist.is_initialized() else 1
+    def _planned(self, tensors: Mapping[str, Tensor]) -> SavePlan:
+        if self._plan is None or not self._plan.renew(tensors):
+            team = self._team
+            self._plan = SavePlan(tensors, team.rank, team.world_size, team.group)
+        return self._plan
 
-    def _exchange(self, value: object) -> list[Any]:
-        if not dist.is_initialized():
-            return [value]
-        values: list[Any] = [None] * self._world_size
-        dist.all_gather_object(values, value, group=self._group)
-        return values
+    def _proposal(
+        self,
+        step: int,
+        entries: str,
+        claim: Mapping[str, Any],
+        problem: Exception | None,
+    ) -> Proposal:
+        layout = self._plan.digest if self._plan else ""
+        found = hashlib.sha256(f"{entries}\0{layout}".encode()).hexdigest()
+        said = "" if problem is None else str(problem) or type(problem).__name__
+        return Proposal(
+            step,
+            found,
+            said,
+            "index" in claim,
+            claim.get("dropped"),
+            secrets.token_hex(8),
+            time.time_ns(),
+        )
 
-    def _agree(self, step: int, entries: str) -> tuple[str, int]:
-        """Returns what all ranks call this save, after comparing their plain data."""
-        digest = hashlib.sha256(entries.encode()).hexdigest()
-        mine = (step, digest, secrets.token_hex(8), time.time_ns())
-        values = self._exchange(mine)
-        for rank, other in enumerate(values):
-            if other[:2] != values[0][:2]:
-                what = "steps" if other[0] != values[0][0] else "plain data"
-                message = (
-                    f"rank 0 and rank {rank} save different {what}. What is no tensor "
-                    "must be equal on all ranks; save what belongs to one rank as a "
-                    "sharded tensor"
-                )
-                raise ValueError(message)
-        return values[0][2], values[0][3]
-
-    def _manifest(self, step: int, save_id: str, image: Image) -> dict[str, object]:
-        """Returns the fields of this rank's manifest but for its parts."""
-        return {
-            "job": self._job,
+    def _record(
+        self,
+        step: int,
+        save_id: str,
+        saved_at_ns: int,
+        plan: SavePlan,
+        entries: str,
+        *,
+        persist: bool,
+    ) -> bytes:
+        """Returns what lies in memory beside the tensors."""
+        tasks = [PERSIST] if persist else []
+        manifest = {
+            "job": self._settings.job,
             "step": step,
             "save_id": save_id,
-            "rank": self._rank,
-            "world_size": self._world_size,
-            "size_bytes": image.size_bytes,
+            "rank": self._team.rank,
+            "world_size": self._team.world_size,
+            "size_bytes": plan.image.size_bytes,
+            "header_bytes": len(plan.image.header),
             "block_bytes": _native.BLOCK_BYTES,
             "crc32c": [],
         }
+        fields = {
+            "save_id": save_id,
+            "step": step,
+            "saved_at_ns": saved_at_ns,
+            "tasks": [*tasks, REPLICATE] if self._replicas else tasks,
+            "manifest": manifest,
+        }
+        first = self._team.rank == 0
+        return record_text(
+            fields, entries if first else None, plan.layout_text if first else None
+        )
 
-    def _begin(self, image: Image, record: bytes) -> tuple[Arena, int, int]:
-        """Returns the arena, the generation to fill, and the room for its record."""
-        room = len(record)
-        arena = self._arena
-        if arena is None or not arena.holds(image.size_bytes, room):
-            self.flush()
-            arena = Arena.create(image.size_bytes, int(room * _ROOM))
-            self._client.arm(self._rank, arena.fd)
-            self._arena = arena
-        # This process alone fills the arena, one generation after the other.
-        index = self._sequence % 2
-        question = {"op": "free", "rank": self._rank, "index": index}
-        while not self._client.ask({**question, "timeout_s": 1.0})["free"]:
-            pass
-        arena.begin(index)
-        return arena, index, room
-
-    def _copy(
+    def _handle(
         self,
-        arena: Arena,
-        index: int,
-        room: int,
-        image: Image,
-        pieces: Sequence[Piece],
-    ) -> None:
-        """Fills a generation: CPU tensors in one go, others through torch."""
-        address = arena.image_address(room, index)
-        base = address - arena.address
-        view = arena.view(base, image.size_bytes)
-        view[: len(image.header)] = image.header
-        by_name = {piece.name: piece.local for piece in pieces}
-        blocks = []
-        for slot in image.slots:
-            tensor = by_name[slot.name]
-            if tensor.device.type == "cpu" and tensor.is_contiguous():
-                blocks.append(
-                    (tensor.data_ptr(), address + slot.start, slot.size_bytes)
-                )
-            elif slot.size_bytes:
-                target = torch.frombuffer(
-                    view[slot.start : slot.start + slot.size_bytes], dtype=torch.uint8
-                )
-                target.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        _native.copy(blocks, self._num_threads or torch.get_num_threads())
+        step: int,
+        save_id: str,
+        *,
+        staging: Future[None] | None = None,
+        skipped: bool = False,
+    ) -> SaveHandle:
+        return SaveHandle(
+            step=step,
+            save_id=save_id,
+            storage=self._storage,
+            client=Client(self._settings),
+            rearm=self._client.hello,
+            staging=staging,
+            skipped=skipped,
+        )
 
-    def _choose(self, step: int | None) -> Found:
-        """Returns the newest checkpoint that every rank can read, in memory first."""
-        try:
-            in_memory = find_in_memory(self._client)
-        except DaemonError:
-            in_memory = []  # a daemon that is gone took the memory with it
-        found = {f.save_id: f for f in find_on_storage(self._folder)}
-        found.update({f.save_id: f for f in in_memory})
-        everywhere = set.intersection(*map(set, self._exchange(sorted(found))))
-        choices = [
-            found[save_id]
-            for save_id in everywhere
-            if step is None or found[save_id].step == step
-        ]
-        if not choices:
-            there = sorted({f.step for f in found.values()})
-            listed = ", ".join(map(str, there)) or "none"
-            wanted = (
-                "no checkpoint" if step is None else f"no checkpoint of step {step}"
-            )
-            message = f"{self._folder} has {wanted}; steps there are: {listed}"
-            raise CheckpointError(message)
-        return max(choices, key=lambda f: (f.saved_at_ns, f.step))
+
+def _record_bytes(entries: str, plan: SavePlan) -> int:
+    # All of it is ASCII, as JSON is written here.
+    return len(entries) + len(plan.layout_text) + _FIELDS_BYTES

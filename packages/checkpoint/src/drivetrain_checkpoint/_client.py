@@ -16,6 +16,8 @@ from drivetrain_checkpoint._wire import Connection, socket_path
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from drivetrain_checkpoint._settings import Settings
+
 __all__ = ["Client"]
 
 _START_S = 20.0
@@ -23,49 +25,70 @@ _ATTEMPTS = 4
 
 
 class Client:
-    """Talks to the daemon; a daemon that died is replaced, and armed again.
+    """Talks to the daemon; a daemon that died is replaced, and learns all of it again.
 
     Thread-safe: one request at a time.
 
     Args:
-        job: The job's name.
-        folder: Where checkpoints go.
-        keep: How many of them are kept.
+        settings: How the daemon is to serve the job.
     """
 
-    def __init__(self, job: str, folder: Path, keep: int) -> None:
+    def __init__(self, settings: Settings) -> None:
         """Finds out where the daemon listens; nothing is started yet."""
-        self._path = socket_path(job, folder)
-        self._arguments = [str(self._path), str(folder.resolve()), str(keep)]
+        self.settings = settings
+        self._path = socket_path(settings.job, settings.url)
         self._connection: Connection | None = None
+        self._joined: dict[str, Any] | None = None
         self._armed: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def ask(self, message: dict[str, Any], fd: int | None = None) -> dict[str, Any]:
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns the daemon's answer.
 
         Raises:
             DaemonError: It cannot be started, or refuses.
         """
         with self._lock:
-            return self._ask(message, fd)
+            return self._ask(message)
+
+    def hello(self) -> dict[str, Any]:
+        """Returns what the daemon calls itself, and its process."""
+        return self.ask(self.settings.hello())
+
+    def join(self, message: dict[str, Any]) -> None:
+        """Tells the daemon, and every one after it, which nodes the job has."""
+        self.ask(message)
+        self._joined = message
 
     def arm(self, rank: int, fd: int) -> None:
-        """Hands memory over to the daemon, and to every daemon after it."""
-        self.ask({"op": "arm", "rank": rank}, fd)
+        """Hands memory over to the daemon, and to every daemon after it.
+
+        Raises:
+            DaemonError: Another process saves this rank.
+        """
+        with self._lock:
+            self._ask({"op": "arm", "rank": rank}, fd)
         self._armed[rank] = fd
 
-    def attach(self) -> dict[int, int]:
-        """Returns the descriptors of the memory that the daemon holds, by rank."""
+    def adopt(self, rank: int) -> int | None:
+        """Returns the memory that a rank had handed over before it died, if it did.
+
+        Raises:
+            DaemonError: Another process saves this rank.
+        """
         with self._lock:
-            ranks = self._ask({"op": "attach"})["ranks"]
-            found = {}
+            _, fd = self._exchange({"op": "adopt", "rank": rank})
+        if fd is not None:
+            self._armed[rank] = fd
+        return fd
+
+    def attach(self) -> list[int]:
+        """Returns the descriptors of the memory that the daemon holds."""
+        with self._lock:
+            count = self._ask({"op": "attach"})["count"]
             assert self._connection is not None
-            for _ in ranks:
-                message, fd = self._connection.receive()
-                assert fd is not None
-                found[int(message["rank"])] = fd
-            return found
+            found = [self._connection.receive()[1] for _ in range(count)]
+        return [fd for fd in found if fd is not None]
 
     def is_running(self) -> bool:
         """Whether a daemon answers; none is started for it."""
@@ -80,30 +103,41 @@ class Client:
             self._hang_up()
 
     def _ask(self, message: dict[str, Any], fd: int | None = None) -> dict[str, Any]:
+        return self._exchange(message, fd)[0]
+
+    def _exchange(
+        self, message: dict[str, Any], fd: int | None = None
+    ) -> tuple[dict[str, Any], int | None]:
         problem: OSError | EOFError | None = None
         for _ in range(_ATTEMPTS):
             try:
                 connection = self._connect()
                 connection.send(message, fd)
-                answer, _ = connection.receive()
+                answer, received = connection.receive()
             except (OSError, EOFError) as error:
-                # It died: a new one gets the memory of those before, and the question.
+                # It died: a new one learns what those before knew, and the question.
                 problem = error
                 self._hang_up()
                 continue
-            if "refused" in answer:
-                text = f"the checkpoint daemon refuses: {answer['refused']}"
-                raise DaemonError(text)
-            return answer
+            _check(answer)
+            return answer, received
         text = f"the checkpoint daemon does not answer: {problem or 'it dies at once'}"
         raise DaemonError(text) from problem
 
     def _connect(self) -> Connection:
         if self._connection is None:
-            self._connection = self._open()
-            for rank, fd in self._armed.items():
-                self._connection.send({"op": "arm", "rank": rank}, fd)
-                self._connection.receive()
+            connection = self._open()
+            try:
+                _check(connection.ask(self.settings.hello()))
+                if self._joined is not None:
+                    _check(connection.ask(self._joined))
+                for rank, fd in self._armed.items():
+                    connection.send({"op": "arm", "rank": rank}, fd)
+                    _check(connection.receive()[0])
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
         return self._connection
 
     def _hang_up(self) -> None:
@@ -118,7 +152,7 @@ class Client:
         command = [sys.executable, "-m", "drivetrain_checkpoint._daemon"]
         # Nothing of the trainer's own stays open in it, its terminal neither.
         done = subprocess.run(
-            [*command, *self._arguments],
+            [*command, str(self._path)],
             check=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -133,6 +167,12 @@ class Client:
             f"the checkpoint daemon did not start within {_START_S:.0f} s "
             f"(exit status {done.returncode}); run `{' '.join(command)}` by hand"
         )
+        raise DaemonError(message)
+
+
+def _check(answer: dict[str, Any]) -> None:
+    if "refused" in answer:
+        message = f"the checkpoint daemon refuses: {answer['refused']}"
         raise DaemonError(message)
 
 

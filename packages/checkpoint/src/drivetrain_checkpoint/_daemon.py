@@ -12,285 +12,361 @@ import contextlib
 import fcntl
 import logging
 import os
-import queue
+import secrets
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_checkpoint import _posix
-from drivetrain_checkpoint._arena import Arena, Generation
-from drivetrain_checkpoint._errors import StorageError
-from drivetrain_checkpoint._manifest import ROOT_FILE, RankManifest, RootManifest
+from drivetrain_checkpoint._arena import Arena
+from drivetrain_checkpoint._custody import PERSIST, Custody
+from drivetrain_checkpoint._memory import held, send_part, summary
+from drivetrain_checkpoint._neighbours import Neighbours
+from drivetrain_checkpoint._nodes import Nodes
+from drivetrain_checkpoint._peers import PeerServer
+from drivetrain_checkpoint._persist import Persister
+from drivetrain_checkpoint._replicate import Bucket, ReplicaStore, Replicator
+from drivetrain_checkpoint._saves import Keep
+from drivetrain_checkpoint._storage.open import open_storage
 from drivetrain_checkpoint._wire import Connection
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Daemon", "main"]
 
 logger = logging.getLogger(__name__)
 
-_COMMIT_WAIT_S = 600.0
-_POLL_S = 0.02
-_SCAN_S = 0.25
-_NUM_WRITERS = 4
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """What became of a save on this node."""
-
-    error: str = ""
-    waiting: set[int] = field(default_factory=set)
+_TICK_S = 0.2
+_TAKE_OVER_S = 3.0
+_CREDENTIALS = struct.Struct("3i")
 
 
 class Daemon:
-    """Persists what trainers publish.
+    """Answers trainers and other daemons.
 
-    Thread-safe: each connection has a thread, and each rank one that writes.
-
-    Args:
-        folder: Where checkpoints go.
-        keep: How many checkpoints are kept.
+    Thread-safe: each connection has a thread.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        """Prepares an empty daemon."""
-        self._folder = folder
-        self._keep = keep
-        self._arenas: dict[int, Arena] = {}
-        self._writers: dict[int, queue.Queue[tuple[int, int, str]]] = {}
-        self._done: dict[int, int] = {}
-        self._busy: set[tuple[int, int]] = set()
-        self._outcomes: dict[str, _Outcome] = {}
-        self._changed = threading.Condition()
+    def __init__(self) -> None:
+        """Knows of no job yet; the first trainer tells."""
         self.stopped = threading.Event()
+        self._id = secrets.token_hex(8)
+        self._idle_s = 3600.0
+        self._url = ""
+        self._custody = Custody()
+        self._neighbours = Neighbours()
+        self._replicas = ReplicaStore()
+        self._replicator = Replicator(self._custody, self._neighbours)
+        self._listener: socket.socket | None = None
+        self._persister: Persister | None = None
+        self._server: PeerServer | None = None
+        self._ranks_here: set[int] | None = None
+        self._owners: dict[int, Connection] = {}
+        self._connections: set[Connection] = set()
+        self._lock = threading.Condition()
 
     def serve(self, listener: socket.socket) -> None:
-        """Talks to whoever connects, until it is stopped."""
-        listener.settimeout(0.2)
+        """Talks to whoever connects, until it is stopped or has long been left alone."""
+        listener.settimeout(_TICK_S)
+        self._listener = listener
+        left_at = time.monotonic()
         while not self.stopped.is_set():
             try:
                 sock, _ = listener.accept()
             except TimeoutError:
+                self._tidy()
+                if self._connections or not self._custody.is_idle():
+                    left_at = time.monotonic()
+                elif time.monotonic() - left_at > self._idle_s:
+                    logger.info("nobody has come for %g s: ending", self._idle_s)
+                    return
                 continue
+            except OSError:
+                return  # it was stopped
             sock.settimeout(None)
             connection = Connection(sock)
+            self._connections.add(connection)
             threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def stop(self) -> None:
+        """Lets nobody in any more, which ends `serve`; safe in a signal handler."""
+        self.stopped.set()
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                Path(self._listener.getsockname()).unlink(missing_ok=True)
+                self._listener.shutdown(socket.SHUT_RDWR)
 
     def _talk(self, connection: Connection) -> None:
         with contextlib.suppress(EOFError, OSError), contextlib.closing(connection):
             while True:
                 message, fd = connection.receive()
-                try:
-                    self._answer(connection, message, fd)
-                except (OSError, ValueError, KeyError, RuntimeError) as error:
-                    connection.send({"refused": f"{type(error).__name__}: {error}"})
+                self._answer(connection, message, fd, self._for_trainers)
+        self._leave(connection)
+        self._connections.discard(connection)
+
+    def _talk_to_peer(self, connection: Connection) -> None:
+        while True:
+            message, _ = connection.receive()
+            self._answer(connection, message, None, self._for_peers)
 
     def _answer(
-        self, connection: Connection, message: dict[str, Any], fd: int | None
+        self,
+        connection: Connection,
+        message: dict[str, Any],
+        fd: int | None,
+        operations: Callable[..., dict[str, Any] | None],
     ) -> None:
-        match message["op"]:
+        try:
+            answer = operations(connection, fd, **message)
+        except (OSError, ValueError, KeyError, RuntimeError, MemoryError) as error:
+            text = error.args[0] if isinstance(error, KeyError) else error
+            answer = {"refused": f"{text}"}
+        if answer is not None:
+            connection.send(answer)
+
+    def _for_trainers(
+        self, connection: Connection, fd: int | None, *, op: str, **about: Any
+    ) -> dict[str, Any] | None:
+        custody = self._custody
+        match op:
+            case "hello":
+                return self._configure(**about)
+            case "listen":
+                return self._listen(**about)
+            case "join":
+                return self._join(**about)
             case "arm":
                 assert fd is not None
-                self._arm(message["rank"], fd)
-                connection.send({"ok": True})
+                arena = Arena(fd)
+                self._own(connection, **about)
+                custody.take_over(about["rank"], arena)
+                self._look_after(about["rank"])
+            case "adopt":
+                self._own(connection, **about)
+                arena_there = custody.arenas.get(about["rank"])
+                if arena_there is None:
+                    return {"none": True}
+                connection.send({"ok": True}, arena_there.fd)
+                return None
             case "attach":
-                with self._changed:
-                    arenas = dict(self._arenas)
-                connection.send({"ranks": sorted(arenas)})
-                for rank in sorted(arenas):
-                    connection.send({"rank": rank}, arenas[rank].fd)
-            case "free":
-                connection.send({"free": self._free(**_without_op(message))})
+                found = list(held(custody, self._replicas))
+                arenas = {id(h.arena): (h.rank, h.arena) for h in found}
+                connection.send({"count": len(arenas)})
+                for rank, arena in arenas.values():
+                    connection.send({"rank": rank}, arena.fd)
+                return None
+            case "claim":
+                return custody.claim(**about)
+            case "release":
+                custody.release(**about)
+            case "drop":
+                custody.drop(**about)
             case "saved":
-                self._enqueue(**_without_op(message))
-                connection.send({"ok": True})
+                custody.published(**about)
+            case "persist":
+                custody.ask_for(PERSIST)
             case "wait":
-                connection.send(self._wait(message["save_id"], message["timeout_s"]))
+                return custody.wait(**about)
+            case "settle":
+                custody.ask_for(PERSIST)
+                return {"durable": custody.settle(**about)}
             case "status":
-                connection.send(self._status())
+                return self._status()
             case "stop":
-                connection.send({"ok": True})
-                self.stopped.set()
+                return self._stop(**about)
             case other:
-                connection.send({"refused": f"there is no operation {other!r}"})
+                return {"refused": f"there is no operation {other!r}"}
+        return {"ok": True}
 
-    def _arm(self, rank: int, fd: int) -> None:
-        arena = Arena(fd)
-        with self._changed:
-            while any(r == rank for r, _ in self._busy):
-                self._changed.wait()
-            self._arenas[rank] = arena
-            self._done[rank] = 0
-            if rank not in self._writers:
-                self._writers[rank] = queue.Queue()
-                threading.Thread(target=self._write, args=(rank,), daemon=True).start()
+    def _for_peers(
+        self, connection: Connection, _fd: int | None, *, op: str, **about: Any
+    ) -> dict[str, Any] | None:
+        custody = self._custody
+        match op:
+            case "written":
+                custody.told(**about)
+            case "failed":
+                custody.failed(**about)
+            case "committed":
+                custody.committed(**about)
+            case "replica":
+                self._replicas.receive(connection, about)
+            case "holdings":
+                found = held(custody, self._replicas)
+                return {"holdings": [summary(h) for h in found]}
+            case "fetch":
+                send_part(connection, custody, self._replicas, **about)
+                return None
+            case other:
+                return {"refused": f"there is no operation {other!r}"}
+        return {"ok": True}
 
-    def _free(self, rank: int, index: int, timeout_s: float) -> bool:
-        """Waits until a generation is not being written; returns whether it is so."""
-        deadline = time.monotonic() + timeout_s
-        with self._changed:
-            while (rank, index) in self._busy:
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
-                    return (rank, index) not in self._busy
-        return True
+    def _configure(
+        self,
+        *,
+        url: str,
+        options: dict[str, Any],
+        keep: dict[str, Any],
+        limit_s: float,
+        idle_s: float,
+    ) -> dict[str, Any]:
+        with self._lock:
+            self._idle_s = idle_s
+            if self._persister is None:
+                self._url = url
+                self._persister = Persister(
+                    self._custody,
+                    self._neighbours,
+                    open_storage(url, options),
+                    Keep(**keep),
+                    limit_s,
+                )
+            self._persister.keep, self._persister.limit_s = Keep(**keep), limit_s
+        return {"id": self._id, "pid": os.getpid()}
 
-    def _enqueue(self, rank: int, index: int, sequence: int, save_id: str) -> None:
-        with self._changed:
-            if rank not in self._arenas:
-                message = f"rank {rank} has handed over no memory"
-                raise ValueError(message)
-            if sequence <= self._done[rank]:
-                return  # its writer saw it before this word of it came
-            self._busy.add((rank, index))
-            self._outcomes.setdefault(save_id, _Outcome()).waiting.add(rank)
-        self._writers[rank].put((index, sequence, save_id))
+    def _listen(self, *, host: str, secret: str, port: int = 0) -> dict[str, Any]:
+        with self._lock:
+            if self._server is not None:
+                self._server.close()
+            self._server = PeerServer(host, port, secret, self._talk_to_peer)
+            return {"port": self._server.port}
 
-    def _write(self, rank: int) -> None:
-        """Persists what a rank publishes, whether it lived to say so or not."""
-        while True:
-            wanted = None
-            with contextlib.suppress(queue.Empty):
-                wanted = self._writers[rank].get(timeout=_SCAN_S)
-            with self._changed:
-                arena, done = self._arenas[rank], self._done[rank]
-                there = []
-                if max(arena.sequences()) > done:
-                    there = [g for g in arena.generations() if g.sequence > done]
-                if wanted is not None:
-                    there = [g for g in there if g.sequence == wanted[1]]
-                if not there:
-                    if wanted is not None:
-                        self._settle(rank, wanted[0], wanted[2], "")
-                    continue
-                generation = there[0]
-                self._busy.add((rank, generation.index))
-            save_id = generation.record["save_id"]
-            error, committed = "", None
-            try:
-                committed = self._persist(arena, generation)
-            # Whatever goes wrong with one save is told to who waits for it; the daemon
-            # lives on for the next.
-            except Exception as problem:  # noqa: BLE001
-                logger.warning("save %s of rank %d failed: %s", save_id, rank, problem)
-                error = f"{type(problem).__name__}: {problem}"
-            with self._changed:
-                if self._arenas[rank] is arena:
-                    self._done[rank] = generation.sequence
-                self._settle(rank, generation.index, save_id, error)
-            if committed is not None:
-                self._retire(committed)
+    def _join(
+        self,
+        *,
+        nodes: dict[str, Any],
+        secret: str,
+        num_replicas: int,
+        bytes_per_s: float | None,
+    ) -> dict[str, Any]:
+        table = Nodes.from_plain(nodes)
+        with self._lock:
+            # A daemon that takes the place of one that died is called as that was.
+            self._id = table.here
+            me = next(node for node in table.nodes if node.id == table.here)
+            if me.port and self._server is None:
+                self._server = PeerServer(me.host, me.port, secret, self._talk_to_peer)
+            self._ranks_here = set(me.ranks)
+            self._replicator.num_replicas = num_replicas
+            self._replicator.bucket = Bucket(bytes_per_s)
+        self._neighbours.join(table, secret)
+        return {"ok": True}
 
-    def _settle(self, rank: int, index: int, save_id: str, error: str) -> None:
-        """Frees a generation and tells who waits; the lock is held."""
-        self._busy.discard((rank, index))
-        outcome = self._outcomes.setdefault(save_id, _Outcome())
-        outcome.waiting.discard(rank)
-        outcome.error = outcome.error or error
-        self._changed.notify_all()
+    def _own(self, connection: Connection, *, rank: int) -> None:
+        """Makes a trainer the one that saves a rank.
 
-    def _persist(self, arena: Arena, generation: Generation) -> RootManifest | None:
-        """Writes a rank's part; returns what it committed, if it is the first rank."""
-        record = generation.record
-        manifest = RankManifest.from_fields(
-            record["manifest"], f"generation {generation.sequence}"
-        )
-        path = _posix.make_folder(self._folder, manifest.step, manifest.save_id)
-        if (path / ROOT_FILE).exists():
-            return None  # a daemon before this one has done it
-        address = arena.address + generation.image_at
-        _posix.write_rank(path, manifest, address, _NUM_WRITERS)
-        if manifest.rank != 0:
-            return None
-        deadline = time.monotonic() + _COMMIT_WAIT_S
-        while (ranks := _posix.find_rank_manifests(path, manifest.world_size)) is None:
-            if time.monotonic() > deadline:
-                message = f"a rank of step {manifest.step} has written nothing"
-                raise TimeoutError(message)
-            time.sleep(_POLL_S)
-        root = RootManifest(
-            job=manifest.job,
-            step=manifest.step,
-            save_id=manifest.save_id,
-            saved_at_ns=record["saved_at_ns"],
-            world_size=manifest.world_size,
-            entries=record["entries"],
-            ranks=tuple(ranks),
-        )
-        _posix.commit(path, root)
-        return root
-
-    def _retire(self, newest: RootManifest) -> None:
-        """Deletes what is no longer kept; never what was committed last.
-
-        Nobody waits for it: large files take their time to go.
+        Raises:
+            ValueError: Another process does.
         """
-        saved = _posix.list_saved(self._folder)
-        replaced = [
-            s
-            for s in saved
-            if s.root.step == newest.step and s.root.save_id != newest.save_id
-        ]
-        others = [s for s in saved if s not in replaced]
-        for old in [*replaced, *others[: max(0, len(others) - self._keep)]]:
-            try:
-                _posix.remove(old.path)
-            except StorageError as error:
-                logger.warning("an old checkpoint stays: %s", error)
+        with self._lock:
+            deadline = time.monotonic() + _TAKE_OVER_S
+            while (owner := self._owners.get(rank)) is not None:
+                theirs, ours = _pid_of(owner), _pid_of(connection)
+                if theirs == ours:
+                    break
+                # A trainer that was killed is noticed soon.
+                if not self._lock.wait(max(0.0, deadline - time.monotonic())):
+                    message = (
+                        f"process {theirs} saves rank {rank} of this job to "
+                        f"{self._url}: two jobs of one name at a time. Give one of "
+                        "them another name (job=...)"
+                    )
+                    raise ValueError(message)
+            self._owners[rank] = connection
 
-    def _wait(self, save_id: str, timeout_s: float | None) -> dict[str, Any]:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._changed:
-            while True:
-                outcome = self._outcomes.get(save_id)
-                if outcome is None:
-                    return {"state": "unknown"}
-                if outcome.error:
-                    return {"state": "failed", "error": outcome.error}
-                if not outcome.waiting:
-                    return {"state": "written"}
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return {"state": "pending"}
-                self._changed.wait(left)
+    def _leave(self, connection: Connection) -> None:
+        """Notices that a trainer has gone; what it left only in memory is persisted."""
+        with self._lock:
+            mine = [r for r, owner in self._owners.items() if owner is connection]
+            for rank in mine:
+                del self._owners[rank]
+            self._lock.notify_all()
+        for rank in mine:
+            self._custody.release(rank)
+            self._custody.ask_for(PERSIST, rank)
+
+    def _look_after(self, rank: int) -> None:
+        if self._persister is None:
+            message = "the daemon has not been told where checkpoints go"
+            raise ValueError(message)
+        self._persister.serve(rank)
+        self._replicator.serve(rank)
+
+    def _tidy(self) -> None:
+        """Gives up memory of ranks and nodes that the job no longer has."""
+        if self._ranks_here is None:
+            return
+        tickets = self._custody.tickets()
+        ours = [
+            t.generation.record["saved_at_ns"]
+            for t in tickets
+            if t.rank in self._ranks_here
+            and self._custody.outcomes[t.save_id].committed
+        ]
+        old = {t.rank for t in tickets if t.rank not in self._ranks_here}
+        strangers = {
+            t.rank
+            for t in tickets
+            if t.rank in old
+            and t.generation.record["saved_at_ns"] < max(ours, default=0)
+        }
+        if strangers:
+            self._custody.give_up(strangers)
+        if ours and self._replicas.all():
+            self._replicas.retain(self._replicator.sources())
+
+    def _stop(self, *, at_once: bool = False) -> dict[str, Any]:
+        if not at_once:
+            with self._custody.changed:
+                self._custody.changed.wait_for(self._custody.is_idle)
+        self.stop()
+        return {"ok": True}
 
     def _status(self) -> dict[str, Any]:
-        with self._changed:
-            return {
-                "pid": os.getpid(),
-                "folder": str(self._folder),
-                "ranks": {
-                    str(rank): {
-                        "memory_bytes": arena.size_bytes,
-                        "steps": [g.record["step"] for g in arena.generations()],
-                        "writing": sorted(i for r, i in self._busy if r == rank),
-                    }
-                    for rank, arena in self._arenas.items()
-                },
-            }
+        ranks: dict[str, Any] = {}
+        for found in held(self._custody, self._replicas):
+            kind = "replicas" if found.is_replica else "ranks"
+            rank = ranks.setdefault(kind, {}).setdefault(
+                str(found.rank),
+                {"memory_bytes": found.arena.size_bytes, "steps": [], "doing": {}},
+            )
+            rank["steps"].append(found.generation.record["step"])
+        for ticket in self._custody.tickets():
+            for task, progress in list(ticket.running.items()):
+                step = ticket.generation.record["step"]
+                done = f"step {step}: {progress.done:,} bytes"
+                ranks.get("ranks", {}).get(str(ticket.rank), {})["doing"][task] = done
+        failures = {
+            save_id: outcome.error
+            for save_id, outcome in list(self._custody.outcomes.items())
+            if outcome.error
+        }
+        return {
+            "pid": os.getpid(),
+            "folder": self._url,
+            "ranks": ranks.get("ranks", {}),
+            "replicas": ranks.get("replicas", {}),
+            "failures": failures,
+        }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a daemon until it is stopped: `SOCKET FOLDER KEEP`.
+    """Runs a daemon until it is stopped: `SOCKET`.
 
     The process that was started returns at once; the daemon is its grandchild.
     """
-    place, folder, keep = list(sys.argv[1:] if argv is None else argv)
+    (place,) = list(sys.argv[1:] if argv is None else argv)
     path = Path(place)
     lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
     if os.fork():
         os._exit(0)
     os.setsid()
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _is_alone(lock, path):
         return 0  # another daemon serves this job already
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
@@ -298,15 +374,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
     listener.listen(256)
-    daemon = Daemon(Path(folder), int(keep))
-    signal.signal(signal.SIGTERM, lambda *_: daemon.stopped.set())
+    daemon = Daemon()
+    signal.signal(signal.SIGTERM, lambda *_: daemon.stop())
     daemon.serve(listener)
-    path.unlink(missing_ok=True)
-    return 0
+    if not daemon.stopped.is_set():
+        path.unlink(missing_ok=True)
+    # Threads that wait for a storage that hangs keep no process alive.
+    os._exit(0)
 
 
-def _without_op(message: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in message.items() if key != "op"}
+def _is_alone(lock: int, path: Path) -> bool:
+    """Takes the lock of the job; waits for a daemon that is about to end."""
+    deadline = time.monotonic() + _TAKE_OVER_S
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if path.exists() or time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+
+
+def _pid_of(connection: Connection) -> int:
+    """Returns the process at the other end; -1 if it has just hung up."""
+    try:
+        options = connection.socket.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+        )
+    except OSError:
+        return -1
+    pid: int = _CREDENTIALS.unpack(options)[0]
+    return pid
 
 
 if __name__ == "__main__":

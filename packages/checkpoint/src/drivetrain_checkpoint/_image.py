@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["DTYPE_BYTES", "PAGE", "Image", "Slot", "plan_image"]
+__all__ = ["DTYPE_BYTES", "PAGE", "Image", "Slot", "plan_image", "read_header"]
 
 PAGE = 4096
 
@@ -112,3 +112,38 @@ def plan_image(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Image:
         for name, dtype, shape, start, size in places
     )
     return Image(header, slots, padded + at)
+
+
+def read_header(header: bytes | memoryview) -> dict[str, Slot]:
+    """Returns where the tensors of an image lie, by name.
+
+    Args:
+        header: The bytes before the first tensor, or more.
+
+    Raises:
+        ValueError: They are not the header of a safetensors file.
+
+    Example:
+        >>> image = plan_image([("weight", "F32", (2, 2))])
+        >>> read_header(image.header)["weight"].start
+        4096
+    """
+    data = bytes(header)
+    begin = 8 + int.from_bytes(data[:8], "little")
+    try:
+        entries = json.loads(data[8:begin])
+        entries.pop("__metadata__", None)
+        slots = {name: _slot(name, entry, begin) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"not the header of a safetensors file: {error}"
+        raise ValueError(message) from error
+    return slots
+
+
+def _slot(name: str, entry: Mapping[str, Any], begin: int) -> Slot:
+    first, last = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    if last - first != DTYPE_BYTES[entry["dtype"]] * math.prod(shape):
+        message = f"{name} has {last - first} bytes"
+        raise ValueError(message)
+    return Slot(name, entry["dtype"], shape, begin + first, last - first)

@@ -1,7 +1,7 @@
 """What a checkpoint says of itself: a root, and below it one manifest for each rank.
 
-The root names every rank's manifest with its checksum, and each of them names its file
-with a checksum for every block: what the root vouches for is whole, or is found not to
+The root names every rank's manifest with its checksum, and each of them its file of
+tensors with a checksum for every block: what the root vouches for is whole, or is found not to
 be. All of it is JSON; nothing in it runs code.
 """
 
@@ -21,7 +21,6 @@ __all__ = [
     "FORMAT",
     "ROOT_FILE",
     "VERSION",
-    "Part",
     "RankFile",
     "RankManifest",
     "RootManifest",
@@ -45,31 +44,8 @@ def tensor_file(rank: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """One rank's block of a tensor.
-
-    Args:
-        name: The tensor's canonical name.
-        dtype: Its dtype, as safetensors names it.
-        global_shape: Its shape over all ranks.
-        offset: Where the block begins in each dimension.
-        shape: The block's shape.
-        start: Where it lies in the rank's file, in bytes.
-        size_bytes: How long it is.
-    """
-
-    name: str
-    dtype: str
-    global_shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-    start: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RankManifest:
-    """What one rank saved.
+    """What one rank saved: a safetensors file, whose header says what lies in it.
 
     Args:
         job: The job's name.
@@ -78,9 +54,9 @@ class RankManifest:
         rank: The rank.
         world_size: How many ranks saved together.
         size_bytes: The length of its file of tensors.
+        header_bytes: How much of that comes before the first tensor.
         block_bytes: How many bytes one checksum covers.
-        crc32c: The checksum of each block.
-        parts: What lies in the file.
+        crc32c: The checksum of each block; empty as long as it lies in memory only.
     """
 
     job: str
@@ -89,9 +65,9 @@ class RankManifest:
     rank: int
     world_size: int
     size_bytes: int
+    header_bytes: int
     block_bytes: int
-    crc32c: tuple[int, ...]
-    parts: tuple[Part, ...]
+    crc32c: tuple[int, ...] = ()
 
     def to_bytes(self) -> bytes:
         """Returns the manifest as JSON."""
@@ -114,13 +90,22 @@ class RankManifest:
         Raises:
             CorruptCheckpointError: They are not those of a manifest.
         """
-        head = {key: value for key, value in fields.items() if key != "parts"}
         try:
-            parts = tuple(Part(**_tuples(part)) for part in fields["parts"])
-            return cls(**_tuples(head), parts=parts)
+            found = cls(**{**fields, "crc32c": tuple(fields["crc32c"])})
         except (TypeError, KeyError) as error:
             message = f"{name} is not a manifest of a rank: {error}"
             raise CorruptCheckpointError(message) from error
+        if found.crc32c and len(found.crc32c) != found.num_blocks:
+            message = (
+                f"{name} has {len(found.crc32c)} checksums, not {found.num_blocks}"
+            )
+            raise CorruptCheckpointError(message)
+        return found
+
+    @property
+    def num_blocks(self) -> int:
+        """How many checksums cover the file."""
+        return -(-self.size_bytes // self.block_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,6 +141,7 @@ class RootManifest:
         saved_at_ns: When it was saved, in nanoseconds since 1970.
         world_size: How many ranks saved together.
         entries: The plain half of the state, equal on all ranks.
+        layout: Every tensor, and who saved what of it, as plain data.
         ranks: The manifest of each rank.
     """
 
@@ -165,11 +151,14 @@ class RootManifest:
     saved_at_ns: int
     world_size: int
     entries: Mapping[str, Any]
+    layout: Mapping[str, Any]
     ranks: tuple[RankFile, ...]
 
     def to_bytes(self) -> bytes:
         """Returns the manifest as JSON, with a checksum over itself."""
-        body = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        ranks = [asdict(rank) for rank in self.ranks]
+        body = {"format": FORMAT, "version": VERSION, **fields, "ranks": ranks}
         return _dump({**body, "crc32c": checksum(_dump(body))})
 
     @classmethod
@@ -183,7 +172,8 @@ class RootManifest:
         fields = _parse(text, name)
         stated = fields.pop("crc32c", None)
         body = {"format": FORMAT, "version": VERSION, **fields}
-        if stated != checksum(_dump(body)):
+        # Its very bytes, since JSON has several forms of one number: 1e-8 and 1E-8.
+        if stated != checksum(_dump(body)) or text != _dump({**body, "crc32c": stated}):
             message = f"{name} is damaged: its checksum does not fit"
             raise CorruptCheckpointError(message)
         try:
@@ -215,10 +205,3 @@ def _parse(text: bytes, name: str) -> dict[str, Any]:
         )
         raise ForeignCheckpointError(message)
     return found
-
-
-def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in fields.items()
-    }

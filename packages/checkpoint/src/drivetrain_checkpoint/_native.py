@@ -6,9 +6,12 @@ The library is built with the package and has no link to Python or torch.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import functools
+import logging
 import os
+from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,32 +19,43 @@ import drivetrain_checkpoint
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
 __all__ = [
     "BLOCK_BYTES",
+    "Progress",
     "address_of",
     "checksum",
     "checksums",
     "copy",
     "missing_because",
     "populate",
+    "read_file",
     "write_file",
 ]
 
-BLOCK_BYTES = 16 << 20
+logger = logging.getLogger(__name__)
+
+BLOCK_BYTES = 1 << 20
 """How much memory one checksum covers."""
+
+_WRITE_BYTES = 16 << 20
 
 _FILE = "drivetrain_checkpoint.so"
 _PREFIX = "drivetrain_checkpoint_v1_"
 
 
-class _Block(ctypes.Structure):
-    _fields_ = (
-        ("source", ctypes.c_uint64),
-        ("target", ctypes.c_uint64),
-        ("size", ctypes.c_uint64),
-    )
+class Progress(ctypes.Structure):
+    """How far a write is; any thread may look at it, and stop it.
+
+    Attributes:
+        done: The bytes that were written.
+        stop: Set it to 1, and the write ends with ECANCELED before its next block.
+    """
+
+    _fields_ = (("done", ctypes.c_uint64), ("stop", ctypes.c_uint64))
+    done: int
+    stop: int
 
 
 class _WriteResult(ctypes.Structure):
@@ -79,11 +93,15 @@ def address_of(memory: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
-def copy(blocks: Sequence[tuple[int, int, int]], num_threads: int) -> None:
+def copy(
+    sources: array[int], targets: array[int], sizes: array[int], num_threads: int
+) -> None:
     """Copies memory between addresses.
 
     Args:
-        blocks: From where, to where, and how many bytes; they must not overlap.
+        sources: From where, of type code `Q`.
+        targets: To where; blocks must not overlap.
+        sizes: How many bytes each.
         num_threads: How many threads copy.
 
     Raises:
@@ -91,13 +109,17 @@ def copy(blocks: Sequence[tuple[int, int, int]], num_threads: int) -> None:
     """
     library, _ = _load()
     if library is None:
-        for source, target, size in blocks:
+        for source, target, size in zip(sources, targets, sizes, strict=True):
             ctypes.memmove(target, source, size)
         return
-    array = (_Block * len(blocks))(*(_Block(*block) for block in blocks))
-    number = ctypes.c_uint64(len(blocks))
-    if getattr(library, f"{_PREFIX}copy")(array, number, num_threads):
-        message = f"no memory to copy {len(blocks)} blocks"
+    blocks = array("Q", bytes(24 * len(sources)))
+    blocks[0::3], blocks[1::3], blocks[2::3] = sources, targets, sizes
+    address, _ = blocks.buffer_info()
+    number = ctypes.c_uint64(len(sources))
+    if getattr(library, f"{_PREFIX}copy")(
+        ctypes.c_void_p(address), number, num_threads
+    ):
+        message = f"no memory to copy {len(sources)} blocks"
         raise MemoryError(message)
 
 
@@ -119,7 +141,7 @@ def populate(address: int, size_bytes: int) -> None:
         raise MemoryError(message) from OSError(error, os.strerror(error))
 
 
-def checksum(data: bytes | memoryview) -> int:
+def checksum(data: bytes | bytearray | memoryview) -> int:
     """Returns the CRC-32C of some bytes.
 
     Example:
@@ -128,7 +150,7 @@ def checksum(data: bytes | memoryview) -> int:
     """
     library, _ = _load()
     if library is None:
-        return _crc32c(data)
+        return _crc32c()(bytes(data))
     view = bytes(data)
     return int(
         getattr(library, f"{_PREFIX}crc32c")(0, view, ctypes.c_uint64(len(view)))
@@ -140,7 +162,7 @@ def checksums(address: int, size_bytes: int, num_threads: int) -> list[int]:
     library, _ = _load()
     if library is None:
         return [
-            _crc32c(_bytes_at(address + at, min(BLOCK_BYTES, size_bytes - at)))
+            _crc32c()(bytes(_bytes_at(address + at, min(BLOCK_BYTES, size_bytes - at))))
             for at in range(0, size_bytes, BLOCK_BYTES)
         ]
     found = (ctypes.c_uint32 * (-(-size_bytes // BLOCK_BYTES)))()
@@ -158,7 +180,7 @@ def checksums(address: int, size_bytes: int, num_threads: int) -> list[int]:
 
 
 def write_file(
-    fd: int, address: int, size_bytes: int, num_threads: int
+    fd: int, address: int, size_bytes: int, num_threads: int, progress: Progress
 ) -> tuple[list[int], bool]:
     """Writes memory to the beginning of an empty file, past the page cache if it can.
 
@@ -170,17 +192,18 @@ def write_file(
         address: Where the memory begins.
         size_bytes: How long it is.
         num_threads: How many threads write.
+        progress: How far it is, and whether it is to stop.
 
     Returns:
         The CRC-32C of each block of `BLOCK_BYTES` bytes, and whether the page cache was
         passed by.
 
     Raises:
-        OSError: A write failed; with its error number.
+        OSError: A write failed, with its error number; ECANCELED if it was stopped.
     """
     library, _ = _load()
     if library is None:
-        return _write_in_python(fd, address, size_bytes)
+        return _write_in_python(fd, address, size_bytes, progress)
     found = (ctypes.c_uint32 * (-(-size_bytes // BLOCK_BYTES)))()
     result = getattr(library, f"{_PREFIX}write")(
         fd,
@@ -189,6 +212,7 @@ def write_file(
         ctypes.c_uint64(BLOCK_BYTES),
         num_threads,
         found,
+        ctypes.byref(progress),
     )
     if result.error:
         message = f"{os.strerror(result.error)} at byte {result.at:,}"
@@ -196,22 +220,85 @@ def write_file(
     return list(found), bool(result.was_direct)
 
 
-def _write_in_python(fd: int, address: int, size_bytes: int) -> tuple[list[int], bool]:
+def read_file(
+    fd: int, address: int, size_bytes: int, at: int, num_threads: int
+) -> None:
+    """Reads part of a file into memory.
+
+    Args:
+        fd: The file.
+        address: Where the memory begins.
+        size_bytes: How much is read.
+        at: Where in the file it begins.
+        num_threads: How many threads read.
+
+    Raises:
+        OSError: A read failed; EIO if the file ends before.
+    """
+    library, _ = _load()
+    if library is None:
+        view = _bytes_at(address, size_bytes)
+        done = 0
+        while done < size_bytes:
+            if not (got := os.preadv(fd, [view[done:]], at + done)):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            done += got
+        return
+    error = getattr(library, f"{_PREFIX}read")(
+        fd,
+        ctypes.c_void_p(address),
+        ctypes.c_uint64(size_bytes),
+        ctypes.c_uint64(at),
+        num_threads,
+    )
+    if error:
+        raise OSError(error, os.strerror(error))
+
+
+def _write_in_python(
+    fd: int, address: int, size_bytes: int, progress: Progress
+) -> tuple[list[int], bool]:
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
     sums = []
-    for at in range(0, size_bytes, BLOCK_BYTES):
-        block = _bytes_at(address + at, min(BLOCK_BYTES, size_bytes - at))
-        sums.append(_crc32c(block))
-        done = 0
-        while done < len(block):
-            done += os.pwrite(fd, block[done:], at + done)
+    for start in range(0, size_bytes, _WRITE_BYTES):
+        if progress.stop:
+            raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+        size = min(_WRITE_BYTES, size_bytes - start)
+        sums += checksums(address + start, size, 1)
+        block, done = _bytes_at(address + start, size), 0
+        while done < size:
+            done += os.pwrite(fd, block[done:], start + done)
+        progress.done += size
     return sums, False
 
 
 def _bytes_at(address: int, size_bytes: int) -> memoryview:
-    array = (ctypes.c_char * size_bytes).from_address(address)
-    return memoryview(array).cast("B")
+    array_type = ctypes.c_char * size_bytes
+    return memoryview(array_type.from_address(address)).cast("B")
+
+
+@functools.cache
+def _crc32c() -> Callable[[bytes], int]:
+    """Returns the fastest CRC-32C that Python has here."""
+    try:
+        import google_crc32c
+    except ImportError:
+        logger.warning(
+            "checksums are slow: %s, and google-crc32c is not there either; "
+            "`pip install google-crc32c` makes them fast",
+            missing_because(),
+        )
+        return _slow_crc32c
+    value: Callable[[bytes], int] = google_crc32c.value
+    return value
+
+
+def _slow_crc32c(data: bytes) -> int:
+    table, crc = _crc_table(), 0xFFFFFFFF
+    for byte in data:
+        crc = (crc >> 8) ^ table[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
 
 
 @functools.cache
@@ -223,11 +310,3 @@ def _crc_table() -> list[int]:
             crc = (crc >> 1) ^ 0x82F63B78 if crc & 1 else crc >> 1
         table.append(crc)
     return table
-
-
-def _crc32c(data: bytes | memoryview) -> int:
-    """The CRC-32C of some bytes, slowly."""
-    table, crc = _crc_table(), 0xFFFFFFFF
-    for byte in bytes(data):
-        crc = (crc >> 8) ^ table[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFFFFFF

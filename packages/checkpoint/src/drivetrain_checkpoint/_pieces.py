@@ -1,20 +1,23 @@
-"""The blocks of tensors that one rank saves, out of a packed state."""
+"""Deals the tensors of a state out to the ranks, and finds what this rank saves."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from drivetrain_checkpoint._image import DTYPE_BYTES
+from drivetrain_checkpoint._layout import Layout, Mesh, TensorLayout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
-__all__ = ["CODES", "DTYPES", "Piece", "pieces_of"]
+__all__ = ["CODES", "DTYPES", "layout_of", "local_block"]
 
 CODES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
@@ -38,78 +41,140 @@ CODES: Mapping[torch.dtype, str] = {
 
 DTYPES: Mapping[str, torch.dtype] = {code: dtype for dtype, code in CODES.items()}
 
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One block of a tensor that this rank saves.
-
-    Args:
-        name: The tensor's name.
-        dtype: Its dtype's name in safetensors.
-        global_shape: Its shape over all ranks.
-        offset: Where the block begins in each dimension.
-        local: The block.
-    """
-
-    name: str
-    dtype: str
-    global_shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    local: Tensor
+_SPLIT_BYTES = 1 << 20
 
 
-def pieces_of(tensors: Mapping[str, Tensor], rank: int, world_size: int) -> list[Piece]:
-    """Returns what a rank saves of a state: every element is saved by one rank.
+def layout_of(
+    tensors: Mapping[str, Tensor],
+    world_size: int,
+    group: dist.ProcessGroup | None = None,
+) -> Layout:
+    """Returns who saves what of a state: every element is saved by one rank.
 
-    What all ranks hold is dealt out by size, to the rank that has least so far; of a
-    block that several ranks hold, the first of its replicas saves it.
+    What all ranks hold is dealt out by size, to the rank that has least so far; a
+    tensor of more than a rank's share is split. Of a block that several ranks hold,
+    its replicas take turns, by size as well. The result is the same on each rank.
 
     Args:
         tensors: The tensors by name, the same on each rank; DTensors are sharded.
-        rank: This rank.
         world_size: The number of ranks.
+        group: The ranks that save together; the default group by default.
 
     Raises:
-        TypeError: A tensor is sparse, quantized, or of a dtype that cannot be saved.
+        TypeError: A tensor is sparse, quantized, or of a dtype or a placement that
+            cannot be saved.
+
+    Example:
+        >>> layout_of({"a": torch.ones(2), "b": torch.ones(2)}, 2).tensors[1].replica
+        1
     """
-    pieces = []
-    loads = [0] * world_size
+    sizes = {name: _size(name, tensor) for name, tensor in tensors.items()}
+    plain = {name for name, t in tensors.items() if not hasattr(t, "to_local")}
+    share = max(sum(sizes[name] for name in plain) / world_size, _SPLIT_BYTES)
+    everyone = Mesh((world_size,), tuple(range(world_size)))
+    meshes: dict[object, int] = {everyone: 0}
+    numbers: dict[int, int] = {}
+    free = [(0, rank) for rank in range(world_size)]
+    taken: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+    found = []
     for name, tensor in tensors.items():
-        code = CODES.get(tensor.dtype)
-        if code is None or tensor.layout is not torch.strided:
+        shape, code = tuple(tensor.shape), CODES[tensor.dtype]
+        if name not in plain:
+            mesh_key = id(tensor.device_mesh)  # type: ignore[attr-defined]
+            if mesh_key not in numbers:
+                mesh = _mesh(tensor, group)
+                numbers[mesh_key] = meshes.setdefault(mesh, len(meshes))
+            number = numbers[mesh_key]
+            placements = _placements(name, tensor)
+            replica = _take_turn(taken, list(meshes)[number], placements, sizes[name])
+        elif sizes[name] > share and world_size > 1 and max(shape) >= world_size:
+            number, replica = 0, 0
+            placements = (f"S{shape.index(max(shape))}",)
+        else:
+            number, placements = 0, ("R",)
+            load, replica = free[0]
+            heapq.heapreplace(free, (load + sizes[name], replica))
+        found.append(TensorLayout(name, code, shape, number, placements, replica))
+    return Layout(tuple(meshes), tuple(found))  # type: ignore[arg-type]
+
+
+def local_block(
+    layout: Layout, entry: TensorLayout, tensor: Any, rank: int
+) -> Tensor | None:
+    """Returns what a rank saves of a tensor, sharing its memory, or None for nothing.
+
+    Raises:
+        TypeError: The tensor is laid out in a way that its placements do not say.
+    """
+    block = layout.block(entry, rank)
+    if block is None:
+        return None
+    shape = tuple(sum(length for _, length in ranges) for ranges in block)
+    if hasattr(tensor, "to_local"):
+        local: Tensor = tensor.to_local()
+    else:
+        local = tensor
+        for dim, ((start, length), *_) in enumerate(block):
+            if length != tensor.shape[dim]:
+                local = local.narrow(dim, start, length)
+    if tuple(local.shape) != shape:
+        message = (
+            f"this rank holds {list(local.shape)} of {entry.name}, but by its "
+            f"placements {', '.join(entry.placements)} it should hold {list(shape)}"
+        )
+        raise TypeError(message)
+    return local
+
+
+def _size(name: str, tensor: Tensor) -> int:
+    code = CODES.get(tensor.dtype)
+    if code is None or tensor.layout is not torch.strided:
+        message = (
+            f"{name} is {tensor.dtype}, {tensor.layout}, which a checkpoint cannot "
+            "hold; convert it to a dense tensor of a plain dtype"
+        )
+        raise TypeError(message)
+    return DTYPE_BYTES[code] * tensor.numel()
+
+
+def _mesh(tensor: Any, group: dist.ProcessGroup | None) -> Mesh:
+    mesh = tensor.device_mesh.mesh
+    ranks = mesh.flatten().tolist()
+    if group is not None:
+        ranks = [dist.get_group_rank(group, rank) for rank in ranks]
+    return Mesh(tuple(mesh.shape), tuple(ranks))
+
+
+def _placements(name: str, tensor: Any) -> tuple[str, ...]:
+    found = []
+    for placement in tensor.placements:
+        factor = getattr(placement, "split_factor", 1)
+        if placement.is_replicate():
+            found.append("R")
+        elif hasattr(placement, "dim") and not placement.is_partial():
+            dim = placement.dim % tensor.dim()
+            found.append(f"S{dim}" if factor == 1 else f"S{dim}/{factor}")
+        else:
             message = (
-                f"{name} is {tensor.dtype}, {tensor.layout}, which a checkpoint cannot "
-                "hold; convert it to a dense tensor of a plain dtype"
+                f"{name} is placed as {placement}, which a checkpoint cannot hold; "
+                "redistribute it to Shard or Replicate first"
             )
             raise TypeError(message)
-        shape = tuple(tensor.shape)
-        if hasattr(tensor, "to_local"):
-            piece = _block(name, code, tensor)
-            if piece is not None:
-                pieces.append(piece)
-            continue
-        owner = loads.index(min(loads))
-        loads[owner] += DTYPE_BYTES[code] * tensor.numel()
-        if owner == rank:
-            pieces.append(Piece(name, code, shape, (0,) * len(shape), tensor))
-    return pieces
+    return tuple(found)
 
 
-def _block(name: str, code: str, tensor: Any) -> Piece | None:
-    """Returns this rank's block of a DTensor, or None where another replica saves it."""
-    from torch.distributed.tensor._utils import (
-        compute_local_shape_and_global_offset,
-    )
-
-    mesh, placements = tensor.device_mesh, tensor.placements
-    coordinate = mesh.get_coordinate()
-    replicas = [
-        place
-        for place, placement in zip(coordinate or (), placements, strict=False)
-        if placement.is_replicate()
-    ]
-    local = tensor.to_local()
-    if coordinate is None or any(replicas) or local.numel() == 0:
-        return None
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-    return Piece(name, code, tuple(tensor.shape), tuple(offset), local)
+def _take_turn(
+    taken: dict[tuple[object, ...], list[tuple[int, int]]],
+    mesh: Any,
+    placements: tuple[str, ...],
+    size: int,
+) -> int:
+    """Returns which replica of a block saves it: the one that has least so far."""
+    axes = tuple(axis for axis, p in enumerate(placements) if p == "R")
+    copies = math.prod(mesh.shape[axis] for axis in axes)
+    if copies == 1:
+        return 0
+    loads = taken.setdefault((mesh, axes), [(0, copy) for copy in range(copies)])
+    load, replica = loads[0]
+    heapq.heapreplace(loads, (load + size, replica))
+    return replica

@@ -1,4 +1,4 @@
-"""Messages between trainers and the daemon of their node: JSON lines, with descriptors."""
+"""Messages between trainers and daemons: JSON with its length, descriptors, raw bytes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LENGTH = struct.Struct("<I")
 _MOST_BYTES = 1 << 30
 
 
-def socket_path(job: str, folder: Path) -> Path:
+def socket_path(job: str, url: str) -> Path:
     """Returns where the daemon of a job listens; only this user can reach it.
 
     Args:
         job: The job's name.
-        folder: Where its checkpoints go.
+        url: Where its checkpoints go, as all of its processes call it.
 
     Raises:
         DaemonError: The place belongs to someone else.
@@ -37,7 +37,7 @@ def socket_path(job: str, folder: Path) -> Path:
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         message = f"{home} must belong to this user alone (mode 0700)"
         raise DaemonError(message)
-    text = f"{job}\0{folder.resolve()}".encode()
+    text = f"{job}\0{url}".encode()
     return home / f"{hashlib.sha256(text).hexdigest()[:24]}.sock"
 
 
@@ -45,12 +45,12 @@ class Connection:
     """One end of a conversation; used by one thread at a time.
 
     Args:
-        sock: A connected Unix socket.
+        sock: A connected socket; descriptors go through those of Unix only.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         """Takes the socket over."""
-        self._socket = sock
+        self.socket = sock
         # A conversation that nobody can go on with is over.
         weakref.finalize(self, sock.close)
 
@@ -63,10 +63,10 @@ class Connection:
         text = json.dumps(message, separators=(",", ":")).encode()
         head = _LENGTH.pack(len(text))
         if fd is None:
-            self._socket.sendall(head)
+            self.socket.sendall(head)
         else:
-            socket.send_fds(self._socket, [head], [fd])
-        self._socket.sendall(text)
+            socket.send_fds(self.socket, [head], [fd])
+        self.socket.sendall(text)
 
     def receive(self) -> tuple[dict[str, Any], int | None]:
         """Returns the next message and the descriptor that came with it.
@@ -75,26 +75,44 @@ class Connection:
             EOFError: The other end is gone.
             OSError: Likewise.
         """
-        head, fds, _, _ = socket.recv_fds(self._socket, _LENGTH.size, 1)
-        fd = fds[0] if fds else None
+        fd = None
+        if self.socket.family == socket.AF_UNIX:
+            head, fds, _, _ = socket.recv_fds(self.socket, _LENGTH.size, 1)
+            fd = fds[0] if fds else None
+        else:
+            head = self.socket.recv(_LENGTH.size)
         while 0 < len(head) < _LENGTH.size:
-            more = self._socket.recv(_LENGTH.size - len(head))
+            more = self.socket.recv(_LENGTH.size - len(head))
             head = head + more if more else b""
         if not head:
             raise EOFError
         (length,) = _LENGTH.unpack(head)
         if length > _MOST_BYTES:
             raise EOFError
-        parts, left = [], length
-        while left:
-            part = self._socket.recv(min(left, 1 << 20))
-            if not part:
-                raise EOFError
-            parts.append(part)
-            left -= len(part)
-        message: dict[str, Any] = json.loads(b"".join(parts))
+        text = bytearray(length)
+        self.receive_into(memoryview(text))
+        message: dict[str, Any] = json.loads(text)
         return message, fd
+
+    def receive_into(self, target: memoryview) -> None:
+        """Fills memory with the raw bytes that follow a message.
+
+        Raises:
+            EOFError: The other end is gone before.
+            OSError: Likewise.
+        """
+        done = 0
+        while done < len(target):
+            got = self.socket.recv_into(target[done:])
+            if not got:
+                raise EOFError
+            done += got
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Sends a message and returns the answer."""
+        self.send(message)
+        return self.receive()[0]
 
     def close(self) -> None:
         """Ends the conversation."""
-        self._socket.close()
+        self.socket.close()

@@ -6,12 +6,14 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain_checkpoint import _posix
 from drivetrain_checkpoint._client import Client
-from drivetrain_checkpoint._verify import verify
+from drivetrain_checkpoint._layout import Layout
+from drivetrain_checkpoint._saves import list_saved, read_root
+from drivetrain_checkpoint._settings import Settings
+from drivetrain_checkpoint._storage.open import open_storage, resolve
+from drivetrain_checkpoint._verify import located, verify
 from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:
@@ -32,25 +34,25 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     listing = commands.add_parser(
         "ls", help="list the committed checkpoints of a folder", allow_abbrev=False
     )
-    listing.add_argument("folder", type=Path)
+    listing.add_argument("folder")
     listing.set_defaults(run=_list)
     inspect = commands.add_parser(
         "inspect", help="list the tensors of a checkpoint", allow_abbrev=False
     )
-    inspect.add_argument("checkpoint", type=Path)
+    inspect.add_argument("checkpoint")
     inspect.set_defaults(run=_inspect)
     check = commands.add_parser(
         "verify",
         help="compare every byte of a checkpoint with its checksums",
         allow_abbrev=False,
     )
-    check.add_argument("checkpoint", type=Path)
+    check.add_argument("checkpoint")
     check.set_defaults(run=_verify)
     daemon = commands.add_parser(
         "daemon", help="look at the daemon of this node, or stop it", allow_abbrev=False
     )
     daemon.add_argument("action", choices=["status", "stop"])
-    daemon.add_argument("folder", type=Path, help="where the job's checkpoints go")
+    daemon.add_argument("folder", help="where the job's checkpoints go")
     daemon.add_argument("--job", default="default", help="the job's name")
     daemon.set_defaults(run=_daemon)
     for command in (listing, inspect, check, daemon):
@@ -87,13 +89,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     rows = []
-    for saved in _posix.list_saved(args.folder):
-        size = sum(f.stat().st_size for f in saved.path.iterdir())
+    storage = open_storage(resolve(args.folder))
+    for saved in list_saved(storage):
+        size = sum(storage.files(saved.name).values())
         at = time.strftime(
             "%Y-%m-%d %H:%M:%S", time.localtime(saved.root.saved_at_ns / 1e9)
         )
         ranks = saved.root.world_size
-        rows.append((saved.root.step, at, ranks, size, saved.path.name))
+        rows.append((saved.root.step, at, ranks, size, saved.name))
     if args.json:
         names = ("step", "saved", "ranks", "bytes", "folder")
         print(json.dumps([dict(zip(names, row, strict=True)) for row in rows]))
@@ -103,18 +106,26 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    root = _posix.read_root(args.checkpoint)
+    root = read_root(*located(args.checkpoint))
+    layout = Layout.from_plain(root.layout)
     rows = [
-        (part.name, part.dtype, list(part.global_shape), list(part.offset), rank)
-        for rank in range(root.world_size)
-        for part in _posix.read_rank(args.checkpoint, root, rank).parts
+        (
+            t.name,
+            t.dtype,
+            list(t.shape),
+            list(layout.meshes[t.mesh].shape),
+            t.placements,
+        )
+        for t in layout.tensors
     ]
     if args.json:
-        names = ("name", "dtype", "shape", "offset", "rank")
+        names = ("name", "dtype", "shape", "mesh", "placements")
         tensors = [dict(zip(names, row, strict=True)) for row in rows]
         print(json.dumps({"step": root.step, "job": root.job, "tensors": tensors}))
         return 0
-    _print_table(("TENSOR", "DTYPE", "SHAPE", "OFFSET", "RANK"), sorted(rows, key=str))
+    _print_table(
+        ("TENSOR", "DTYPE", "SHAPE", "MESH", "PLACEMENTS"), sorted(rows, key=str)
+    )
     return 0
 
 
@@ -131,7 +142,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _daemon(args: argparse.Namespace) -> int:
-    client = Client(args.job, args.folder, 1)
+    client = Client(Settings(job=args.job, url=resolve(args.folder)))
     if not client.is_running():
         print("{}" if args.json else f"no daemon serves job {args.job!r} here")
         return 1

@@ -1,0 +1,322 @@
+"""Which rank saved which block of a tensor: a formula for each tensor, not a row a block.
+
+A layout is the same on all ranks and for any number of them: the global shape of each
+tensor, and how it is placed on a mesh of ranks. What a rank holds, and who holds what a
+reader wants, are computed from it. Placements are those of DTensor, applied from the
+first dimension of the mesh to the last: `R` (replicated), `S0` (split along dimension
+0), and `S0/2` (split along dimension 0 after a split into two that a later dimension of
+the mesh makes: FSDP on top of tensor parallelism).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+__all__ = [
+    "Block",
+    "Layout",
+    "Mesh",
+    "Range",
+    "TensorLayout",
+    "intersect",
+    "size_of",
+]
+
+Range = tuple[int, int]
+"""Some places along one dimension: the first, and how many."""
+
+Block = tuple[tuple[Range, ...], ...]
+"""For each dimension the ranges whose product is held, in the order of the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Ranks in a grid.
+
+    Args:
+        shape: The grid's shape.
+        ranks: The ranks in it, the last dimension running fastest.
+    """
+
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def coordinate(self, rank: int) -> tuple[int, ...] | None:
+        """Returns where a rank stands, or None if it is not in the grid."""
+        if rank not in self.ranks:
+            return None
+        at = self.ranks.index(rank)
+        found = []
+        for size in reversed(self.shape):
+            at, place = divmod(at, size)
+            found.append(place)
+        return tuple(reversed(found))
+
+    def rank_at(self, coordinate: Sequence[int]) -> int:
+        """Returns the rank that stands somewhere."""
+        at = 0
+        for size, place in zip(self.shape, coordinate, strict=True):
+            at = at * size + place
+        return self.ranks[at]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """One tensor, and who saved what of it.
+
+    Args:
+        name: Its name.
+        dtype: Its dtype, as safetensors names it.
+        shape: Its shape over all ranks.
+        mesh: The number of its mesh in the layout.
+        placements: One for each dimension of the mesh.
+        replica: Which of those that hold the same block saved it; they are counted over
+            the replicated dimensions of the mesh, the last running fastest.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    mesh: int
+    placements: tuple[str, ...]
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All tensors of a save.
+
+    Args:
+        meshes: The meshes that tensors lie on.
+        tensors: The tensors, in the order in which each rank saves its blocks.
+    """
+
+    meshes: tuple[Mesh, ...]
+    tensors: tuple[TensorLayout, ...]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Returns the layout as lists and numbers."""
+        return {
+            "meshes": [[list(m.shape), list(m.ranks)] for m in self.meshes],
+            "tensors": [
+                [t.name, t.dtype, list(t.shape), t.mesh, list(t.placements), t.replica]
+                for t in self.tensors
+            ],
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Layout:
+        """Returns the layout that `to_plain` wrote.
+
+        Raises:
+            ValueError: It is none.
+        """
+        try:
+            meshes = tuple(Mesh(tuple(s), tuple(r)) for s, r in plain["meshes"])
+            tensors = tuple(
+                TensorLayout(name, dtype, tuple(shape), mesh, tuple(placements), copy)
+                for name, dtype, shape, mesh, placements, copy in plain["tensors"]
+            )
+        except (TypeError, KeyError, ValueError) as error:
+            message = f"not a layout of tensors: {error}"
+            raise ValueError(message) from error
+        return cls(meshes, tensors)
+
+    def block(self, tensor: TensorLayout, rank: int) -> Block | None:
+        """Returns what a rank saved of a tensor, or None if it saved nothing.
+
+        Example:
+            >>> tensor = TensorLayout("w", "F32", (5, 2), 0, ("R", "S0"), 1)
+            >>> layout = Layout((Mesh((2, 2), (0, 1, 2, 3)),), (tensor,))
+            >>> layout.block(tensor, 3), layout.block(tensor, 1)
+            ((((3, 2),), ((0, 2),)), None)
+        """
+        mesh = self.meshes[tensor.mesh]
+        coordinate = mesh.coordinate(rank)
+        if coordinate is None or _replica(mesh, tensor, coordinate) != tensor.replica:
+            return None
+        block = self.held(tensor, rank)
+        return block if size_of(block) else None
+
+    def held(self, tensor: TensorLayout, rank: int) -> Block:
+        """Returns what a rank holds of a tensor, whoever of the replicas saved it."""
+        mesh = self.meshes[tensor.mesh]
+        coordinate = mesh.coordinate(rank)
+        if coordinate is None:
+            return ((),) * max(1, len(tensor.shape))
+        block: list[tuple[Range, ...]] = [((0, size),) for size in tensor.shape]
+        for places, place, placement in zip(
+            mesh.shape, coordinate, tensor.placements, strict=True
+        ):
+            if placement != "R":
+                dim, factor = _parse(placement)
+                block[dim] = _split(block[dim], places, place, factor)
+        return tuple(block)
+
+    def savers(
+        self, tensor: TensorLayout, wanted: Block
+    ) -> Iterator[tuple[int, Block]]:
+        """Yields the ranks that saved some of a wanted block, and what each saved.
+
+        The cost grows with how many they are, not with the number of ranks, but for
+        splits of the kind `S0/2`.
+        """
+        mesh = self.meshes[tensor.mesh]
+        spare = _copy_places(mesh, tensor)
+        found: list[tuple[tuple[int, ...], tuple[tuple[Range, ...], ...]]] = [
+            ((), tuple(((0, size),) for size in tensor.shape))
+        ]
+        for axis, (places, placement) in enumerate(
+            zip(mesh.shape, tensor.placements, strict=True)
+        ):
+            if placement == "R":
+                found = [((*at, spare[axis]), block) for at, block in found]
+                continue
+            dim, factor = _parse(placement)
+            found = [
+                ((*at, place), (*block[:dim], part, *block[dim + 1 :]))
+                for at, block in found
+                for place in _candidates(block[dim], wanted[dim], places, factor)
+                if _meets(
+                    part := _split(block[dim], places, place, factor), wanted[dim]
+                )
+            ]
+        for coordinate, block in found:
+            if size_of(block) and all(map(_meets, block, wanted)):
+                yield mesh.rank_at(coordinate), block
+
+
+def size_of(block: Iterable[tuple[Range, ...]]) -> int:
+    """Returns how many elements a block has.
+
+    Example:
+        >>> size_of((((0, 2), (4, 1)), ((0, 5),)))
+        15
+    """
+    return math.prod(sum(length for _, length in ranges) for ranges in block)
+
+
+def intersect(
+    ours: Block, theirs: Block
+) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """Yields the common parts of two blocks, as slices of each one's memory.
+
+    Example:
+        >>> list(intersect((((2, 4),),), (((0, 3),),)))
+        [((slice(0, 1, None),), (slice(2, 3, None),))]
+        >>> list(intersect((((0, 1), (2, 1)),), (((1, 2),),)))
+        [((slice(1, 2, None),), (slice(1, 2, None),))]
+    """
+    common = [list(_common(a, b)) for a, b in zip(ours, theirs, strict=True)]
+    for parts in itertools.product(*common):
+        yield tuple(part[0] for part in parts), tuple(part[1] for part in parts)
+
+
+def _common(ours: Sequence[Range], theirs: Sequence[Range]) -> Iterator[Any]:
+    at = 0
+    for start, length in ours:
+        other_at = 0
+        for other, other_length in theirs:
+            first = max(start, other)
+            last = min(start + length, other + other_length)
+            if first < last:
+                yield (
+                    slice(at + first - start, at + last - start),
+                    slice(other_at + first - other, other_at + last - other),
+                )
+            other_at += other_length
+        at += length
+
+
+def _parse(placement: str) -> tuple[int, int]:
+    """Returns the dimension that is split, and into how many it was split before."""
+    dim, _, factor = placement.removeprefix("S").partition("/")
+    return int(dim), int(factor or 1)
+
+
+def _chunk(size: int, places: int, place: int) -> Range:
+    """Returns what `torch.chunk` gives at a place, empty at the end if it gives less."""
+    step = -(-size // places)
+    first = min(step * place, size)
+    return first, min(step, size - first)
+
+
+def _split(
+    ranges: tuple[Range, ...], places: int, place: int, factor: int
+) -> tuple[Range, ...]:
+    """Returns the ranges that a place gets of these."""
+    total = sum(length for _, length in ranges)
+    parts: list[Range] = []
+    for index in range(factor):
+        outer, outer_length = _chunk(total, factor, index)
+        inner, length = _chunk(outer_length, places, place)
+        if length:
+            parts += _take(ranges, outer + inner, length)
+    return tuple(_merged(parts))
+
+
+def _take(ranges: Sequence[Range], at: int, length: int) -> Iterator[Range]:
+    """Yields the ranges of some places in the concatenation of ranges."""
+    for start, size in ranges:
+        first, last = max(at, 0), min(at + length, size)
+        if first < last:
+            yield start + first, last - first
+        at -= size
+
+
+def _merged(ranges: Iterable[Range]) -> Iterator[Range]:
+    held: Range | None = None
+    for start, length in ranges:
+        if held is not None and held[0] + held[1] == start:
+            held = (held[0], held[1] + length)
+            continue
+        if held is not None:
+            yield held
+        held = (start, length)
+    if held is not None:
+        yield held
+
+
+def _candidates(
+    ranges: tuple[Range, ...], wanted: tuple[Range, ...], places: int, factor: int
+) -> Iterable[int]:
+    """Returns the places that may get some of what is wanted, few if they are few."""
+    if len(ranges) != 1 or factor != 1 or not wanted:
+        return range(places)
+    start, size = ranges[0]
+    step = -(-size // places)
+    first = min(at for at, _ in wanted) - start
+    last = max(at + length for at, length in wanted) - start
+    if step == 0 or last <= 0 or first >= size:
+        return ()
+    return range(max(first, 0) // step, min((min(last, size) - 1) // step + 1, places))
+
+
+def _meets(ranges: Sequence[Range], wanted: Sequence[Range]) -> bool:
+    return any(max(a, b) < min(a + n, b + m) for a, n in ranges for b, m in wanted)
+
+
+def _replica(mesh: Mesh, tensor: TensorLayout, coordinate: Sequence[int]) -> int:
+    """Returns which of those that hold the same block stands at a coordinate."""
+    number = 0
+    for size, place, placement in zip(
+        mesh.shape, coordinate, tensor.placements, strict=True
+    ):
+        if placement == "R":
+            number = number * size + place
+    return number
+
+
+def _copy_places(mesh: Mesh, tensor: TensorLayout) -> dict[int, int]:
+    """Returns where the replica that saved stands in each replicated dimension."""
+    left, places = tensor.replica, {}
+    for axis in reversed(range(len(mesh.shape))):
+        if tensor.placements[axis] == "R":
+            left, places[axis] = divmod(left, mesh.shape[axis])
+    return places

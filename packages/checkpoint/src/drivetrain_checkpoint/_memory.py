@@ -1,0 +1,85 @@
+"""The saves in a daemon's memory as others see them: its own ranks', and replicas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from drivetrain_checkpoint._arena import Arena, Generation
+    from drivetrain_checkpoint._custody import Custody
+    from drivetrain_checkpoint._replicate import ReplicaStore
+    from drivetrain_checkpoint._wire import Connection
+
+__all__ = ["Held", "held", "send_part", "summary"]
+
+
+class Held(NamedTuple):
+    """One save of one rank in this memory.
+
+    Args:
+        rank: The rank.
+        is_replica: Whether it belongs to another node.
+        arena: The memory.
+        generation: Where in it the save lies.
+    """
+
+    rank: int
+    is_replica: bool
+    arena: Arena
+    generation: Generation
+
+
+def held(custody: Custody, replicas: ReplicaStore) -> Iterator[Held]:
+    """Yields what is held, the ranks' own memory first."""
+    with custody.changed:
+        arenas = dict(custody.arenas)
+    for rank, arena in sorted(arenas.items()):
+        for generation in arena.generations():
+            yield Held(rank, False, arena, generation)
+    for replica in replicas.all():
+        for generation in replica.arena.generations():
+            yield Held(replica.rank, True, replica.arena, generation)
+
+
+def summary(held_save: Held) -> dict[str, Any]:
+    """Returns what others need to know to choose."""
+    record = held_save.generation.record
+    return {
+        "rank": held_save.rank,
+        "is_replica": held_save.is_replica,
+        "save_id": record["save_id"],
+        "step": record["step"],
+        "saved_at_ns": record["saved_at_ns"],
+        "manifest": record["manifest"],
+    }
+
+
+def send_part(
+    connection: Connection,
+    custody: Custody,
+    replicas: ReplicaStore,
+    *,
+    rank: int,
+    save_id: str,
+    start: int,
+    size_bytes: int,
+) -> None:
+    """Sends bytes of a save; afterwards, whether it was still the same save.
+
+    Raises:
+        KeyError: It is not here.
+    """
+    for found in held(custody, replicas):
+        generation = found.generation
+        if (found.rank, generation.record["save_id"]) != (rank, save_id):
+            continue
+        size = max(0, min(size_bytes, generation.image_bytes - start))
+        connection.send({"ok": True, "size_bytes": size})
+        connection.socket.sendall(found.arena.view(generation.image_at + start, size))
+        now = found.arena.sequences()[generation.index]
+        connection.send({"intact": now == generation.sequence})
+        return
+    message = f"save {save_id} of rank {rank} is not in this memory"
+    raise KeyError(message)

@@ -1,0 +1,58 @@
+"""A daemon's way to the daemons of the other nodes of its job."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_checkpoint._peers import tell
+
+if TYPE_CHECKING:
+    from drivetrain_checkpoint._nodes import Node, Nodes
+
+__all__ = ["Neighbours"]
+
+
+class Neighbours:
+    """Tells other nodes what happened; thread-safe.
+
+    What is told to one node is told in order, by a thread of its own, so that a node
+    that does not answer holds up nobody. What a node is not told it finds on storage.
+    """
+
+    def __init__(self) -> None:
+        """Knows no node yet."""
+        self.nodes: Nodes | None = None
+        self.secret = ""
+        self._queues: dict[str, queue.SimpleQueue[tuple[Node, dict[str, Any]]]] = {}
+        self._lock = threading.Lock()
+
+    def join(self, nodes: Nodes, secret: str) -> None:
+        """Takes over the table of the nodes of the job."""
+        with self._lock:
+            self.nodes, self.secret = nodes, secret
+
+    def tell_committer(self, message: dict[str, Any]) -> None:
+        """Tells the node of the first rank something, unless it is this one."""
+        node = self.nodes.of_rank(0) if self.nodes else None
+        if node is not None and self.nodes is not None and node.id != self.nodes.here:
+            self._tell(node, message)
+
+    def tell_all(self, message: dict[str, Any]) -> None:
+        """Tells all other nodes something."""
+        for node in self.nodes.others if self.nodes else ():
+            self._tell(node, message)
+
+    def _tell(self, node: Node, message: dict[str, Any]) -> None:
+        with self._lock:
+            waiting = self._queues.get(node.id)
+            if waiting is None:
+                waiting = self._queues[node.id] = queue.SimpleQueue()
+                threading.Thread(target=self._run, args=(waiting,), daemon=True).start()
+        waiting.put((node, message))
+
+    def _run(self, waiting: queue.SimpleQueue[tuple[Node, dict[str, Any]]]) -> None:
+        while True:
+            node, message = waiting.get()
+            tell(node, self.secret, message)

@@ -1,0 +1,149 @@
+"""Conversations between daemons, and of trainers with the daemons of other nodes, by TCP.
+
+Whoever connects proves that it knows the job's secret, which never crosses the network:
+it answers a challenge, and so does the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import secrets
+import socket
+import struct
+import threading
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_checkpoint._wire import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from drivetrain_checkpoint._nodes import Node
+
+__all__ = ["PeerServer", "connect_to", "tell"]
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_S = 10.0
+_IDLE_S = 60.0
+
+
+class PeerServer:
+    """Listens for other nodes.
+
+    Args:
+        host: The address to listen on.
+        port: The port; 0 takes a free one.
+        secret: What both ends know.
+        answer: Answers the messages of a connection until it ends.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: str,
+        answer: Callable[[Connection], None],
+    ) -> None:
+        """Begins to listen.
+
+        Raises:
+            OSError: The address or the port is not to be had.
+        """
+        self._secret = secret
+        self._answer = answer
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=1024)
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        """Stops listening; conversations go on."""
+        # Closing alone does not wake up the thread that waits in accept.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._talk, args=(sock,), daemon=True).start()
+
+    def _talk(self, sock: socket.socket) -> None:
+        connection = Connection(sock)
+        with contextlib.closing(connection), contextlib.suppress(OSError, EOFError):
+            sock.settimeout(_CONNECT_S)
+            challenge = secrets.token_hex(16)
+            connection.send({"challenge": challenge})
+            reply, _ = connection.receive()
+            if not _fits(self._secret, f"client {challenge}", reply.get("proof")):
+                logger.warning("a stranger at %s was turned away", sock.getpeername())
+                connection.send({"refused": "another job's secret"})
+                return
+            mine = _proof(self._secret, f"server {reply.get('challenge')}")
+            connection.send({"proof": mine})
+            limit_time(sock)
+            self._answer(connection)
+
+
+def connect_to(host: str, port: int, secret: str) -> Connection:
+    """Returns a conversation with the daemon of another node.
+
+    Raises:
+        OSError: It is not reached, or it is another job's.
+    """
+    sock = socket.create_connection((host, port), timeout=_CONNECT_S)
+    connection = Connection(sock)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        theirs = connection.receive()[0].get("challenge")
+        mine = secrets.token_hex(16)
+        proof = _proof(secret, f"client {theirs}")
+        answer = connection.ask({"proof": proof, "challenge": mine})
+    except EOFError as error:
+        connection.close()
+        message = f"{host}:{port} hung up"
+        raise ConnectionError(message) from error
+    except BaseException:
+        connection.close()
+        raise
+    if not _fits(secret, f"server {mine}", answer.get("proof")):
+        connection.close()
+        message = f"{host}:{port} is not a daemon of this job"
+        raise ConnectionError(message)
+    limit_time(sock)
+    return connection
+
+
+def limit_time(sock: socket.socket) -> None:
+    """Lets sends and receives fail after a while, also those of the kernel alone."""
+    sock.settimeout(None)
+    limit = struct.pack("ll", int(_IDLE_S), 0)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+
+def tell(node: Node, secret: str, message: dict[str, Any]) -> bool:
+    """Tells a node something, once; returns whether it took it."""
+    try:
+        with contextlib.closing(connect_to(node.host, node.port, secret)) as connection:
+            return "ok" in connection.ask(message)
+    except (OSError, EOFError) as error:
+        logger.warning("%s:%d was not told: %s", node.host, node.port, error)
+        return False
+
+
+def _proof(secret: str, challenge: str) -> str:
+    return hmac.new(secret.encode(), challenge.encode(), hashlib.sha256).hexdigest()
+
+
+def _fits(secret: str, challenge: str, proof: object) -> bool:
+    return isinstance(proof, str) and hmac.compare_digest(
+        _proof(secret, challenge), proof
+    )

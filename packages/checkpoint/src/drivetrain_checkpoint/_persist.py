@@ -1,0 +1,229 @@
+"""Brings saves from memory to storage, and commits them, in the daemon."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from drivetrain_checkpoint._commit import decide
+from drivetrain_checkpoint._custody import PERSIST
+from drivetrain_checkpoint._errors import StorageError
+from drivetrain_checkpoint._manifest import (
+    ROOT_FILE,
+    RankFile,
+    RankManifest,
+    RootManifest,
+    rank_manifest_file,
+    tensor_file,
+)
+from drivetrain_checkpoint._saves import (
+    Keep,
+    abandoned,
+    list_saved,
+    retired,
+    written_ranks,
+)
+from drivetrain_checkpoint._storage.protocol import folder_name
+from drivetrain_core import CheckpointError
+
+if TYPE_CHECKING:
+    from drivetrain_checkpoint._custody import Custody, Ticket
+    from drivetrain_checkpoint._native import Progress
+    from drivetrain_checkpoint._neighbours import Neighbours
+    from drivetrain_checkpoint._storage.protocol import Storage
+
+__all__ = ["Persister"]
+
+logger = logging.getLogger(__name__)
+
+_SCAN_S = 0.25
+_TICK_S = 0.02
+_NUM_WRITERS = 4
+
+
+class Persister:
+    """Writes what ranks publish.
+
+    Each rank has a thread that waits for its saves, and each save one that writes it:
+    a storage that hangs holds that thread, and no more.
+
+    Args:
+        custody: The memory.
+        neighbours: The other nodes.
+        storage: Where checkpoints go.
+        keep: Which of them stay.
+        limit_s: How long a storage may make no progress, and a rank keep all waiting.
+    """
+
+    def __init__(
+        self,
+        custody: Custody,
+        neighbours: Neighbours,
+        storage: Storage,
+        keep: Keep,
+        limit_s: float,
+    ) -> None:
+        """Starts nothing yet."""
+        self.keep = keep
+        self.limit_s = limit_s
+        self._custody = custody
+        self._neighbours = neighbours
+        self._storage = storage
+        self._ranks: set[int] = set()
+
+    def serve(self, rank: int) -> None:
+        """Takes care of a rank from now on."""
+        if rank not in self._ranks:
+            self._ranks.add(rank)
+            threading.Thread(target=self._run, args=(rank,), daemon=True).start()
+
+    def _run(self, rank: int) -> None:
+        while True:
+            ticket = self._custody.begin(rank, PERSIST, _SCAN_S)
+            if ticket is None:
+                continue
+            worker = threading.Thread(target=self._attempt, args=(ticket,), daemon=True)
+            worker.start()
+            self._watch(ticket, worker)
+
+    def _watch(self, ticket: Ticket, worker: threading.Thread) -> None:
+        """Waits for a thread as long as it goes on."""
+        before, since = -1, time.monotonic()
+        while worker.is_alive():
+            worker.join(0.1)
+            progress = ticket.running.get(PERSIST)
+            if progress is None:
+                return
+            if progress.done != before:
+                before, since = progress.done, time.monotonic()
+            elif time.monotonic() - since > self.limit_s:
+                message = f"the storage made no progress for {self.limit_s:g} s"
+                self._report(ticket, message)
+                return
+
+    def _attempt(self, ticket: Ticket) -> None:
+        error, committed = "", None
+        try:
+            committed = self._persist(ticket, ticket.running[PERSIST])
+        # Whatever goes wrong with one save is told to who waits for it; the daemon
+        # lives on for the next.
+        except Exception as problem:  # noqa: BLE001
+            error = str(problem) or type(problem).__name__
+        self._report(ticket, error)
+        if committed is not None:
+            self._retire(committed)
+
+    def _report(self, ticket: Ticket, error: str) -> None:
+        if error and PERSIST in ticket.running:
+            logger.warning("rank %d, %s: %s", ticket.rank, ticket.save_id, error)
+            save = {"save_id": ticket.save_id, "error": error}
+            self._neighbours.tell_all({"op": "failed", **save})
+        self._custody.end(ticket, PERSIST, error)
+
+    def _persist(self, ticket: Ticket, progress: Progress) -> RootManifest | None:
+        """Writes a rank's part; returns what it committed, if it is the first rank."""
+        record = ticket.generation.record
+        manifest = RankManifest.from_fields(
+            record["manifest"], f"the memory of rank {ticket.rank}"
+        )
+        name = folder_name(manifest.step, manifest.save_id)
+        storage = self._storage
+        if storage.settle(name, ROOT_FILE):
+            self._custody.committed(manifest.save_id)
+            return None  # a daemon before this one has done it
+        sums = storage.write(
+            name,
+            tensor_file(manifest.rank),
+            ticket.arena.address + ticket.generation.image_at,
+            manifest.size_bytes,
+            _NUM_WRITERS,
+            progress,
+        )
+        self._check(progress)
+        text = dataclasses.replace(manifest, crc32c=tuple(sums)).to_bytes()
+        storage.write_small(name, rank_manifest_file(manifest.rank), text)
+        entry = dataclasses.asdict(RankFile.of(manifest.rank, text))
+        self._custody.told(manifest.save_id, manifest.rank, entry)
+        if manifest.rank != 0:
+            said = {"save_id": manifest.save_id, "rank": manifest.rank, "entry": entry}
+            self._neighbours.tell_committer({"op": "written", **said})
+            return None
+        ranks = self._await_ranks(manifest, name, progress)
+        self._check(progress)
+        root = RootManifest(
+            job=manifest.job,
+            step=manifest.step,
+            save_id=manifest.save_id,
+            saved_at_ns=record["saved_at_ns"],
+            world_size=manifest.world_size,
+            entries=record["entries"],
+            layout=record["layout"],
+            ranks=tuple(ranks[rank] for rank in range(manifest.world_size)),
+        )
+        storage.commit(name, ROOT_FILE, root.to_bytes())
+        self._custody.committed(manifest.save_id)
+        self._neighbours.tell_all({"op": "committed", "save_id": manifest.save_id})
+        return root
+
+    def _await_ranks(
+        self, manifest: RankManifest, name: str, progress: Progress
+    ) -> dict[int, RankFile]:
+        """Waits until every rank's part is on storage.
+
+        Raises:
+            StorageError: A rank has failed, or is waited for in vain.
+        """
+        found: dict[int, RankFile] = {}
+        said_at = looked_at = time.monotonic()
+        said: set[int] = set()
+        is_news = True
+        while True:
+            with self._custody.changed:
+                outcome = self._custody.outcomes[manifest.save_id]
+                told = {rank: RankFile(**e) for rank, e in outcome.told.items()}
+                error = outcome.error
+            now = time.monotonic()
+            if told.keys() != said:
+                said, said_at, is_news = set(told), now, True
+            is_complete = len(told) == manifest.world_size
+            decision = decide(
+                told=told,
+                on_storage=found,
+                world_size=manifest.world_size,
+                error=error,
+                quiet_s=now - said_at,
+                unseen_s=math.inf if is_news and is_complete else now - looked_at,
+                limit_s=self.limit_s,
+            )
+            if decision.action == "commit":
+                return found
+            if decision.action == "fail":
+                raise StorageError(decision.because)
+            self._check(progress)
+            if decision.action == "look":
+                found = written_ranks(self._storage, name, told, manifest.world_size)
+                looked_at, is_news = time.monotonic(), False
+                continue
+            progress.done += 1
+            with self._custody.changed:
+                self._custody.changed.wait(_TICK_S)
+
+    def _check(self, progress: Progress) -> None:
+        if progress.stop:
+            message = "it was given up"
+            raise StorageError(message)
+
+    def _retire(self, newest: RootManifest) -> None:
+        """Deletes what is no longer kept; nobody waits for it."""
+        try:
+            saved = list_saved(self._storage)
+            names = [s.name for s in retired(saved, newest, self.keep)]
+            for name in [*names, *abandoned(self._storage)]:
+                self._storage.remove(name, ROOT_FILE)
+        # Old checkpoints that stay do no harm.
+        except (CheckpointError, OSError) as error:
+            logger.warning("an old checkpoint stays: %s", error)

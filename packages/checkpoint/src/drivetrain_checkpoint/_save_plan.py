@@ -1,0 +1,175 @@
+"""What a save of a state takes, worked out once for all saves of the same tensors.
+
+The layout, the image, the place of each tensor in it and the JSON that says so depend
+on the tensors' names, shapes and places alone, which hardly ever change in a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_checkpoint._image import plan_image
+from drivetrain_checkpoint._pieces import layout_of, local_block
+from drivetrain_checkpoint._plain import to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch.distributed as dist
+    from torch import Tensor
+
+    from drivetrain_checkpoint._image import Image, Slot
+    from drivetrain_checkpoint._layout import Layout
+
+__all__ = ["EntryTexts", "SavePlan", "record_text"]
+
+
+class SavePlan:
+    """Who saves what of some tensors, and where this rank's part goes.
+
+    Args:
+        tensors: The tensors by name, the same on each rank.
+        rank: This rank.
+        world_size: The number of ranks.
+        group: The ranks that save together; the default group by default.
+
+    Raises:
+        TypeError: A tensor cannot be saved.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        rank: int,
+        world_size: int,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Makes the plan."""
+        self._rank = rank
+        self.layout: Layout = layout_of(tensors, world_size, group)
+        self.layout_text = _text(self.layout.to_plain())
+        self.digest = hashlib.sha256(self.layout_text.encode()).hexdigest()
+        self._key = _key_of(tensors)
+        self._tensors = tensors
+        self._blocks = {
+            entry.name: block
+            for entry in self.layout.tensors
+            if (block := local_block(self.layout, entry, tensors[entry.name], rank))
+            is not None
+        }
+        codes = {entry.name: entry.dtype for entry in self.layout.tensors}
+        self.image: Image = plan_image(
+            (name, codes[name], tuple(block.shape))
+            for name, block in self._blocks.items()
+        )
+        self._find_sources()
+
+    def renew(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Takes over tensors that are laid out like those before.
+
+        A tensor that is the same object lies where it lay.
+
+        Returns:
+            Whether they are; if not, a new plan must be made.
+        """
+        before = self._tensors
+        if tensors is before:
+            return True
+        if tensors.keys() != before.keys():
+            return False
+        changed = {n: t for n, t in tensors.items() if t is not before[n]}
+        if _key_of(changed) != {name: self._key[name] for name in changed}:
+            return False
+        for entry in self.layout.tensors:
+            if entry.name in changed and entry.name in self._blocks:
+                tensor = changed[entry.name]
+                block = local_block(self.layout, entry, tensor, self._rank)
+                assert block is not None
+                self._blocks[entry.name] = block
+        self._tensors = tensors
+        if not changed.keys().isdisjoint(self._blocks):
+            self._find_sources()
+        return True
+
+    def versions(self) -> int:
+        """Returns a number that grows when one of the tensors is changed in place."""
+        return sum(block._version for block in self._blocks.values())
+
+    def _find_sources(self) -> None:
+        blocks = self._blocks
+        straight: list[Slot] = []
+        others: list[Slot] = []
+        for slot in self.image.slots:
+            block = blocks[slot.name]
+            is_straight = block.device.type == "cpu" and block.is_contiguous()
+            (straight if is_straight else others).append(slot)
+        self.sources = array("Q", [blocks[slot.name].data_ptr() for slot in straight])
+        self.offsets = array("Q", [slot.start for slot in straight])
+        self.sizes = array("Q", [slot.size_bytes for slot in straight])
+        # What one copy of memory cannot do: on a device, or with gaps.
+        self.others = [(blocks[slot.name], slot) for slot in others if slot.size_bytes]
+
+
+class EntryTexts:
+    """The plain half of each entry as JSON, made anew only where it changed."""
+
+    def __init__(self) -> None:
+        """Knows no entry yet."""
+        self._known: dict[str, tuple[object, str]] = {}
+
+    def text(self, entries: Mapping[str, Any]) -> str:
+        """Returns all entries as the JSON of one mapping.
+
+        Raises:
+            TypeError: One holds what JSON cannot.
+        """
+        known = {}
+        for key, entry in entries.items():
+            old = self._known.get(key)
+            if old is not None and (old[0] is entry or _same(old[0], entry)):
+                known[key] = old
+            else:
+                known[key] = (entry, f"[{_text(key)},{_text(to_json(entry))}]")
+        self._known = known
+        return f'{{"$":"dict","v":[{",".join(text for _, text in known.values())}]}}'
+
+
+def record_text(
+    fields: Mapping[str, object], entries_text: str | None, layout_text: str | None
+) -> bytes:
+    """Returns what lies beside an image in memory, as JSON.
+
+    Args:
+        fields: What is short.
+        entries_text: The plain half of the state as JSON; None on all ranks but one.
+        layout_text: The layout, likewise.
+    """
+    head = _text(fields)[1:-1]
+    entries, layout = entries_text or "null", layout_text or "null"
+    return f'{{{head},"entries":{entries},"layout":{layout}}}'.encode()
+
+
+def _same(old: object, new: object) -> bool:
+    """Whether two entries have the same text: 1 is not 1.0, and NaN is NaN."""
+    return repr(old) == repr(new)
+
+
+def _key_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[object, ...]]:
+    """Returns what a plan depends on, for each tensor."""
+    return {
+        name: (
+            tensor.dtype,
+            tensor.layout,
+            tensor.shape,
+            getattr(tensor, "placements", None),
+            getattr(tensor, "device_mesh", None),
+        )
+        for name, tensor in tensors.items()
+    }
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

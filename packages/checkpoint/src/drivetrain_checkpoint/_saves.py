@@ -1,0 +1,215 @@
+"""The checkpoints of a storage: which there are, what they say, and which may go."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from drivetrain_checkpoint._errors import CorruptCheckpointError, ForeignCheckpointError
+from drivetrain_checkpoint._manifest import (
+    ROOT_FILE,
+    RankFile,
+    RankManifest,
+    RootManifest,
+    rank_manifest_file,
+    tensor_file,
+)
+from drivetrain_checkpoint._storage.protocol import SaveName, parse_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from drivetrain_checkpoint._storage.protocol import Storage
+
+__all__ = [
+    "Keep",
+    "Saved",
+    "abandoned",
+    "list_saved",
+    "read_rank",
+    "read_root",
+    "retired",
+    "scan",
+    "written_ranks",
+]
+
+_ABANDONED_S = 6 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A committed checkpoint.
+
+    Args:
+        name: Its folder in the storage.
+        root: Its root manifest.
+    """
+
+    name: str
+    root: RootManifest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keep:
+    """Which checkpoints stay on storage: the last ones, and some for good.
+
+    Args:
+        last: How many of the newest stay.
+        every: Those whose step is a multiple of this stay for good; None for none.
+
+    Raises:
+        ValueError: One of them is less than 1.
+
+    Example:
+        >>> Keep(last=2, every=1000)
+        Keep(last=2, every=1000)
+    """
+
+    last: int = 3
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks both numbers."""
+        for name in ("last", "every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                message = f"keep: {name} must be at least 1, got {value}"
+                raise ValueError(message)
+
+
+def list_saved(storage: Storage) -> list[Saved]:
+    """Returns the committed checkpoints of a storage, the one saved last at the end.
+
+    What is not committed, or does not read, is left out.
+
+    Raises:
+        StorageError: The storage fails.
+    """
+    return scan(storage)[0]
+
+
+def scan(
+    storage: Storage,
+) -> tuple[list[Saved], dict[SaveName, CorruptCheckpointError]]:
+    """Returns what `list_saved` does, and what was committed and no longer reads."""
+    found, damaged = [], {}
+    for name in storage.names():
+        said = parse_name(name)
+        assert said is not None
+        try:
+            found.append(Saved(name, read_root(storage, name)))
+        except CorruptCheckpointError as error:
+            damaged[said] = error
+        except (ForeignCheckpointError, FileNotFoundError):
+            continue
+    found.sort(key=lambda saved: (saved.root.saved_at_ns, saved.root.step))
+    return found, damaged
+
+
+def read_root(storage: Storage, name: str) -> RootManifest:
+    """Returns the root manifest of a checkpoint.
+
+    Raises:
+        CorruptCheckpointError: It is damaged, or another save's.
+        ForeignCheckpointError: It is of another format or version.
+        FileNotFoundError: The save was never committed.
+    """
+    where = f"{storage.url}/{name}/{ROOT_FILE}"
+    root = RootManifest.from_bytes(storage.read(name, ROOT_FILE), where)
+    said = parse_name(name)
+    if said is not None and said != (root.step, root.save_id):
+        message = f"{where} is that of step {root.step}, save {root.save_id}"
+        raise CorruptCheckpointError(message)
+    return root
+
+
+def read_rank(
+    storage: Storage, name: str, root: RootManifest, rank: int
+) -> RankManifest:
+    """Returns a rank's manifest, checked against the root.
+
+    Raises:
+        CorruptCheckpointError: It is missing or damaged, or another save's.
+    """
+    entry = root.ranks[rank]
+    where = f"{storage.url}/{name}/{entry.file}"
+    try:
+        text = storage.read(name, entry.file)
+    except FileNotFoundError as error:
+        message = f"{where} is missing"
+        raise CorruptCheckpointError(message) from error
+    if RankFile.of(rank, text) != entry:
+        message = f"{where} is not what the checkpoint was committed with"
+        raise CorruptCheckpointError(message)
+    manifest = RankManifest.from_bytes(text, where)
+    named = (manifest.step, manifest.save_id, manifest.rank)
+    if named != (root.step, root.save_id, rank):
+        message = f"{where} is that of step {manifest.step}, rank {manifest.rank}"
+        raise CorruptCheckpointError(message)
+    return manifest
+
+
+def written_ranks(
+    storage: Storage, name: str, known: dict[int, RankFile], world_size: int
+) -> dict[int, RankFile]:
+    """Returns the manifests that are in a folder; those that are known are not read.
+
+    Args:
+        storage: The storage.
+        name: The folder.
+        known: What has been told of them already.
+        world_size: How many there will be.
+    """
+    files = storage.files(name)
+    found = {}
+    for rank in range(world_size):
+        file = rank_manifest_file(rank)
+        if file not in files or tensor_file(rank) not in files:
+            continue
+        told = known.get(rank)
+        if told is None or told.size_bytes != files[file]:
+            told = RankFile.of(rank, storage.read(name, file))
+        found[rank] = told
+    return found
+
+
+def retired(saved: Sequence[Saved], newest: RootManifest, keep: Keep) -> list[Saved]:
+    """Returns the checkpoints of a job that may go, now that there is a newer one.
+
+    A step that was saved again replaces the older one. Those of other jobs stay.
+
+    Args:
+        saved: What is committed, the one saved last at the end.
+        newest: What was committed last; it never goes.
+        keep: What is to be kept.
+    """
+    mine = [s for s in saved if s.root.job == newest.job]
+    replaced = [
+        s
+        for s in mine
+        if s.root.step == newest.step
+        and s.root.save_id != newest.save_id
+        and s.root.saved_at_ns <= newest.saved_at_ns
+    ]
+    others = [s for s in mine if s not in replaced]
+    old = others[: max(0, len(others) - keep.last)]
+    every = keep.every
+    gone = [s for s in old if every is None or s.root.step % every]
+    return [s for s in [*replaced, *gone] if s.root.save_id != newest.save_id]
+
+
+def abandoned(storage: Storage, now_s: float | None = None) -> list[str]:
+    """Returns the folders of saves that nobody will end: not committed, and long still.
+
+    Args:
+        storage: The storage.
+        now_s: The time, in seconds since 1970.
+    """
+    now = time.time() if now_s is None else now_s
+    return [
+        name
+        for name in storage.names()
+        if ROOT_FILE not in storage.files(name)
+        and now - storage.changed_s(name) > _ABANDONED_S
+    ]

@@ -1,0 +1,47 @@
+"""Opens the storage that a path or an URL names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_checkpoint._storage.posix import PosixStorage
+from drivetrain_checkpoint._storage.remote import RemoteStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from drivetrain_checkpoint._storage.protocol import Storage
+
+__all__ = ["open_storage", "resolve"]
+
+
+def resolve(place: str | os.PathLike[str]) -> str:
+    """Returns a place as it is called from any folder and any process.
+
+    Example:
+        >>> resolve("s3://bucket/run/"), resolve("file:///run")
+        ('s3://bucket/run', '/run')
+    """
+    text = os.fspath(place)
+    if text.startswith("file://"):
+        text = text.removeprefix("file://")
+    if "://" in text:
+        return text.rstrip("/")
+    return str(Path(text).resolve())
+
+
+def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
+    """Returns the storage behind a path or an URL, as `resolve` gave it.
+
+    Args:
+        url: The place.
+        options: For URLs, what fsspec is to know.
+
+    Raises:
+        StorageError: What is needed for this kind of URL is not installed.
+    """
+    if "://" in url:
+        return RemoteStorage(url, options)
+    return PosixStorage(Path(url))

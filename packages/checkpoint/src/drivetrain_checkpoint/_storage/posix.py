@@ -1,0 +1,207 @@
+"""Checkpoints in a folder of a POSIX file system: written durably, committed at once.
+
+The files of a save are written and synced first; the rename of the root manifest into
+place, in a folder that is synced after it, is the one moment from which on the checkpoint
+exists. Nothing that is committed is ever written to again, and what is deleted loses its
+root manifest first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+from drivetrain_checkpoint import _native
+from drivetrain_checkpoint._storage.protocol import as_storage_error, parse_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from drivetrain_checkpoint._native import Progress
+
+__all__ = ["PosixStorage"]
+
+_READERS = 4
+
+
+class PosixStorage:
+    """A folder.
+
+    Args:
+        root: The folder; it is made when something is written.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.url = str(root)
+        self._root_is_synced = False
+
+    def write(
+        self,
+        name: str,
+        file: str,
+        address: int,
+        size_bytes: int,
+        num_threads: int,
+        progress: Progress,
+    ) -> list[int]:
+        """Writes memory to a new file past the page cache, and syncs it."""
+        path = self._folder(name) / file
+        with as_storage_error("write", path):
+            fd = _create(path)
+            try:
+                sums, _ = _native.write_file(
+                    fd, address, size_bytes, num_threads, progress
+                )
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        return sums
+
+    def write_small(self, name: str, file: str, content: bytes) -> None:
+        """Writes and syncs a file, and the folder with all that is in it."""
+        path = self._folder(name) / file
+        with as_storage_error("write", path):
+            _write_synced(path, content)
+            _sync_folder(path.parent)
+
+    def commit(self, name: str, file: str, content: bytes) -> None:
+        """Writes a file aside, renames it into place, and syncs the folder."""
+        path = self._folder(name) / file
+        temporary = path.with_name(f"{file}.tmp")
+        with as_storage_error("commit", path):
+            _write_synced(temporary, content)
+            temporary.rename(path)
+            try:
+                _sync_folder(path.parent)
+                # A process that died may have made the folder, and not synced it.
+                _sync_folder(self.root)
+            except OSError:
+                # What is reported as failed must not be found as a checkpoint.
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                raise
+
+    def names(self) -> list[str]:
+        """Returns the folders of saves, committed or not."""
+        try:
+            with as_storage_error("list", self.root, may_miss=True):
+                return [p.name for p in self.root.iterdir() if parse_name(p.name)]
+        except FileNotFoundError:
+            return []
+
+    def files(self, name: str) -> dict[str, int]:
+        """Returns the files of a folder with their sizes."""
+        found = {}
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self.root / name):
+                with contextlib.suppress(FileNotFoundError):
+                    found[entry.name] = entry.stat().st_size
+        return found
+
+    def exists(self, name: str, file: str) -> bool:
+        """Whether a file is there."""
+        return (self.root / name / file).exists()
+
+    def settle(self, name: str, file: str) -> bool:
+        """Syncs the folders of a file that is there; whoever put it there may not have.
+
+        It is asked by a daemon that has taken the place of another, and by handles.
+        """
+        path = self.root / name / file
+        if not path.exists():
+            return False
+        with as_storage_error("sync", path.parent):
+            _sync_folder(path.parent)
+            _sync_folder(self.root)
+        return True
+
+    def read(self, name: str, file: str) -> bytes:
+        """Returns a small file."""
+        with as_storage_error("read", self.root / name / file, may_miss=True):
+            return (self.root / name / file).read_bytes()
+
+    def read_into(
+        self, name: str, file: str, address: int, size_bytes: int, at: int
+    ) -> None:
+        """Reads part of a file on several threads."""
+        path = self.root / name / file
+        with as_storage_error("read", path, may_miss=True):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                _native.read_file(fd, address, size_bytes, at, _READERS)
+            finally:
+                os.close(fd)
+
+    def changed_s(self, name: str) -> float:
+        """Returns when a file of a folder was changed last."""
+        times = [0.0]
+        with contextlib.suppress(FileNotFoundError):
+            times.append((self.root / name).stat().st_mtime)
+            for entry in os.scandir(self.root / name):
+                with contextlib.suppress(FileNotFoundError):
+                    times.append(entry.stat().st_mtime)
+        return max(times)
+
+    def remove(self, name: str, last: str) -> None:
+        """Deletes a folder, the file that commits it first."""
+        path = self.root / name
+        with as_storage_error("delete", path):
+            with contextlib.suppress(FileNotFoundError):
+                (path / last).unlink()
+                _sync_folder(path)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(path)
+
+    def _folder(self, name: str) -> Path:
+        """Returns the folder of a save, made durably; it may be there already."""
+        path = self.root / name
+        with as_storage_error("make", path):
+            if not self._root_is_synced:
+                _make_synced(self.root)
+                self._root_is_synced = True
+            if not path.is_dir():
+                _make_synced(path)
+        return path
+
+
+def _make_synced(path: Path) -> None:
+    """Makes a folder and those above it, so that they survive the loss of power."""
+    if not path.parent.is_dir():
+        _make_synced(path.parent)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir()
+    _sync_folder(path.parent)
+
+
+def _create(file: Path) -> int:
+    """Opens a new file, past the page cache where the file system has that."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    try:
+        return os.open(file, flags | os.O_DIRECT, 0o644)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(file, flags, 0o644)
+
+
+def _write_synced(file: Path, content: bytes) -> None:
+    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        done = 0
+        while done < len(content):
+            done += os.write(fd, content[done:])
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

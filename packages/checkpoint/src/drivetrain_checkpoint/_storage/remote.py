@@ -1,0 +1,249 @@
+"""Checkpoints in whatever fsspec reaches: object stores, HDFS, SFTP.
+
+Objects appear whole when they have been sent, so that the root manifest, sent last,
+commits the save. File systems that show a file while it is being written get it under
+another name, and it is renamed into place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_checkpoint import _native
+from drivetrain_checkpoint._errors import StorageError
+from drivetrain_checkpoint._storage.protocol import parse_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from drivetrain_checkpoint._native import Progress
+
+__all__ = ["RemoteStorage"]
+
+_RENAMING = frozenset({"arrow_hdfs", "hdfs", "webhdfs", "sftp", "ssh", "smb", "file"})
+"""Protocols whose files can be seen half written."""
+
+_PART_BYTES = 16 << 20
+_MOST_PARTS = 10_000
+_NUM_STREAMS = 8
+
+
+class RemoteStorage:
+    """A folder behind an URL.
+
+    Args:
+        url: The URL, such as `s3://bucket/run`.
+        options: What fsspec is to know of it: endpoints, credentials.
+
+    Raises:
+        StorageError: fsspec, or what it needs for this kind of URL, is not installed.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        protocol = url.partition("://")[0]
+        try:
+            import fsspec
+        except ImportError as error:
+            message = f"{url} needs fsspec: pip install 'drivetrain-checkpoint[remote]'"
+            raise StorageError(message) from error
+        try:
+            # What another machine has written must be seen: nothing is remembered.
+            self._fs, root = fsspec.core.url_to_fs(
+                url, **{"use_listings_cache": False, **(options or {})}
+            )
+        except (ImportError, ValueError) as error:
+            message = f"{url} cannot be reached: {error}"
+            raise StorageError(message) from error
+        self.url = url
+        self._root = root.rstrip("/")
+        self._renames = protocol in _RENAMING
+
+    def write(
+        self,
+        name: str,
+        file: str,
+        address: int,
+        size_bytes: int,
+        num_threads: int,
+        progress: Progress,
+    ) -> list[int]:
+        """Sends memory in parts: several at once to S3, else one after the other."""
+        path = self._path(name, file)
+        sums = _native.checksums(address, size_bytes, num_threads)
+        with self._naming("write", path):
+            # Such a store has no folders, but other file systems want them made.
+            self._fs.makedirs(self._path(name), exist_ok=True)
+            if size_bytes > _PART_BYTES and hasattr(self._fs, "call_s3"):
+                self._write_to_s3(path, address, size_bytes, progress)
+            else:
+                with self._fs.open(path, "wb", block_size=_PART_BYTES) as stream:
+                    for part in _parts(address, size_bytes, _PART_BYTES):
+                        _check(progress)
+                        stream.write(part)
+                        progress.done += len(part)
+        return sums
+
+    def write_small(self, name: str, file: str, content: bytes) -> None:
+        """Sends a file."""
+        path = self._path(name, file)
+        with self._naming("write", path):
+            self._fs.makedirs(self._path(name), exist_ok=True)
+            self._fs.pipe_file(path, content)
+
+    def commit(self, name: str, file: str, content: bytes) -> None:
+        """Sends a file that appears at once."""
+        path = self._path(name, file)
+        with self._naming("commit", path):
+            if self._renames:
+                self._fs.pipe_file(f"{path}.tmp", content)
+                self._fs.mv(f"{path}.tmp", path)
+            else:
+                self._fs.pipe_file(path, content)
+
+    def names(self) -> list[str]:
+        """Returns the folders of saves, committed or not."""
+        return [n for n in self._list(self._root) if parse_name(n)]
+
+    def files(self, name: str) -> dict[str, int]:
+        """Returns the files of a folder with their sizes."""
+        return self._list(self._path(name))
+
+    def exists(self, name: str, file: str) -> bool:
+        """Whether a file is there."""
+        path = self._path(name, file)
+        with self._naming("look for", path):
+            return bool(self._fs.exists(path))
+
+    def settle(self, name: str, file: str) -> bool:
+        """Whether a file is there: what can be seen here is durable."""
+        return self.exists(name, file)
+
+    def read(self, name: str, file: str) -> bytes:
+        """Returns a small file."""
+        path = self._path(name, file)
+        with self._naming("read", path, may_miss=True):
+            content: bytes = self._fs.cat_file(path)
+            return content
+
+    def read_into(
+        self, name: str, file: str, address: int, size_bytes: int, at: int
+    ) -> None:
+        """Reads part of a file, several parts of it at once."""
+        path = self._path(name, file)
+        with self._naming("read", path, may_miss=True):
+            starts = range(at, at + size_bytes, _PART_BYTES)
+            ends = [min(s + _PART_BYTES, at + size_bytes) for s in starts]
+
+            def read(start: int, end: int) -> None:
+                part = self._fs.cat_file(path, start=start, end=end)
+                if len(part) != end - start:
+                    raise OSError(errno.EIO, f"it ends at byte {start + len(part):,}")
+                ctypes.memmove(address + start - at, part, len(part))
+
+            with ThreadPoolExecutor(_NUM_STREAMS) as pool:
+                list(pool.map(read, starts, ends))
+
+    def changed_s(self, name: str) -> float:
+        """Returns when a file of a folder was changed last, if the storage says so."""
+        times = [0.0]
+        with contextlib.suppress(FileNotFoundError):
+            for entry in self._fs.ls(self._path(name), detail=True):
+                at = entry.get("LastModified") or entry.get("mtime")
+                at = at or entry.get("created")
+                stamp = at.timestamp() if hasattr(at, "timestamp") else at
+                times.append(math.inf if stamp is None else float(stamp))
+        return max(times)
+
+    def remove(self, name: str, last: str) -> None:
+        """Deletes a folder, the file that commits it first."""
+        path = self._path(name)
+        with self._naming("delete", path):
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(f"{path}/{last}")
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm(path, recursive=True)
+
+    def _path(self, name: str, file: str = "") -> str:
+        return "/".join(part for part in (self._root, name, file) if part)
+
+    def _list(self, path: str) -> dict[str, int]:
+        try:
+            with self._naming("list", path, may_miss=True):
+                entries = self._fs.ls(path, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {
+            e["name"].rstrip("/").rpartition("/")[2]: int(e.get("size") or 0)
+            for e in entries
+        }
+
+    def _write_to_s3(
+        self, path: str, address: int, size_bytes: int, progress: Progress
+    ) -> None:
+        call = self._fs.call_s3
+        bucket, key, _ = self._fs.split_path(path)
+        where = {"Bucket": bucket, "Key": key}
+        upload = call("create_multipart_upload", **where)["UploadId"]
+        size = max(_PART_BYTES, -(-size_bytes // _MOST_PARTS))
+
+        def send(number: int) -> dict[str, object]:
+            _check(progress)
+            at = (number - 1) * size
+            part = next(_parts(address + at, min(size, size_bytes - at), size))
+            sent = call(
+                "upload_part",
+                **where,
+                UploadId=upload,
+                PartNumber=number,
+                Body=bytes(part),
+            )
+            progress.done += len(part)
+            return {"PartNumber": number, "ETag": sent["ETag"]}
+
+        try:
+            with ThreadPoolExecutor(_NUM_STREAMS) as pool:
+                parts = list(pool.map(send, range(1, -(-size_bytes // size) + 1)))
+            call(
+                "complete_multipart_upload",
+                **where,
+                UploadId=upload,
+                MultipartUpload={"Parts": parts},
+            )
+        except BaseException:
+            with contextlib.suppress(Exception):
+                call("abort_multipart_upload", **where, UploadId=upload)
+            raise
+
+    @contextlib.contextmanager
+    def _naming(
+        self, action: str, path: str, *, may_miss: bool = False
+    ) -> Iterator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        # Each backend has errors of its own; all of them mean that the storage failed.
+        except Exception as error:
+            if may_miss and isinstance(error, FileNotFoundError):
+                raise
+            message = f"cannot {action} {path}: {str(error) or type(error).__name__}"
+            found = StorageError(message)
+            found.errno = getattr(error, "errno", None)
+            raise found from error
+
+
+def _check(progress: Progress) -> None:
+    if progress.stop:
+        raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+
+
+def _parts(address: int, size_bytes: int, part_bytes: int) -> Iterator[memoryview]:
+    for at in range(0, size_bytes, part_bytes):
+        size = min(part_bytes, size_bytes - at)
+        yield memoryview((ctypes.c_char * size).from_address(address + at)).cast("B")

@@ -1,0 +1,134 @@
+"""The ranks that save together: what they tell each other, and the nodes they run on."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from drivetrain_checkpoint._nodes import Node, Nodes, holders
+
+if TYPE_CHECKING:
+    from drivetrain_checkpoint._client import Client
+
+__all__ = ["Team"]
+
+
+class Team:
+    """The ranks of a process group; a single process is a team of one.
+
+    Args:
+        group: The group; the default one by default.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        """Asks nothing of the group yet."""
+        self.group = group
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return dist.get_rank(self.group) if dist.is_initialized() else 0
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return dist.get_world_size(self.group) if dist.is_initialized() else 1
+
+    def exchange(self, value: object) -> list[Any]:
+        """Returns what every rank gives, in the order of ranks; all call it."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def broadcast(self, value: object, source: int) -> Any:
+        """Returns what one rank gives; all call it."""
+        if self.world_size == 1:
+            return value
+        values = [value]
+        root = (
+            source if self.group is None else dist.get_global_rank(self.group, source)
+        )
+        dist.broadcast_object_list(values, src=root, group=self.group)
+        return values[0]
+
+    def join(
+        self,
+        client: Client,
+        *,
+        domain: str | None,
+        num_replicas: int,
+        bytes_per_s: float | None,
+    ) -> tuple[Nodes, str]:
+        """Tells the daemons of the job's nodes of each other; all ranks call it.
+
+        Args:
+            client: The way to this node's daemon.
+            domain: The failure domain of this node; None for the node itself.
+            num_replicas: How many other nodes hold each node's memory.
+            bytes_per_s: How fast a node sends replicas, at most; None without limit.
+
+        Returns:
+            The nodes, and the secret that their daemons share.
+
+        Raises:
+            ValueError: There are fewer nodes than replicas need.
+            DaemonError: A daemon cannot be started.
+        """
+        identity = client.hello()["id"]
+        facts = self.exchange((identity, domain or identity, secrets.token_hex(32)))
+        secret: str = facts[0][2]
+        ranks: dict[str, list[int]] = {}
+        for rank, (name, _, _) in enumerate(facts):
+            ranks.setdefault(name, []).append(rank)
+        host, port = "", 0
+        if len(ranks) > 1 and ranks[identity][0] == self.rank:
+            host = _address()
+            question = {"op": "listen", "host": host, "secret": secret}
+            port = client.ask(question)["port"]
+        places = self.exchange((host, port)) if len(ranks) > 1 else [(host, port)]
+        nodes = tuple(
+            Node(
+                id=name,
+                host=places[mine[0]][0] if len(ranks) > 1 else "",
+                port=places[mine[0]][1] if len(ranks) > 1 else 0,
+                domain=facts[mine[0]][1],
+                ranks=tuple(mine),
+            )
+            for name, mine in ranks.items()
+        )
+        holders(nodes, num_replicas)
+        table = Nodes(identity, nodes)
+        client.join(
+            {
+                "op": "join",
+                "nodes": table.to_plain(),
+                "secret": secret,
+                "num_replicas": num_replicas,
+                "bytes_per_s": bytes_per_s,
+            }
+        )
+        return table, secret
+
+
+def _address() -> str:
+    """Returns the address under which other nodes reach this one.
+
+    It is `DRIVETRAIN_CHECKPOINT_HOST`, or the one from which the rendezvous is reached.
+    """
+    given = os.environ.get("DRIVETRAIN_CHECKPOINT_HOST")
+    if given:
+        return given
+    master = os.environ.get("MASTER_ADDR")
+    if not master:
+        return "127.0.0.1"
+    family, _, _, _, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(place)  # sends nothing: it only chooses the way
+        found: str = probe.getsockname()[0]
+        return found
