@@ -41,7 +41,9 @@ class Generation:
     Args:
         index: 0 or 1.
         sequence: The number of the save in this arena, from 1.
-        record: What belongs to the image: its manifest and more, as plain data.
+        record: The first line of what belongs to the image, as plain data.
+        record_at: Where all of that begins in the arena.
+        record_bytes: How long it is.
         image_at: Where the image begins in the arena.
         image_bytes: How long it is.
     """
@@ -49,6 +51,8 @@ class Generation:
     index: int
     sequence: int
     record: Mapping[str, Any]
+    record_at: int
+    record_bytes: int
     image_at: int
     image_bytes: int
 
@@ -126,7 +130,7 @@ class Arena:
         Args:
             index: The generation.
             sequence: A number larger than that of the other generation.
-            record: What belongs to the image, as JSON.
+            record: What belongs to the image: a line of JSON, and more behind it.
             record_bytes: The room that was set aside for it.
             size: The length of the image.
         """
@@ -162,6 +166,12 @@ class Arena:
         mine, theirs = os.fstat(self.fd), os.fstat(other.fd)
         return (mine.st_dev, mine.st_ino) == (theirs.st_dev, theirs.st_ino)
 
+    def body(self, generation: Generation) -> bytes:
+        """Returns what stands in a record behind its first line."""
+        at = generation.record_at
+        text = self._memory[at : at + generation.record_bytes]
+        return text.partition(b"\n")[2]
+
     def view(self, at: int, size_bytes: int) -> memoryview:
         """Returns bytes of the arena, which live as long as the mapping."""
         return memoryview(self._memory)[at : at + size_bytes]
@@ -190,7 +200,10 @@ class Arena:
         record = self._memory[at + PAGE : at + PAGE + length]
         if _native.checksum(record) != crc:
             return None
-        return Generation(index, sequence, json.loads(record), at + PAGE + room, size)
+        line = json.loads(record.partition(b"\n")[0])
+        return Generation(
+            index, sequence, line, at + PAGE, length, at + PAGE + room, size
+        )
 
 
 def _pages(size_bytes: int) -> int:

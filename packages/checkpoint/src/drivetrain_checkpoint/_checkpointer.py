@@ -485,7 +485,7 @@ class Checkpointer:
         }
         first = self._team.rank == 0
         return record_text(
-            fields, entries if first else None, plan.layout_text if first else None
+            fields, entries if first else "", plan.layout_text if first else ""
         )
 
     def _handle(
@@ -500,8 +500,7 @@ class Checkpointer:
             step=step,
             save_id=save_id,
             storage=self._storage,
-            client=Client(self._settings),
-            rearm=self._client.hello,
+            client=self._client,
             staging=staging,
             skipped=skipped,
         )

@@ -167,7 +167,10 @@ class Daemon:
             case "drop":
                 custody.drop(**about)
             case "saved":
+                # The trainer does not wait until it has been looked at.
+                connection.send({"ok": True})
                 custody.published(**about)
+                return None
             case "persist":
                 custody.ask_for(PERSIST)
             case "wait":

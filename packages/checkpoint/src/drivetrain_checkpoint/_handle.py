@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
+from drivetrain_checkpoint._client import Client
 from drivetrain_checkpoint._errors import DaemonError, StorageError
 from drivetrain_checkpoint._manifest import ROOT_FILE
 from drivetrain_checkpoint._storage.protocol import folder_name
 from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from concurrent.futures import Future
 
-    from drivetrain_checkpoint._client import Client
     from drivetrain_checkpoint._storage.protocol import Storage
 
 __all__ = ["SaveHandle"]
@@ -32,8 +31,7 @@ class SaveHandle:
         step: The step that was saved.
         save_id: What its files have in common.
         storage: Where checkpoints go.
-        client: Made for this handle alone.
-        rearm: Makes a daemon that took the place of another learn of the memory.
+        client: The way to the daemon, shared with others.
         staging: Ends when the state lies in memory.
 
     Attributes:
@@ -50,7 +48,6 @@ class SaveHandle:
         save_id: str,
         storage: Storage,
         client: Client,
-        rearm: Callable[[], object],
         staging: Future[None] | None = None,
         skipped: bool = False,
     ) -> None:
@@ -61,7 +58,7 @@ class SaveHandle:
         self.skipped = skipped
         self._storage = storage
         self._client = client
-        self._rearm = rearm
+        self._waiting = Client(client.settings)
         self._staging = staging
         self._unknown_since: float | None = None
         self._durable = False
@@ -159,7 +156,7 @@ class SaveHandle:
             return
         # Neither a daemon nor the storage knows of it: it has taken the place of one
         # that died, and has not looked yet; or the memory has been overwritten since.
-        self._rearm()
+        self._client.hello()
         now = time.monotonic()
         self._unknown_since = self._unknown_since or now
         if now - self._unknown_since > _LOST_S:
@@ -171,7 +168,9 @@ class SaveHandle:
         """Returns what the daemon knows, or else the storage."""
         question = {"op": "wait", "save_id": self.save_id, "timeout_s": timeout_s}
         try:
-            answer = self._client.ask(question)
+            # What waits has a conversation of its own.
+            client = self._waiting if timeout_s else self._client
+            answer = client.ask(question)
         except DaemonError as error:
             answer = {"state": "unknown", "error": str(error)}
         if answer["state"] not in {"committed", "failed", "staged"}:

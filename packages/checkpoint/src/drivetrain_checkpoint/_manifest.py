@@ -156,10 +156,21 @@ class RootManifest:
 
     def to_bytes(self) -> bytes:
         """Returns the manifest as JSON, with a checksum over itself."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        ranks = [asdict(rank) for rank in self.ranks]
-        body = {"format": FORMAT, "version": VERSION, **fields, "ranks": ranks}
-        return _dump({**body, "crc32c": checksum(_dump(body))})
+        plain = {"entries": self.entries, "layout": self.layout}
+        return self.with_plain(_dump(plain)[1:-1])
+
+    def with_plain(self, plain: bytes) -> bytes:
+        """Returns the manifest as JSON, with a checksum over itself.
+
+        Args:
+            plain: Entries and layout as JSON that is there already, without braces.
+        """
+        names = ("job", "step", "save_id", "saved_at_ns", "world_size")
+        head = {name: getattr(self, name) for name in names}
+        head = {"format": FORMAT, "version": VERSION, **head}
+        ranks = {"ranks": [asdict(rank) for rank in self.ranks]}
+        body = b",".join([_dump(head)[:-1], plain, _dump(ranks)[1:-1]])
+        return body + f',"crc32c":{checksum(body + b"}")}}}'.encode()
 
     @classmethod
     def from_bytes(cls, text: bytes, name: str) -> RootManifest:

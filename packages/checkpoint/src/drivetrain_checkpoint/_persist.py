@@ -160,11 +160,12 @@ class Persister:
             save_id=manifest.save_id,
             saved_at_ns=record["saved_at_ns"],
             world_size=manifest.world_size,
-            entries=record["entries"],
-            layout=record["layout"],
+            entries={},
+            layout={},
             ranks=tuple(ranks[rank] for rank in range(manifest.world_size)),
         )
-        storage.commit(name, ROOT_FILE, root.to_bytes())
+        plain = ticket.arena.body(ticket.generation)
+        storage.commit(name, ROOT_FILE, root.with_plain(plain))
         self._custody.committed(manifest.save_id)
         self._neighbours.tell_all({"op": "committed", "save_id": manifest.save_id})
         return root

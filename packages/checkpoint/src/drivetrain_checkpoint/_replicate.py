@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import threading
@@ -184,7 +183,7 @@ class Replicator:
         self, node: Node, here: str, ticket: Ticket, progress: Progress
     ) -> None:
         generation, arena = ticket.generation, ticket.arena
-        record = json.dumps(dict(generation.record), separators=(",", ":")).encode()
+        record = arena.view(generation.record_at, generation.record_bytes)
         size = generation.image_bytes
         with contextlib.closing(
             connect_to(node.host, node.port, self._neighbours.secret)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,7 +92,7 @@ def find(
             rank, save_id = manifest["rank"], record["save_id"]
             local.setdefault((rank, save_id), MemorySource(arena, generation))
             if rank == 0:
-                records[save_id] = dict(record)
+                records[save_id] = json.loads(b"{" + arena.body(generation) + b"}")
             mine.append(
                 Held(
                     node=nodes.here,
@@ -156,8 +157,7 @@ def open_save(
     plain: Any
     if any(has):
         there = has.index(True)
-        about = record and {"entries": record["entries"], "layout": record["layout"]}
-        plain = team.broadcast(about, there)
+        plain = team.broadcast(record, there)
     else:
         assert choice.stored is not None
         try:

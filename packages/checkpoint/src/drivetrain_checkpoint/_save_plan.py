@@ -138,18 +138,21 @@ class EntryTexts:
 
 
 def record_text(
-    fields: Mapping[str, object], entries_text: str | None, layout_text: str | None
+    fields: Mapping[str, object], entries_text: str, layout_text: str
 ) -> bytes:
     """Returns what lies beside an image in memory, as JSON.
 
     Args:
-        fields: What is short.
-        entries_text: The plain half of the state as JSON; None on all ranks but one.
+        fields: What is short; it is the first line.
+        entries_text: The plain half of the state as JSON; empty on all ranks but one.
         layout_text: The layout, likewise.
+
+    Example:
+        >>> record_text({"step": 1}, '["entries"]', '{"tensors":[]}')
+        b'{"step":1}\\n"entries":["entries"],"layout":{"tensors":[]}'
     """
-    head = _text(fields)[1:-1]
-    entries, layout = entries_text or "null", layout_text or "null"
-    return f'{{{head},"entries":{entries},"layout":{layout}}}'.encode()
+    body = f'"entries":{entries_text},"layout":{layout_text}' if entries_text else ""
+    return f"{_text(fields)}\n{body}".encode()
 
 
 def _same(old: object, new: object) -> bool:
