@@ -173,7 +173,7 @@ class Checkpointer:
         self._storage = open_storage(self._settings.url, self._settings.options)
         self._client = Client(self._settings)
         self._team = Team(process_group)
-        self._nodes: tuple[Nodes, str] | None = None
+        self._nodes: tuple[Nodes, str, str] | None = None
         self._groups: dict[Any, Any] = {}
         self._memory = RankMemory(
             self._client, self._team, num_threads, overlap=overlap
@@ -309,7 +309,7 @@ class Checkpointer:
         self._memory.settle()
         self._join()
         assert self._nodes is not None
-        nodes, secret = self._nodes
+        nodes, secret, _ = self._nodes
         found = find(self._team, self._client, self._storage, nodes, step)
         save = open_save(self._team, self._storage, nodes, secret, found)
         entries: Any = from_json(save.entries)
@@ -464,6 +464,7 @@ class Checkpointer:
         persist: bool,
     ) -> bytes:
         """Returns what lies in memory beside the tensors."""
+        assert self._nodes is not None
         tasks = [PERSIST] if persist else []
         manifest = {
             "job": self._settings.job,
@@ -480,6 +481,7 @@ class Checkpointer:
             "save_id": save_id,
             "step": step,
             "saved_at_ns": saved_at_ns,
+            "run": self._nodes[2],
             "tasks": [*tasks, REPLICATE] if self._replicas else tasks,
             "manifest": manifest,
         }

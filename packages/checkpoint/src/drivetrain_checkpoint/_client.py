@@ -10,8 +10,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_checkpoint._arena import Arena
 from drivetrain_checkpoint._errors import DaemonError
-from drivetrain_checkpoint._wire import Connection, socket_path
+from drivetrain_checkpoint._wire import Connection, address_of, socket_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +40,7 @@ class Client:
         self._path = socket_path(settings.job, settings.url)
         self._connection: Connection | None = None
         self._joined: dict[str, Any] | None = None
-        self._armed: dict[int, int] = {}
+        self._armed: dict[int, Arena] = {}
         self._lock = threading.Lock()
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -60,17 +61,17 @@ class Client:
         self.ask(message)
         self._joined = message
 
-    def arm(self, rank: int, fd: int) -> None:
+    def arm(self, rank: int, arena: Arena) -> None:
         """Hands memory over to the daemon, and to every daemon after it.
 
         Raises:
             DaemonError: Another process saves this rank.
         """
         with self._lock:
-            self._ask({"op": "arm", "rank": rank}, fd)
-        self._armed[rank] = fd
+            self._ask({"op": "arm", "rank": rank}, arena.fd)
+        self._armed[rank] = arena
 
-    def adopt(self, rank: int) -> int | None:
+    def adopt(self, rank: int) -> Arena | None:
         """Returns the memory that a rank had handed over before it died, if it did.
 
         Raises:
@@ -78,9 +79,10 @@ class Client:
         """
         with self._lock:
             _, fd = self._exchange({"op": "adopt", "rank": rank})
-        if fd is not None:
-            self._armed[rank] = fd
-        return fd
+        if fd is None:
+            return None
+        self._armed[rank] = arena = Arena(fd)
+        return arena
 
     def attach(self) -> list[int]:
         """Returns the descriptors of the memory that the daemon holds."""
@@ -131,8 +133,8 @@ class Client:
                 _check(connection.ask(self.settings.hello()))
                 if self._joined is not None:
                     _check(connection.ask(self._joined))
-                for rank, fd in self._armed.items():
-                    connection.send({"op": "arm", "rank": rank}, fd)
+                for rank, arena in list(self._armed.items()):
+                    connection.send({"op": "arm", "rank": rank}, arena.fd)
                     _check(connection.receive()[0])
             except BaseException:
                 connection.close()
@@ -150,22 +152,25 @@ class Client:
         with contextlib.suppress(OSError):
             return _connect(self._path)
         command = [sys.executable, "-m", "drivetrain_checkpoint._daemon"]
-        # Nothing of the trainer's own stays open in it, its terminal neither.
-        done = subprocess.run(
-            [*command, str(self._path)],
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            close_fds=True,
-        )
+        log = self._path.with_suffix(".log")
+        with log.open("wb") as output:
+            # Nothing of the trainer's own stays open in it, its terminal neither.
+            done = subprocess.run(
+                [*command, str(self._path)],
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=output,
+                close_fds=True,
+            )
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
                 return _connect(self._path)
             time.sleep(0.005)
         message = (
             f"the checkpoint daemon did not start within {_START_S:.0f} s "
-            f"(exit status {done.returncode}); run `{' '.join(command)}` by hand"
+            f"(exit status {done.returncode}); its log, {log}, ends with: "
+            f"{log.read_text(errors='replace')[-1000:] or 'nothing'}"
         )
         raise DaemonError(message)
 
@@ -179,7 +184,8 @@ def _check(answer: dict[str, Any]) -> None:
 def _connect(path: Path) -> Connection:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.connect(str(path))
+        with address_of(path) as address:
+            sock.connect(address)
     except OSError:
         sock.close()
         raise

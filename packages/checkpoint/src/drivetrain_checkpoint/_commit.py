@@ -29,6 +29,7 @@ _GRACE_S = 30.0
 def decide(
     *,
     told: Collection[int],
+    absent: Collection[int],
     on_storage: Collection[int],
     world_size: int,
     error: str,
@@ -40,6 +41,7 @@ def decide(
 
     Args:
         told: The ranks that have said that their part is on storage.
+        absent: The ranks that ended before they had saved.
         on_storage: The ranks whose part was there when somebody looked last.
         world_size: How many ranks there are.
         error: What has failed anywhere, or nothing.
@@ -49,15 +51,17 @@ def decide(
         limit_s: How long a rank may keep all others waiting.
 
     Example:
-        >>> decide(told=[0, 1], on_storage=[], world_size=2, error="", quiet_s=0,
-        ...        unseen_s=float("inf"), limit_s=600).action
+        >>> decide(told=[0, 1], absent=[], on_storage=[], world_size=2, error="",
+        ...        quiet_s=0, unseen_s=float("inf"), limit_s=600).action
         'look'
-        >>> decide(told=[0], on_storage=[0], world_size=2, error="", quiet_s=700,
-        ...        unseen_s=0, limit_s=600).because
+        >>> decide(told=[0], absent=[], on_storage=[0], world_size=2, error="",
+        ...        quiet_s=700, unseen_s=0, limit_s=600).because
         'rank 1 has written nothing for 600 s'
     """
     if error:
         return Decision("fail", error)
+    if absent:
+        return Decision("fail", f"{_listing(sorted(absent))} ended before it had saved")
     missing = sorted(set(range(world_size)) - set(on_storage))
     if not missing:
         return Decision("commit", "every rank's part is on storage")

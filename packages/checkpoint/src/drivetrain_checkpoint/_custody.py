@@ -94,8 +94,10 @@ class Custody:
         """Takes memory that a rank hands over, after what it had before is done with."""
         with self.changed:
             old = self.arenas.get(rank)
-            if old is not None and old.is_same(arena):
-                return
+            if old is not None:
+                if old.is_same(arena):
+                    return
+                self.scan(rank)
             self.changed.wait_for(lambda: not self._busy(rank))
             self.arenas[rank] = arena
             self._seen[rank] = 0
@@ -282,6 +284,14 @@ class Custody:
                 if not is_open or (left is not None and left <= 0):
                     return answer
                 self.changed.wait(left)
+
+    def has(self, rank: int, save_id: str) -> bool:
+        """Whether a rank has published a save, here."""
+        with self.changed:
+            if rank in self.arenas:
+                self.scan(rank)
+            mine = [t for (r, _), t in self._tickets.items() if r == rank]
+            return any(ticket.save_id == save_id for ticket in mine)
 
     def settle(self, timeout_s: float) -> bool:
         """Waits until nothing is left to be done; returns whether nothing has failed."""

@@ -32,7 +32,7 @@ from drivetrain_checkpoint._persist import Persister
 from drivetrain_checkpoint._replicate import Bucket, ReplicaStore, Replicator
 from drivetrain_checkpoint._saves import Keep
 from drivetrain_checkpoint._storage.open import open_storage
-from drivetrain_checkpoint._wire import Connection
+from drivetrain_checkpoint._wire import Connection, address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,10 +50,14 @@ class Daemon:
     """Answers trainers and other daemons.
 
     Thread-safe: each connection has a thread.
+
+    Args:
+        path: Where it listens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         """Knows of no job yet; the first trainer tells."""
+        self._path = path
         self.stopped = threading.Event()
         self._id = secrets.token_hex(8)
         self._idle_s = 3600.0
@@ -65,7 +69,10 @@ class Daemon:
         self._listener: socket.socket | None = None
         self._persister: Persister | None = None
         self._server: PeerServer | None = None
+        self._neighbours.absent_here = self._absent
         self._ranks_here: set[int] | None = None
+        self._run = ""
+        self._ended: set[int] = set()
         self._owners: dict[int, Connection] = {}
         self._connections: set[Connection] = set()
         self._lock = threading.Condition()
@@ -98,7 +105,7 @@ class Daemon:
         self.stopped.set()
         if self._listener is not None:
             with contextlib.suppress(OSError):
-                Path(self._listener.getsockname()).unlink(missing_ok=True)
+                self._path.unlink(missing_ok=True)
                 self._listener.shutdown(socket.SHUT_RDWR)
 
     def _talk(self, connection: Connection) -> None:
@@ -202,6 +209,11 @@ class Daemon:
             case "holdings":
                 found = held(custody, self._replicas)
                 return {"holdings": [summary(h) for h in found]}
+            case "absent":
+                ranks = self._absent(
+                    about["save_id"], about["run"], set(about["ranks"])
+                )
+                return {"absent": sorted(ranks)}
             case "fetch":
                 send_part(connection, custody, self._replicas, **about)
                 return None
@@ -244,6 +256,7 @@ class Daemon:
         *,
         nodes: dict[str, Any],
         secret: str,
+        run: str,
         num_replicas: int,
         bytes_per_s: float | None,
     ) -> dict[str, Any]:
@@ -255,6 +268,8 @@ class Daemon:
             if me.port and self._server is None:
                 self._server = PeerServer(me.host, me.port, secret, self._talk_to_peer)
             self._ranks_here = set(me.ranks)
+            if run != self._run:
+                self._run, self._ended = run, set()
             self._replicator.num_replicas = num_replicas
             self._replicator.bucket = Bucket(bytes_per_s)
         self._neighbours.join(table, secret)
@@ -281,6 +296,7 @@ class Daemon:
                     )
                     raise ValueError(message)
             self._owners[rank] = connection
+            self._ended.discard(rank)
 
     def _leave(self, connection: Connection) -> None:
         """Notices that a trainer has gone; what it left only in memory is persisted."""
@@ -288,10 +304,22 @@ class Daemon:
             mine = [r for r, owner in self._owners.items() if owner is connection]
             for rank in mine:
                 del self._owners[rank]
+                self._ended.add(rank)
             self._lock.notify_all()
         for rank in mine:
             self._custody.release(rank)
             self._custody.ask_for(PERSIST, rank)
+
+    def _absent(self, save_id: str, run: str, ranks: set[int]) -> set[int]:
+        """Returns the ranks of this node that will never publish a save.
+
+        Those are the ranks whose trainer is gone, or is that of another run.
+        """
+        with self._lock:
+            here = self._ranks_here or set()
+            gone = here if run != self._run else here & self._ended
+        mine = ranks & gone
+        return {rank for rank in mine if not self._custody.has(rank, save_id)}
 
     def _look_after(self, rank: int) -> None:
         if self._persister is None:
@@ -373,11 +401,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0  # another daemon serves this job already
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(format="%(asctime)s %(message)s")
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
+    with address_of(path) as address:
+        listener.bind(address)
     listener.listen(256)
-    daemon = Daemon()
+    daemon = Daemon(path)
     signal.signal(signal.SIGTERM, lambda *_: daemon.stop())
     daemon.serve(listener)
     if not daemon.stopped.is_set():

@@ -1,11 +1,11 @@
 """The exceptions of this package.
 
-Each inherits core's `CheckpointError`, which is a `RuntimeError`:
+Each inherits core's `CheckpointError`, which is an `OSError`:
 
     CheckpointError
      |- CorruptCheckpointError     its bytes are not those that were saved
      |- ForeignCheckpointError     it is of another format, version or job
-     |- StorageError (OSError)     the storage refused or failed
+     |- StorageError               the storage refused or failed
      `- DaemonError                the daemon of this node does not answer
 """
 
@@ -29,7 +29,7 @@ class ForeignCheckpointError(CheckpointError):
     """A folder or file is not a checkpoint of this format, version, or job."""
 
 
-class StorageError(CheckpointError, OSError):
+class StorageError(CheckpointError):
     """The storage refused or failed; earlier checkpoints are as they were."""
 
 

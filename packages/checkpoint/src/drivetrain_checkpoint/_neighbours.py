@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_checkpoint._peers import tell
+from drivetrain_checkpoint._peers import connect_to, tell
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from drivetrain_checkpoint._nodes import Node, Nodes
 
 __all__ = ["Neighbours"]
@@ -24,6 +27,7 @@ class Neighbours:
     def __init__(self) -> None:
         """Knows no node yet."""
         self.nodes: Nodes | None = None
+        self.absent_here: Callable[[str, str, set[int]], set[int]] = _nobody
         self.secret = ""
         self._queues: dict[str, queue.SimpleQueue[tuple[Node, dict[str, Any]]]] = {}
         self._lock = threading.Lock()
@@ -32,6 +36,30 @@ class Neighbours:
         """Takes over the table of the nodes of the job."""
         with self._lock:
             self.nodes, self.secret = nodes, secret
+
+    def absent(self, save_id: str, run: str, ranks: set[int]) -> set[int]:
+        """Returns those ranks that will never save something, as far as can be known.
+
+        Args:
+            save_id: The save.
+            run: The run of the job that it belongs to.
+            ranks: The ranks that are waited for.
+        """
+        found = self.absent_here(save_id, run, ranks)
+        for node in self.nodes.others if self.nodes else ():
+            mine = ranks.intersection(node.ranks)
+            if not mine:
+                continue
+            question = {"op": "absent", "save_id": save_id, "run": run}
+            with (
+                contextlib.suppress(OSError, EOFError),
+                contextlib.closing(
+                    connect_to(node.host, node.port, self.secret)
+                ) as connection,
+            ):
+                answer = connection.ask({**question, "ranks": sorted(mine)})
+                found |= set(answer.get("absent", ()))
+        return found
 
     def tell_committer(self, message: dict[str, Any]) -> None:
         """Tells the node of the first rank something, unless it is this one."""
@@ -56,3 +84,7 @@ class Neighbours:
         while True:
             node, message = waiting.get()
             tell(node, self.secret, message)
+
+
+def _nobody(_save_id: str, _run: str, _ranks: set[int]) -> set[int]:
+    return set()

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 _SCAN_S = 0.25
 _TICK_S = 0.02
+_ASK_S = 0.5
 _NUM_WRITERS = 4
 
 
@@ -152,7 +153,7 @@ class Persister:
             said = {"save_id": manifest.save_id, "rank": manifest.rank, "entry": entry}
             self._neighbours.tell_committer({"op": "written", **said})
             return None
-        ranks = self._await_ranks(manifest, name, progress)
+        ranks = self._await_ranks(manifest, name, record["run"], progress)
         self._check(progress)
         root = RootManifest(
             job=manifest.job,
@@ -171,7 +172,7 @@ class Persister:
         return root
 
     def _await_ranks(
-        self, manifest: RankManifest, name: str, progress: Progress
+        self, manifest: RankManifest, name: str, run: str, progress: Progress
     ) -> dict[int, RankFile]:
         """Waits until every rank's part is on storage.
 
@@ -179,7 +180,8 @@ class Persister:
             StorageError: A rank has failed, or is waited for in vain.
         """
         found: dict[int, RankFile] = {}
-        said_at = looked_at = time.monotonic()
+        absent: set[int] = set()
+        said_at = looked_at = asked_at = time.monotonic()
         said: set[int] = set()
         is_news = True
         while True:
@@ -191,8 +193,13 @@ class Persister:
             if told.keys() != said:
                 said, said_at, is_news = set(told), now, True
             is_complete = len(told) == manifest.world_size
+            if now - max(said_at, asked_at) > _ASK_S:
+                missing = set(range(manifest.world_size)) - told.keys() - found.keys()
+                absent = self._neighbours.absent(manifest.save_id, run, missing)
+                asked_at = now
             decision = decide(
                 told=told,
+                absent=absent,
                 on_storage=found,
                 world_size=manifest.world_size,
                 error=error,

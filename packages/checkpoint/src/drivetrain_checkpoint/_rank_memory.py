@@ -66,15 +66,14 @@ class RankMemory:
             self._warming.result()
             self._warming = None
         if self._arena is None:
-            fd = self._client.adopt(rank)
-            self._arena = None if fd is None else Arena(fd)
+            self._arena = self._client.adopt(rank)
         self._room = record_bytes
         if self._arena is None or not self._arena.holds(image.size_bytes, record_bytes):
             # What lies only in the old memory goes to storage before it is given up.
             self._client.ask({"op": "persist"})
             self.forget()
             arena = Arena.create(image.size_bytes, int(record_bytes * _ROOM))
-            self._client.arm(rank, arena.fd)
+            self._client.arm(rank, arena)
             self._arena = arena
 
     def warm(self, *, wait: bool) -> None:

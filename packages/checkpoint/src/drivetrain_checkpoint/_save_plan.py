@@ -140,7 +140,7 @@ class EntryTexts:
 def record_text(
     fields: Mapping[str, object], entries_text: str, layout_text: str
 ) -> bytes:
-    """Returns what lies beside an image in memory, as JSON.
+    r"""Returns what lies beside an image in memory, as JSON.
 
     Args:
         fields: What is short; it is the first line.

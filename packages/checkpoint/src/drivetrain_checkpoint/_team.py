@@ -64,7 +64,7 @@ class Team:
         domain: str | None,
         num_replicas: int,
         bytes_per_s: float | None,
-    ) -> tuple[Nodes, str]:
+    ) -> tuple[Nodes, str, str]:
         """Tells the daemons of the job's nodes of each other; all ranks call it.
 
         Args:
@@ -74,17 +74,19 @@ class Team:
             bytes_per_s: How fast a node sends replicas, at most; None without limit.
 
         Returns:
-            The nodes, and the secret that their daemons share.
+            The nodes, the secret that their daemons share, and what this run of the
+            job is called.
 
         Raises:
             ValueError: There are fewer nodes than replicas need.
             DaemonError: A daemon cannot be started.
         """
         identity = client.hello()["id"]
-        facts = self.exchange((identity, domain or identity, secrets.token_hex(32)))
-        secret: str = facts[0][2]
+        fresh = (secrets.token_hex(32), secrets.token_hex(8))
+        facts = self.exchange((identity, domain or identity, *fresh))
+        secret, run = facts[0][2:]
         ranks: dict[str, list[int]] = {}
-        for rank, (name, _, _) in enumerate(facts):
+        for rank, (name, *_) in enumerate(facts):
             ranks.setdefault(name, []).append(rank)
         host, port = "", 0
         if len(ranks) > 1 and ranks[identity][0] == self.rank:
@@ -109,11 +111,12 @@ class Team:
                 "op": "join",
                 "nodes": table.to_plain(),
                 "secret": secret,
+                "run": run,
                 "num_replicas": num_replicas,
                 "bytes_per_s": bytes_per_s,
             }
         )
-        return table, secret
+        return table, secret, run
 
 
 def _address() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -10,14 +11,18 @@ import struct
 import tempfile
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._errors import DaemonError
 
-__all__ = ["Connection", "socket_path"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Connection", "address_of", "socket_path"]
 
 _LENGTH = struct.Struct("<I")
 _MOST_BYTES = 1 << 30
+_MOST_PATH_BYTES = 100
 
 
 def socket_path(job: str, url: str) -> Path:
@@ -39,6 +44,19 @@ def socket_path(job: str, url: str) -> Path:
         raise DaemonError(message)
     text = f"{job}\0{url}".encode()
     return home / f"{hashlib.sha256(text).hexdigest()[:24]}.sock"
+
+
+@contextlib.contextmanager
+def address_of(path: Path) -> Iterator[str]:
+    """Gives a socket's address, also where its path is longer than addresses may be."""
+    if len(os.fsencode(path)) < _MOST_PATH_BYTES:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 class Connection:
