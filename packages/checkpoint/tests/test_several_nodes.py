@@ -220,8 +220,8 @@ def test_save_that_a_dead_rank_will_never_end_holds_up_no_other(folder, kill_ran
         for rank in range(2)
     ]
     assert ranks[kill_rank].wait(60) == -signal.SIGKILL
-    other = ranks[1 - kill_rank]
-    other.kill()
-    other.communicate()
+    ranks[1 - kill_rank].kill()
+    for process in ranks:
+        process.communicate()
     assert run_ranks(save_again, 2, folder) == [[True] * 3] * 2
     assert [found.step for found in list_checkpoints(f"{folder}/run")] == [2, 3, 4]

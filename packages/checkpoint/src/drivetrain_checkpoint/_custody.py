@@ -6,6 +6,7 @@ replicated. Its generation is free for the next save when no task of it is left.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_checkpoint._native import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from drivetrain_checkpoint._arena import Arena, Generation
 
@@ -89,6 +90,7 @@ class Custody:
         self._tickets: dict[tuple[int, int], Ticket] = {}
         self._seen: dict[int, int] = {}
         self._claims: dict[int, int] = {}
+        self._errands = 0
 
     def take_over(self, rank: int, arena: Arena) -> None:
         """Takes memory that a rank hands over, after what it had before is done with."""
@@ -306,7 +308,19 @@ class Custody:
     def is_idle(self) -> bool:
         """Whether nothing is left to be done."""
         with self.changed:
-            return not any(self._busy(rank) for rank in self.arenas)
+            return not self._errands and not any(map(self._busy, self.arenas))
+
+    @contextlib.contextmanager
+    def errand(self) -> Iterator[None]:
+        """Keeps the daemon from being idle for the time of some work."""
+        with self.changed:
+            self._errands += 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self._errands -= 1
+                self.changed.notify_all()
 
     def tickets(self) -> list[Ticket]:
         """Returns the saves in memory."""

@@ -114,9 +114,10 @@ class Persister:
         # lives on for the next.
         except Exception as problem:  # noqa: BLE001
             error = str(problem) or type(problem).__name__
-        self._report(ticket, error)
-        if committed is not None:
-            self._retire(committed)
+        with self._custody.errand():
+            self._report(ticket, error)
+            if committed is not None:
+                self._retire(committed)
 
     def _report(self, ticket: Ticket, error: str) -> None:
         if error and PERSIST in ticket.running:

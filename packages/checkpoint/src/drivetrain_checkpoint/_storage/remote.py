@@ -77,8 +77,7 @@ class RemoteStorage:
         path = self._path(name, file)
         sums = _native.checksums(address, size_bytes, num_threads)
         with self._naming("write", path):
-            # Such a store has no folders, but other file systems want them made.
-            self._fs.makedirs(self._path(name), exist_ok=True)
+            self._make_folder(name)
             if size_bytes > _PART_BYTES and hasattr(self._fs, "call_s3"):
                 self._write_to_s3(path, address, size_bytes, progress)
             else:
@@ -93,7 +92,7 @@ class RemoteStorage:
         """Sends a file."""
         path = self._path(name, file)
         with self._naming("write", path):
-            self._fs.makedirs(self._path(name), exist_ok=True)
+            self._make_folder(name)
             self._fs.pipe_file(path, content)
 
     def commit(self, name: str, file: str, content: bytes) -> None:
@@ -171,6 +170,11 @@ class RemoteStorage:
 
     def _path(self, name: str, file: str = "") -> str:
         return "/".join(part for part in (self._root, name, file) if part)
+
+    def _make_folder(self, name: str) -> None:
+        """Makes a folder where there are such; an object store would make a bucket."""
+        if self._renames:
+            self._fs.makedirs(self._path(name), exist_ok=True)
 
     def _list(self, path: str) -> dict[str, int]:
         try:
