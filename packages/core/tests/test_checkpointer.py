@@ -358,9 +358,12 @@ def test_optimizer_without_its_model_goes_by_position(tmp_path):
     ("into", "message"),
     [
         ({"modle": 0}, "no entry 'modle'; nearest: model"),
-        ({"model": trained()[1]}, "'model' is a object here, but a model"),
-        ({"optimizer": nn.Linear(3, 2)}, "is a model here, but a optimizer"),
-        ({"model": nn.Linear(3, 2, bias=False)}, r"checkpoint has model\.bias more"),
+        ({"model": trained()[1]}, "'model' is an object here, but a model"),
+        ({"optimizer": nn.Linear(3, 2)}, "is a model here, but an optimizer"),
+        (
+            {"model": nn.Linear(3, 2, bias=False)},
+            r"'model\.bias' is in the checkpoint, but not here",
+        ),
         ({"model": nn.Linear(3, 2).double()}, r"float64 here, but .*float32 in"),
     ],
     ids=range(5),
@@ -376,7 +379,7 @@ def test_other_parameter_groups_are_refused(tmp_path):
     model, optimizer = trained()
     DcpCheckpointer(tmp_path).save(0, {"model": model, "optimizer": optimizer})
     groups = [{"params": [parameter]} for parameter in model.parameters()]
-    with pytest.raises(CheckpointError, match="not the parameter groups"):
+    with pytest.raises(CheckpointError, match="group 1 of the parameters"):
         DcpCheckpointer(tmp_path).restore(
             {"model": model, "optimizer": torch.optim.Adam(groups)}
         )
@@ -393,6 +396,19 @@ def test_what_an_object_raises_while_it_loads_is_told(tmp_path):
     DcpCheckpointer(tmp_path).save(0, {"loader": Loader()})
     with pytest.raises(CheckpointError, match="ValueError: no epoch"):
         DcpCheckpointer(tmp_path).restore({"loader": Loader()})
+
+
+def test_what_is_not_restored_is_logged(tmp_path, caplog):
+    model, optimizer = trained()
+    DcpCheckpointer(tmp_path).save(0, {"model": model, "optimizer": optimizer})
+    into = {"model": nn.Linear(3, 2, bias=False), "position": 1}
+    DcpCheckpointer(tmp_path).restore(into, strict=False)
+    assert torch.equal(into["model"].weight, model.weight)
+    (record,) = [
+        r for r in caplog.records if r.name == dcp_module.__name__ if r.levelno > 20
+    ]
+    assert "'model.bias' is in the checkpoint, but not here" in record.getMessage()
+    assert "no entry 'position'" in record.getMessage()
 
 
 # Files that others have written

@@ -400,6 +400,36 @@ class Single(DcpCheckpointer):
         return super().save(step, state)
 
 
+class Curt(DcpCheckpointer):
+    """Tells only the first reason of a refusal."""
+
+    def restore(self, into, step=None, *, strict=True):
+        try:
+            return super().restore(into, step, strict=strict)
+        except CheckpointError as error:
+            error.mismatches = error.mismatches[:1]
+            raise
+
+
+class Strict(DcpCheckpointer):
+    """Restores nothing unless all fits."""
+
+    def restore(self, into, step=None, *, strict=True):
+        return super().restore(into, step)
+
+
+class Silent(DcpCheckpointer):
+    """Keeps to itself what it has not restored."""
+
+    def restore(self, into, step=None, *, strict=True):
+        dcp_logger = logging.getLogger("drivetrain_core.services._dcp_checkpointer")
+        dcp_logger.disabled = True
+        try:
+            return super().restore(into, step, strict=strict)
+        finally:
+            dcp_logger.disabled = False
+
+
 class Nameless(DcpCheckpointer):
     def latest(self):
         found = Folder(self._folder.root, None).committed()
@@ -413,6 +443,9 @@ class Nameless(DcpCheckpointer):
         (Late, "equal to the bit after restore"),
         (Trusting, "was damaged|damage to"),
         (Lenient, "a negative step is refused"),
+        (Curt, "a refusal tells of all that does not fit"),
+        (Strict, "a checkpointer raises no other error"),
+        (Silent, "what is not restored is logged as a warning"),
         (Nameless, "latest.. is the step that was saved"),
     ],
 )

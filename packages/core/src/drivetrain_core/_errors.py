@@ -12,7 +12,7 @@ catch all of them at once or treat one like the error that Python itself would r
      |- ProgramError (ValueError)           the user's model, data or loss is not usable
      |   `- DataExhaustedError              the data ended before the work was done
      |- NamesError (LookupError)            a canonical name is missing or doubled
-     |- CheckpointError (OSError)           a checkpoint is missing, partial or damaged
+     |- CheckpointError (OSError)           a checkpoint is missing, damaged or no fit
      |- DistributedError (RuntimeError)     ranks disagree, or no process group stands
      `- SearchError (RuntimeError)          the search could not measure the baseline
 """
@@ -179,7 +179,13 @@ class NamesError(DrivetrainError, LookupError):
 
 
 class CheckpointError(DrivetrainError, OSError):
-    """A checkpoint is missing, partial or damaged."""
+    """A checkpoint is missing, partial or damaged, or does not fit.
+
+    Attributes:
+        mismatches: All that does not fit, where that is why.
+    """
+
+    mismatches: tuple[str, ...] = ()
 
 
 class DistributedError(DrivetrainError, RuntimeError):

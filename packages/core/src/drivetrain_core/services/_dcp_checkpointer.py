@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.metadata import Metadata
 
+    from drivetrain_core.services.restoration import Restoration
+
 __all__ = ["DcpCheckpointer", "DurableSave"]
 
 logger = logging.getLogger(__name__)
@@ -143,12 +145,20 @@ class DcpCheckpointer:
         return DurableSave(step)
 
     def restore(
-        self, into: MutableMapping[str, object], step: int | None = None
+        self,
+        into: MutableMapping[str, object],
+        step: int | None = None,
+        *,
+        strict: bool = True,
     ) -> int:
         """Restores a state in place and returns its step; see `Checkpointer`."""
         checkpoint = self._on_first(lambda: self._folder.find(step))
         self._on_all(lambda: self._verify(checkpoint))
-        self._on_all(lambda: _read(checkpoint, into))
+        # All ranks know that it fits before the first of them changes anything.
+        plan, index = self._on_all(lambda: _plan(checkpoint, into, strict=strict))
+        self._on_all(lambda: _read(checkpoint, plan, index))
+        if plan.mismatches:
+            logger.warning("not restored from %s: %s", checkpoint.path, plan.summary())
         logger.info("restored step %d from %s", checkpoint.step, checkpoint.path)
         return checkpoint.step
 
@@ -243,19 +253,24 @@ class DcpCheckpointer:
         verify(checkpoint, files, sorted(files)[self._rank :: world_size])
 
 
-def _read(checkpoint: Committed, into: MutableMapping[str, object]) -> None:
+def _plan(
+    checkpoint: Committed, into: MutableMapping[str, object], *, strict: bool
+) -> tuple[Restoration, Metadata]:
     files = read_manifest(checkpoint)
     index = read_index(checkpoint.path)
     record: dict[str, object] = {RECORD: None}
     read_into(checkpoint.path, record, index, files)
     entries: Any = record[RECORD]
-    plan = plan_restoration(into, entries, _specs(index))
+    return plan_restoration(into, entries, _specs(index), strict=strict), index
+
+
+def _read(checkpoint: Committed, plan: Restoration, index: Metadata) -> None:
     for prepare in plan.prepare:
         prepare()
     targets: dict[str, object] = {}
     for part in plan.targets:
         targets.update(part())
-    read_into(checkpoint.path, targets, index, files)
+    read_into(checkpoint.path, targets, index, read_manifest(checkpoint))
     for finish in plan.finish:
         finish()
 

@@ -127,22 +127,28 @@ class OptimizerState:
                     raise NamesError(message)
                 yield f"{key}.{name}", value
 
-    def check(self, specs: Iterable[TensorSpec]) -> None:
-        """Raises what `prepare` would, and changes nothing.
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Returns the global shape of each parameter by name."""
+        return {name: tuple(p.shape) for name, p in self._parameters.items()}
+
+    def check(self, spec: TensorSpec) -> None:
+        """Raises what `prepare` would for a tensor that is not there; changes nothing.
 
         Raises:
             NamesError: The optimizer has no such parameter, or the placement of the
                 tensor cannot be known before a first step.
         """
-        present = self.tensors()
-        for spec in specs:
-            if spec.name not in present:
-                self._check(spec)
+        self._check(spec)
 
-    def retain(self, names: Collection[str]) -> None:
-        """Drops the state that is not among these names, as if it never was."""
-        for name, parameter in self._parameters.items():
-            state = self._optimizer.state.get(parameter, {})
+    def retain(self, names: Collection[str], *, of: Collection[str]) -> None:
+        """Drops state as if it never was.
+
+        Args:
+            names: The names of the state that stays.
+            of: The names of the parameters; the state of others stays.
+        """
+        for name in of:
+            state = self._optimizer.state.get(self._parameters[name], {})
             for key in [key for key in state if f"{key}.{name}" not in names]:
                 del state[key]
 

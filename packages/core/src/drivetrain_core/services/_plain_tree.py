@@ -14,7 +14,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["equal_plain", "join_tree", "split_tree"]
+__all__ = ["equal_plain", "join_tree", "split_tree", "tensor_names"]
 
 _MAPPINGS: dict[str, Callable[[Mapping[Any, object]], object]] = {
     "dict": dict,
@@ -104,6 +104,26 @@ def join_tree(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
             return _MAPPINGS[kind]({k: join_tree(v, tensors) for k, v in items})
     message = f"not the plain half of a value: {plain!r:.80}"
     raise ValueError(message)
+
+
+def tensor_names(plain: object) -> set[str]:
+    """Returns the names of the tensors that belong into a plain half.
+
+    Args:
+        plain: The plain half.
+
+    Example:
+        >>> tensor_names(["list", [["value", 1], ["tensor", "data.1"]]])
+        {'data.1'}
+    """
+    match plain:
+        case ["tensor", str(name)]:
+            return {name}
+        case ["list" | "tuple", list(parts)]:
+            return set().union(*map(tensor_names, parts))
+        case [str(kind), list(items)] if kind in _MAPPINGS:
+            return set().union(*(tensor_names(part) for _, part in items))
+    return set()
 
 
 def equal_plain(one: object, other: object) -> bool:

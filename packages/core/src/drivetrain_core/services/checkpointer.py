@@ -78,7 +78,11 @@ class Checkpointer(Protocol):
         ...
 
     def restore(
-        self, into: MutableMapping[str, object], step: int | None = None
+        self,
+        into: MutableMapping[str, object],
+        step: int | None = None,
+        *,
+        strict: bool = True,
     ) -> int:
         """Restores a state in place.
 
@@ -87,13 +91,17 @@ class Checkpointer(Protocol):
                 they were saved under; plain data under a name is replaced. Names that
                 were saved but are not here are left out.
             step: The step to restore; by default the one that was saved last.
+            strict: Whether all of `into` has to fit. Otherwise what fits is restored,
+                and what does not is left as it is and logged as a warning, all of it;
+                `plan_restoration` says what is restored by itself and what as a whole.
 
         Returns:
             The step that was restored.
 
         Raises:
             CheckpointError: There is none, it is partial or damaged, or it does not
-                fit. Unless a read fails midway, nothing has been changed.
+                fit; then its `mismatches` are all that does not. Unless a read fails
+                midway, nothing has been changed.
         """
         ...
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +10,34 @@ from torch import nn
 
 from drivetrain_core._errors import CheckpointError, NamesError
 from drivetrain_core._names import named_modules, named_tensors
+from drivetrain_core.services._misfit import (
+    absent,
+    matches,
+    misfit,
+    nearest,
+    summary,
+)
+from drivetrain_core.services._optimizer_restoration import OptimizerRestoration
 from drivetrain_core.services._optimizer_state import (
     OptimizerState,
     keeps_state_by_parameter,
 )
 from drivetrain_core.services._packed_entry import HasStateDict
 from drivetrain_core.services._plain_tree import join_tree, split_tree
-from drivetrain_core.services.state_source import TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, MutableMapping
+    from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 
     from drivetrain_core.services.packed_state import Entry
+    from drivetrain_core.services.state_source import TensorSpec
 
 __all__ = ["Restoration", "plan_restoration"]
+
+# What is here, and what in the checkpoint: an object may take what was saved as data, and
+# data be replaced by an object's state.
+_INTERCHANGEABLE = {("object", "data"), ("data", "object")}
+_KINDS = {"model": "a model", "optimizer": "an optimizer", "object": "an object"}
+_NUM_HINTS = 10
 
 
 @dataclass(slots=True)
@@ -35,6 +48,7 @@ class Restoration:
         prepare: Makes places for tensors that are not there yet.
         targets: Returns the tensors to be written in place, by name.
         finish: Takes over plain values, when the tensors have been written.
+        mismatches: What does not fit, and is left as it is; one sentence each.
     """
 
     prepare: list[Callable[[], None]] = field(default_factory=list)
@@ -42,59 +56,83 @@ class Restoration:
         default_factory=list
     )
     finish: list[Callable[[], None]] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
+
+    def summary(self) -> str:
+        """Returns what does not fit, one a line and at most 50 of them; "" if all fits.
+
+        Example:
+            >>> Restoration(mismatches=["'a' is here, but not in the checkpoint"]).summary()
+            "'a' is here, but not in the checkpoint"
+        """
+        return summary(self.mismatches) if self.mismatches else ""
 
 
 def plan_restoration(
     into: MutableMapping[str, object],
     entries: Mapping[str, Entry],
     saved: Mapping[str, TensorSpec],
+    *,
+    strict: bool = True,
 ) -> Restoration:
     """Returns what restores a state, after checking that it fits; changes nothing.
 
     Args:
-        into: The state to be restored in place.
-        entries: The plain half of each entry in the checkpoint.
+        into: The state to be restored in place, or a part of it.
+        entries: The plain half of each entry in the checkpoint. Those that `into` does
+            not ask for are left out.
         saved: The tensors in the checkpoint, by name.
+        strict: Whether all that `into` asks for has to fit. Otherwise what fits is
+            restored: each tensor and each extra state of a model by itself; of an
+            optimizer the state of each parameter, and the options of each group;
+            everything else as a whole. What does not fit is left as it is, and
+            `mismatches` tells of all of it.
 
     Raises:
-        CheckpointError: The checkpoint does not fit; the message says where.
+        CheckpointError: The checkpoint does not fit, if that is asked for; its
+            `mismatches` are all that does not. Or it lacks a tensor of its own.
 
     Example:
-        >>> from drivetrain_core.services import pack_state
+        >>> from drivetrain_core.services import TensorSpec, pack_state
         >>> packed = pack_state({"rng": torch.ones(2)})
         >>> spec = TensorSpec(name="rng", global_shape=(2,), dtype=torch.float32)
-        >>> into = {"rng": torch.zeros(2)}
-        >>> plan = plan_restoration(into, packed.entries, {"rng": spec})
+        >>> into = {"rng": torch.zeros(2), "step": 3}
+        >>> plan = plan_restoration(into, packed.entries, {"rng": spec}, strict=False)
         >>> plan.targets[0]()["rng"].copy_(packed.tensors["rng"])
         tensor([1., 1.])
-        >>> into["rng"]
-        tensor([1., 1.])
+        >>> into["rng"], plan.mismatches
+        (tensor([1., 1.]), ["the checkpoint has no entry 'step'; it has rng"])
     """
     names = _parameter_names(into)
     plan = Restoration()
     for key, target in into.items():
         if key not in entries:
-            message = f"the checkpoint has no entry {key!r}{_nearest(key, entries)}"
-            raise CheckpointError(message)
+            # Looking for near names takes a millisecond for each hundred of them.
+            few = len(plan.mismatches) < _NUM_HINTS
+            hint = nearest(key, list(entries)) if few else ""
+            plan.mismatches.append(f"the checkpoint has no entry {key!r}{hint}")
+            continue
         entry = entries[key]
         kind = _expected_kind(target, entry)
-        if kind != entry["kind"] and "data" not in {kind, entry["kind"]}:
-            message = (
-                f"{key!r} is a {kind} here, but a {entry['kind']} in the checkpoint"
+        if kind != entry["kind"] and (kind, entry["kind"]) not in _INTERCHANGEABLE:
+            there = _KINDS.get(entry["kind"], entry["kind"])
+            plan.mismatches.append(
+                f"{key!r} is {_KINDS.get(kind, kind)} here, but {there} in the checkpoint"
             )
-            raise CheckpointError(message)
+            continue
         specs = [_spec(name, saved) for name in entry["tensors"]]
-        try:
-            if kind == "model" and isinstance(target, nn.Module):
-                _plan_model(plan, key, target, entry, specs)
-            elif kind == "optimizer" and isinstance(target, torch.optim.Optimizer):
-                state = OptimizerState(target, names)
-                _plan_optimizer(plan, key, state, entry, specs)
-            else:
-                _plan_data(plan, key, into, entry, specs)
-        except NamesError as error:
-            message = f"{key!r} does not fit the checkpoint: {error}"
-            raise CheckpointError(message) from error
+        if isinstance(target, nn.Module):
+            _plan_model(plan, key, target, entry, specs)
+        elif kind == "optimizer" and isinstance(target, torch.optim.Optimizer):
+            _plan_optimizer(plan, key, target, names, entry, specs, saved)
+        elif isinstance(target, torch.Tensor):
+            _plan_tensor(plan, key, target, entry, specs)
+        else:
+            _plan_data(plan, key, into, entry, specs)
+    if strict and plan.mismatches:
+        error = CheckpointError(plan.summary())
+        error.mismatches = tuple(plan.mismatches)
+        raise error
     return plan
 
 
@@ -115,65 +153,67 @@ def _plan_model(
     entry: Entry,
     specs: Iterable[TensorSpec],
 ) -> None:
-    targets = _model_tensors(key, model)
-    extra_tensors: dict[str, torch.Tensor] = {}
-    saved = {s.name: s for s in specs}
     extra_prefix = f"{key}._extra_state."
-    for name in [name for name in saved if name.startswith(extra_prefix)]:
-        extra_tensors[name] = _new_tensor(saved.pop(name))
-    missing, left = sorted(targets.keys() - saved), sorted(saved.keys() - targets)
-    if missing or left:
-        parts = [f"the model has {_listing(missing)} more"] if missing else []
-        parts += [f"the checkpoint has {_listing(left)} more"] if left else []
-        message = f"{key!r} is not the model of the checkpoint: {'; '.join(parts)}"
-        raise CheckpointError(message)
-    for name, tensor in targets.items():
-        _check_fits(name, tensor, saved[name])
+    saved = {s.name: s for s in specs if not s.name.startswith(extra_prefix)}
+    present = _model_tensors(key, model)
+    plan.mismatches += absent(present, saved)
+    targets: dict[str, torch.Tensor] = {}
+    for name, tensor in present.items():
+        problem = misfit(name, tensor, saved[name]) if name in saved else ""
+        if problem:
+            plan.mismatches.append(problem)
+        elif name in saved:
+            targets[name] = tensor
+    extra_tensors = {s.name: _new_tensor(s) for s in specs if s.name not in saved}
+    extra: Any = join_tree(entry["plain"], extra_tensors)
+    modules = _with_extra_state(model)
+    plan.mismatches += absent(modules, extra, f"{key!r}: the extra state of ")
 
     def finish() -> None:
-        extra: Any = join_tree(entry["plain"], extra_tensors)
-        for name, module in _with_extra_state(model):
+        for name, module in modules.items():
             if name in extra:
                 module.set_extra_state(extra[name])
 
-    plan.targets.append(lambda: {**targets, **extra_tensors})
+    plan.targets.append(lambda: targets | extra_tensors)
     plan.finish.append(finish)
 
 
 def _plan_optimizer(
     plan: Restoration,
     key: str,
-    state: OptimizerState,
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[int, str],
     entry: Entry,
-    specs: Iterable[TensorSpec],
+    specs: Sequence[TensorSpec],
+    saved: Mapping[str, TensorSpec],
 ) -> None:
-    if state.groups() != entry["groups"]:
-        message = (
-            f"{key!r} has not the parameter groups of the checkpoint: "
-            f"{state.groups()!r:.200} here, {entry['groups']!r:.200} there"
-        )
-        raise CheckpointError(message)
-    inner = [
-        TensorSpec(
-            name=spec.name.removeprefix(f"{key}."),
-            global_shape=spec.global_shape,
-            dtype=spec.dtype,
-        )
-        for spec in specs
-    ]
-    state.check(inner)
-    scalars: Any = join_tree(entry["plain"], {})
+    try:
+        state = OptimizerState(optimizer, names)
+        restoration = OptimizerRestoration(key, state, entry, specs, saved)
+    except NamesError as error:
+        plan.mismatches.append(f"{key!r} does not fit the checkpoint: {error}")
+        return
+    plan.mismatches += restoration.mismatches
+    plan.prepare.append(restoration.prepare)
+    plan.targets.append(restoration.targets)
+    plan.finish.append(restoration.finish)
 
-    def prepare() -> None:
-        state.retain({spec.name for spec in inner} | scalars.keys())
-        state.prepare(inner)
-        present = state.tensors()
-        for spec in inner:
-            _check_fits(spec.name, present[spec.name], spec)
 
-    plan.prepare.append(prepare)
-    plan.targets.append(lambda: _prefixed(key, state.tensors()))
-    plan.finish.append(lambda: state.load_scalars(scalars))
+def _plan_tensor(
+    plan: Restoration,
+    key: str,
+    target: torch.Tensor,
+    entry: Entry,
+    specs: Sequence[TensorSpec],
+) -> None:
+    if entry["plain"] != ["tensor", key]:
+        plan.mismatches.append(f"{key!r} is a tensor here, but not in the checkpoint")
+        return
+    problem = misfit(key, target, specs[0])
+    if problem:
+        plan.mismatches.append(problem)
+        return
+    plan.targets.append(lambda: {key: target.detach()})
 
 
 def _plan_data(
@@ -184,13 +224,18 @@ def _plan_data(
     specs: Iterable[TensorSpec],
 ) -> None:
     target = into[key]
+    if isinstance(target, HasStateDict) and entry["kind"] == "data":
+        kind = entry["plain"][0]
+        if kind in {"value", "tensor", "list", "tuple"}:
+            plan.mismatches.append(
+                f"{key!r} is an object here, but a {kind} in the checkpoint"
+            )
+            return
     present = _present_tensors(key, target)
     tensors: dict[str, torch.Tensor] = {}
     for spec in specs:
         tensor = present.get(spec.name)
-        if isinstance(target, torch.Tensor) and tensor is not None:
-            _check_fits(spec.name, tensor, spec)
-        fits = tensor is not None and _matches(tensor, spec)
+        fits = tensor is not None and matches(tensor, spec)
         tensors[spec.name] = (
             tensor if fits and tensor is not None else _new_tensor(spec)
         )
@@ -202,7 +247,7 @@ def _plan_data(
         elif isinstance(target, dict) and isinstance(value, dict):
             target.clear()
             target.update(value)
-        elif not isinstance(target, torch.Tensor):
+        else:
             into[key] = value
 
     plan.targets.append(lambda: tensors)
@@ -235,16 +280,12 @@ def _model_tensors(key: str, model: nn.Module) -> dict[str, torch.Tensor]:
     return {f"{key}.{name}": tensor.detach() for name, tensor in named}
 
 
-def _with_extra_state(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return [
-        (name, module)
+def _with_extra_state(model: nn.Module) -> dict[str, nn.Module]:
+    return {
+        name: module
         for name, module in named_modules(model).items()
         if type(module).get_extra_state is not nn.Module.get_extra_state
-    ]
-
-
-def _prefixed(key: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {f"{key}.{name}": tensor for name, tensor in tensors.items()}
+    }
 
 
 def _spec(name: str, saved: Mapping[str, TensorSpec]) -> TensorSpec:
@@ -256,26 +297,3 @@ def _spec(name: str, saved: Mapping[str, TensorSpec]) -> TensorSpec:
 
 def _new_tensor(spec: TensorSpec) -> torch.Tensor:
     return torch.empty(spec.global_shape, dtype=spec.dtype)
-
-
-def _matches(tensor: torch.Tensor, spec: TensorSpec) -> bool:
-    return (tuple(tensor.shape), tensor.dtype) == (spec.global_shape, spec.dtype)
-
-
-def _check_fits(name: str, tensor: torch.Tensor, spec: TensorSpec) -> None:
-    if not _matches(tensor, spec):
-        message = (
-            f"{name!r} is {list(tensor.shape)} {tensor.dtype} here, but "
-            f"{list(spec.global_shape)} {spec.dtype} in the checkpoint"
-        )
-        raise CheckpointError(message)
-
-
-def _listing(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5}" if len(names) > 5 else "")
-
-
-def _nearest(key: str, known: Iterable[str]) -> str:
-    names = list(known)
-    near = difflib.get_close_matches(key, names, n=3)
-    return f"; nearest: {', '.join(near)}" if near else f"; it has {', '.join(names)}"

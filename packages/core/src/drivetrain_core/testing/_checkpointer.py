@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import shutil
 import tempfile
@@ -18,6 +17,15 @@ from torch.distributed.fsdp import fully_shard
 
 from drivetrain_core._errors import CheckpointError
 from drivetrain_core.services.checkpointer import Checkpointer, SaveHandle
+from drivetrain_core.testing._checkpointer_misfits import (
+    check_misfits_are_told,
+    check_what_fits_is_restored,
+)
+from drivetrain_core.testing._checkpointer_state import (
+    checked_state,
+    require_equal,
+    snapshot,
+)
 from drivetrain_core.testing._clauses import must_raise, no_other_error, require
 from drivetrain_core.testing._models import (
     Block,
@@ -57,6 +65,8 @@ def check_checkpointer(
         _check_round_trip,
         _check_steps,
         _check_refusals,
+        check_misfits_are_told,
+        check_what_fits_is_restored,
         _check_damage,
     ):
         with (
@@ -80,15 +90,15 @@ def _check_empty(factory: Factory, folder: Path) -> None:
     )
     require(checkpointer.latest() is None, "where nothing was saved, latest() is None")
     with must_raise(CheckpointError, "where nothing was saved, restore fails"):
-        checkpointer.restore(_state(0))
+        checkpointer.restore(checked_state(0))
     require(checkpointer.flush() is True, "where nothing was saved, flush() is done")
 
 
 def _check_round_trip(factory: Factory, folder: Path) -> None:
-    state = _state(3)
+    state = checked_state(3)
     checkpointer = factory(folder)
     handle = checkpointer.save(3, state)
-    saved = _snapshot(state)
+    saved = snapshot(state)
     # The state may change as soon as `save` has returned.
     step_once(state["model"], state["optimizer"], 3)
     state["data"]["position"] = -1
@@ -100,14 +110,14 @@ def _check_round_trip(factory: Factory, folder: Path) -> None:
     require(checkpointer.flush(time.monotonic() + _WAIT_S), "flush() is True then")
     require(checkpointer.latest() == 3, "latest() is the step that was saved")
 
-    new = _state(0, seed=1)
+    new = checked_state(0, seed=1)
     new["model"] = nn.DataParallel(new["model"])
     data = new["data"]
     require(factory(folder).restore(new) == 3, "restore returns the step it restored")
-    _require_equal(_snapshot(new), saved, "after restore in a new process")
+    require_equal(snapshot(new), saved, "after restore in a new process")
     require(new["data"] is data, "a dictionary is restored in place")
 
-    again = _state(1, seed=2)
+    again = checked_state(1, seed=2)
     factory(folder).restore(again)
     model, optimizer = make_trained(3)
     losses = (
@@ -120,7 +130,7 @@ def _check_round_trip(factory: Factory, folder: Path) -> None:
     )
     part: dict[str, Any] = {"data": {}}
     factory(folder).restore(part)
-    _require_equal(part["data"], saved["data"], "when restored alone", "state.data")
+    require_equal(part["data"], saved["data"], "when restored alone", "state.data")
 
 
 def _check_steps(factory: Factory, folder: Path) -> None:
@@ -139,7 +149,7 @@ def _check_steps(factory: Factory, folder: Path) -> None:
 
 def _check_refusals(factory: Factory, folder: Path) -> None:
     checkpointer = factory(folder)
-    checkpointer.save(1, _state(1)).wait(_WAIT_S)
+    checkpointer.save(1, checked_state(1)).wait(_WAIT_S)
     with must_raise(ValueError, "a negative step is refused"):
         checkpointer.save(-1, {})
     with must_raise(TypeError, "an object without state is refused"):
@@ -149,28 +159,28 @@ def _check_refusals(factory: Factory, folder: Path) -> None:
     )
     with must_raise(CheckpointError, "an entry that was not saved is missed"):
         factory(folder).restore({"data": {}, "sampler": {}})
-    other = _state(0, seed=1)
+    other = checked_state(0, seed=1)
     other["model"].up = nn.Linear(7, 4, bias=False)
-    before = _snapshot(other)
+    before = snapshot(other)
     with must_raise(CheckpointError, "a model of another shape is refused"):
         factory(folder).restore(other)
-    _require_equal(_snapshot(other), before, "after a refusal")
-    other = _state(0, seed=1)
+    require_equal(snapshot(other), before, "after a refusal")
+    other = checked_state(0, seed=1)
     other["model"].extra = nn.Linear(1, 1)
-    before = _snapshot(other)
+    before = snapshot(other)
     with must_raise(CheckpointError, "a model with more tensors is refused"):
         factory(folder).restore(other)
-    _require_equal(_snapshot(other), before, "after a refusal")
+    require_equal(snapshot(other), before, "after a refusal")
 
 
 def _check_damage(factory: Factory, folder: Path) -> None:
     good = folder / "good"
     good.mkdir()
-    state = _state(2)
+    state = checked_state(2)
     # Most bytes are a tensor's, so that most damage is to values and not to structure.
     state["data"]["ballast"] = torch.arange(1 << 15)
     factory(good).save(2, state).wait(_WAIT_S)
-    saved = _snapshot(state)
+    saved = snapshot(state)
     files = sorted(p.relative_to(good) for p in good.rglob("*") if p.is_file())
     require(bool(files), "what is durable is in the folder")
     harms: tuple[Callable[[Path], None], ...] = (*_FLIPS, _cut_short, Path.unlink)
@@ -179,7 +189,7 @@ def _check_damage(factory: Factory, folder: Path) -> None:
             bad = folder / "bad"
             shutil.copytree(good, bad)
             harm(bad / name)
-            new = _state(0, seed=1)
+            new = checked_state(0, seed=1)
             try:
                 factory(bad).restore(new)
             except CheckpointError:
@@ -193,7 +203,7 @@ def _check_damage(factory: Factory, folder: Path) -> None:
                 raise AssertionError(message) from error
             else:
                 where = f"although {name} was damaged"
-                _require_equal(_snapshot(new), saved, where)
+                require_equal(snapshot(new), saved, where)
             shutil.rmtree(bad)
 
 
@@ -269,54 +279,3 @@ def _check_rank(factory: Factory, folder: Path) -> None:
         checkpointer.save(3, {"data": {"rank": dist.get_rank()}})
     dist.barrier()
     require(checkpointer.latest() == 2, "a save that was refused leaves no checkpoint")
-
-
-def _state(num_steps: int, seed: int = 0) -> dict[str, Any]:
-    model, optimizer = make_trained(num_steps, seed)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        "model": model,
-        "optimizer": optimizer,
-        "scheduler": scheduler,
-        "rng": generator.get_state(),
-        "data": {
-            "position": 640 + seed,
-            "order": [3, (1, 2), None, True, 0.1 + seed, "a", b"b"],
-            "seen": {1: torch.arange(3) + seed, "dtype": torch.bfloat16},
-        },
-    }
-
-
-def _snapshot(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns a deep copy of the values in a state."""
-    model = state["model"]
-    model = model.module if isinstance(model, nn.DataParallel) else model
-    return copy.deepcopy(
-        {
-            "model": model.state_dict(),
-            "optimizer": state["optimizer"].state_dict(),
-            "scheduler": state["scheduler"].state_dict(),
-            "rng": state["rng"],
-            "data": state["data"],
-        }
-    )
-
-
-def _require_equal(one: object, other: object, where: str, path: str = "state") -> None:
-    if isinstance(one, dict) and isinstance(other, dict):
-        require(one.keys() == other.keys(), f"{path} has the same keys {where}")
-        for key in one:
-            _require_equal(one[key], other[key], where, f"{path}.{key}")
-    elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        require(
-            type(one) is type(other) and len(one) == len(other),
-            f"{path} is the same sequence {where}",
-        )
-        for i, (a, b) in enumerate(zip(one, other, strict=True)):
-            _require_equal(a, b, where, f"{path}.{i}")
-    elif isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        require(tensors_equal(one, other), f"{path} is equal to the bit {where}")
-    else:
-        same = type(one) is type(other) and one == other
-        require(same, f"{path} is {other!r} {where}, not {one!r}")
