@@ -106,8 +106,8 @@ def test_store_that_refuses_fails_the_handle_and_the_next_save_works(bucket, opt
     with pytest.raises(StorageError, match="step 1 was not saved: cannot write"):
         handle.wait(60)
     assert not handle.durable
+    again = checkpointer_of("nothing", options)
     with pytest.raises(CheckpointError, match="has no checkpoint"):
-        again = checkpointer_of("nothing", options)
         again.restore({"weights": torch.zeros(10)})
     again.stop_daemon()
     bucket.mkdir("another")
@@ -134,7 +134,7 @@ def test_upload_that_is_stopped_leaves_nothing_behind(bucket, options, monkeypat
 
     monkeypatch.setattr(storage._fs, "call_s3", call)
     monkeypatch.setattr(remote, "_NUM_STREAMS", 1)
-    with pytest.raises(StorageError, match="cannot write .* cancel"):
+    with pytest.raises(StorageError, match=r"cannot write .* cancel"):
         storage.write(NAME, "a", address_of(memory), size, 1, progress)
     assert uploaded.is_set()
     assert storage.files(NAME) == {}

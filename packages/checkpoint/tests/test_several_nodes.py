@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from drivetrain_core.testing import run_ranks
 def on_node(folder, node, **options):
     """A checkpointer of this rank, which runs on a node of its own."""
     runtime = f"{folder}/node-{node}"
-    os.makedirs(runtime, mode=0o700, exist_ok=True)
+    Path(runtime).mkdir(mode=0o700, parents=True, exist_ok=True)
     os.environ["XDG_RUNTIME_DIR"] = runtime
     return Checkpointer(f"{folder}/run", job="nodes", **options)
 
@@ -93,7 +94,6 @@ def save_in_memory_with_replicas(folder):
         handle = checkpointer.save(step, state_of(rank, step), persist=False)
     assert handle.wait(30, until="replicated")
     dist.barrier()
-    os.kill(os.getpid(), signal.SIGKILL) if rank < 0 else None
     return not handle.durable
 
 
@@ -108,8 +108,7 @@ def restore_with_a_lost_node(folder):
 
 def test_lost_node_is_restored_from_the_memory_of_others(folder, monkeypatch):
     # The trainers' end would bring it to storage, which must be of no help here.
-    with open(f"{folder}/run", "w", encoding="utf-8") as file:
-        file.write("storage that is not there")
+    Path(folder, "run").write_text("storage that is not there")
     assert run_ranks(save_in_memory_with_replicas, 3, folder) == [True] * 3
     monkeypatch.setenv("XDG_RUNTIME_DIR", f"{folder}/node-1")
     Checkpointer(f"{folder}/run", job="nodes").stop_daemon(at_once=True)
@@ -162,7 +161,7 @@ def test_damage_that_one_rank_finds_is_told_to_all(folder):
     run_ranks(save_many, 2, folder)
     (found,) = list_checkpoints(f"{folder}/run")
     file = f"{found.url}/rank-00001.safetensors"
-    with open(file, "r+b") as handle:
+    with Path(file).open("r+b") as handle:
         handle.seek(-5, os.SEEK_END)
         handle.write(b"x")
     texts = run_ranks(damaged_for_all, 2, folder)
@@ -202,7 +201,7 @@ def save_again(folder):
 @pytest.mark.parametrize("kill_rank", [0, 1])
 def test_save_that_a_dead_rank_will_never_end_holds_up_no_other(folder, kill_rank):
     for rank in range(2):
-        os.makedirs(f"{folder}/node-{rank}", mode=0o700)
+        Path(folder, f"node-{rank}").mkdir(mode=0o700)
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     env.update(

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from drivetrain_checkpoint._nodes import Nodes
+    from drivetrain_core.services import Restoration
 
 __all__ = ["Checkpointer", "SaveCounts"]
 
@@ -82,7 +83,7 @@ class Checkpointer:
         folder: Where checkpoints go: a path, or an URL that fsspec knows, such as
             `s3://bucket/run`.
         job: The job's name. Jobs with other names do not see each other's memory.
-        keep: How many checkpoints stay on storage, or a `Keep`.
+        keep: How many checkpoints stay on storage, or a `Keep`; None for all of them.
         policy: What `save` does while the memory that it needs is still being written
             from: `wait`; `skip` this save; or `drop_oldest`, which gives up the oldest
             save that was not begun to be written. All is counted in `counts`.
@@ -129,7 +130,7 @@ class Checkpointer:
         folder: str | os.PathLike[str],
         *,
         job: str = "default",
-        keep: int | Keep = 3,
+        keep: int | Keep | None = 3,
         policy: Policy = "wait",
         overlap: bool = False,
         replicas: int = 0,
@@ -286,6 +287,8 @@ class Checkpointer:
         self,
         into: MutableMapping[str, object],
         step: int | None = None,
+        *,
+        strict: bool = True,
     ) -> int:
         """Restores a state in place, from the nearest place that has it.
 
@@ -296,13 +299,15 @@ class Checkpointer:
             into: What to restore into, by the names that were saved; plain data is
                 replaced.
             step: The step; by default the one that was saved last.
+            strict: Whether all of `into` has to fit. Otherwise what fits is restored,
+                and a warning is logged of all that was left as it is.
 
         Returns:
             The step that was restored.
 
         Raises:
-            CheckpointError: There is none, or it does not fit, with every reason;
-                nothing has been changed.
+            CheckpointError: There is none, or it does not fit; then its `mismatches`
+                are all that does not. Nothing has been changed.
             CorruptCheckpointError: It is damaged. What was read before is in place, so
                 that the state must be restored from another step.
         """
@@ -319,20 +324,13 @@ class Checkpointer:
             )
             for entry in save.layout.tensors
         }
-        problem: Exception | None = None
-        targets: dict[str, Tensor] = {}
-        try:
-            plan = plan_restoration(into, entries, specs)
-            for prepare in plan.prepare:
-                prepare()
-            for target in plan.targets:
-                targets.update(target())
-        # Whatever keeps one rank from restoring, the others must not wait for it.
-        except Exception as error:  # noqa: BLE001
-            problem = error
-        for rank, text in enumerate(self._team.exchange(str(problem or ""))):
-            if text:
-                raise problem or CheckpointError(f"rank {rank}: {text}")
+        # All ranks know that it fits before the first of them changes anything.
+        plan = self._team.on_all(
+            lambda: plan_restoration(into, entries, specs, strict=strict)
+        )
+        targets = self._team.on_all(lambda: _targets_of(plan))
+        if plan.mismatches:
+            logger.warning("not all was restored: %s", plan.summary())
         fill(self._team, save, targets, self._groups)
         for finish in plan.finish:
             finish()
@@ -511,3 +509,12 @@ class Checkpointer:
 def _record_bytes(entries: str, plan: SavePlan) -> int:
     # All of it is ASCII, as JSON is written here.
     return len(entries) + len(plan.layout_text) + _FIELDS_BYTES
+
+
+def _targets_of(plan: Restoration) -> dict[str, Tensor]:
+    targets: dict[str, Tensor] = {}
+    for prepare in plan.prepare:
+        prepare()
+    for target in plan.targets:
+        targets.update(target())
+    return targets

@@ -149,7 +149,7 @@ def record_text(
 
     Example:
         >>> record_text({"step": 1}, '["entries"]', '{"tensors":[]}')
-        b'{"step":1}\\n"entries":["entries"],"layout":{"tensors":[]}'
+        b'{"step":1}\n"entries":["entries"],"layout":{"tensors":[]}'
     """
     body = f'"entries":{entries_text},"layout":{layout_text}' if entries_text else ""
     return f"{_text(fields)}\n{body}".encode()

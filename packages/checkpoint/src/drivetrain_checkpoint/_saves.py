@@ -55,7 +55,7 @@ class Keep:
     """Which checkpoints stay on storage: the last ones, and some for good.
 
     Args:
-        last: How many of the newest stay.
+        last: How many of the newest stay; None for all.
         every: Those whose step is a multiple of this stay for good; None for none.
 
     Raises:
@@ -66,7 +66,7 @@ class Keep:
         Keep(last=2, every=1000)
     """
 
-    last: int = 3
+    last: int | None = 3
     every: int | None = None
 
     def __post_init__(self) -> None:
@@ -193,7 +193,8 @@ def retired(saved: Sequence[Saved], newest: RootManifest, keep: Keep) -> list[Sa
         and s.root.saved_at_ns <= newest.saved_at_ns
     ]
     others = [s for s in mine if s not in replaced]
-    old = others[: max(0, len(others) - keep.last)]
+    keeps = len(others) if keep.last is None else keep.last
+    old = others[: max(0, len(others) - keeps)]
     every = keep.every
     gone = [s for s in old if every is None or s.root.step % every]
     return [s for s in [*replaced, *gone] if s.root.save_id != newest.save_id]

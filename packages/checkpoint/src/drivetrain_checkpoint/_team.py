@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch.distributed as dist
 
 from drivetrain_checkpoint._nodes import Node, Nodes, holders
+from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from drivetrain_checkpoint._client import Client
 
 __all__ = ["Team"]
+
+_Result = TypeVar("_Result")
 
 
 class Team:
@@ -45,6 +50,25 @@ class Team:
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def on_all(self, work: Callable[[], _Result]) -> _Result:
+        """Returns what something gives here, if it raises on no rank; all call it.
+
+        Raises:
+            CheckpointError: It has raised elsewhere. Here it raises what it raised.
+        """
+        found: _Result | None = None
+        problem: Exception | None = None
+        try:
+            found = work()
+        # Whatever one rank fails at, the others must not wait for it.
+        except Exception as error:  # noqa: BLE001
+            problem = error
+        said = "" if problem is None else str(problem) or type(problem).__name__
+        for rank, text in enumerate(self.exchange(said)):
+            if text:
+                raise problem or CheckpointError(f"rank {rank}: {text}")
+        return cast("_Result", found)
 
     def broadcast(self, value: object, source: int) -> Any:
         """Returns what one rank gives; all call it."""
