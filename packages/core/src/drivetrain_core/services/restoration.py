@@ -105,11 +105,12 @@ def plan_restoration(
     """
     names = _parameter_names(into)
     plan = Restoration()
+    num_hints = 0
     for key, target in into.items():
         if key not in entries:
             # Looking among 10,000 names for near ones takes 0.2 s.
-            few = len(plan.mismatches) < _NUM_HINTS
-            hint = nearest(key, list(entries)) if few else ""
+            hint = nearest(key, list(entries)) if num_hints < _NUM_HINTS else ""
+            num_hints += 1
             plan.mismatches.append(f"the checkpoint has no entry {key!r}{hint}")
             continue
         entry = entries[key]
