@@ -77,7 +77,8 @@ def decide(
             return Decision("look", "every rank says that it has written")
         return Decision("wait", f"to see what {_listing(missing)} wrote")
     if quiet_s >= limit_s:
-        waited = f"has written nothing for {limit_s:.0f} s"
+        has = "has" if len(missing) == 1 else "have"
+        waited = f"{has} written nothing for {limit_s:.0f} s"
         return Decision("fail", f"{_listing(missing)} {waited}")
     # Word of a rank may be lost with a daemon; its files are not.
     if 0.02 <= unseen_s < float("inf") and unseen_s >= min(2.0, quiet_s / 8):

@@ -25,6 +25,7 @@ PERSIST = "persist"
 REPLICATE = "replicate"
 
 _KEPT_OUTCOMES = 256
+_DROPPED = "dropped for a newer save"
 
 
 @dataclass(eq=False, slots=True)
@@ -168,7 +169,7 @@ class Custody:
         """Gives up a save that was not begun with on the rank that wants its memory."""
         with self.changed:
             outcome = self._outcome(save_id)
-            outcome.error = outcome.error or "dropped for a newer save"
+            outcome.error = outcome.error or _DROPPED
             outcome.open_tasks.clear()
             for ticket in list(self._tickets.values()):
                 if ticket.save_id == save_id:
@@ -194,6 +195,7 @@ class Custody:
                 if generation.sequence <= self._seen[rank]:
                     continue
                 self._seen[rank] = generation.sequence
+                self._forget(self._tickets.get((rank, generation.index)))
                 tasks = set(generation.record["tasks"])
                 ticket = Ticket(rank, arena, generation, tasks)
                 self._tickets[rank, generation.index] = ticket
@@ -332,7 +334,7 @@ class Custody:
         if outcome is None:
             return {"state": "unknown"}
         replicas = outcome.open_tasks.get(REPLICATE)
-        more = {
+        more: dict[str, Any] = {
             # None: nobody asked for replicas, or they are not known of here.
             "replicated": None if replicas is None else not replicas,
             "lost_replicas": outcome.lost_replicas,
@@ -340,6 +342,8 @@ class Custody:
         if outcome.committed:
             return {"state": "committed", **more}
         if outcome.error:
+            dropped = outcome.error == _DROPPED
+            more["dropped"] = dropped
             return {"state": "failed", "error": outcome.error, **more}
         if outcome.open_tasks.get(PERSIST):
             return {"state": "pending", **more}
@@ -354,6 +358,14 @@ class Custody:
                 if not self.outcomes[old].open_tasks:
                     del self.outcomes[old]
         return found
+
+    def _forget(self, ticket: Ticket | None) -> None:
+        """Takes note that a newer save has taken the place of one in memory."""
+        if ticket is None:
+            return
+        outcome = self._outcome(ticket.save_id)
+        if ticket.rank not in outcome.told and not outcome.committed:
+            outcome.error = outcome.error or _DROPPED
 
     def _busy(self, rank: int) -> bool:
         return any(t.is_busy for (r, _), t in self._tickets.items() if r == rank)

@@ -399,6 +399,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.setsid()
     if not _is_alone(lock, path):
         return 0  # another daemon serves this job already
+    with contextlib.suppress(OSError):
+        # A trainer that is bound to some cores must not share them with what it starts.
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s %(message)s")

@@ -148,7 +148,7 @@ class SaveHandle:
             time.sleep(0.01)
         if answer["state"] == "failed" and not self.durable:
             message = f"step {self.step} was not saved: {answer['error']}"
-            if "dropped" in answer["error"]:
+            if answer["dropped"]:
                 raise CheckpointError(message)
             raise StorageError(message)
         if answer["state"] != "unknown":

@@ -62,11 +62,10 @@ class PosixStorage:
         return sums
 
     def write_small(self, name: str, file: str, content: bytes) -> None:
-        """Writes and syncs a file, and the folder with all that is in it."""
+        """Writes and syncs a file; `commit` syncs the folder."""
         path = self._folder(name) / file
         with as_storage_error("write", path):
             _write_synced(path, content)
-            _sync_folder(path.parent)
 
     def commit(self, name: str, file: str, content: bytes) -> None:
         """Writes a file aside, renames it into place, and syncs the folder."""
@@ -74,6 +73,8 @@ class PosixStorage:
         temporary = path.with_name(f"{file}.tmp")
         with as_storage_error("commit", path):
             _write_synced(temporary, content)
+            # All other files are durable by name before the one that vouches for them.
+            _sync_folder(path.parent)
             temporary.rename(path)
             try:
                 _sync_folder(path.parent)

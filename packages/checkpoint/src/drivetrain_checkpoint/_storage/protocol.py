@@ -57,7 +57,7 @@ class Storage(Protocol):
         ...
 
     def write_small(self, name: str, file: str, content: bytes) -> None:
-        """Writes a file, durably; what was written to the folder before it is, too."""
+        """Writes a file; it is durable when `commit` has made another one appear."""
         ...
 
     def commit(self, name: str, file: str, content: bytes) -> None:

@@ -1,0 +1,202 @@
+"""The daemon's way to storage, with a storage that does as the test says."""
+
+import json
+import threading
+
+import pytest
+
+from drivetrain_checkpoint._arena import Arena
+from drivetrain_checkpoint._commit import decide
+from drivetrain_checkpoint._custody import PERSIST, Custody
+from drivetrain_checkpoint._manifest import ROOT_FILE, RootManifest
+from drivetrain_checkpoint._neighbours import Neighbours
+from drivetrain_checkpoint._persist import Persister
+from drivetrain_checkpoint._saves import Keep, retired, scan
+from drivetrain_checkpoint._storage.posix import PosixStorage
+
+INFINITE = float("inf")
+
+
+class GatedStorage(PosixStorage):
+    """A folder whose writes wait until they are let through."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.left = threading.Event()
+
+    def write(self, *arguments):
+        self.entered.set()
+        assert self.gate.wait(30)
+        try:
+            return super().write(*arguments)
+        finally:
+            self.left.set()
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return GatedStorage(tmp_path / "run")
+
+
+@pytest.fixture
+def custody():
+    return Custody()
+
+
+@pytest.fixture
+def persister(custody, storage):
+    return Persister(custody, Neighbours(), storage, Keep(last=2), 0.3)
+
+
+def publish(custody, arena, index, step, *, rank=0, world_size=1):
+    save_id = f"{step:016x}"
+    manifest = {
+        "job": "test",
+        "step": step,
+        "save_id": save_id,
+        "rank": rank,
+        "world_size": world_size,
+        "size_bytes": 5000,
+        "header_bytes": 4096,
+        "block_bytes": 1 << 20,
+        "crc32c": [],
+    }
+    record = {
+        "save_id": save_id,
+        "step": step,
+        "saved_at_ns": step,
+        "run": "r",
+        "tasks": [PERSIST],
+        "manifest": manifest,
+    }
+    body = '\n"entries":{},"layout":{"meshes":[],"tensors":[]}' if rank == 0 else "\n"
+    text = (json.dumps(record) + body).encode()
+    arena.begin(index)
+    arena.publish(index, step, text, 8192, 5000)
+    custody.published(rank)
+    return save_id
+
+
+@pytest.fixture
+def arena(custody, persister):
+    found = Arena.create(8192, 8192)
+    custody.take_over(0, found)
+    persister.serve(0)
+    return found
+
+
+def steps(storage):
+    return [saved.root.step for saved in scan(storage)[0]]
+
+
+def test_storage_that_hangs_fails_the_save_and_not_the_next(custody, storage, arena):
+    storage.gate.clear()
+    first = publish(custody, arena, 0, 1)
+    answer = custody.wait(first, 20)
+    assert answer["error"] == "the storage made no progress for 0.3 s"
+    assert steps(storage) == []
+    storage.gate.set()
+    # The write that hung ends, and is not committed.
+    assert storage.left.wait(20)
+    second = publish(custody, arena, 1, 2)
+    assert custody.wait(second, 20)["state"] == "committed"
+    assert steps(storage) == [2]
+    assert ROOT_FILE not in storage.files("step-0000000001-0000000000000001")
+
+
+def test_save_that_is_dropped_while_it_is_written_is_not_committed(
+    custody, storage, arena
+):
+    storage.gate.clear()
+    first = publish(custody, arena, 0, 1)
+    assert storage.entered.wait(20)
+    custody.drop(first)
+    storage.gate.set()
+    assert custody.wait(first, 20)["error"] == "dropped for a newer save"
+    with custody.changed:
+        assert custody.changed.wait_for(custody.is_idle, 20)
+    assert steps(storage) == []
+
+
+def test_rank_that_never_writes_is_named(custody, storage, arena):
+    save_id = publish(custody, arena, 0, 1, world_size=3)
+    custody.told(save_id, 2, {"file": "rank-00002.json", "size_bytes": 1, "crc32c": 0})
+    answer = custody.wait(save_id, 20)
+    assert answer["error"] == "ranks 1, 2 have written nothing for 0 s"
+
+
+def test_failure_of_another_rank_is_that_of_all(custody, arena):
+    save_id = publish(custody, arena, 0, 1, world_size=2)
+    custody.failed(save_id, "rank 1: disk full")
+    assert custody.wait(save_id, 20)["error"] == "rank 1: disk full"
+
+
+def root(step, *, job="a", at=None):
+    return RootManifest(
+        job=job,
+        step=step,
+        save_id=f"{step:016x}",
+        saved_at_ns=step if at is None else at,
+        world_size=1,
+        entries={},
+        layout={},
+        ranks=(),
+    )
+
+
+class Saved:
+    def __init__(self, found):
+        self.root, self.name = found, found.save_id
+
+
+def test_retention_keeps_the_last_and_every_so_often():
+    saved = [Saved(root(step)) for step in range(1, 11)]
+    gone = retired(saved, saved[-1].root, Keep(last=2, every=4))
+    assert [s.root.step for s in gone] == [1, 2, 3, 5, 6, 7]
+    assert retired(saved, saved[-1].root, Keep(last=None)) == []
+
+
+def test_retention_leaves_other_jobs_alone():
+    saved = [Saved(root(step, job="b")) for step in range(5)] + [Saved(root(9))]
+    assert retired(saved, saved[-1].root, Keep(last=1)) == []
+
+
+def decided(**about):
+    base = {
+        "told": [0, 1],
+        "absent": [],
+        "on_storage": [],
+        "world_size": 2,
+        "error": "",
+        "quiet_s": 0.0,
+        "unseen_s": 0.0,
+        "limit_s": 600.0,
+    }
+    return decide(**{**base, **about})
+
+
+@pytest.mark.parametrize(
+    ("about", "action"),
+    [
+        ({"error": "disk full"}, "fail"),
+        ({"absent": [1]}, "fail"),
+        ({"on_storage": [0, 1]}, "commit"),
+        ({"unseen_s": INFINITE}, "look"),
+        ({}, "wait"),
+        ({"unseen_s": 0.6, "quiet_s": 1.0}, "look"),
+        ({"unseen_s": 0.6, "quiet_s": 31.0}, "fail"),
+        ({"told": [0]}, "wait"),
+        ({"told": [0], "unseen_s": 0.1, "quiet_s": 0.1}, "look"),
+        ({"told": [0], "unseen_s": 1.0, "quiet_s": 601.0}, "fail"),
+    ],
+)
+def test_commit_is_decided_from_what_is_known(about, action):
+    assert decided(**about).action == action
+
+
+def test_nodes_that_see_different_storages_are_told_so():
+    found = decided(on_storage=[0], unseen_s=0.6, quiet_s=31.0)
+    assert "what rank 1 wrote is not there: all nodes must see" in found.because
