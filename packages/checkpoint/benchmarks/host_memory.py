@@ -1,0 +1,92 @@
+"""The memory that a save takes beside the state, of all processes together."""
+
+import contextlib
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from workload import MIB, new_place
+
+from drivetrain_core.testing import Row
+
+_PERIOD_S = 0.03
+_DAEMON_BYTES = 32 * MIB
+"""What the daemon's own process may take."""
+
+
+def held_bytes(place):
+    """The proportional set size (PSS) of all processes of a measurement."""
+    total = 0
+    for pid in place.processes():
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            total += int(re.search(r"^Pss: +(\d+) kB", text, re.MULTILINE)[1]) * 1024
+    return total
+
+
+class Watch:
+    """The most memory that a measurement held while it ran."""
+
+    def __init__(self, place):
+        self._place = place
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self.most = 0
+
+    def _look(self):
+        while not self._over.is_set():
+            self.most = max(self.most, held_bytes(self._place))
+            time.sleep(_PERIOD_S)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
+
+
+def extra_bytes(name, size_mib, start_node=None):
+    """What a way to save takes at most, above what its process had with the state.
+
+    Raises:
+        RuntimeError: It failed, with what it said last.
+    """
+    script = str(Path(__file__).with_name("peer_trial.py"))
+    with new_place() as place:
+        beside = start_node(place) if start_node else []
+        folders = [str(place.folder), str(place.runtime)]
+        process = subprocess.Popen(
+            [sys.executable, script, "memory", name, *folders, "--mib", str(size_mib)],
+            env=place.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout.readline() == "state\n"
+        before = held_bytes(place)
+        with Watch(place) as watch:
+            _, errors = process.communicate("\n")
+        for other in beside:
+            other.kill()
+            other.wait()
+    if process.returncode:
+        raise RuntimeError((errors.strip().splitlines() or ["no word"])[-1])
+    return watch.most - before
+
+
+def host_memory(quick):
+    """Two generations of the state, and the daemon."""
+    size_mib = 256 if quick else 1024
+    extra = extra_bytes("drivetrain-checkpoint", size_mib)
+    found = extra / (size_mib * MIB)
+    return Row(
+        figure=f"{found:.2f} x ({extra / MIB:,.0f} MiB beside {size_mib:,} MiB)",
+        holds=extra <= 2 * size_mib * MIB + _DAEMON_BYTES,
+        details={"extra_bytes": extra, "size_mib": size_mib},
+    )
