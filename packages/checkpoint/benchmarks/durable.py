@@ -44,7 +44,7 @@ def durable(size_mib, most):
 
             for step in range(2):
                 save(step)
-            for step in range(2, 7 if quick else 9):
+            for step in range(2, 6 if quick else 9):
                 settle()
                 raws.append(timed(lambda: direct_write(raw, area)))
                 raw.unlink()

@@ -45,7 +45,7 @@ def overhead(make):
         with new_place() as place:
             checkpointer = Checkpointer(place.folder, job="many", keep=1)
             stalls = []
-            for step in range(7 if quick else 16):
+            for step in range(6 if quick else 16):
                 handle = checkpointer.save(step, state)
                 handle.wait()
                 stalls.append(handle.stall_s)

@@ -44,6 +44,7 @@ class Cost:
     root_bytes: int
 
 
+@functools.cache
 def planned(num_tensors, num_ranks):
     """The cost of a save, measured in a process of its own."""
     command = [sys.executable, __file__, str(num_tensors), str(num_ranks)]
