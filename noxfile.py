@@ -180,7 +180,10 @@ def typing(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("package", [nox.param(p, id=p) for p in PACKAGES])
 def bench(session: nox.Session, package: str) -> None:
-    """Measures each package against its bars, with its peers installed beside it."""
+    """Measures each package against its bars, with its peers installed beside it.
+
+    `-- peers.py` runs that program of the package's benchmarks instead of `bars.py`.
+    """
     folder = ROOT / "packages" / package / "benchmarks"
     if not (folder / "bars.py").exists():
         session.skip(f"packages/{package} has no bars")
@@ -189,7 +192,9 @@ def bench(session: nox.Session, package: str) -> None:
         # Without what they require: torch is here, and some ask for much that what is
         # compared does not use. A peers.txt lists all that is needed.
         session.install("--no-deps", "-r", str(folder / "peers.txt"))
-    session.run("python", str(folder / "bars.py"), *session.posargs)
+    names_program = session.posargs[:1] and session.posargs[0].endswith(".py")
+    program = session.posargs if names_program else ["bars.py", *session.posargs]
+    session.run("python", str(folder / program[0]), *program[1:])
 
 
 @nox.session

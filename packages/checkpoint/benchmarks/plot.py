@@ -3,7 +3,6 @@
 import statistics
 
 import matplotlib as mpl
-from workload import GIB, MIB
 
 mpl.use("agg")
 
@@ -30,7 +29,7 @@ def plot(rows, file):
         for place, row in enumerate(there):
             if size in row["sizes"]:
                 _draw(axis, place, row, row["sizes"][size])
-        axis.set_title(f"{size * MIB / GIB:.2g} GiB")
+        axis.set_title(f"{size:,} MiB")
         axis.set_xlabel("seconds (log): stall, then complete on storage")
         axis.set_xscale("log")
         axis.set_yticks(range(len(there)), [row["name"] for row in there])
