@@ -18,13 +18,23 @@ _DAEMON_BYTES = 32 * MIB
 
 
 def held_bytes(place):
-    """The proportional set size (PSS) of all processes of a measurement."""
-    total = 0
+    """Anonymous memory of all processes of a measurement, and the machine's shared one.
+
+    Shared memory is counted once for the machine, as the kernel counts it: the shares of
+    several processes that map it, read one after the other, do not add up while one of
+    them is still mapping it. Nothing else may use shared memory meanwhile.
+    """
+    meminfo = Path("/proc/meminfo").read_text()
+    total = _kib(meminfo, "Shmem")
     for pid in place.processes():
         with contextlib.suppress(OSError):
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            total += int(re.search(r"^Pss: +(\d+) kB", text, re.MULTILINE)[1]) * 1024
-    return total
+            total += _kib(Path(f"/proc/{pid}/smaps_rollup").read_text(), "Pss_Anon")
+    return total * 1024
+
+
+def _kib(text, name):
+    """The number after a name in one of the kernel's tables."""
+    return int(re.search(rf"^{name}: +(\d+) kB", text, re.MULTILINE)[1])
 
 
 class Watch:

@@ -39,7 +39,7 @@ def slowdown(most):
             return Row(figure="one core: none to spare", holds=None)
         num_tensors, rounds = (800, 6) if quick else (4_000, 12)
         trials = {"drivetrain-checkpoint": rounds}
-        trials |= {_PEERS[0]: 2} if quick else dict.fromkeys(_PEERS, 6)
+        trials |= {_PEERS[0]: 2} if quick else dict.fromkeys(_PEERS, 4)
         lost = {
             name: 1.0 - statistics.median(_rates(name, num_tensors, num))
             for name, num in trials.items()
@@ -137,7 +137,7 @@ def _trainer(name, place, num_tensors, rounds):
         took = time.perf_counter() - start
         watcher.join()
         time.sleep(0.2)
-        end = time.perf_counter() + max(took, 0.2)
+        end = time.perf_counter() + min(max(took, 0.2), 3.0)
         calm = loop.rate(lambda end=end: time.perf_counter() >= end)
         os.sched_setaffinity(threading.get_native_id(), set(cores))
         found.append(busy / calm)

@@ -17,6 +17,7 @@ from workload import (
     milliseconds,
     new_place,
     ratio,
+    settle,
     timed,
 )
 
@@ -41,6 +42,9 @@ def recovery(size_mib, most):
             command = [sys.executable, __file__, place.folder, str(size)]
             done = subprocess.run(command, check=False, env=place.environment())
             assert done.returncode == -signal.SIGKILL, done.returncode
+            # A new trainer takes longer to start than the daemon to write.
+            while Checkpointer(place.folder, job="recovery").latest() is None:
+                settle()
             state = make_state(size, value=0.0)
             limit = Alternated(copies(state, Area(size)))
             times = []
