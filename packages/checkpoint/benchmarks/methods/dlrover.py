@@ -14,6 +14,7 @@ import torch
 
 from methods._method import Method
 
+_LONGEST_SKIP_S = 10.0
 _AGENT = """
 import os, time
 from dlrover.python.elastic_agent.torch.ckpt_saver import AsyncCheckpointSaver
@@ -58,11 +59,13 @@ class FlashCheckpoint(Method):
 
     def save(self, step):
         self._step = step + 1  # its step 0 means that there is none
-        before = self._checkpointer._engine._cached_step
-        self._checkpointer.save_checkpoint(self._step, dict(self.state))
-        if self._checkpointer._engine._cached_step == before:
-            message = f"it skipped the save of step {self._step}"
-            raise RuntimeError(message)
+        deadline = time.monotonic() + _LONGEST_SKIP_S
+        # It skips a save, without a word to the caller, while its lock is not to be had.
+        while self._checkpointer._engine._cached_step != self._step:
+            if time.monotonic() > deadline:
+                message = f"it goes on to skip the save of step {self._step}"
+                raise RuntimeError(message)
+            self._checkpointer.save_checkpoint(self._step, dict(self.state))
 
     def wait(self):
         from dlrover.python.common.constants import CheckpointConstant
