@@ -16,7 +16,7 @@ from kills import DELAYS_S, kill_trials
 from methods import METHODS, method_of
 from workload import MIB, new_place, say
 
-from drivetrain_core.testing._bars import surroundings
+from drivetrain_core.testing import surroundings
 
 _LONGEST_S = 900
 _COLUMNS = (

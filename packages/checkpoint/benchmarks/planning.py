@@ -2,45 +2,56 @@
 
 One process plays the ranks it is asked for: a process group that only counts gives
 DTensors their meshes. All ranks plan at the same time, so that what counts is one rank's
-own plan and what the first rank does for all of them.
+own plan and what the first rank's daemon does for all of them. A reader plans by the
+same formula, on another number of ranks.
 """
 
+import dataclasses
 import functools
 import json
+import math
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from workload import timed
 
-from drivetrain_checkpoint import _posix
-from drivetrain_checkpoint._manifest import RankManifest, RootManifest
-from drivetrain_checkpoint._pieces import pieces_of
-from drivetrain_checkpoint._record import EntryTexts, PlannedImage, record_text
+from drivetrain_checkpoint._commit import decide
+from drivetrain_checkpoint._custody import Custody
+from drivetrain_checkpoint._layout import Layout
+from drivetrain_checkpoint._manifest import RankFile, RankManifest, RootManifest
+from drivetrain_checkpoint._reads import gathered, plan_fills
+from drivetrain_checkpoint._save_plan import EntryTexts, SavePlan, record_text
+from drivetrain_checkpoint._saves import written_ranks
+from drivetrain_checkpoint._sources import saved_image
+from drivetrain_checkpoint._storage.posix import PosixStorage
 from drivetrain_core.testing import Row
 
 _ROWS = 4
 """What a rank has of each tensor, in rows of 16 elements."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Cost:
     """What a save costs beside its bytes.
 
     `plan_s` is spent by every rank on its own, the first time; `again_s` in each later
-    save. `gather_s` and `root_s` are the first rank's: it reads what the others wrote,
-    and writes the root. `rank_bytes` and `root_bytes` are their manifests.
+    save. `gather_s` and `root_s` are the first rank's daemon's: it is told by all others
+    that they have written, looks once whether it is so, and writes the root. `load_s`
+    is what one rank of another number of ranks plans before it reads. `rank_bytes`,
+    `told_bytes` and `root_bytes` are a rank's manifest, its message, and the root.
     """
 
     plan_s: float
     again_s: float
     gather_s: float
     root_s: float
+    load_s: float
     rank_bytes: int
+    told_bytes: int
     root_bytes: int
 
 
@@ -66,16 +77,14 @@ def planning(cached, most_s):
         total = own + cost.gather_s + cost.root_s
         return Row(
             figure=(
-                f"{total * 1e3:.0f} ms (a rank's plan {own * 1e3:.0f} ms, the "
-                f"manifests of all {cost.gather_s * 1e3:.0f} ms, the root "
-                f"{cost.root_s * 1e3:.0f} ms of {cost.root_bytes / 1e3:,.0f} kB)"
+                f"{total * 1e3:.0f} ms (a rank's plan {own * 1e3:.0f} ms, word of "
+                f"all ranks {cost.gather_s * 1e3:.0f} ms, the root "
+                f"{cost.root_s * 1e3:.0f} ms of {cost.root_bytes / 1e3:,.0f} kB; "
+                f"to load, {cost.load_s * 1e3:.0f} ms)"
             ),
             holds=total <= most_s,
             proven_on="simulation",
-            details={
-                "rank_manifest_bytes": cost.rank_bytes,
-                "root_manifest_bytes": cost.root_bytes,
-            },
+            details=dataclasses.asdict(cost),
         )
 
     return measure
@@ -99,49 +108,94 @@ def _tensors(num_tensors, num_ranks, rank):
 
 def _plan(tensors, rank, num_ranks, known):
     """What `save` does before it copies, and what it says of the copy."""
-    pieces = pieces_of(tensors, rank, num_ranks)
-    plan = known if known is not None and known.fits(pieces) else PlannedImage(pieces)
+    fits = known is not None and known.renew(tensors)
+    plan = known if fits else SavePlan(tensors, rank, num_ranks)
+    fields = {"save_id": "0" * 16, "step": 1, "saved_at_ns": 1, "tasks": []}
     entries = EntryTexts().text({})
-    fields = {"save_id": "0" * 16, "step": 1, "saved_at_ns": 1}
-    head = {
-        "job": "scale",
-        "step": 1,
-        "save_id": "0" * 16,
-        "rank": rank,
-        "world_size": num_ranks,
-        "size_bytes": plan.image.size_bytes,
-        "block_bytes": 1 << 24,
-        "crc32c": [],
-    }
-    record = record_text(fields, head, plan.parts_text, entries if not rank else None)
-    return plan, json.loads(record)["manifest"]
+    return plan, record_text(fields, entries, plan.layout_text)
 
 
-def _gathered(folder, manifest, num_ranks):
-    """How long the first rank reads the manifests of all, and what it has then."""
-    text = RankManifest.from_fields(manifest, "rank").to_bytes()
+def _gathered(folder, plan, num_ranks):
+    """How long it takes to be told by all ranks and to see it, and what is said."""
+    manifest = RankManifest(
+        job="scale",
+        step=1,
+        save_id="0" * 16,
+        rank=0,
+        world_size=num_ranks,
+        size_bytes=plan.image.size_bytes,
+        header_bytes=len(plan.image.header),
+        block_bytes=1 << 20,
+        crc32c=(0,) * -(-plan.image.size_bytes // (1 << 20)),
+    )
+    text = manifest.to_bytes()
+    name = "step-0000000001-0000000000000000"
+    (folder / name).mkdir()
     for rank in range(num_ranks):
-        (folder / f"rank-{rank:05d}.json").write_bytes(text)
-    times = [
-        timed(functools.partial(_posix.find_rank_manifests, folder, num_ranks))
-        for _ in range(3)
+        (folder / name / f"rank-{rank:05d}.json").write_bytes(text)
+        (folder / name / f"rank-{rank:05d}.safetensors").touch()
+    storage = PosixStorage(folder)
+    messages = [
+        json.dumps(
+            {
+                "op": "written",
+                "save_id": "0" * 16,
+                "rank": rank,
+                "entry": dataclasses.asdict(RankFile.of(rank, text)),
+            }
+        )
+        for rank in range(num_ranks)
     ]
-    return statistics.median(times), _posix.find_rank_manifests(folder, num_ranks), text
+
+    def gather():
+        custody = Custody()
+        for message in messages:
+            said = json.loads(message)
+            custody.told(said["save_id"], said["rank"], said["entry"])
+        told = custody.outcomes["0" * 16].told
+        told = {rank: RankFile(**entry) for rank, entry in told.items()}
+        about = {"world_size": num_ranks, "error": "", "absent": [], "limit_s": 600.0}
+        first = decide(told=told, on_storage=[], quiet_s=0, unseen_s=math.inf, **about)
+        assert first.action == "look"
+        found = written_ranks(storage, name, told, num_ranks)
+        then = decide(told=told, on_storage=found, quiet_s=0, unseen_s=0, **about)
+        assert then.action == "commit"
+        return found
+
+    times = [timed(gather) for _ in range(3)]
+    return statistics.median(times), gather(), len(text), len(messages[-1])
+
+
+def _load(root, num_tensors, num_readers):
+    """Plans what one rank of another number of ranks reads."""
+    layout = Layout.from_plain(root)
+
+    @functools.cache
+    def slots(rank):
+        return {slot.name: slot for slot in saved_image(layout, rank).slots}
+
+    fills = []
+    for entry in layout.tensors:
+        step = -(-entry.shape[0] // num_readers)
+        wanted = (((step, step),), *(((0, size),) for size in entry.shape[1:]))
+        fills += plan_fills(layout, entry, wanted, slots)
+    assert len({fill.name for fill in fills}) == num_tensors
+    return gathered(fills)
 
 
 def _measure(num_tensors, num_ranks):
     """The cost, in this process."""
     tensors = _tensors(num_tensors, num_ranks, num_ranks - 1)
-    plan, manifest = None, {}
+    plan = None
 
     def run(known):
-        nonlocal plan, manifest
-        plan, manifest = _plan(tensors, num_ranks - 1, num_ranks, known)
+        nonlocal plan
+        plan, _ = _plan(tensors, num_ranks - 1, num_ranks, known)
 
     first = timed(lambda: run(None))
     again = [timed(lambda: run(plan)) for _ in range(5)]
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        gather_s, ranks, text = _gathered(Path(folder), manifest, num_ranks)
+        gather_s, ranks, rank_bytes, told = _gathered(Path(folder), plan, num_ranks)
     root = RootManifest(
         job="scale",
         step=1,
@@ -149,20 +203,24 @@ def _measure(num_tensors, num_ranks):
         saved_at_ns=1,
         world_size=num_ranks,
         entries={},
-        ranks=tuple(ranks),
+        layout={},
+        ranks=tuple(ranks[rank] for rank in range(num_ranks)),
     )
-    roots = [timed(root.to_bytes) for _ in range(3)]
+    plain = f'"entries":{{}},"layout":{plan.layout_text}'.encode()
+    roots = [timed(lambda: root.with_plain(plain)) for _ in range(3)]
+    layout = json.loads(plan.layout_text)
+    loads = [timed(lambda: _load(layout, num_tensors, 768)) for _ in range(3)]
     return Cost(
         plan_s=first,
         again_s=statistics.median(again),
         gather_s=gather_s,
         root_s=statistics.median(roots),
-        rank_bytes=len(text),
-        root_bytes=len(root.to_bytes()),
+        load_s=statistics.median(loads),
+        rank_bytes=rank_bytes,
+        told_bytes=told,
+        root_bytes=len(root.with_plain(plain)),
     )
 
 
 if __name__ == "__main__":
-    import dataclasses
-
     print(json.dumps(dataclasses.asdict(_measure(*map(int, sys.argv[1:])))))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_checkpoint._peers import connect_to, tell
+from drivetrain_checkpoint._peers import connect_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from drivetrain_checkpoint._nodes import Node, Nodes
+    from drivetrain_checkpoint._wire import Connection
 
 __all__ = ["Neighbours"]
+
+logger = logging.getLogger(__name__)
 
 
 class Neighbours:
@@ -81,9 +85,25 @@ class Neighbours:
         waiting.put((node, message))
 
     def _run(self, waiting: queue.SimpleQueue[tuple[Node, dict[str, Any]]]) -> None:
+        connection: Connection | None = None
         while True:
             node, message = waiting.get()
-            tell(node, self.secret, message)
+            # The second time with a new connection: the other end closes one that has
+            # long said nothing.
+            for is_last in (False, True):
+                try:
+                    connection = connection or connect_to(
+                        node.host, node.port, self.secret
+                    )
+                    connection.ask(message)
+                    break
+                except (OSError, EOFError) as error:
+                    if connection is not None:
+                        connection.close()
+                        connection = None
+                    if is_last:
+                        place = f"{node.host}:{node.port}"
+                        logger.warning("%s was not told: %s", place, error)
 
 
 def _nobody(_save_id: str, _run: str, _ranks: set[int]) -> set[int]:

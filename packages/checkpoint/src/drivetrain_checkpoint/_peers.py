@@ -14,16 +14,14 @@ import secrets
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drivetrain_checkpoint._wire import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from drivetrain_checkpoint._nodes import Node
-
-__all__ = ["PeerServer", "connect_to", "tell"]
+__all__ = ["PeerServer", "connect_to"]
 
 logger = logging.getLogger(__name__)
 
@@ -127,16 +125,6 @@ def limit_time(sock: socket.socket) -> None:
     limit = struct.pack("ll", int(_IDLE_S), 0)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-
-
-def tell(node: Node, secret: str, message: dict[str, Any]) -> bool:
-    """Tells a node something, once; returns whether it took it."""
-    try:
-        with contextlib.closing(connect_to(node.host, node.port, secret)) as connection:
-            return "ok" in connection.ask(message)
-    except (OSError, EOFError) as error:
-        logger.warning("%s:%d was not told: %s", node.host, node.port, error)
-        return False
 
 
 def _proof(secret: str, challenge: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from drivetrain_core._lazy import load_export as _load_export
 
 if TYPE_CHECKING:
-    from drivetrain_core.testing._bars import Bar, Row, run_bars
+    from drivetrain_core.testing._bars import Bar, Row, run_bars, surroundings
     from drivetrain_core.testing._batch_plan import check_batch_plan
     from drivetrain_core.testing._capacity import (
         RecordingListener,
@@ -44,6 +44,7 @@ __all__ = [
     "check_state_source",
     "run_bars",
     "run_ranks",
+    "surroundings",
 ]
 
 _HOME = {
@@ -63,6 +64,7 @@ _HOME = {
     "check_state_source": "_state_source",
     "run_bars": "_bars",
     "run_ranks": "_processes",
+    "surroundings": "_bars",
 }
 
 
