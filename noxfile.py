@@ -157,13 +157,22 @@ def tests(session: nox.Session, package: str) -> None:
 
 
 @nox.session
+def faults(session: nox.Session) -> None:
+    """Tries very many faults of processes and storage; `-- --json FILE` keeps the table."""
+    install(session, "checkpoint", groups=["test"])
+    options = ["--faults-json" if o == "--json" else o for o in session.posargs]
+    session.run(*PYTEST, "-m", "faults", "packages/checkpoint/tests/faults", *options)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Checks style and formatting; `-- --fix` repairs what can be repaired."""
     session.install(*group("lint"))
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []))
     session.run("ruff", "format", *([] if fix else ["--check"]))
-    sources = [str(p) for p in ROOT.glob("packages/*/csrc/**/*.[ch]pp")]
+    found = [ROOT.glob(f"packages/*/{f}/**/*.[ch]pp") for f in ("csrc", "tests")]
+    sources = [str(path) for paths in found for path in paths]
     if sources:
         session.install(*group("cpp-lint"))
         check = ["-i"] if fix else ["--dry-run", "--Werror"]

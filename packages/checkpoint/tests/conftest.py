@@ -3,11 +3,15 @@
 import contextlib
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+
+# The helpers of the tests of faults are a package, `faults`.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

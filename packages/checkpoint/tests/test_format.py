@@ -126,6 +126,22 @@ def test_flipped_bit_is_found_and_named(saved, at):
         Checkpointer(saved.parent, job="format").restore(into)
 
 
+@pytest.mark.parametrize("num_tensors", [6, 19, 23])
+def test_damaged_block_with_many_tensors_names_them(tmp_path, num_tensors):
+    checkpointer = Checkpointer(tmp_path, job="format")
+    state = {f"w{i}": torch.arange(10.0) for i in range(num_tensors)}
+    checkpointer.save(1, state).wait(20)
+    checkpointer.stop_daemon()
+    (found,) = list_checkpoints(tmp_path)
+    file = Path(found.url, "rank-00000.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    (problem,) = verify(found.url)
+    assert all(f"w{i}" in problem.because for i in range(min(num_tensors, 19)))
+    assert ("and 4 more" in problem.because) == (num_tensors == 23)
+
+
 @pytest.mark.parametrize(
     ("damage", "because"),
     [

@@ -48,7 +48,9 @@ def custody():
 
 @pytest.fixture
 def persister(custody, storage):
-    return Persister(custody, Neighbours(), storage, Keep(last=2), 0.3)
+    found = Persister(custody, Neighbours(), storage)
+    found.limit_s = 0.3
+    return found
 
 
 def publish(custody, arena, index, step, *, rank=0, world_size=1):
@@ -126,6 +128,33 @@ def test_rank_that_never_writes_is_named(custody, storage, arena):
     custody.told(save_id, 2, {"file": "rank-00002.json", "size_bytes": 1, "crc32c": 0})
     answer = custody.wait(save_id, 20)
     assert answer["error"] == "ranks 1, 2 have written nothing for 0 s"
+
+
+def test_what_a_failed_save_has_left_is_deleted(custody, storage, arena):
+    save_id = publish(custody, arena, 0, 1, world_size=2)
+    assert storage.left.wait(20)
+    custody.failed(save_id, "rank 1: disk full")
+    with custody.changed:
+        assert custody.changed.wait_for(custody.is_idle, 20)
+    assert storage.names() == []
+
+
+def test_part_that_is_written_is_not_written_again(custody, storage, arena):
+    save_id = publish(custody, arena, 0, 1)
+    assert custody.wait(save_id, 20)["state"] == "committed"
+    name = storage.names()[0]
+    (storage.root / name / ROOT_FILE).unlink()  # as if the daemon had died before it
+    files = [f.stat().st_mtime_ns for f in sorted((storage.root / name).iterdir())]
+    storage.entered.clear()
+    other = Custody()
+    other.take_over(0, arena)
+    Persister(other, Neighbours(), storage).serve(0)
+    assert other.wait(save_id, 20)["state"] in {"committed", "unknown"}
+    with other.changed:
+        assert other.changed.wait_for(lambda: storage.exists(name, ROOT_FILE), 20)
+    assert not storage.entered.is_set()
+    after = sorted(f for f in (storage.root / name).iterdir() if f.name != ROOT_FILE)
+    assert [f.stat().st_mtime_ns for f in after] == files
 
 
 def test_failure_of_another_rank_is_that_of_all(custody, arena):

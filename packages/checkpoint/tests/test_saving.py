@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_memory_that_was_overwritten_is_not_durable(checkpointer, folder):
     first = checkpointer.save(1, state_of(1), persist=False)
     for step in (2, 3):
         checkpointer.save(step, state_of(step), persist=False)
-    with pytest.raises(CheckpointError, match="step 1 was not saved: .*newer"):
+    with pytest.raises(CheckpointError, match=r"step 1 was not saved: .*newer"):
         first.wait(30)
     assert checkpointer.flush()
     assert [found.step for found in list_checkpoints(folder)] == [2, 3]
@@ -188,6 +189,18 @@ def test_two_runs_of_one_name_are_told_apart(checkpointer, folder):
     assert checkpointer.save(2, {"w": torch.ones(3)}).wait(20)
 
 
+def test_reader_beside_the_trainer_changes_nothing_for_it(folder):
+    checkpointer = Checkpointer(folder, job="saving", keep=1)
+    checkpointer.save(1, state_of(1), persist=False)
+    reader = Checkpointer(folder, job="saving", keep=7, memory_s=0.1)
+    state = state_of(0)
+    assert reader.restore(state) == 1
+    for step in (2, 3):
+        assert checkpointer.save(step, state_of(step)).wait(20)
+    checkpointer.stop_daemon()
+    assert [found.step for found in list_checkpoints(folder)] == [3]
+
+
 PREEMPTED = textwrap.dedent(
     """
     import signal, sys, time, torch
@@ -240,17 +253,19 @@ def test_daemon_that_nobody_needs_ends(folder, daemon_of):
     pid = daemon_of()
     checkpointer._client.close()
     ended = threading.Event()
-    while os.path.exists(f"/proc/{pid}") and b"Z" not in open_stat(pid):
+    del checkpointer
+    while is_alive(pid):
         ended.wait(0.02)
     assert restored(folder) == 1
 
 
-def open_stat(pid):
+def is_alive(pid):
+    """Whether a process runs, and is no zombie."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[:1]
+        status = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
-        return [b"Z"]
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_every_so_often_a_checkpoint_stays(folder):

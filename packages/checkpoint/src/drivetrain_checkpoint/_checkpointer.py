@@ -16,6 +16,7 @@ from drivetrain_checkpoint._client import Client
 from drivetrain_checkpoint._custody import PERSIST, REPLICATE
 from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._handle import SaveHandle
+from drivetrain_checkpoint._nodes import holders
 from drivetrain_checkpoint._pieces import DTYPES
 from drivetrain_checkpoint._plain import from_json
 from drivetrain_checkpoint._preempt import PreemptNotice, preempt_notice
@@ -25,7 +26,7 @@ from drivetrain_checkpoint._save_plan import EntryTexts, SavePlan, record_text
 from drivetrain_checkpoint._saves import Keep, list_saved
 from drivetrain_checkpoint._settings import Settings
 from drivetrain_checkpoint._storage.open import open_storage, resolve
-from drivetrain_checkpoint._team import Team
+from drivetrain_checkpoint._team import Meeting, Team
 from drivetrain_core import CheckpointError
 from drivetrain_core.services import StatePacker, TensorSpec, plan_restoration
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import Tensor
 
-    from drivetrain_checkpoint._nodes import Nodes
     from drivetrain_core.services import Restoration
 
 __all__ = ["Checkpointer", "SaveCounts"]
@@ -174,7 +174,8 @@ class Checkpointer:
         self._storage = open_storage(self._settings.url, self._settings.options)
         self._client = Client(self._settings)
         self._team = Team(process_group)
-        self._nodes: tuple[Nodes, str, str] | None = None
+        self._meeting: Meeting | None = None
+        self._is_enlisted = False
         self._groups: dict[Any, Any] = {}
         self._memory = RankMemory(
             self._client, self._team, num_threads, overlap=overlap
@@ -199,7 +200,7 @@ class Checkpointer:
             DaemonError: The daemon cannot be started.
             MemoryError: The machine has no memory for a copy.
         """
-        self._join()
+        self._enlist()
         packed = self._packer.pack(state)
         entries = self._entries.text(packed.entries)
         plan = self._planned(packed.tensors)
@@ -234,7 +235,7 @@ class Checkpointer:
         """
         start = time.perf_counter()
         self._memory.settle()
-        self._join()
+        meeting = self._enlist()
         problem: Exception | None = None
         entries, claim, waited_s = "", Claim(), 0.0
         try:
@@ -272,7 +273,7 @@ class Checkpointer:
             self.counts.dropped += 1
             logger.info("save %s is dropped for step %d", dropped, step)
         record = self._record(
-            step, save_id, saved_at_ns, plan, entries, persist=persist
+            step, save_id, saved_at_ns, meeting.run, plan, entries, persist=persist
         )
         staging = self._memory.fill(claim, plan, record)
         handle = self._handle(step, save_id, staging=staging)
@@ -312,9 +313,7 @@ class Checkpointer:
                 that the state must be restored from another step.
         """
         self._memory.settle()
-        self._join()
-        assert self._nodes is not None
-        nodes, secret, _ = self._nodes
+        nodes, secret, _ = self._met()
         found = find(self._team, self._client, self._storage, nodes, step)
         save = open_save(self._team, self._storage, nodes, secret, found)
         entries: Any = from_json(save.entries)
@@ -413,17 +412,30 @@ class Checkpointer:
             self._client.ask({"op": "stop", "at_once": at_once})
         self._client.close()
         self._memory.forget()
-        self._nodes = None
+        self._meeting, self._is_enlisted = None, False
 
-    def _join(self) -> None:
-        """Makes the nodes of the job known to each other, once."""
-        if self._nodes is None:
-            self._nodes = self._team.join(
-                self._client,
-                domain=self._domain,
-                num_replicas=self._replicas,
-                bytes_per_s=self._replica_rate,
+    def _met(self) -> Meeting:
+        """Returns what the ranks know of each other; all of them ask at one time."""
+        if self._meeting is None:
+            self._meeting = self._team.meet(self._client, domain=self._domain)
+        return self._meeting
+
+    def _enlist(self) -> Meeting:
+        """Makes the nodes of the job known to the daemons, before the first save."""
+        meeting = self._met()
+        if not self._is_enlisted:
+            holders(meeting.nodes.nodes, self._replicas)
+            self._client.enlist(
+                {
+                    "nodes": meeting.nodes.to_plain(),
+                    "secret": meeting.secret,
+                    "run": meeting.run,
+                    "num_replicas": self._replicas,
+                    "bytes_per_s": self._replica_rate,
+                }
             )
+            self._is_enlisted = True
+        return meeting
 
     def _planned(self, tensors: Mapping[str, Tensor]) -> SavePlan:
         if self._plan is None or not self._plan.renew(tensors):
@@ -456,13 +468,13 @@ class Checkpointer:
         step: int,
         save_id: str,
         saved_at_ns: int,
+        run: str,
         plan: SavePlan,
         entries: str,
         *,
         persist: bool,
     ) -> bytes:
         """Returns what lies in memory beside the tensors."""
-        assert self._nodes is not None
         tasks = [PERSIST] if persist else []
         manifest = {
             "job": self._settings.job,
@@ -479,7 +491,7 @@ class Checkpointer:
             "save_id": save_id,
             "step": step,
             "saved_at_ns": saved_at_ns,
-            "run": self._nodes[2],
+            "run": run,
             "tasks": [*tasks, REPLICATE] if self._replicas else tasks,
             "manifest": manifest,
         }

@@ -56,8 +56,9 @@ class Client:
         """Returns what the daemon calls itself, and its process."""
         return self.ask(self.settings.hello())
 
-    def join(self, message: dict[str, Any]) -> None:
-        """Tells the daemon, and every one after it, which nodes the job has."""
+    def enlist(self, about: dict[str, Any]) -> None:
+        """Tells the daemon, and every one after it, who saves the job, and how."""
+        message = {"op": "join", **about, "settings": self.settings.changing()}
         self.ask(message)
         self._joined = message
 

@@ -269,6 +269,8 @@ class Custody:
             for ticket in self._tickets.values():
                 if ticket.save_id == save_id:
                     ticket.waiting.discard(PERSIST)
+                    if PERSIST in ticket.running:
+                        ticket.running[PERSIST].stop = 1
             self.changed.notify_all()
 
     def committed(self, save_id: str) -> None:
@@ -288,6 +290,12 @@ class Custody:
                 if not is_open or (left is not None and left <= 0):
                     return answer
                 self.changed.wait(left)
+
+    def is_open(self, save_id: str) -> bool:
+        """Whether a rank of this node is still writing a save."""
+        with self.changed:
+            mine = [t for t in self._tickets.values() if t.save_id == save_id]
+            return any(PERSIST in ticket.running for ticket in mine)
 
     def has(self, rank: int, save_id: str) -> bool:
         """Whether a rank has published a save, here."""

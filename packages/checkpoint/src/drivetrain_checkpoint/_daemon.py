@@ -60,7 +60,7 @@ class Daemon:
         self._path = path
         self.stopped = threading.Event()
         self._id = secrets.token_hex(8)
-        self._idle_s = 3600.0
+        self._idle_s = 60.0  # until somebody says how long
         self._url = ""
         self._custody = Custody()
         self._neighbours = Neighbours()
@@ -181,7 +181,7 @@ class Daemon:
             case "persist":
                 custody.ask_for(PERSIST)
             case "wait":
-                return custody.wait(**about)
+                return self._wait(**about)
             case "settle":
                 custody.ask_for(PERSIST)
                 return {"durable": custody.settle(**about)}
@@ -222,33 +222,29 @@ class Daemon:
         return {"ok": True}
 
     def _configure(
-        self,
-        *,
-        url: str,
-        options: dict[str, Any],
-        keep: dict[str, Any],
-        limit_s: float,
-        idle_s: float,
+        self, *, url: str, options: dict[str, Any], settings: dict[str, Any]
     ) -> dict[str, Any]:
+        """Learns where checkpoints go, from whoever comes first."""
         with self._lock:
-            self._idle_s = idle_s
             if self._persister is None:
                 self._url = url
-                self._persister = Persister(
-                    self._custody,
-                    self._neighbours,
-                    open_storage(url, options),
-                    Keep(**keep),
-                    limit_s,
-                )
-            self._persister.keep, self._persister.limit_s = Keep(**keep), limit_s
+                storage = open_storage(url, options)
+                self._persister = Persister(self._custody, self._neighbours, storage)
+                self._adjust(settings)
         return {"id": self._id, "pid": os.getpid()}
 
+    def _adjust(self, settings: dict[str, Any]) -> None:
+        assert self._persister is not None
+        self._idle_s = settings["idle_s"]
+        self._persister.keep = Keep(**settings["keep"])
+        self._persister.limit_s = settings["limit_s"]
+
     def _listen(self, *, host: str, secret: str, port: int = 0) -> dict[str, Any]:
+        """Lets those in who know a secret, beside those who know another."""
         with self._lock:
-            if self._server is not None:
-                self._server.close()
-            self._server = PeerServer(host, port, secret, self._talk_to_peer)
+            if self._server is None or self._server.host != host:
+                self._server = PeerServer(host, port, self._talk_to_peer)
+            self._server.admit(secret)
             return {"port": self._server.port}
 
     def _join(
@@ -259,19 +255,22 @@ class Daemon:
         run: str,
         num_replicas: int,
         bytes_per_s: float | None,
+        settings: dict[str, Any],
     ) -> dict[str, Any]:
+        """Learns who saves the job, and on which nodes."""
         table = Nodes.from_plain(nodes)
+        me = next(node for node in table.nodes if node.id == table.here)
+        if me.port:
+            self._listen(host=me.host, secret=secret, port=me.port)
         with self._lock:
             # A daemon that takes the place of one that died is called as that was.
             self._id = table.here
-            me = next(node for node in table.nodes if node.id == table.here)
-            if me.port and self._server is None:
-                self._server = PeerServer(me.host, me.port, secret, self._talk_to_peer)
+            self._adjust(settings)
             self._ranks_here = set(me.ranks)
             if run != self._run:
                 self._run, self._ended = run, set()
+                self._replicator.bucket = Bucket(bytes_per_s)
             self._replicator.num_replicas = num_replicas
-            self._replicator.bucket = Bucket(bytes_per_s)
         self._neighbours.join(table, secret)
         return {"ok": True}
 
@@ -350,6 +349,17 @@ class Daemon:
             self._custody.give_up(strangers)
         if ours and self._replicas.all():
             self._replicas.retain(self._replicator.sources())
+
+    def _wait(self, *, step: int, save_id: str, timeout_s: float) -> dict[str, Any]:
+        """Returns what became of a save."""
+        answer = self._custody.wait(save_id, timeout_s)
+        is_open = answer["state"] in {"unknown", "written"}
+        # What this daemon commits itself it knows; what another has committed, before
+        # this one or elsewhere, is on storage.
+        may_be_there = is_open and not self._custody.has(0, save_id)
+        if may_be_there and self._persister and self._persister.settle(step, save_id):
+            return {**answer, "state": "committed"}
+        return answer
 
     def _stop(self, *, at_once: bool = False) -> dict[str, Any]:
         if not at_once:

@@ -130,6 +130,7 @@ class SaveHandle:
             if left is not None and left <= 0:
                 return False
             self._check(_SLICE_S if left is None else min(_SLICE_S, left), until)
+        self._waiting.close()
         return True
 
     def _check(self, timeout_s: float, until: str) -> None:
@@ -166,15 +167,15 @@ class SaveHandle:
 
     def _ask(self, timeout_s: float) -> dict[str, Any]:
         """Returns what the daemon knows, or else the storage."""
-        question = {"op": "wait", "save_id": self.save_id, "timeout_s": timeout_s}
+        about = {"step": self.step, "save_id": self.save_id}
+        question = {"op": "wait", **about, "timeout_s": timeout_s}
         try:
             # What waits has a conversation of its own.
             client = self._waiting if timeout_s else self._client
             answer = client.ask(question)
         except DaemonError as error:
-            answer = {"state": "unknown", "error": str(error)}
-        if answer["state"] not in {"committed", "failed", "staged"}:
             name = folder_name(self.step, self.save_id)
-            if self._storage.settle(name, ROOT_FILE):
-                return {**answer, "state": "committed"}
+            is_there = self._storage.settle(name, ROOT_FILE)
+            state = "committed" if is_there else "unknown"
+            answer = {"state": state, "error": str(error)}
         return answer

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
 _IDLE_S = 60.0
+_MOST_SECRETS = 16
+"""How many runs, and readers beside them, may know a daemon at one time."""
 
 
 class PeerServer:
@@ -35,28 +37,29 @@ class PeerServer:
     Args:
         host: The address to listen on.
         port: The port; 0 takes a free one.
-        secret: What both ends know.
         answer: Answers the messages of a connection until it ends.
     """
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        secret: str,
-        answer: Callable[[Connection], None],
+        self, host: str, port: int, answer: Callable[[Connection], None]
     ) -> None:
-        """Begins to listen.
+        """Begins to listen; nobody is let in yet.
 
         Raises:
             OSError: The address or the port is not to be had.
         """
-        self._secret = secret
+        self.host = host
+        self._secrets: list[str] = []
         self._answer = answer
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=1024)
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
+
+    def admit(self, secret: str) -> None:
+        """Lets in who knows a secret; the oldest of many is forgotten."""
+        if secret not in self._secrets:
+            self._secrets = [*self._secrets, secret][-_MOST_SECRETS:]
 
     def close(self) -> None:
         """Stops listening; conversations go on."""
@@ -80,11 +83,16 @@ class PeerServer:
             challenge = secrets.token_hex(16)
             connection.send({"challenge": challenge})
             reply, _ = connection.receive()
-            if not _fits(self._secret, f"client {challenge}", reply.get("proof")):
+            said = reply.get("proof")
+            fitting = (
+                s for s in self._secrets if _fits(s, f"client {challenge}", said)
+            )
+            secret = next(fitting, None)
+            if secret is None:
                 logger.warning("a stranger at %s was turned away", sock.getpeername())
                 connection.send({"refused": "another job's secret"})
                 return
-            mine = _proof(self._secret, f"server {reply.get('challenge')}")
+            mine = _proof(secret, f"server {reply.get('challenge')}")
             connection.send({"proof": mine})
             limit_time(sock)
             self._answer(connection)

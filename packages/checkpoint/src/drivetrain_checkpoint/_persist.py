@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain_checkpoint._commit import decide
 from drivetrain_checkpoint._custody import PERSIST
-from drivetrain_checkpoint._errors import StorageError
+from drivetrain_checkpoint._errors import CorruptCheckpointError, StorageError
 from drivetrain_checkpoint._manifest import (
     ROOT_FILE,
     RankFile,
@@ -56,21 +56,18 @@ class Persister:
         custody: The memory.
         neighbours: The other nodes.
         storage: Where checkpoints go.
+
+    Attributes:
         keep: Which of them stay.
         limit_s: How long a storage may make no progress, and a rank keep all waiting.
     """
 
     def __init__(
-        self,
-        custody: Custody,
-        neighbours: Neighbours,
-        storage: Storage,
-        keep: Keep,
-        limit_s: float,
+        self, custody: Custody, neighbours: Neighbours, storage: Storage
     ) -> None:
         """Starts nothing yet."""
-        self.keep = keep
-        self.limit_s = limit_s
+        self.keep = Keep()
+        self.limit_s = 600.0
         self._custody = custody
         self._neighbours = neighbours
         self._storage = storage
@@ -81,6 +78,17 @@ class Persister:
         if rank not in self._ranks:
             self._ranks.add(rank)
             threading.Thread(target=self._run, args=(rank,), daemon=True).start()
+
+    def settle(self, step: int, save_id: str) -> bool:
+        """Returns whether a save was committed, whoever did it; durably, from now on.
+
+        Raises:
+            StorageError: The storage fails.
+        """
+        if not self._storage.settle(folder_name(step, save_id), ROOT_FILE):
+            return False
+        self._custody.committed(save_id)
+        return True
 
     def _run(self, rank: int) -> None:
         while True:
@@ -115,14 +123,20 @@ class Persister:
         except Exception as problem:  # noqa: BLE001
             error = str(problem) or type(problem).__name__
         with self._custody.errand():
+            was_given_up = PERSIST not in ticket.running
             self._report(ticket, error)
             if committed is not None:
                 self._retire(committed)
+            elif error and ticket.rank == 0 and not was_given_up:
+                self._discard(ticket)
 
     def _report(self, ticket: Ticket, error: str) -> None:
         if error and PERSIST in ticket.running:
             logger.warning("rank %d, %s: %s", ticket.rank, ticket.save_id, error)
             save = {"save_id": ticket.save_id, "error": error}
+            # The other ranks of this node need not go on either.
+            self._custody.end(ticket, PERSIST, error)
+            self._custody.failed(**save)
             self._neighbours.tell_all({"op": "failed", **save})
         self._custody.end(ticket, PERSIST, error)
 
@@ -134,20 +148,12 @@ class Persister:
         )
         name = folder_name(manifest.step, manifest.save_id)
         storage = self._storage
-        if storage.settle(name, ROOT_FILE):
-            self._custody.committed(manifest.save_id)
+        if self.settle(manifest.step, manifest.save_id):
             return None  # a daemon before this one has done it
-        sums = storage.write(
-            name,
-            tensor_file(manifest.rank),
-            ticket.arena.address + ticket.generation.image_at,
-            manifest.size_bytes,
-            _NUM_WRITERS,
-            progress,
-        )
-        self._check(progress)
-        text = dataclasses.replace(manifest, crc32c=tuple(sums)).to_bytes()
-        storage.write_small(name, rank_manifest_file(manifest.rank), text)
+        text = self._written_before(name, manifest)
+        if text is None:
+            address = ticket.arena.address + ticket.generation.image_at
+            text = self._write(name, manifest, address, progress)
         entry = dataclasses.asdict(RankFile.of(manifest.rank, text))
         self._custody.told(manifest.save_id, manifest.rank, entry)
         if manifest.rank != 0:
@@ -171,6 +177,31 @@ class Persister:
         self._custody.committed(manifest.save_id)
         self._neighbours.tell_all({"op": "committed", "save_id": manifest.save_id})
         return root
+
+    def _written_before(self, name: str, manifest: RankManifest) -> bytes | None:
+        """Returns the manifest of a part that a daemon before this one has written.
+
+        It must not be written again: a commit may vouch for it already.
+        """
+        file = rank_manifest_file(manifest.rank)
+        try:
+            text = self._storage.read(name, file)
+            found = RankManifest.from_bytes(text, file)
+        except (FileNotFoundError, CorruptCheckpointError):
+            return None
+        is_same = dataclasses.replace(found, crc32c=()) == manifest
+        return text if is_same else None
+
+    def _write(
+        self, name: str, manifest: RankManifest, address: int, progress: Progress
+    ) -> bytes:
+        """Writes a rank's tensors, then its manifest, which it returns."""
+        file, size = tensor_file(manifest.rank), manifest.size_bytes
+        sums = self._storage.write(name, file, address, size, _NUM_WRITERS, progress)
+        self._check(progress)
+        text = dataclasses.replace(manifest, crc32c=tuple(sums)).to_bytes()
+        self._storage.write_small(name, rank_manifest_file(manifest.rank), text)
+        return text
 
     def _await_ranks(
         self, manifest: RankManifest, name: str, run: str, progress: Progress
@@ -225,6 +256,19 @@ class Persister:
         if progress.stop:
             message = "it was given up"
             raise StorageError(message)
+
+    def _discard(self, ticket: Ticket) -> None:
+        """Deletes what a save has left that failed: a full disk needs the space."""
+        name = folder_name(ticket.generation.record["step"], ticket.save_id)
+        custody, save_id = self._custody, ticket.save_id
+        with custody.changed:
+            custody.changed.wait_for(lambda: not custody.is_open(save_id), self.limit_s)
+        try:
+            if not self._storage.exists(name, ROOT_FILE):
+                self._storage.remove(name, ROOT_FILE)
+        # What is left does no harm, and is deleted when it is old.
+        except (CheckpointError, OSError) as error:
+            logger.warning("what is left of a save stays: %s", error)
 
     def _retire(self, newest: RootManifest) -> None:
         """Deletes what is no longer kept; nobody waits for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,11 @@ import torch.distributed as dist
 
 from drivetrain_checkpoint._arena import Arena
 from drivetrain_checkpoint._choose import Choice, Held, Stored, choose
-from drivetrain_checkpoint._errors import CorruptCheckpointError, DaemonError
+from drivetrain_checkpoint._errors import (
+    CorruptCheckpointError,
+    DaemonError,
+    ForeignCheckpointError,
+)
 from drivetrain_checkpoint._layout import Layout, size_of
 from drivetrain_checkpoint._pieces import DTYPES, layout_of
 from drivetrain_checkpoint._reads import digest, gathered, plan_fills
@@ -81,10 +86,15 @@ def find(
     mine: list[Held] = []
     local: dict[tuple[int, str], MemorySource] = {}
     records: dict[str, dict[str, Any]] = {}
+    with contextlib.suppress(DaemonError):
+        # A daemon that died took nothing with it that a trainer still holds: a new one
+        # learns of it, from all ranks before any of them looks.
+        client.hello()
+    team.exchange(None)
     try:
         arenas = [Arena(fd) for fd in client.attach()]
     except DaemonError:
-        arenas = []  # a daemon that is gone took the memory with it
+        arenas = []
     for arena in arenas:
         for generation in arena.generations():
             record = generation.record
@@ -103,7 +113,7 @@ def find(
             )
     stored: list[Stored] = []
     problem = ""
-    broken: dict[Any, str] = {}
+    broken: dict[Any, tuple[bool, str]] = {}
     if team.rank == 0:
         try:
             saved_there, damaged = scan(storage)
@@ -116,7 +126,10 @@ def find(
                 )
                 for saved in saved_there
             ]
-            broken = {name: str(error) for name, error in damaged.items()}
+            broken = {
+                name: (isinstance(error, ForeignCheckpointError), str(error))
+                for name, error in damaged.items()
+            }
         except CheckpointError as error:
             problem = str(error)
     first = nodes.nodes and team.rank == min(
@@ -127,11 +140,12 @@ def find(
     every = [part for answer in answers for part in answer[0]]
     choice = choose(every, stored, step)
     in_memory = {part.manifest["save_id"] for part in every}
-    for (old_step, save_id), text in answers[0][3].items():
+    for (old_step, save_id), (is_foreign, text) in answers[0][3].items():
         # An older step would be no answer, since nobody would notice.
         is_newer = isinstance(choice, str) or choice.step < old_step
         if step in {None, old_step} and save_id not in in_memory and is_newer:
-            raise CorruptCheckpointError(text)
+            kind = ForeignCheckpointError if is_foreign else CorruptCheckpointError
+            raise kind(text)
     if isinstance(choice, str):
         because = f" ({answers[0][2]})" if answers[0][2] else ""
         message = f"{storage.url} has {choice}{because}"

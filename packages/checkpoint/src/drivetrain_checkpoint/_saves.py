@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from drivetrain_checkpoint._storage.protocol import Storage
+    from drivetrain_core import CheckpointError
 
 __all__ = [
     "Keep",
@@ -91,17 +92,18 @@ def list_saved(storage: Storage) -> list[Saved]:
 
 def scan(
     storage: Storage,
-) -> tuple[list[Saved], dict[SaveName, CorruptCheckpointError]]:
-    """Returns what `list_saved` does, and what was committed and no longer reads."""
-    found, damaged = [], {}
+) -> tuple[list[Saved], dict[SaveName, CheckpointError]]:
+    """Returns what `list_saved` does, and what was committed and does not read."""
+    found: list[Saved] = []
+    damaged: dict[SaveName, CheckpointError] = {}
     for name in storage.names():
         said = parse_name(name)
         assert said is not None
         try:
             found.append(Saved(name, read_root(storage, name)))
-        except CorruptCheckpointError as error:
+        except (CorruptCheckpointError, ForeignCheckpointError) as error:
             damaged[said] = error
-        except (ForeignCheckpointError, FileNotFoundError):
+        except FileNotFoundError:
             continue
     found.sort(key=lambda saved: (saved.root.saved_at_ns, saved.root.step))
     return found, damaged

@@ -40,6 +40,12 @@ class Settings:
             "op": "hello",
             "url": self.url,
             "options": dict(self.options),
+            "settings": self.changing(),
+        }
+
+    def changing(self) -> dict[str, Any]:
+        """Returns what those who save a job may change, and those who read may not."""
+        return {
             "keep": asdict(self.keep),
             "limit_s": self.limit_s,
             "idle_s": self.idle_s,

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["ImageSource", "MemorySource", "PeerSource", "StorageSource"]
 
 
+_SHOWN = 20
+
+
 class ImageSource(Protocol):
     """Gives the bytes that one rank saved; used by one thread at a time or several.
 
@@ -229,7 +232,9 @@ class StorageSource:
         ]
         if start < self.manifest.header_bytes:
             inside.insert(0, "the header")
-        shown = ", ".join(inside[:5]) + (", ..." if len(inside) > 5 else "")
+        shown = ", ".join(inside[:_SHOWN])
+        if len(inside) > _SHOWN:
+            shown += f" and {len(inside) - _SHOWN} more"
         return (
             f"{self.where} is damaged in block {index} (from byte {start:,}), which "
             f"holds {shown}"

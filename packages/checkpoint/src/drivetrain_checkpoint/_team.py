@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch.distributed as dist
 
-from drivetrain_checkpoint._nodes import Node, Nodes, holders
+from drivetrain_checkpoint._nodes import Node, Nodes
 from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:
@@ -17,9 +17,23 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._client import Client
 
-__all__ = ["Team"]
+__all__ = ["Meeting", "Team"]
 
 _Result = TypeVar("_Result")
+
+
+class Meeting(NamedTuple):
+    """What the ranks know of each other.
+
+    Args:
+        nodes: The nodes that they run on.
+        secret: What the daemons of these nodes know, and nobody else.
+        run: What this run of the job is called.
+    """
+
+    nodes: Nodes
+    secret: str
+    run: str
 
 
 class Team:
@@ -81,28 +95,16 @@ class Team:
         dist.broadcast_object_list(values, src=root, group=self.group)
         return values[0]
 
-    def join(
-        self,
-        client: Client,
-        *,
-        domain: str | None,
-        num_replicas: int,
-        bytes_per_s: float | None,
-    ) -> tuple[Nodes, str, str]:
-        """Tells the daemons of the job's nodes of each other; all ranks call it.
+    def meet(self, client: Client, *, domain: str | None) -> Meeting:
+        """Finds out which nodes the ranks run on; all ranks call it.
+
+        It changes nothing for those who save this job: who only reads meets, too.
 
         Args:
             client: The way to this node's daemon.
             domain: The failure domain of this node; None for the node itself.
-            num_replicas: How many other nodes hold each node's memory.
-            bytes_per_s: How fast a node sends replicas, at most; None without limit.
-
-        Returns:
-            The nodes, the secret that their daemons share, and what this run of the
-            job is called.
 
         Raises:
-            ValueError: There are fewer nodes than replicas need.
             DaemonError: A daemon cannot be started.
         """
         identity = client.hello()["id"]
@@ -112,35 +114,25 @@ class Team:
         ranks: dict[str, list[int]] = {}
         for rank, (name, *_) in enumerate(facts):
             ranks.setdefault(name, []).append(rank)
-        host, port = "", 0
-        if len(ranks) > 1 and ranks[identity][0] == self.rank:
-            host = _address()
-            question = {"op": "listen", "host": host, "secret": secret}
-            port = client.ask(question)["port"]
-        places = self.exchange((host, port)) if len(ranks) > 1 else [(host, port)]
+        places = [("", 0)] * self.world_size
+        if len(ranks) > 1:
+            place = ("", 0)
+            if ranks[identity][0] == self.rank:
+                host = _address()
+                question = {"op": "listen", "host": host, "secret": secret}
+                place = (host, client.ask(question)["port"])
+            places = self.exchange(place)
         nodes = tuple(
             Node(
                 id=name,
-                host=places[mine[0]][0] if len(ranks) > 1 else "",
-                port=places[mine[0]][1] if len(ranks) > 1 else 0,
+                host=places[mine[0]][0],
+                port=places[mine[0]][1],
                 domain=facts[mine[0]][1],
                 ranks=tuple(mine),
             )
             for name, mine in ranks.items()
         )
-        holders(nodes, num_replicas)
-        table = Nodes(identity, nodes)
-        client.join(
-            {
-                "op": "join",
-                "nodes": table.to_plain(),
-                "secret": secret,
-                "run": run,
-                "num_replicas": num_replicas,
-                "bytes_per_s": bytes_per_s,
-            }
-        )
-        return table, secret, run
+        return Meeting(Nodes(identity, nodes), secret, run)
 
 
 def _address() -> str:

@@ -62,10 +62,12 @@ class PosixStorage:
         return sums
 
     def write_small(self, name: str, file: str, content: bytes) -> None:
-        """Writes and syncs a file; `commit` syncs the folder."""
+        """Writes and syncs a file aside, and renames it; `commit` syncs the folder."""
         path = self._folder(name) / file
+        temporary = path.with_name(f"{file}.tmp")
         with as_storage_error("write", path):
-            _write_synced(path, content)
+            _write_synced(temporary, content)
+            temporary.rename(path)
 
     def commit(self, name: str, file: str, content: bytes) -> None:
         """Writes a file aside, renames it into place, and syncs the folder."""
@@ -122,8 +124,12 @@ class PosixStorage:
 
     def read(self, name: str, file: str) -> bytes:
         """Returns a small file."""
-        with as_storage_error("read", self.root / name / file, may_miss=True):
-            return (self.root / name / file).read_bytes()
+        path = self.root / name / file
+        with as_storage_error("read", path, may_miss=True):
+            try:
+                return path.read_bytes()
+            except NotADirectoryError as error:
+                raise FileNotFoundError(*error.args) from error
 
     def read_into(
         self, name: str, file: str, address: int, size_bytes: int, at: int

@@ -57,7 +57,7 @@ class Storage(Protocol):
         ...
 
     def write_small(self, name: str, file: str, content: bytes) -> None:
-        """Writes a file; it is durable when `commit` has made another one appear."""
+        """Makes a file appear whole; it is durable when `commit` has made another."""
         ...
 
     def commit(self, name: str, file: str, content: bytes) -> None:

@@ -89,21 +89,14 @@ class RemoteStorage:
         return sums
 
     def write_small(self, name: str, file: str, content: bytes) -> None:
-        """Sends a file."""
-        path = self._path(name, file)
-        with self._naming("write", path):
-            self._make_folder(name)
-            self._fs.pipe_file(path, content)
+        """Sends a file that appears at once."""
+        with self._naming("write", self._path(name, file)):
+            self._send(name, file, content)
 
     def commit(self, name: str, file: str, content: bytes) -> None:
         """Sends a file that appears at once."""
-        path = self._path(name, file)
-        with self._naming("commit", path):
-            if self._renames:
-                self._fs.pipe_file(f"{path}.tmp", content)
-                self._fs.mv(f"{path}.tmp", path)
-            else:
-                self._fs.pipe_file(path, content)
+        with self._naming("commit", self._path(name, file)):
+            self._send(name, file, content)
 
     def names(self) -> list[str]:
         """Returns the folders of saves, committed or not."""
@@ -170,6 +163,15 @@ class RemoteStorage:
 
     def _path(self, name: str, file: str = "") -> str:
         return "/".join(part for part in (self._root, name, file) if part)
+
+    def _send(self, name: str, file: str, content: bytes) -> None:
+        path = self._path(name, file)
+        self._make_folder(name)
+        if self._renames:
+            self._fs.pipe_file(f"{path}.tmp", content)
+            self._fs.mv(f"{path}.tmp", path)
+        else:
+            self._fs.pipe_file(path, content)
 
     def _make_folder(self, name: str) -> None:
         """Makes a folder where there are such; an object store would make a bucket."""

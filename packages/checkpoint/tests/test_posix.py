@@ -1,0 +1,103 @@
+"""What is written to a folder is durable before it is promised."""
+
+import errno
+import mmap
+
+import pytest
+
+from drivetrain_checkpoint import StorageError
+from drivetrain_checkpoint._native import Progress, address_of
+from drivetrain_checkpoint._storage import posix
+from drivetrain_checkpoint._storage.posix import PosixStorage
+
+NAME = "step-0000000007-0123456789abcdef"
+OTHER = "step-0000000008-0123456789abcdef"
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """The folders that are synced, in order."""
+    found = []
+    monkeypatch.setattr(posix, "_sync_folder", found.append)
+    return found
+
+
+def test_folders_that_are_made_are_synced_in_their_parents(tmp_path, synced):
+    base = tmp_path / "runs" / "one"
+    storage = PosixStorage(base)
+    storage.write_small(NAME, "a", b"content")
+    assert synced == [tmp_path, tmp_path / "runs", base]
+    synced.clear()
+    storage.write_small(OTHER, "a", b"content")
+    assert synced == [base]
+
+
+def test_folder_that_another_process_made_is_synced_once(tmp_path, synced):
+    PosixStorage(tmp_path / "run").write_small(NAME, "a", b"content")
+    synced.clear()
+    storage = PosixStorage(tmp_path / "run")
+    storage.write_small(NAME, "b", b"content")
+    assert synced == [tmp_path]
+    storage.commit(NAME, "manifest.json", b"root")
+    folder = tmp_path / "run" / NAME
+    assert synced == [tmp_path, folder, folder, tmp_path / "run"]
+
+
+def test_commit_that_is_not_synced_is_taken_back(tmp_path, monkeypatch):
+    storage = PosixStorage(tmp_path)
+    storage.write_small(NAME, "a", b"content")
+    calls = []
+
+    def fail_second(path):
+        calls.append(path)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(posix, "_sync_folder", fail_second)
+        with pytest.raises(StorageError, match="cannot commit") as caught:
+            storage.commit(NAME, "manifest.json", b"root")
+    assert caught.value.errno == errno.EIO
+    assert not storage.exists(NAME, "manifest.json")
+    storage.commit(NAME, "manifest.json", b"root")
+    assert storage.read(NAME, "manifest.json") == b"root"
+
+
+def test_small_file_appears_whole(tmp_path, monkeypatch):
+    storage = PosixStorage(tmp_path)
+    write, seen = posix._write_synced, []
+
+    def look(file, content):
+        write(file, content)
+        seen.append(storage.exists(NAME, "rank-00000.json"))
+
+    monkeypatch.setattr(posix, "_write_synced", look)
+    storage.write_small(NAME, "rank-00000.json", b"content")
+    assert seen == [False]
+    assert storage.read(NAME, "rank-00000.json") == b"content"
+
+
+def test_commit_of_another_daemon_is_synced_before_it_is_believed(tmp_path, synced):
+    storage = PosixStorage(tmp_path)
+    assert not storage.settle(NAME, "manifest.json")
+    assert synced == []
+    (tmp_path / NAME).mkdir()
+    (tmp_path / NAME / "manifest.json").touch()
+    assert storage.settle(NAME, "manifest.json")
+    assert synced == [tmp_path / NAME, tmp_path]
+
+
+def test_file_system_without_direct_writes_gets_others(tmp_path, monkeypatch):
+    opened = posix.os.open
+
+    def refuse(file, flags, *mode):
+        if flags & posix.os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(file, flags, *mode)
+
+    monkeypatch.setattr(posix.os, "open", refuse)
+    memory = mmap.mmap(-1, 8192)
+    memory[:5000] = b"x" * 5000
+    storage = PosixStorage(tmp_path)
+    storage.write(NAME, "a", address_of(memory), 5000, 1, Progress())
+    assert storage.read(NAME, "a") == b"x" * 5000
