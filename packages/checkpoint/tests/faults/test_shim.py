@@ -70,11 +70,20 @@ def test_log_is_what_happened(stage):
         trainers.ask("save", step)
         trainers.ask("wait", step, 30.0)
     await_true(lambda: len(list(stage.folder.iterdir())) == 2)
+    # A call is in the log when it has returned, a moment after it is seen.
+    await_true(lambda: logged(stage) == found(stage))
     stage.kill_daemon()
+
+
+def logged(stage):
     disk = Disk(str(stage.root))
     for op in Log(stage.control.log).read():
         disk.apply(op)
-    assert disk.tree() == {
+    return disk.tree()
+
+
+def found(stage):
+    return {
         str(path.relative_to(stage.root)): None if path.is_dir() else path.read_bytes()
         for path in stage.root.rglob("*")
     }
