@@ -25,9 +25,9 @@ from drivetrain_core.services._checkpoint_folder import (
     read_manifest,
     verify,
 )
-from drivetrain_core.services._safe_dcp import read_index, read_into
 from drivetrain_core.services.packed_state import RECORD, PackedState
 from drivetrain_core.services.restoration import plan_restoration
+from drivetrain_core.services.safe_dcp import read_index, read_into
 from drivetrain_core.services.state_packer import pack_state
 from drivetrain_core.services.state_source import TensorSpec
 
