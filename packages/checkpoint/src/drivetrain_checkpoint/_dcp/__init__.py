@@ -1,0 +1,1 @@
+"""The seams of torch's distributed checkpoint (DCP), on top of this format."""

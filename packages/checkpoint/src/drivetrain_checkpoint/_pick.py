@@ -1,0 +1,81 @@
+"""Finds the checkpoint that a folder, a step or a checkpoint's own folder names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from drivetrain_checkpoint._layout import Layout
+from drivetrain_checkpoint._saves import read_root, scan
+from drivetrain_checkpoint._storage.open import open_storage, resolve
+from drivetrain_checkpoint._storage.protocol import parse_name
+from drivetrain_core import CheckpointError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from drivetrain_checkpoint._manifest import RootManifest
+    from drivetrain_checkpoint._storage.protocol import Storage
+
+__all__ = ["Picked", "pick"]
+
+
+class Picked(NamedTuple):
+    """A committed checkpoint, found and ready to be read.
+
+    Args:
+        storage: The storage.
+        name: Its folder there.
+        root: Its root manifest.
+        layout: Who saved what.
+    """
+
+    storage: Storage
+    name: str
+    root: RootManifest
+    layout: Layout
+
+
+def pick(
+    place: str | os.PathLike[str],
+    step: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Picked:
+    """Returns a committed checkpoint.
+
+    Args:
+        place: The folder of one checkpoint, or the one that a checkpointer saves to.
+        step: Which one of the latter; the one that was saved last by default.
+        options: For URLs, what fsspec is to know.
+
+    Raises:
+        CheckpointError: There is none; the message lists what there is.
+        CorruptCheckpointError: It is damaged. No older one is taken in its place.
+        StorageError: The storage fails.
+    """
+    url = resolve(place)
+    parent, _, name = url.rpartition("/")
+    if parse_name(name) is not None:
+        storage = open_storage(parent or "/", options)
+        try:
+            root = read_root(storage, name)
+        except FileNotFoundError as error:
+            message = f"{url} has no manifest.json: the save was never committed"
+            raise CheckpointError(message) from error
+        if step not in {None, root.step}:
+            message = f"{url} is that of step {root.step}, not {step}"
+            raise CheckpointError(message)
+        return Picked(storage, name, root, Layout.from_plain(root.layout))
+    storage = open_storage(url, options)
+    saved, damaged = scan(storage)
+    fits = [one for one in saved if step in {None, one.root.step}]
+    for about, problem in damaged.items():
+        if step in {None, about.step} and (not fits or about.step > fits[-1].root.step):
+            raise problem
+    if not fits:
+        steps = ", ".join(str(one.root.step) for one in saved[-10:]) or "none at all"
+        wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
+        message = f"{url} has no {wanted}; it has {steps}"
+        raise CheckpointError(message)
+    root = fits[-1].root
+    return Picked(storage, fits[-1].name, root, Layout.from_plain(root.layout))
