@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from drivetrain_checkpoint._errors import StorageError
+from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,7 +136,7 @@ def as_storage_error(
     """
     try:
         yield
-    except StorageError:
+    except CheckpointError:
         raise
     except OSError as error:
         if may_miss and isinstance(error, FileNotFoundError):
