@@ -18,10 +18,16 @@ from drivetrain_checkpoint._errors import (
 
 if TYPE_CHECKING:
     from drivetrain_checkpoint._checkpointer import Checkpointer, SaveCounts
+    from drivetrain_checkpoint._foreign.dcp import read_dcp
+    from drivetrain_checkpoint._foreign.detect import detect
+    from drivetrain_checkpoint._foreign.safetensors import read_safetensors
+    from drivetrain_checkpoint._foreign.source import TensorSource
     from drivetrain_checkpoint._handle import SaveHandle
     from drivetrain_checkpoint._listing import CheckpointInfo, list_checkpoints
+    from drivetrain_checkpoint._load import load
     from drivetrain_checkpoint._preempt import PreemptNotice
     from drivetrain_checkpoint._saves import Keep
+    from drivetrain_checkpoint._torch_file import torch_load, torch_save
     from drivetrain_checkpoint._verify import Problem, verify
 
 __all__ = [
@@ -36,8 +42,15 @@ __all__ = [
     "SaveCounts",
     "SaveHandle",
     "StorageError",
+    "TensorSource",
     "__version__",
+    "detect",
     "list_checkpoints",
+    "load",
+    "read_dcp",
+    "read_safetensors",
+    "torch_load",
+    "torch_save",
     "verify",
 ]
 
@@ -49,7 +62,14 @@ _HOMES = {
     "Problem": "_verify",
     "SaveCounts": "_checkpointer",
     "SaveHandle": "_handle",
+    "TensorSource": "_foreign.source",
+    "detect": "_foreign.detect",
     "list_checkpoints": "_listing",
+    "load": "_load",
+    "read_dcp": "_foreign.dcp",
+    "read_safetensors": "_foreign.safetensors",
+    "torch_load": "_torch_file",
+    "torch_save": "_torch_file",
     "verify": "_verify",
 }
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_checkpoint._layout import Layout
 from drivetrain_checkpoint._saves import read_root, scan
+from drivetrain_checkpoint._sources import StorageSource
 from drivetrain_checkpoint._storage.open import open_storage, resolve
 from drivetrain_checkpoint._storage.protocol import parse_name
 from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from drivetrain_checkpoint._manifest import RootManifest
     from drivetrain_checkpoint._storage.protocol import Storage
@@ -34,6 +36,17 @@ class Picked(NamedTuple):
     name: str
     root: RootManifest
     layout: Layout
+
+    @property
+    def url(self) -> str:
+        """The checkpoint's folder, as a user calls it."""
+        return f"{self.storage.url}/{self.name}"
+
+    def sources(self) -> Callable[[int], StorageSource]:
+        """Returns what gives the part that a rank saved, each opened once."""
+        return functools.cache(
+            lambda rank: StorageSource(self.storage, self.name, self.root, rank)
+        )
 
 
 def pick(

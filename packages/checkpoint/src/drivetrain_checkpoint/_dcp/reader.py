@@ -154,7 +154,7 @@ has none at all
             target = planner.resolve_tensor(item).detach()
             wanted.append(Wanted(layouts[name], _block_of(item), target))
             targets.append((item, target))
-        read_blocks(self._picked, wanted)
+        read_blocks(self._picked.layout, self._picked.sources(), wanted)
         for item, target in targets:
             planner.commit_tensor(item, target)
         future: Future[None] = Future()

@@ -1,0 +1,1 @@
+"""Checkpoints of other formats, and this one, as tensors by name."""
