@@ -18,6 +18,7 @@ from drivetrain_checkpoint._errors import (
 
 if TYPE_CHECKING:
     from drivetrain_checkpoint._checkpointer import Checkpointer, SaveCounts
+    from drivetrain_checkpoint._export import export_safetensors
     from drivetrain_checkpoint._foreign.dcp import read_dcp
     from drivetrain_checkpoint._foreign.detect import detect
     from drivetrain_checkpoint._foreign.safetensors import read_safetensors
@@ -45,6 +46,7 @@ __all__ = [
     "TensorSource",
     "__version__",
     "detect",
+    "export_safetensors",
     "list_checkpoints",
     "load",
     "read_dcp",
@@ -64,6 +66,7 @@ _HOMES = {
     "SaveHandle": "_handle",
     "TensorSource": "_foreign.source",
     "detect": "_foreign.detect",
+    "export_safetensors": "_export",
     "list_checkpoints": "_listing",
     "load": "_load",
     "read_dcp": "_foreign.dcp",
