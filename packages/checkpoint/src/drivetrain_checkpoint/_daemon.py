@@ -188,7 +188,8 @@ class Daemon:
             case "status":
                 return self._status()
             case "stop":
-                return self._stop(**about)
+                self._stop(connection, **about)
+                return None
             case other:
                 return {"refused": f"there is no operation {other!r}"}
         return {"ok": True}
@@ -361,12 +362,14 @@ class Daemon:
             return {**answer, "state": "committed"}
         return answer
 
-    def _stop(self, *, at_once: bool = False) -> dict[str, Any]:
+    def _stop(self, connection: Connection, *, at_once: bool = False) -> None:
         if not at_once:
             with self._custody.changed:
                 self._custody.changed.wait_for(self._custody.is_idle)
+        # The process may end before a later answer is sent.
+        with contextlib.suppress(OSError):
+            connection.send({"ok": True})
         self.stop()
-        return {"ok": True}
 
     def _status(self) -> dict[str, Any]:
         ranks: dict[str, Any] = {}
