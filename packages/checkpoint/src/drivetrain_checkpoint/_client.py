@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._settings import Settings
 
-__all__ = ["Client"]
+__all__ = ["Client", "visit"]
 
 _START_S = 20.0
 _ATTEMPTS = 4
@@ -174,6 +174,33 @@ class Client:
             f"{log.read_text(errors='replace')[-1000:] or 'nothing'}"
         )
         raise DaemonError(message)
+
+
+def visit(job: str, url: str, message: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns what a daemon answers to somebody who is no trainer; None if none runs.
+
+    It is told nothing of how to serve the job: that is up to its trainers.
+
+    Args:
+        job: The job's name.
+        url: Where its checkpoints go.
+        message: The question.
+
+    Raises:
+        DaemonError: It refuses.
+    """
+    try:
+        connection = _connect(socket_path(job, url))
+    except OSError:
+        return None
+    with contextlib.closing(connection):
+        try:
+            answer = connection.ask(message)
+        except (OSError, EOFError) as error:
+            text = f"the checkpoint daemon hung up: {error}"
+            raise DaemonError(text) from error
+    _check(answer)
+    return answer
 
 
 def _check(answer: dict[str, Any]) -> None:
