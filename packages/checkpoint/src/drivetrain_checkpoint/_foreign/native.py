@@ -32,6 +32,7 @@ class NativeSource:
     def __init__(self, picked: Picked) -> None:
         self.where = picked.url
         self.step = picked.root.step
+        self.entries = picked.root.entries
         self._picked = picked
         self._sources = picked.sources()
         self.tensors: Mapping[str, TensorSpec] = {

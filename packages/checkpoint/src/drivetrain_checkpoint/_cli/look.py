@@ -1,0 +1,93 @@
+"""The commands that look at checkpoints: `ls`, `inspect` and `verify`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_checkpoint._cli.common import (
+    add_command,
+    progress,
+    say,
+    say_json,
+    say_table,
+)
+from drivetrain_checkpoint._pick import pick
+from drivetrain_checkpoint._saves import list_saved
+from drivetrain_checkpoint._storage.open import open_storage, resolve
+from drivetrain_checkpoint._verify import verify
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Adds the commands."""
+    text = "list the committed checkpoints of a folder"
+    listing = add_command(commands, "ls", text, _list)
+    listing.add_argument("folder", help="where checkpoints are saved, a path or an URL")
+    inspect = add_command(
+        commands, "inspect", "list the tensors of a checkpoint", _inspect
+    )
+    inspect.add_argument("checkpoint", help="its folder, or the one it was saved to")
+    inspect.add_argument("--step", type=int, help="which one of a folder; the newest")
+    text = "compare every byte of a checkpoint with its checksums"
+    check = add_command(commands, "verify", text, _verify)
+    check.add_argument("checkpoint", help="its folder")
+
+
+def _list(args: argparse.Namespace) -> int:
+    rows = []
+    storage = open_storage(resolve(args.folder), args.options)
+    for saved in list_saved(storage):
+        size = sum(storage.files(saved.name).values())
+        at = time.strftime(
+            "%Y-%m-%d %H:%M:%S", time.localtime(saved.root.saved_at_ns / 1e9)
+        )
+        ranks = saved.root.world_size
+        rows.append((saved.root.step, at, ranks, size, saved.name))
+    if args.json:
+        names = ("step", "saved", "ranks", "bytes", "folder")
+        say_json([dict(zip(names, row, strict=True)) for row in rows])
+    else:
+        say_table(("STEP", "SAVED", "RANKS", "BYTES", "FOLDER"), rows)
+    return 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    picked = pick(args.checkpoint, args.step, args.options)
+    layout = picked.layout
+    rows = [
+        (
+            t.name,
+            t.dtype,
+            list(t.shape),
+            list(layout.meshes[t.mesh].shape),
+            t.placements,
+        )
+        for t in layout.tensors
+    ]
+    if args.json:
+        names = ("name", "dtype", "shape", "mesh", "placements")
+        tensors = [dict(zip(names, row, strict=True)) for row in rows]
+        root = picked.root
+        say_json({"step": root.step, "job": root.job, "tensors": tensors})
+    else:
+        header = ("TENSOR", "DTYPE", "SHAPE", "MESH", "PLACEMENTS")
+        say_table(header, sorted(rows, key=str))
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    with progress(args, "verify") as tell:
+        problems = verify(args.checkpoint, storage_options=args.options, progress=tell)
+    if args.json:
+        say_json([problem._asdict() for problem in problems])
+    elif problems:
+        for problem in problems:
+            say(f"{problem.file}: {problem.because}")
+    else:
+        say(f"{args.checkpoint}: every byte is as it was saved")
+    return 1 if problems else 0
