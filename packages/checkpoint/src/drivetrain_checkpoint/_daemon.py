@@ -366,8 +366,9 @@ class Daemon:
         if not at_once:
             with self._custody.changed:
                 self._custody.changed.wait_for(self._custody.is_idle)
-        # The process may end before a later answer is sent.
+        # The process may end before a later answer is sent; who has it finds nobody.
         with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
             connection.send({"ok": True})
         self.stop()
 
