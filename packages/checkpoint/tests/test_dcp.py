@@ -1,6 +1,7 @@
 """torch's distributed checkpoint writes and reads this format."""
 
 import os
+import pickle
 import threading
 from pathlib import Path
 
@@ -222,6 +223,61 @@ def test_stager_never_writes_over_what_is_held():
         stager.stage({"a": torch.ones(2).to_sparse()})
     with pytest.raises(ValueError, match="timeout_s"):
         Stager(timeout_s=0)
+
+
+def _save_async(folder):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    state = {"a": distribute_tensor(torch.zeros(6, 4), mesh, [Shard(0)])}
+    writer, stager = Writer(folder, job="ranks"), Stager()
+    for step in range(3):
+        state["a"].to_local().fill_(step)
+        future = torch_dcp.async_save(
+            state, async_stager=stager, storage_writer=writer, process_group=None
+        )
+        state["a"].to_local().fill_(-1)
+        future.result(timeout=60)
+    return True
+
+
+@pytest.mark.slow
+def test_ranks_save_beside_the_training(tmp_path):
+    run_ranks(_save_async, 2, str(tmp_path))
+    for step in range(3):
+        target = {"a": torch.empty(6, 4)}
+        torch_dcp.load(target, storage_reader=Reader(tmp_path, step))
+        assert (target["a"] == step).all()
+
+
+def _save_torn(folder):
+    """Only rank 1 has something that cannot be saved; both are told."""
+    state = {"a": torch.ones(2)}
+    if dist.get_rank():
+        state["b"] = torch.ones(2, dtype=torch.complex128)
+    writer = Writer(folder, job="ranks")
+    try:
+        torch_dcp.save(state, storage_writer=writer)
+    except CheckpointException as error:
+        said = str(error)
+    state.pop("b", None)
+    torch_dcp.save(state, storage_writer=writer)
+    return said
+
+
+@pytest.mark.slow
+def test_rank_that_cannot_save_keeps_nobody_waiting(tmp_path):
+    for said in run_ranks(_save_torn, 2, str(tmp_path)):
+        assert "complex128" in said
+    assert [info.step for info in list_checkpoints(tmp_path)] == [1]
+
+
+def test_writer_crosses_to_another_process(tmp_path):
+    again = pickle.loads(pickle.dumps(Writer(tmp_path, job="dcp", step=3)))
+    save({"a": torch.ones(1)}, again)
+    assert [info.step for info in list_checkpoints(tmp_path)] == [3]
+    again.close()
 
 
 def _save_sharded(folder):

@@ -1,5 +1,6 @@
 """Object stores through fsspec: a real S3 server on this machine, and files by URL."""
 
+import json
 import os
 import threading
 
@@ -79,6 +80,35 @@ def test_save_reaches_an_object_store_and_comes_back(bucket, options):
     assert verify(found[-1].url, storage_options=options) == []
     names = {path.rpartition("/")[2] for path in bucket.find("bucket/run")}
     assert names == {"manifest.json", "rank-00000.json", "rank-00000.safetensors"}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_dcp_and_the_command_line_reach_an_object_store(
+    tmp_path, bucket, options, capsys
+):
+    import torch.distributed.checkpoint as torch_dcp
+
+    from drivetrain_checkpoint.cli import main
+    from drivetrain_checkpoint.dcp import Reader, Writer
+
+    url = "s3://bucket/dcp"
+    writer = Writer(url, job="remote", storage_options=options)
+    torch_dcp.save({"a": torch.arange(5.0), "b": {1}}, storage_writer=writer)
+    writer.close()
+    state = {"a": torch.zeros(5), "b": None}
+    reader = Reader(url, storage_options=options)
+    torch_dcp.load(state, storage_reader=reader)
+    assert state["a"].tolist() == [0, 1, 2, 3, 4]
+    assert state["b"] == {1}
+    more = ["--storage-option", f"client_kwargs={json.dumps(options['client_kwargs'])}"]
+    assert main(["cp", url, str(tmp_path / "here"), *more]) == 0
+    assert main(["cp", str(tmp_path / "here"), "s3://bucket/copy", *more]) == 0
+    assert main(["diff", "s3://bucket/copy", url, *more]) == 0
+    assert main(["gc", "s3://bucket/copy", "--keep", "1", *more]) == 0
+    assert main(["ls", "s3://bucket/none", *more]) == 0
+    target = tmp_path / "out"
+    assert main(["convert", url, str(target), "--to", "torch", *more]) == 0
+    assert torch.load(target)["a"].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_object_that_changed_is_found_and_named(bucket, options):
