@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as torch_dcp
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from drivetrain_checkpoint import (
@@ -22,6 +24,7 @@ from drivetrain_checkpoint import (
 )
 from drivetrain_checkpoint._foreign import safetensors as module
 from drivetrain_checkpoint._image import plan_image
+from drivetrain_checkpoint._read_blocks import Wanted, read_blocks
 from drivetrain_core import CheckpointError
 from drivetrain_core.testing import run_ranks
 
@@ -130,8 +133,6 @@ def test_only_the_rows_that_are_needed_are_read(tmp_path, monkeypatch):
     found = []
     read = module._File.read
     monkeypatch.setattr(module._File, "read", lambda *a: found.append(a[2]) or read(*a))
-    from drivetrain_checkpoint._read_blocks import Wanted, read_blocks
-
     target = torch.zeros(10, 50)
     block = (((500, 10),), ((0, 50),))
     tensor = source._layout.tensors[0]
@@ -142,6 +143,27 @@ def test_only_the_rows_that_are_needed_are_read(tmp_path, monkeypatch):
     whole = torch.zeros(1000, 100)
     source.fill({"a": whole})
     assert torch.equal(whole[500:510, :50], target)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_block_of_a_tensor_is_read(tmp_path_factory, data):
+    shape = data.draw(st.lists(st.integers(0, 7), max_size=3), label="shape")
+    saved = torch.arange(float(torch.Size(shape).numel())).view(shape)
+    file = tmp_path_factory.mktemp("blocks") / "a.safetensors"
+    write_safetensors(file, {"a": saved, "other": torch.ones(3)})
+    source = read_safetensors(file)
+    slices = []
+    for size in shape:
+        start = data.draw(st.integers(0, size))
+        slices.append(slice(start, data.draw(st.integers(start, size))))
+    expected = saved[tuple(slices)]
+    target = torch.full(expected.shape, -1.0)
+    block = tuple(((part.start, part.stop - part.start),) for part in slices)
+    tensor = next(t for t in source._layout.tensors if t.name == "a")
+    wanted = [Wanted(tensor, block, target)]
+    read_blocks(source._layout, source._files.__getitem__, wanted)
+    assert torch.equal(target, expected)
 
 
 def _load_sharded(place):

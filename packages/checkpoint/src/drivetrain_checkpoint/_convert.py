@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import warnings
 from pathlib import Path
@@ -54,7 +55,8 @@ def convert(
         checkpoint: The checkpoint.
         target: For `torch` a file, for the others a folder; neither may be there yet,
             but that of `drivetrain`, which takes another step.
-        to: The format.
+        to: The format. Files of `safetensors` hold tensors only, so that plain data is
+            left out; all tensors of `torch` are in memory at one time.
         step: Which checkpoint of a folder of them; for `drivetrain` also the step that
             it is given, if it has none.
         job: The job that a checkpoint of this package is said to be of.
@@ -173,7 +175,7 @@ def _to_dcp(reader: _Reader, place: Path) -> None:
         for spec in reader.source.tensors.values()
     }
     state.update(reader.source.values())
-    temporary = place.with_name(f".{place.name}.tmp")
+    temporary = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
     with as_storage_error("write", place), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         try:

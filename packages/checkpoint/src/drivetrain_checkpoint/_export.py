@@ -76,8 +76,8 @@ def export_safetensors(
         progress: Called with the bytes that were written and those that there are.
 
     Returns:
-        The files with tensors: `model.safetensors`, or several and
-        `model.safetensors.index.json` beside them.
+        Where the tensors are now. It is `model.safetensors`, or several files that
+        `model.safetensors.index.json` beside them names.
 
     Raises:
         CheckpointError: There is no such checkpoint or tensor, it is damaged, or the

@@ -24,7 +24,10 @@ def add(commands: Any) -> None:
         "target", help="what is written: a file for torch, or a folder"
     )
     convert.add_argument(
-        "--to", required=True, choices=["safetensors", "dcp", "torch", "drivetrain"]
+        "--to",
+        required=True,
+        choices=["safetensors", "dcp", "torch", "drivetrain"],
+        help="the format; safetensors holds tensors only, and leaves plain data out",
     )
     convert.add_argument(
         "--step",

@@ -35,7 +35,10 @@ def add(commands: Any) -> None:
     inspect.add_argument("--step", type=int, help="which one of a folder; the newest")
     text = "compare every byte of a checkpoint with its checksums"
     check = add_command(commands, "verify", text, _verify)
-    check.add_argument("checkpoint", help="its folder")
+    check.add_argument(
+        "checkpoint", help="its folder, or with --step where it is saved"
+    )
+    check.add_argument("--step", type=int, help="which one of a folder")
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -81,13 +84,16 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    place = args.checkpoint
+    if args.step is not None:
+        place = pick(place, args.step, args.options).url
     with progress(args, "verify") as tell:
-        problems = verify(args.checkpoint, storage_options=args.options, progress=tell)
+        problems = verify(place, storage_options=args.options, progress=tell)
     if args.json:
         say_json([problem._asdict() for problem in problems])
     elif problems:
         for problem in problems:
             say(f"{problem.file}: {problem.because}")
     else:
-        say(f"{args.checkpoint}: every byte is as it was saved")
+        say(f"{place}: every byte is as it was saved")
     return 1 if problems else 0
