@@ -32,8 +32,8 @@ def copy_checkpoint(
 ) -> str:
     """Copies a checkpoint; it is committed there when all of it is.
 
-    Every block is compared with its checksum when it is read, and once more with what
-    was written.
+    Every block is compared with its checksum when it is read, and once more as it is
+    written; what was written is not read back.
 
     Args:
         picked: The checkpoint.

@@ -63,7 +63,7 @@ class _PackedCheckpointer(Checkpointer):
 class Writer(StorageWriter):
     """Writes checkpoints for `torch.distributed.checkpoint.save` and `async_save`.
 
-    When `save` returns, the checkpoint is committed, verified and durable; before that
+    When `save` returns, the checkpoint is committed, checksummed and durable; before that
     it does not exist. A tensor that several ranks hold is saved by one of them, chosen by
     this format's own formula. Plain data is kept as JSON, other objects as the bytes of
     `torch.save`, which are only ever loaded with `weights_only`.
