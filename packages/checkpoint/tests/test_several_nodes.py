@@ -224,3 +224,32 @@ def test_save_that_a_dead_rank_will_never_end_holds_up_no_other(folder, kill_ran
         process.communicate()
     assert run_ranks(save_again, 2, folder) == [[True] * 3] * 2
     assert [found.step for found in list_checkpoints(f"{folder}/run")] == [2, 3, 4]
+
+
+def save_with_local_disks(folder):
+    rank = dist.get_rank()
+    checkpointer = on_node(folder, rank, local=f"{folder}/disk-{rank}")
+    for step in (5, 6):
+        checkpointer.save(step, state_of(rank, step))
+    try:
+        checkpointer.flush()
+    except CheckpointError as error:
+        return str(error)
+    return "durable"
+
+
+def restore_from_local_disks(folder):
+    rank = dist.get_rank()
+    checkpointer = on_node(folder, 40 + rank, local=f"{folder}/disk-{rank}")
+    state = state_of(rank, 0)
+    return checkpointer.restore(state), is_state(state, 6)
+
+
+def test_local_disks_give_back_what_neither_memory_nor_storage_has(folder, monkeypatch):
+    Path(folder, "run").write_text("storage that is not there")
+    said = run_ranks(save_with_local_disks, 2, folder)
+    assert all("was not saved" in text for text in said)
+    for node in (0, 1):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", f"{folder}/node-{node}")
+        Checkpointer(f"{folder}/run", job="nodes").stop_daemon(at_once=True)
+    assert run_ranks(restore_from_local_disks, 2, folder) == [(6, True)] * 2

@@ -15,13 +15,14 @@ from drivetrain_checkpoint._agree import Policy, Proposal, agree
 from drivetrain_checkpoint._client import Client
 from drivetrain_checkpoint._custody import PERSIST, REPLICATE
 from drivetrain_checkpoint._errors import StorageError
+from drivetrain_checkpoint._fill import fill
+from drivetrain_checkpoint._find import find
 from drivetrain_checkpoint._handle import SaveHandle
 from drivetrain_checkpoint._nodes import holders
 from drivetrain_checkpoint._pieces import DTYPES
 from drivetrain_checkpoint._plain import from_json
 from drivetrain_checkpoint._preempt import PreemptNotice, preempt_notice
 from drivetrain_checkpoint._rank_memory import Claim, RankMemory
-from drivetrain_checkpoint._restore import fill, find, open_save
 from drivetrain_checkpoint._save_plan import EntryTexts, SavePlan, record_text
 from drivetrain_checkpoint._saves import Keep, list_saved
 from drivetrain_checkpoint._settings import Settings
@@ -98,6 +99,8 @@ class Checkpointer:
         timeout_s: How long storage may make no progress, and one rank may keep all
             others waiting, before a save fails.
         memory_s: How long the daemon keeps memory for a job that nobody runs.
+        local: A folder on a disk of each node, to which saves go first: the way back if
+            memory is lost, and storage is far. It keeps the last three of a job.
         storage_options: For URLs, what fsspec is to know: endpoints, credentials.
         num_threads: How many threads copy; those of torch by default.
         process_group: The ranks that save together; the default group by default.
@@ -138,6 +141,7 @@ class Checkpointer:
         replica_bytes_per_s: float | None = None,
         timeout_s: float = 600.0,
         memory_s: float = 3600.0,
+        local: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         num_threads: int | None = None,
         process_group: dist.ProcessGroup | None = None,
@@ -165,6 +169,7 @@ class Checkpointer:
             keep=keep if isinstance(keep, Keep) else Keep(last=keep),
             limit_s=timeout_s,
             idle_s=memory_s,
+            local=None if local is None else resolve(local),
         )
         self.counts = SaveCounts()
         self._policy: Policy = policy
@@ -313,9 +318,7 @@ class Checkpointer:
                 that the state must be restored from another step.
         """
         self._memory.settle()
-        nodes, secret, _ = self._met()
-        found = find(self._team, self._client, self._storage, nodes, step)
-        save = open_save(self._team, self._storage, nodes, secret, found)
+        save = find(self._team, self._client, self._storage, self._met(), step)
         entries: Any = from_json(save.entries)
         specs = {
             entry.name: TensorSpec(

@@ -13,19 +13,21 @@ __all__ = ["Choice", "Held", "Stored", "choose"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
-    """A rank's part of a save in some node's memory.
+    """A rank's part of a save in some node's memory, or on its disk.
 
     Args:
         node: The node.
         rank: The rank that saved it.
         manifest: The rank's manifest, as memory holds it.
         saved_at_ns: When it was saved, in nanoseconds since 1970.
+        is_on_disk: Whether it is on a disk of the node.
     """
 
     node: str
     rank: int
     manifest: Mapping[str, Any]
     saved_at_ns: int
+    is_on_disk: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._arena import Arena
 from drivetrain_checkpoint._custody import PERSIST, Custody
+from drivetrain_checkpoint._local import LocalStore
 from drivetrain_checkpoint._memory import held, send_part, summary
 from drivetrain_checkpoint._neighbours import Neighbours
 from drivetrain_checkpoint._nodes import Nodes
@@ -216,7 +217,8 @@ class Daemon:
                 )
                 return {"absent": sorted(ranks)}
             case "fetch":
-                send_part(connection, custody, self._replicas, **about)
+                local = self._persister.local if self._persister else None
+                send_part(connection, custody, self._replicas, local, **about)
                 return None
             case other:
                 return {"refused": f"there is no operation {other!r}"}
@@ -239,6 +241,8 @@ class Daemon:
         self._idle_s = settings["idle_s"]
         self._persister.keep = Keep(**settings["keep"])
         self._persister.limit_s = settings["limit_s"]
+        local = settings["local"]
+        self._persister.local = LocalStore(*local) if local else None
 
     def _listen(self, *, host: str, secret: str, port: int = 0) -> dict[str, Any]:
         """Lets those in who know a secret, beside those who know another."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from drivetrain_checkpoint._sources import StorageSource
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from drivetrain_checkpoint._arena import Arena, Generation
     from drivetrain_checkpoint._custody import Custody
+    from drivetrain_checkpoint._local import LocalStore
     from drivetrain_checkpoint._replicate import ReplicaStore
     from drivetrain_checkpoint._wire import Connection
 
@@ -60,6 +63,7 @@ def send_part(
     connection: Connection,
     custody: Custody,
     replicas: ReplicaStore,
+    local: LocalStore | None,
     *,
     rank: int,
     save_id: str,
@@ -68,8 +72,11 @@ def send_part(
 ) -> None:
     """Sends bytes of a save; afterwards, whether it was still the same save.
 
+    They come from memory, or else from the local disk.
+
     Raises:
         KeyError: It is not here.
+        CorruptCheckpointError: It is damaged on the disk.
     """
     for found in held(custody, replicas):
         generation = found.generation
@@ -81,5 +88,17 @@ def send_part(
         now = found.arena.sequences()[generation.index]
         connection.send({"intact": now == generation.sequence})
         return
-    message = f"save {save_id} of rank {rank} is not in this memory"
+    for part in local.parts() if local else ():
+        if (part.manifest.rank, part.manifest.save_id) == (rank, save_id):
+            assert local is not None
+            source = StorageSource(local.storage, part.name, part.manifest, dict)
+            size = max(0, min(size_bytes, part.manifest.size_bytes - start))
+            data = source.read(start, size)
+            connection.send({"ok": True, "size_bytes": size})
+            connection.socket.sendall(data)
+            connection.send({"intact": True})
+            return
+    message = (
+        f"save {save_id} of rank {rank} is neither in this memory nor on this disk"
+    )
     raise KeyError(message)

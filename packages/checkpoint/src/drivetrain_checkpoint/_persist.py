@@ -32,6 +32,7 @@ from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:
     from drivetrain_checkpoint._custody import Custody, Ticket
+    from drivetrain_checkpoint._local import LocalStore
     from drivetrain_checkpoint._native import Progress
     from drivetrain_checkpoint._neighbours import Neighbours
     from drivetrain_checkpoint._storage.protocol import Storage
@@ -58,6 +59,7 @@ class Persister:
         storage: Where checkpoints go.
 
     Attributes:
+        local: A disk of this node, for saves before they reach storage; None for none.
         keep: Which of them stay.
         limit_s: How long a storage may make no progress, and a rank keep all waiting.
     """
@@ -66,6 +68,7 @@ class Persister:
         self, custody: Custody, neighbours: Neighbours, storage: Storage
     ) -> None:
         """Starts nothing yet."""
+        self.local: LocalStore | None = None
         self.keep = Keep()
         self.limit_s = 600.0
         self._custody = custody
@@ -150,9 +153,10 @@ class Persister:
         storage = self._storage
         if self.settle(manifest.step, manifest.save_id):
             return None  # a daemon before this one has done it
+        address = ticket.arena.address + ticket.generation.image_at
+        self._keep_locally(ticket, manifest, address, progress)
         text = self._written_before(name, manifest)
         if text is None:
-            address = ticket.arena.address + ticket.generation.image_at
             text = self._write(name, manifest, address, progress)
         entry = dataclasses.asdict(RankFile.of(manifest.rank, text))
         self._custody.told(manifest.save_id, manifest.rank, entry)
@@ -177,6 +181,20 @@ class Persister:
         self._custody.committed(manifest.save_id)
         self._neighbours.tell_all({"op": "committed", "save_id": manifest.save_id})
         return root
+
+    def _keep_locally(
+        self, ticket: Ticket, manifest: RankManifest, address: int, progress: Progress
+    ) -> None:
+        """Writes a rank's part to the local disk, if there is one."""
+        if self.local is None:
+            return
+        generation = ticket.generation
+        record = ticket.arena.view(generation.record_at, generation.record_bytes)
+        try:
+            self.local.keep(manifest, address, bytes(record), _NUM_WRITERS, progress)
+        except StorageError as error:
+            # It would have been a shorter way back; the checkpoint does not need it.
+            logger.warning("nothing is kept on the local disk: %s", error)
 
     def _written_before(self, name: str, manifest: RankManifest) -> bytes | None:
         """Returns the manifest of a part that a daemon before this one has written.

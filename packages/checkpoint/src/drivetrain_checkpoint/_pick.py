@@ -45,7 +45,9 @@ class Picked(NamedTuple):
     def sources(self) -> Callable[[int], StorageSource]:
         """Returns what gives the part that a rank saved, each opened once."""
         return functools.cache(
-            lambda rank: StorageSource(self.storage, self.name, self.root, rank)
+            lambda rank: StorageSource.committed(
+                self.storage, self.name, self.root, rank
+            )
         )
 
 

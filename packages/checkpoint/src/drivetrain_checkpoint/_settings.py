@@ -25,6 +25,7 @@ class Settings:
         limit_s: How long a storage may make no progress before a save fails, and how
             long one rank may keep the others waiting, in seconds.
         idle_s: How long the daemon keeps memory for a job that nobody runs.
+        local: A folder on a disk of the node, for saves before they reach storage.
     """
 
     job: str
@@ -33,6 +34,7 @@ class Settings:
     keep: Keep = field(default_factory=Keep)
     limit_s: float = 600.0
     idle_s: float = 3600.0
+    local: str | None = None
 
     def hello(self) -> dict[str, Any]:
         """Returns the first message to a daemon."""
@@ -49,4 +51,5 @@ class Settings:
             "keep": asdict(self.keep),
             "limit_s": self.limit_s,
             "idle_s": self.idle_s,
+            "local": self.local and [self.local, self.job],
         }

@@ -16,7 +16,7 @@ from drivetrain_checkpoint._peers import connect_to
 from drivetrain_checkpoint._saves import read_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from drivetrain_checkpoint._arena import Arena, Generation
     from drivetrain_checkpoint._image import Image, Slot
@@ -151,35 +151,51 @@ class StorageSource:
 
     Args:
         storage: The storage.
-        name: The checkpoint's folder.
-        root: Its root manifest.
-        rank: The rank that saved.
+        name: The save's folder.
+        manifest: The rank's manifest.
+        layout: Returns the layout of the save as plain data, or something empty; asked
+            for only to say what is damaged.
 
     Raises:
-        CorruptCheckpointError: The rank's manifest is missing or damaged.
+        CorruptCheckpointError: The file is missing, or has another length.
     """
 
     is_local = False
 
     def __init__(
-        self, storage: Storage, name: str, root: RootManifest, rank: int
+        self,
+        storage: Storage,
+        name: str,
+        manifest: RankManifest,
+        layout: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """Reads the rank's manifest."""
+        """Reads nothing yet."""
         self._storage = storage
         self._name = name
-        self._root = root
-        self._file = tensor_file(rank)
-        self.manifest: RankManifest = read_rank(storage, name, root, rank)
+        self._layout = layout
+        self._file = tensor_file(manifest.rank)
+        self.manifest = manifest
         size = storage.files(name).get(self._file)
         if size is None:
             message = f"{self.where} is missing"
             raise CorruptCheckpointError(message)
-        if size != self.manifest.size_bytes:
+        if size != manifest.size_bytes:
             message = (
-                f"{self.where} has {size:,} bytes instead of "
-                f"{self.manifest.size_bytes:,}"
+                f"{self.where} has {size:,} bytes instead of {manifest.size_bytes:,}"
             )
             raise CorruptCheckpointError(message)
+
+    @classmethod
+    def committed(
+        cls, storage: Storage, name: str, root: RootManifest, rank: int
+    ) -> StorageSource:
+        """Returns a rank's part of a checkpoint.
+
+        Raises:
+            CorruptCheckpointError: Its manifest is missing or damaged.
+        """
+        manifest = read_rank(storage, name, root, rank)
+        return cls(storage, name, manifest, lambda: root.layout)
 
     @property
     def where(self) -> str:
@@ -225,7 +241,8 @@ class StorageSource:
         """Says what lies in a block; not from the header, which may lie in it itself."""
         start = index * self.manifest.block_bytes
         end = start + self.manifest.block_bytes
-        layout = Layout.from_plain(self._root.layout)
+        plain = self._layout() or {"meshes": [], "tensors": []}
+        layout = Layout.from_plain(plain)
         slots = saved_image(layout, self.manifest.rank).slots
         inside = [
             s.name for s in slots if s.start < end and s.start + s.size_bytes > start

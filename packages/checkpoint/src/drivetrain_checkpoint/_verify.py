@@ -71,7 +71,7 @@ def verify(
     sources = []
     for rank in range(root.world_size):
         try:
-            sources.append(StorageSource(storage, name, root, rank))
+            sources.append(StorageSource.committed(storage, name, root, rank))
         except (CorruptCheckpointError, ForeignCheckpointError) as error:
             said = str(error)
             files = (rank_manifest_file(rank), tensor_file(rank))
