@@ -17,7 +17,8 @@ from drivetrain_checkpoint._errors import (
 )
 
 if TYPE_CHECKING:
-    from drivetrain_checkpoint._checkpointer import Checkpointer, SaveCounts
+    from drivetrain_checkpoint._checkpointer import Checkpointer
+    from drivetrain_checkpoint._counts import SaveCounts
     from drivetrain_checkpoint._export import export_safetensors
     from drivetrain_checkpoint._foreign.dcp import read_dcp
     from drivetrain_checkpoint._foreign.detect import detect
@@ -62,7 +63,7 @@ _HOMES = {
     "Keep": "_saves",
     "PreemptNotice": "_preempt",
     "Problem": "_verify",
-    "SaveCounts": "_checkpointer",
+    "SaveCounts": "_counts",
     "SaveHandle": "_handle",
     "TensorSource": "_foreign.source",
     "detect": "_foreign.detect",

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
-import secrets
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
-from drivetrain_checkpoint import _native
-from drivetrain_checkpoint._agree import Policy, Proposal, agree
+from drivetrain_checkpoint._agree import Policy, agree
 from drivetrain_checkpoint._client import Client
-from drivetrain_checkpoint._custody import PERSIST, REPLICATE
+from drivetrain_checkpoint._counts import SaveCounts
 from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._fill import fill
 from drivetrain_checkpoint._find import find
@@ -23,7 +19,8 @@ from drivetrain_checkpoint._pieces import DTYPES
 from drivetrain_checkpoint._plain import from_json
 from drivetrain_checkpoint._preempt import PreemptNotice, preempt_notice
 from drivetrain_checkpoint._rank_memory import Claim, RankMemory
-from drivetrain_checkpoint._save_plan import EntryTexts, SavePlan, record_text
+from drivetrain_checkpoint._record import proposal_of, record_bytes, record_of
+from drivetrain_checkpoint._save_plan import EntryTexts, SavePlan
 from drivetrain_checkpoint._saves import Keep, list_saved
 from drivetrain_checkpoint._settings import Settings
 from drivetrain_checkpoint._storage.open import open_storage, resolve
@@ -42,31 +39,9 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services import Restoration
 
-__all__ = ["Checkpointer", "SaveCounts"]
+__all__ = ["Checkpointer"]
 
 logger = logging.getLogger(__name__)
-
-_FIELDS_BYTES = 64 << 10
-"""The room for what stands in a record beside entries and layout."""
-
-
-@dataclass(slots=True)
-class SaveCounts:
-    """What became of the saves of a checkpointer.
-
-    Args:
-        saved: How many were copied into memory.
-        waited: How many of them waited for memory.
-        waited_s: How long they did together, in seconds.
-        skipped: How many were left out, since memory was needed for earlier ones.
-        dropped: How many earlier ones were given up for newer ones.
-    """
-
-    saved: int = 0
-    waited: int = 0
-    waited_s: float = 0.0
-    skipped: int = 0
-    dropped: int = 0
 
 
 class Checkpointer:
@@ -209,7 +184,7 @@ class Checkpointer:
         packed = self._packer.pack(state)
         entries = self._entries.text(packed.entries)
         plan = self._planned(packed.tensors)
-        self._memory.provide(plan, _record_bytes(entries, plan))
+        self._memory.provide(plan, record_bytes(entries, plan))
         self._memory.warm(wait=wait)
 
     def save(
@@ -250,14 +225,16 @@ class Checkpointer:
             packed = self._packer.pack(state)
             entries = self._entries.text(packed.entries)
             plan = self._planned(packed.tensors)
-            self._memory.provide(plan, _record_bytes(entries, plan))
+            self._memory.provide(plan, record_bytes(entries, plan))
             claim, waited_s = self._memory.claim(
                 wait=self._policy == "wait", drop=self._policy == "drop_oldest"
             )
         # Whatever keeps one rank from saving, the others must not wait for it.
         except Exception as error:  # noqa: BLE001
             problem = error
-        proposals = self._team.exchange(self._proposal(step, entries, claim, problem))
+        proposals = self._team.exchange(
+            proposal_of(step, entries, self._plan, claim, problem)
+        )
         verdict = agree(proposals, self._policy)
         if verdict.action != "save" and "index" in claim:
             self._memory.release()
@@ -266,7 +243,7 @@ class Checkpointer:
                 raise problem
             kind = ValueError if "different" in verdict.because else CheckpointError
             raise kind(verdict.because)
-        save_id, saved_at_ns = proposals[0].save_id, proposals[0].saved_at_ns
+        save_id = proposals[0].save_id
         if verdict.action == "skip":
             self.counts.skipped += 1
             logger.info("step %d is not saved: %s", step, verdict.because)
@@ -277,8 +254,15 @@ class Checkpointer:
             self._client.ask({"op": "drop", "save_id": dropped})
             self.counts.dropped += 1
             logger.info("save %s is dropped for step %d", dropped, step)
-        record = self._record(
-            step, save_id, saved_at_ns, meeting.run, plan, entries, persist=persist
+        record = record_of(
+            proposals[0],
+            self._team,
+            plan,
+            entries,
+            job=self._settings.job,
+            run=meeting.run,
+            persist=persist,
+            replicate=self._replicas > 0,
         )
         staging = self._memory.fill(claim, plan, record)
         handle = self._handle(step, save_id, staging=staging)
@@ -446,63 +430,6 @@ class Checkpointer:
             self._plan = SavePlan(tensors, team.rank, team.world_size, team.group)
         return self._plan
 
-    def _proposal(
-        self,
-        step: int,
-        entries: str,
-        claim: Mapping[str, Any],
-        problem: Exception | None,
-    ) -> Proposal:
-        layout = self._plan.digest if self._plan else ""
-        found = hashlib.sha256(f"{entries}\0{layout}".encode()).hexdigest()
-        said = "" if problem is None else str(problem) or type(problem).__name__
-        return Proposal(
-            step,
-            found,
-            said,
-            "index" in claim,
-            claim.get("dropped"),
-            secrets.token_hex(8),
-            time.time_ns(),
-        )
-
-    def _record(
-        self,
-        step: int,
-        save_id: str,
-        saved_at_ns: int,
-        run: str,
-        plan: SavePlan,
-        entries: str,
-        *,
-        persist: bool,
-    ) -> bytes:
-        """Returns what lies in memory beside the tensors."""
-        tasks = [PERSIST] if persist else []
-        manifest = {
-            "job": self._settings.job,
-            "step": step,
-            "save_id": save_id,
-            "rank": self._team.rank,
-            "world_size": self._team.world_size,
-            "size_bytes": plan.image.size_bytes,
-            "header_bytes": len(plan.image.header),
-            "block_bytes": _native.BLOCK_BYTES,
-            "crc32c": [],
-        }
-        fields = {
-            "save_id": save_id,
-            "step": step,
-            "saved_at_ns": saved_at_ns,
-            "run": run,
-            "tasks": [*tasks, REPLICATE] if self._replicas else tasks,
-            "manifest": manifest,
-        }
-        first = self._team.rank == 0
-        return record_text(
-            fields, entries if first else "", plan.layout_text if first else ""
-        )
-
     def _handle(
         self,
         step: int,
@@ -519,11 +446,6 @@ class Checkpointer:
             staging=staging,
             skipped=skipped,
         )
-
-
-def _record_bytes(entries: str, plan: SavePlan) -> int:
-    # All of it is ASCII, as JSON is written here.
-    return len(entries) + len(plan.layout_text) + _FIELDS_BYTES
 
 
 def _targets_of(plan: Restoration) -> dict[str, Tensor]:

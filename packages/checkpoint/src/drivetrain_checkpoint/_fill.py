@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from drivetrain_checkpoint import _native
 from drivetrain_checkpoint._errors import CorruptCheckpointError
 from drivetrain_checkpoint._layout import size_of
 from drivetrain_checkpoint._pieces import DTYPES, layout_of
@@ -92,6 +94,7 @@ def fill(
         data: memoryview = found.read(item.start, item.size_bytes)
         return data
 
+    moves = _Moves()
     for key in (False, True):
         mates = groups_of([answer[1][int(key)] for answer in answers])
         made = {ranks: _group(team, ranks, groups) for ranks in mates}
@@ -101,9 +104,43 @@ def fill(
         else:
             steps = read_together(reads[key], read, team, ours, made[ours])
         for item, data in steps:
+            source = save.source(item.source)
             for one in item.fills:
-                _apply(one, data[one.start - item.start :], locals_[one.name])
+                local = locals_[one.name]
+                if not (source.is_local and moves.take(one, source, local)):
+                    _apply(one, data[one.start - item.start :], local)
+    moves.make()
     return num_bytes
+
+
+class _Moves:
+    """Copies within this machine's memory, which are made together."""
+
+    def __init__(self) -> None:
+        self._sources, self._targets, self._sizes = array("Q"), array("Q"), array("Q")
+
+    def take(self, one: Fill, source: Any, local: Tensor) -> bool:
+        """Takes note of a copy, if it is one run of bytes here and there."""
+        rows, *inner = one.shape or (1,)
+        is_run = (
+            local.device.type == "cpu"
+            and local.is_contiguous()
+            and local.dtype == DTYPES[one.dtype]
+            and tuple(inner) == tuple(local.shape[1:])
+            and one.theirs == tuple(slice(0, size) for size in one.shape)
+        )
+        if is_run:
+            first = one.ours[0].start if one.ours else 0
+            at = first * (one.size_bytes // rows)
+            self._sources.append(source.address(one.start))
+            self._targets.append(local.data_ptr() + at)
+            self._sizes.append(one.size_bytes)
+        return is_run
+
+    def make(self) -> None:
+        """Makes the copies."""
+        threads = torch.get_num_threads()
+        _native.copy(self._sources, self._targets, self._sizes, threads)
 
 
 def _group(team: Team, ranks: tuple[int, ...], groups: dict[Any, Any]) -> Any:

@@ -70,6 +70,10 @@ class MemorySource:
         self._size_bytes = generation.image_bytes
         self._header_bytes: int = generation.record["manifest"]["header_bytes"]
 
+    def address(self, start: int) -> int:
+        """Returns where bytes of the image lie in this process."""
+        return self._arena.address + self._at + start
+
     def read(self, start: int, size_bytes: int) -> memoryview:
         """Returns the memory itself."""
         return self._arena.view(self._at + start, size_bytes)
