@@ -221,3 +221,28 @@ def test_old_checkpoints_are_retired_and_a_step_saved_again_is_replaced(tmp_path
         time.sleep(0.01)
     checkpointer.stop_daemon()
     assert [s.step for s in list_checkpoints(tmp_path)] == [2, 3]
+
+
+def test_values_that_are_no_plain_memory_are_saved_as_they_read(tmp_path):
+    whole = torch.randn(4, 6, dtype=torch.complex64)
+    state = {
+        "turned": torch.arange(12.0).reshape(3, 4).T,
+        "every other": torch.arange(20.0)[::2],
+        "conjugate": whole.conj(),
+        "imaginary": whole.conj().imag,
+        "spread": torch.ones(1, 3).expand(5, 3),
+        "number": torch.tensor(7.5),
+        "nothing": torch.empty(0, 4),
+    }
+    checkpointer = Checkpointer(tmp_path, job="format")
+    checkpointer.save(1, state).wait(20)
+    into = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in state.items()}
+    into["turned"] = torch.zeros(3, 4).T
+    into["conjugate"] = torch.empty(4, 6, dtype=torch.complex64).conj()
+    for _ in ("memory", "storage"):
+        for tensor in into.values():
+            tensor.zero_()
+        assert checkpointer.restore(into) == 1
+        for name, tensor in state.items():
+            assert torch.equal(into[name].resolve_conj(), tensor.resolve_conj()), name
+        checkpointer.stop_daemon()

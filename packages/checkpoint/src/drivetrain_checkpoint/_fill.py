@@ -11,7 +11,7 @@ import torch.distributed as dist
 from drivetrain_checkpoint import _native
 from drivetrain_checkpoint._errors import CorruptCheckpointError
 from drivetrain_checkpoint._layout import size_of
-from drivetrain_checkpoint._pieces import DTYPES, layout_of
+from drivetrain_checkpoint._pieces import DTYPES, is_plain_memory, layout_of
 from drivetrain_checkpoint._reads import digest, gathered, plan_fills
 from drivetrain_checkpoint._share import groups_of, read_alone, read_together
 from drivetrain_core import CheckpointError
@@ -123,8 +123,7 @@ class _Moves:
         """Takes note of a copy, if it is one run of bytes here and there."""
         rows, *inner = one.shape or (1,)
         is_run = (
-            local.device.type == "cpu"
-            and local.is_contiguous()
+            is_plain_memory(local)
             and local.dtype == DTYPES[one.dtype]
             and tuple(inner) == tuple(local.shape[1:])
             and one.theirs == tuple(slice(0, size) for size in one.shape)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["CODES", "DTYPES", "layout_of", "local_block"]
+__all__ = ["CODES", "DTYPES", "is_plain_memory", "layout_of", "local_block"]
 
 CODES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
@@ -124,6 +124,17 @@ def local_block(
         )
         raise TypeError(message)
     return local
+
+
+def is_plain_memory(tensor: Tensor) -> bool:
+    """Whether the bytes of a tensor are its values, in order, where the CPU sees them.
+
+    Example:
+        >>> is_plain_memory(torch.ones(2, 3)), is_plain_memory(torch.ones(2, 3).T)
+        (True, False)
+    """
+    is_lazy = tensor.is_conj() or tensor.is_neg()
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not is_lazy
 
 
 def _size(name: str, tensor: Tensor) -> int:

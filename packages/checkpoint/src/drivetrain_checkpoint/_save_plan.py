@@ -12,7 +12,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._image import plan_image
-from drivetrain_checkpoint._pieces import layout_of, local_block
+from drivetrain_checkpoint._pieces import is_plain_memory, layout_of, local_block
 from drivetrain_checkpoint._plain import to_json
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class SavePlan:
         others: list[Slot] = []
         for slot in self.image.slots:
             block = blocks[slot.name]
-            is_straight = block.device.type == "cpu" and block.is_contiguous()
+            is_straight = is_plain_memory(block)
             (straight if is_straight else others).append(slot)
         self.sources = array("Q", [blocks[slot.name].data_ptr() for slot in straight])
         self.offsets = array("Q", [slot.start for slot in straight])
