@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 
+import gpu
 from daemon_start import start
 from durable import durable
 from host_memory import host_memory
@@ -38,6 +39,8 @@ TABLE = [
     ("planning-1024-ranks-cached", "<= 50 ms", planning(cached=True, most_s=0.05)),
     ("host-memory", "<= 2 x the state + 32 MiB", host_memory),
     ("daemon-start", "<= 100 ms", start),
+    ("stall-10gb-gpu", "<= 1.15 x a pinned copy", gpu.stall),
+    ("overlap-gpu", "<= 3% slower", gpu.overlap),
 ]
 BARS = [Bar(name=name, bound=bound, measure=run) for name, bound, run in TABLE]
 
