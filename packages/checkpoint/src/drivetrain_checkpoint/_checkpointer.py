@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from drivetrain_checkpoint._agree import Policy, agree
 from drivetrain_checkpoint._client import Client
@@ -23,7 +23,7 @@ from drivetrain_checkpoint._record import proposal_of, record_bytes, record_of
 from drivetrain_checkpoint._save_plan import EntryTexts, SavePlan
 from drivetrain_checkpoint._saves import Keep, list_saved
 from drivetrain_checkpoint._settings import Settings
-from drivetrain_checkpoint._storage.open import open_storage, resolve
+from drivetrain_checkpoint._storage.open import open_storage, place_of, resolve
 from drivetrain_checkpoint._team import Meeting, Team
 from drivetrain_core import CheckpointError
 from drivetrain_core.services import StatePacker, TensorSpec, plan_restoration
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import Tensor
 
+    from drivetrain_checkpoint._storage.protocol import Storage
     from drivetrain_core.services import Restoration
 
 __all__ = ["Checkpointer"]
@@ -79,6 +80,7 @@ class Checkpointer:
         storage_options: For URLs, what fsspec is to know: endpoints, credentials.
         num_threads: How many threads copy; those of torch by default.
         process_group: The ranks that save together; the default group by default.
+            `self` is this process alone, though there may be others.
 
     Attributes:
         counts: What became of the saves so far.
@@ -119,7 +121,7 @@ class Checkpointer:
         local: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         num_threads: int | None = None,
-        process_group: dist.ProcessGroup | None = None,
+        process_group: dist.ProcessGroup | Literal["self"] | None = None,
     ) -> None:
         """Checks the arguments; nothing is started and no folder made."""
         if not job:
@@ -188,7 +190,12 @@ class Checkpointer:
         self._memory.warm(wait=wait)
 
     def save(
-        self, step: int, state: Mapping[str, object], *, persist: bool = True
+        self,
+        step: int,
+        state: Mapping[str, object],
+        *,
+        persist: bool = True,
+        under: str = "",
     ) -> SaveHandle:
         """Copies a state into memory; when it returns, the state may be changed.
 
@@ -203,10 +210,14 @@ class Checkpointer:
             persist: Whether storage follows. Without it the save stays in memory until
                 a newer one takes its place, and is brought to storage only by `flush`,
                 by waiting for its handle, or by the trainer's death.
+            under: The name of a folder in that of the checkpointer, for checkpoints
+                that are kept, listed and restored apart from all others; the same on
+                every rank. Empty, it is the checkpointer's folder itself.
 
         Raises:
             TypeError: The state holds what a checkpoint cannot.
-            ValueError: The step is negative, or ranks save different plain data.
+            ValueError: The step is negative, `under` is no name, or ranks save
+                different plain data.
             NamesError: Two tensors have one name.
             DaemonError: The daemon cannot be started, or another process saves this
                 job.
@@ -222,6 +233,7 @@ class Checkpointer:
             if step < 0:
                 message = f"step must be at least 0, got {step}"
                 raise ValueError(message)  # noqa: TRY301
+            place_of(self._settings.url, under)
             packed = self._packer.pack(state)
             entries = self._entries.text(packed.entries)
             plan = self._planned(packed.tensors)
@@ -233,7 +245,7 @@ class Checkpointer:
         except Exception as error:  # noqa: BLE001
             problem = error
         proposals = self._team.exchange(
-            proposal_of(step, entries, self._plan, claim, problem)
+            proposal_of(step, f"{under}\0{entries}", self._plan, claim, problem)
         )
         verdict = agree(proposals, self._policy)
         if verdict.action != "save" and "index" in claim:
@@ -247,7 +259,7 @@ class Checkpointer:
         if verdict.action == "skip":
             self.counts.skipped += 1
             logger.info("step %d is not saved: %s", step, verdict.because)
-            return self._handle(step, save_id, skipped=True)
+            return self._handle(step, save_id, under, skipped=True)
         if verdict.action == "wait":
             claim, waited_s = self._memory.claim(wait=True)
         for dropped in verdict.dropped:
@@ -261,11 +273,12 @@ class Checkpointer:
             entries,
             job=self._settings.job,
             run=meeting.run,
+            under=under,
             persist=persist,
             replicate=self._replicas > 0,
         )
         staging = self._memory.fill(claim, plan, record)
-        handle = self._handle(step, save_id, staging=staging)
+        handle = self._handle(step, save_id, under, staging=staging)
         handle.stall_s = time.perf_counter() - start
         self.counts.saved += 1
         self.counts.waited += waited_s > 0
@@ -279,6 +292,7 @@ class Checkpointer:
         step: int | None = None,
         *,
         strict: bool = True,
+        under: str = "",
     ) -> int:
         """Restores a state in place, from the nearest place that has it.
 
@@ -291,6 +305,7 @@ class Checkpointer:
             step: The step; by default the one that was saved last.
             strict: Whether all of `into` has to fit. Otherwise what fits is restored,
                 and a warning is logged of all that was left as it is.
+            under: The folder in that of the checkpointer, as it was saved.
 
         Returns:
             The step that was restored.
@@ -302,7 +317,8 @@ class Checkpointer:
                 that the state must be restored from another step.
         """
         self._memory.settle()
-        save = find(self._team, self._client, self._storage, self._met(), step)
+        meeting, storage = self._met(), self._storage_of(under)
+        save = find(self._team, self._client, storage, meeting, step, under)
         entries: Any = from_json(save.entries)
         specs = {
             entry.name: TensorSpec(
@@ -388,6 +404,10 @@ class Checkpointer:
         saved = list_saved(self._storage)
         return saved[-1].root.step if saved else None
 
+    def has_daemon(self) -> bool:
+        """Returns whether a daemon serves the job on this node; none is started."""
+        return self._client.is_running()
+
     def stop_daemon(self, *, at_once: bool = False) -> None:
         """Stops the daemon of this node, and gives up the memory that it holds.
 
@@ -424,6 +444,12 @@ class Checkpointer:
             self._is_enlisted = True
         return meeting
 
+    def _storage_of(self, under: str) -> Storage:
+        if not under:
+            return self._storage
+        place = place_of(self._settings.url, under)
+        return open_storage(place, self._settings.options)
+
     def _planned(self, tensors: Mapping[str, Tensor]) -> SavePlan:
         if self._plan is None or not self._plan.renew(tensors):
             team = self._team
@@ -434,6 +460,7 @@ class Checkpointer:
         self,
         step: int,
         save_id: str,
+        under: str,
         *,
         staging: Future[None] | None = None,
         skipped: bool = False,
@@ -441,7 +468,8 @@ class Checkpointer:
         return SaveHandle(
             step=step,
             save_id=save_id,
-            storage=self._storage,
+            storage=self._storage_of(under),
+            under=under,
             client=self._client,
             staging=staging,
             skipped=skipped,

@@ -77,7 +77,12 @@ class _OnStorage:
 
 
 def find(
-    team: Team, client: Client, storage: Storage, meeting: Meeting, step: int | None
+    team: Team,
+    client: Client,
+    storage: Storage,
+    meeting: Meeting,
+    step: int | None,
+    under: str = "",
 ) -> OpenSave:
     """Chooses the save that was made last and is whole; all ranks call it.
 
@@ -87,6 +92,7 @@ def find(
         storage: Where checkpoints are kept.
         meeting: What the ranks know of each other.
         step: The step; None for the last.
+        under: The folder in that of the checkpointer; `storage` is that folder.
 
     Raises:
         CheckpointError: There is none; the message lists what there is.
@@ -98,7 +104,7 @@ def find(
         # learns of it, from all ranks before any of them looks.
         client.hello()
     team.exchange(None)
-    here = _look_here(client, meeting.nodes.here)
+    here = _look_here(client, meeting.nodes.here, under)
     there = _look_at(storage) if team.rank == 0 else _OnStorage()
     nodes = meeting.nodes
     mine = next((node.ranks for node in nodes.nodes if node.id == nodes.here), ())
@@ -115,7 +121,7 @@ def find(
     return _open(team, storage, meeting, choice, here)
 
 
-def _look_here(client: Client, node: str) -> _Here:
+def _look_here(client: Client, node: str, under: str) -> _Here:
     """Returns what lies in this node's memory, and on its disk."""
     found = _Here()
     try:
@@ -126,7 +132,7 @@ def _look_here(client: Client, node: str) -> _Here:
         for generation in arena.generations():
             record = generation.record
             key = (record["manifest"]["rank"], record["save_id"])
-            if key in found.memory:
+            if key in found.memory or record.get("under", "") != under:
                 continue
             found.memory[key] = MemorySource(arena, generation)
             found.held.append(_held(node, record))
@@ -136,6 +142,8 @@ def _look_here(client: Client, node: str) -> _Here:
     local = LocalStore(settings.local, settings.job) if settings.local else None
     for part in local.parts() if local else ():
         key = (part.manifest.rank, part.manifest.save_id)
+        if part.record.get("under", "") != under:
+            continue
         with contextlib.suppress(CorruptCheckpointError):
             assert local is not None
             found.disk[key] = StorageSource(

@@ -30,7 +30,8 @@ class SaveHandle:
     Args:
         step: The step that was saved.
         save_id: What its files have in common.
-        storage: Where checkpoints go.
+        storage: Where the save goes.
+        under: The folder in that of the checkpointer.
         client: The way to the daemon, shared with others.
         staging: Ends when the state lies in memory.
 
@@ -47,6 +48,7 @@ class SaveHandle:
         step: int,
         save_id: str,
         storage: Storage,
+        under: str,
         client: Client,
         staging: Future[None] | None = None,
         skipped: bool = False,
@@ -57,6 +59,7 @@ class SaveHandle:
         self.stall_s = 0.0
         self.skipped = skipped
         self._storage = storage
+        self._under = under
         self._client = client
         self._waiting = Client(client.settings)
         self._staging = staging
@@ -130,6 +133,7 @@ class SaveHandle:
             if left is not None and left <= 0:
                 return False
             self._check(_SLICE_S if left is None else min(_SLICE_S, left), until)
+        # A daemon that nobody talks to ends after a while; handles may be kept.
         self._waiting.close()
         return True
 
@@ -167,7 +171,7 @@ class SaveHandle:
 
     def _ask(self, timeout_s: float) -> dict[str, Any]:
         """Returns what the daemon knows, or else the storage."""
-        about = {"step": self.step, "save_id": self.save_id}
+        about = {"step": self.step, "save_id": self.save_id, "under": self._under}
         question = {"op": "wait", **about, "timeout_s": timeout_s}
         try:
             # What waits has a conversation of its own.

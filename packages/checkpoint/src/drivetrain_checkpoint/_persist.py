@@ -31,6 +31,8 @@ from drivetrain_checkpoint._storage.protocol import folder_name
 from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from drivetrain_checkpoint._custody import Custody, Ticket
     from drivetrain_checkpoint._local import LocalStore
     from drivetrain_checkpoint._native import Progress
@@ -57,6 +59,7 @@ class Persister:
         custody: The memory.
         neighbours: The other nodes.
         storage: Where checkpoints go.
+        open_under: Opens a folder in the storage, for saves that go there.
 
     Attributes:
         local: A disk of this node, for saves before they reach storage; None for none.
@@ -65,7 +68,11 @@ class Persister:
     """
 
     def __init__(
-        self, custody: Custody, neighbours: Neighbours, storage: Storage
+        self,
+        custody: Custody,
+        neighbours: Neighbours,
+        storage: Storage,
+        open_under: Callable[[str], Storage] | None = None,
     ) -> None:
         """Starts nothing yet."""
         self.local: LocalStore | None = None
@@ -74,6 +81,8 @@ class Persister:
         self._custody = custody
         self._neighbours = neighbours
         self._storage = storage
+        self._open_under = open_under
+        self._retiring = threading.Lock()
         self._ranks: set[int] = set()
 
     def serve(self, rank: int) -> None:
@@ -82,13 +91,14 @@ class Persister:
             self._ranks.add(rank)
             threading.Thread(target=self._run, args=(rank,), daemon=True).start()
 
-    def settle(self, step: int, save_id: str) -> bool:
+    def settle(self, step: int, save_id: str, under: str = "") -> bool:
         """Returns whether a save was committed, whoever did it; durably, from now on.
 
         Raises:
             StorageError: The storage fails.
         """
-        if not self._storage.settle(folder_name(step, save_id), ROOT_FILE):
+        name = folder_name(step, save_id)
+        if not self._storage_of(under).settle(name, ROOT_FILE):
             return False
         self._custody.committed(save_id)
         return True
@@ -129,7 +139,9 @@ class Persister:
             was_given_up = PERSIST not in ticket.running
             self._report(ticket, error)
             if committed is not None:
-                self._retire(committed)
+                # Two that delete one folder would stop at each other's traces.
+                with self._retiring:
+                    self._retire(self._storage_for(ticket), committed)
             elif error and ticket.rank == 0 and not was_given_up:
                 self._discard(ticket)
 
@@ -150,21 +162,21 @@ class Persister:
             record["manifest"], f"the memory of rank {ticket.rank}"
         )
         name = folder_name(manifest.step, manifest.save_id)
-        storage = self._storage
-        if self.settle(manifest.step, manifest.save_id):
+        storage, under = self._storage_for(ticket), record.get("under", "")
+        if self.settle(manifest.step, manifest.save_id, under):
             return None  # a daemon before this one has done it
         address = ticket.arena.address + ticket.generation.image_at
         self._keep_locally(ticket, manifest, address, progress)
-        text = self._written_before(name, manifest)
+        text = self._written_before(storage, name, manifest)
         if text is None:
-            text = self._write(name, manifest, address, progress)
+            text = self._write(storage, name, manifest, address, progress)
         entry = dataclasses.asdict(RankFile.of(manifest.rank, text))
         self._custody.told(manifest.save_id, manifest.rank, entry)
         if manifest.rank != 0:
             said = {"save_id": manifest.save_id, "rank": manifest.rank, "entry": entry}
             self._neighbours.tell_committer({"op": "written", **said})
             return None
-        ranks = self._await_ranks(manifest, name, record["run"], progress)
+        ranks = self._await_ranks(manifest, storage, record["run"], progress)
         self._check(progress)
         root = RootManifest(
             job=manifest.job,
@@ -196,14 +208,23 @@ class Persister:
             # It would have been a shorter way back; the checkpoint does not need it.
             logger.warning("nothing is kept on the local disk: %s", error)
 
-    def _written_before(self, name: str, manifest: RankManifest) -> bytes | None:
+    def _storage_of(self, under: str) -> Storage:
+        opens = self._open_under if under else None
+        return opens(under) if opens else self._storage
+
+    def _storage_for(self, ticket: Ticket) -> Storage:
+        return self._storage_of(ticket.generation.record.get("under", ""))
+
+    def _written_before(
+        self, storage: Storage, name: str, manifest: RankManifest
+    ) -> bytes | None:
         """Returns the manifest of a part that a daemon before this one has written.
 
         It must not be written again: a commit may vouch for it already.
         """
         file = rank_manifest_file(manifest.rank)
         try:
-            text = self._storage.read(name, file)
+            text = storage.read(name, file)
             found = RankManifest.from_bytes(text, file)
         except (FileNotFoundError, CorruptCheckpointError):
             return None
@@ -211,24 +232,30 @@ class Persister:
         return text if is_same else None
 
     def _write(
-        self, name: str, manifest: RankManifest, address: int, progress: Progress
+        self,
+        storage: Storage,
+        name: str,
+        manifest: RankManifest,
+        address: int,
+        progress: Progress,
     ) -> bytes:
         """Writes a rank's tensors, then its manifest, which it returns."""
         file, size = tensor_file(manifest.rank), manifest.size_bytes
-        sums = self._storage.write(name, file, address, size, _NUM_WRITERS, progress)
+        sums = storage.write(name, file, address, size, _NUM_WRITERS, progress)
         self._check(progress)
         text = dataclasses.replace(manifest, crc32c=tuple(sums)).to_bytes()
-        self._storage.write_small(name, rank_manifest_file(manifest.rank), text)
+        storage.write_small(name, rank_manifest_file(manifest.rank), text)
         return text
 
     def _await_ranks(
-        self, manifest: RankManifest, name: str, run: str, progress: Progress
+        self, manifest: RankManifest, storage: Storage, run: str, progress: Progress
     ) -> dict[int, RankFile]:
         """Waits until every rank's part is on storage.
 
         Raises:
             StorageError: A rank has failed, or is waited for in vain.
         """
+        name = folder_name(manifest.step, manifest.save_id)
         found: dict[int, RankFile] = {}
         absent: set[int] = set()
         said_at = looked_at = asked_at = time.monotonic()
@@ -263,7 +290,7 @@ class Persister:
                 raise StorageError(decision.because)
             self._check(progress)
             if decision.action == "look":
-                found = written_ranks(self._storage, name, told, manifest.world_size)
+                found = written_ranks(storage, name, told, manifest.world_size)
                 looked_at, is_news = time.monotonic(), False
                 continue
             progress.done += 1
@@ -279,22 +306,23 @@ class Persister:
         """Deletes what a save has left that failed: a full disk needs the space."""
         name = folder_name(ticket.generation.record["step"], ticket.save_id)
         custody, save_id = self._custody, ticket.save_id
+        storage = self._storage_for(ticket)
         with custody.changed:
             custody.changed.wait_for(lambda: not custody.is_open(save_id), self.limit_s)
         try:
-            if not self._storage.exists(name, ROOT_FILE):
-                self._storage.remove(name, ROOT_FILE)
+            if not storage.exists(name, ROOT_FILE):
+                storage.remove(name, ROOT_FILE)
         # What is left does no harm, and is deleted when it is old.
         except (CheckpointError, OSError) as error:
             logger.warning("what is left of a save stays: %s", error)
 
-    def _retire(self, newest: RootManifest) -> None:
+    def _retire(self, storage: Storage, newest: RootManifest) -> None:
         """Deletes what is no longer kept; nobody waits for it."""
         try:
-            saved = list_saved(self._storage)
+            saved = list_saved(storage)
             names = [s.name for s in retired(saved, newest, self.keep)]
-            for name in [*names, *abandoned(self._storage)]:
-                self._storage.remove(name, ROOT_FILE)
+            for name in [*names, *abandoned(storage)]:
+                storage.remove(name, ROOT_FILE)
         # Old checkpoints that stay do no harm.
         except (CheckpointError, OSError) as error:
             logger.warning("an old checkpoint stays: %s", error)

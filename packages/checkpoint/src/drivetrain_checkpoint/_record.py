@@ -65,6 +65,7 @@ def record_of(
     *,
     job: str,
     run: str,
+    under: str,
     persist: bool,
     replicate: bool,
 ) -> bytes:
@@ -77,6 +78,7 @@ def record_of(
         entries: The plain half of the state, as JSON.
         job: The job's name.
         run: What this run of the job is called.
+        under: The folder in that of the checkpointer.
         persist: Whether storage follows.
         replicate: Whether replicas follow.
     """
@@ -97,6 +99,7 @@ def record_of(
         "step": proposal.step,
         "saved_at_ns": proposal.saved_at_ns,
         "run": run,
+        "under": under,
         "tasks": [task for task, is_wanted in tasks.items() if is_wanted],
         "manifest": manifest,
     }

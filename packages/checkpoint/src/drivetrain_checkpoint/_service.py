@@ -22,7 +22,7 @@ from drivetrain_checkpoint._peers import PeerServer
 from drivetrain_checkpoint._persist import Persister
 from drivetrain_checkpoint._replicate import Bucket, ReplicaStore, Replicator
 from drivetrain_checkpoint._saves import Keep
-from drivetrain_checkpoint._storage.open import open_storage
+from drivetrain_checkpoint._storage.open import open_storage, place_of
 from drivetrain_checkpoint._wire import Connection
 
 if TYPE_CHECKING:
@@ -222,8 +222,12 @@ class Daemon:
         with self._lock:
             if self._persister is None:
                 self._url = url
-                storage = open_storage(url, options)
-                self._persister = Persister(self._custody, self._neighbours, storage)
+                self._persister = Persister(
+                    self._custody,
+                    self._neighbours,
+                    open_storage(url, options),
+                    lambda under: open_storage(place_of(url, under), options),
+                )
                 self._adjust(settings)
         return {"id": self._id, "pid": os.getpid()}
 
@@ -346,14 +350,15 @@ class Daemon:
         if ours and self._replicas.all():
             self._replicas.retain(self._replicator.sources())
 
-    def _wait(self, *, step: int, save_id: str, timeout_s: float) -> dict[str, Any]:
+    def _wait(self, *, timeout_s: float, **about: Any) -> dict[str, Any]:
         """Returns what became of a save."""
+        save_id = about["save_id"]
         answer = self._custody.wait(save_id, timeout_s)
         is_open = answer["state"] in {"unknown", "written"}
         # What this daemon commits itself it knows; what another has committed, before
         # this one or elsewhere, is on storage.
         may_be_there = is_open and not self._custody.has(0, save_id)
-        if may_be_there and self._persister and self._persister.settle(step, save_id):
+        if may_be_there and self._persister and self._persister.settle(**about):
             return {**answer, "state": "committed"}
         return answer
 

@@ -40,22 +40,29 @@ class Team:
     """The ranks of a process group; a single process is a team of one.
 
     Args:
-        group: The group; the default one by default.
+        group: The group; the default one by default. `self` is this process alone.
+
+    Raises:
+        ValueError: It is another word.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | str | None = None) -> None:
         """Asks nothing of the group yet."""
-        self.group = group
+        if isinstance(group, str) and group != "self":
+            message = f"process_group must be a group or 'self', got {group!r}"
+            raise ValueError(message)
+        self._is_alone = group == "self"
+        self.group = None if isinstance(group, str) else group
 
     @property
     def rank(self) -> int:
         """This process's rank in the group."""
-        return dist.get_rank(self.group) if dist.is_initialized() else 0
+        return 0 if self._has_nobody() else dist.get_rank(self.group)
 
     @property
     def world_size(self) -> int:
         """How many ranks there are."""
-        return dist.get_world_size(self.group) if dist.is_initialized() else 1
+        return 1 if self._has_nobody() else dist.get_world_size(self.group)
 
     def exchange(self, value: object) -> list[Any]:
         """Returns what every rank gives, in the order of ranks; all call it."""
@@ -133,6 +140,9 @@ class Team:
             for name, mine in ranks.items()
         )
         return Meeting(Nodes(identity, nodes), secret, run)
+
+    def _has_nobody(self) -> bool:
+        return self._is_alone or not dist.is_initialized()
 
 
 def _address() -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._storage.protocol import Storage
 
-__all__ = ["open_storage", "resolve"]
+__all__ = ["open_storage", "place_of", "resolve"]
 
 
 def resolve(place: str | os.PathLike[str]) -> str:
@@ -30,6 +30,26 @@ def resolve(place: str | os.PathLike[str]) -> str:
     if "://" in text:
         return text.rstrip("/")
     return str(Path(text).resolve())
+
+
+def place_of(url: str, under: str) -> str:
+    """Returns the place of a folder in another.
+
+    Args:
+        url: The place of the outer folder, as `resolve` gave it.
+        under: The name of the inner one; "" is the outer folder itself.
+
+    Raises:
+        ValueError: It is no name.
+
+    Example:
+        >>> place_of("s3://bucket/run", "best.ckpt"), place_of("/run", "")
+        ('s3://bucket/run/best.ckpt', '/run')
+    """
+    if "/" in under or under in {".", ".."}:
+        message = f"under must be the name of one folder, got {under!r}"
+        raise ValueError(message)
+    return f"{url}/{under}" if under else url
 
 
 def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
