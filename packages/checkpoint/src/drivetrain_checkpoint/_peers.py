@@ -133,6 +133,9 @@ def limit_time(sock: socket.socket) -> None:
     limit = struct.pack("ll", int(_IDLE_S), 0)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    # A send that has moved a part of its bytes would wait once more for the rest.
+    lost_ms = int(_IDLE_S * 1000)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, lost_ms)
 
 
 def _proof(secret: str, challenge: str) -> str:
