@@ -8,6 +8,12 @@ import pytest
 
 # GPU kernels import Triton, which the packages do without.
 collect_ignore_glob = [] if find_spec("triton") else ["packages/*/src/*/_triton_*.py"]
+# An adapter imports the library that it is named after.
+collect_ignore_glob += [
+    f"packages/*/src/*/adapters/{name}.py"
+    for name in ("accelerate", "lightning", "transformers")
+    if not find_spec(name)
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -51,7 +51,7 @@ def undeclared(
     tree = ast.parse(source)
     known = base | sys.stdlib_module_names
     late = set(imported(tree)) - known - optional
-    named = {name for name in optional if stem.startswith(f"_{name}_")}
+    named = {n for n in optional if stem == n or stem.startswith(f"_{n}_")}
     early = set(imported_at_once(tree)) - known - named
     return sorted(late | early)
 
