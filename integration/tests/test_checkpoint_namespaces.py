@@ -21,7 +21,7 @@ from drivetrain_checkpoint import list_checkpoints, verify
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "packages" / "checkpoint" / "benchmarks"))
-import namespaces  # noqa: E402
+import namespaces
 
 pytestmark = [
     pytest.mark.slow,
