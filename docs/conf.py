@@ -49,7 +49,7 @@ napoleon_use_ivar = True
 STDLIB = "|".join(name for name in sys.stdlib_module_names if name[0] != "_")
 BUILTINS = "|".join(name for name in dir(builtins) if name[0] != "_")
 nitpick_ignore_regex = [
-    (r"py:.*", rf"(?:{STDLIB}|numpy|torch|nn|dist)\..*"),
+    (r"py:.*", rf"(?:{STDLIB}|numpy|torch|nn|dist|accelerate|lightning|transformers)\..*"),
     (r"py:.*", rf"{BUILTINS}|\.\.\."),
 ]
 

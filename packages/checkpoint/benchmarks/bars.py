@@ -15,6 +15,7 @@ from durable import durable
 from host_memory import host_memory
 from interference import slowdown
 from many_tensors import flat, model_and_optimizer, module, overhead
+from peer_recovery import recovery_from_peer, replica_rate
 from planning import planning
 from recovery import recovery
 from stall import first, steady
@@ -31,6 +32,8 @@ TABLE = [
     ("durable-2gb", "<= 1.15 x direct writes", durable(2 * GB, 1.15)),
     ("durable-4gb", "<= 1.15 x direct writes", durable(4 * GB, 1.15)),
     ("recovery-after-kill", "<= 2 x a copy, <= 1 s", recovery(4 * GB, 2.0)),
+    ("recovery-from-peer", "<= 1.2 x the wire", recovery_from_peer(96, 1.2)),
+    ("replica-rate", "0.95 to 1 x its rate, saves <= 1.5 x", replica_rate),
     ("loop-while-persisting", "<= 3% slower", slowdown(0.03)),
     ("overhead-10000-flat", "<= 20 ms", overhead(flat)),
     ("overhead-10000-module", "<= 20 ms", overhead(module)),
