@@ -143,7 +143,8 @@ def quickstart(session: nox.Session) -> None:
 def tests(session: nox.Session, package: str) -> None:
     """Runs each package's tests with only what it declares, then the integration."""
     if package == "integration":
-        install(session, *PACKAGES, groups=["test"], extras=True, pip=examples())
+        groups = ["test", "test-extra"]
+        install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
         optional = ["-m", "extra and not interpreter", *folders("tests")]
         session.run(*PYTEST, *optional, success_codes=[0, 5])
         interpret(session)
