@@ -299,7 +299,7 @@ def _crc32c() -> Callable[[bytes], int]:
     except ImportError:
         logger.warning(
             "checksums are slow: %s, and google-crc32c is not there either; "
-            "`pip install google-crc32c` makes them fast",
+            "`pip install 'drivetrain-checkpoint[crc32c]'` makes them fast",
             missing_because(),
         )
         return _slow_crc32c

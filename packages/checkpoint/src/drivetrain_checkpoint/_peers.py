@@ -94,7 +94,7 @@ class PeerServer:
                 return
             mine = _proof(secret, f"server {reply.get('challenge')}")
             connection.send({"proof": mine})
-            limit_time(sock)
+            _limit_time(sock)
             self._answer(connection)
 
 
@@ -123,11 +123,11 @@ def connect_to(host: str, port: int, secret: str) -> Connection:
         connection.close()
         message = f"{host}:{port} is not a daemon of this job"
         raise ConnectionError(message)
-    limit_time(sock)
+    _limit_time(sock)
     return connection
 
 
-def limit_time(sock: socket.socket) -> None:
+def _limit_time(sock: socket.socket) -> None:
     """Lets sends and receives fail after a while, also those of the kernel alone."""
     sock.settimeout(None)
     limit = struct.pack("ll", int(_IDLE_S), 0)

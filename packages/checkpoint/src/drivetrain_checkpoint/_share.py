@@ -123,11 +123,11 @@ def read_together(
             if buffer[-1]:
                 texts: list[str | None] = [str(problem) if problem else None]
                 dist.broadcast_object_list(texts, src=source, group=group)
-                raise problem or type_of_failure(texts[0])
+                raise problem or _failure_of_another(texts[0])
             yield item, memoryview(buffer[:-1].numpy())  # type: ignore[arg-type]
 
 
-def type_of_failure(text: str | None) -> CheckpointError:
+def _failure_of_another(text: str | None) -> CheckpointError:
     """Returns the error of a rank that could not read what it was to pass on."""
     return DaemonError(f"another rank could not read: {text}")
 

@@ -24,7 +24,13 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._nodes import Node
     from drivetrain_checkpoint._storage.protocol import Storage
 
-__all__ = ["ImageSource", "MemorySource", "PeerSource", "StorageSource"]
+__all__ = [
+    "ImageSource",
+    "MemorySource",
+    "PeerSource",
+    "StorageSource",
+    "saved_image",
+]
 
 
 _SHOWN = 20

@@ -27,13 +27,13 @@ def possible(disk, actions):
     """Those changes out of random ones that a file system would allow."""
     for number, (kind, name, other, offset, size) in enumerate(actions):
         tree = disk.tree()
-        path, target = f"/root/{name}", f"/root/{other}"
+        path, target = f"/disk/{name}", f"/disk/{other}"
         parents = {p.rpartition("/")[0] for p in (name, other)} - {""}
         for parent in sorted(parents - tree.keys()):
-            yield Op("mkdir", f"/root/{parent}")
+            yield Op("mkdir", f"/disk/{parent}")
         if kind == "rmdir":
             if not any(n.startswith("d/") for n in disk.tree()) and "d" in disk.tree():
-                yield Op("rmdir", "/root/d")
+                yield Op("rmdir", "/disk/d")
             continue
         if name not in tree:
             yield Op("create", path)
@@ -55,7 +55,7 @@ def possible(disk, actions):
 
 
 def applied(actions):
-    disk, done = Disk("/root"), []
+    disk, done = Disk("/disk"), []
     for op in possible(disk, actions):
         disk.apply(op)
         done.append(op)
@@ -63,7 +63,7 @@ def applied(actions):
 
 
 def perform(op, base):
-    path, other = (base / p.removeprefix("/root/") for p in (op.path, op.other))
+    path, other = (base / p.removeprefix("/disk/") for p in (op.path, op.other))
     match op.kind:
         case "create":
             path.touch()
@@ -105,7 +105,7 @@ def test_disk_shows_what_a_file_system_shows(tmp_path_factory, actions):
 def test_disk_keeps_what_was_synced(actions, seed):
     disk, _ = applied(actions)
     for path in [*disk.tree(), ""]:
-        disk.apply(Op("sync", f"/root/{path}".rstrip("/")))
+        disk.apply(Op("sync", f"/disk/{path}".rstrip("/")))
     for fate in (Nothing(), DataOnly(), NamesAndSizes(), Chance(random.Random(seed))):
         assert disk.survivor(fate) == disk.tree()
 
@@ -128,14 +128,14 @@ def test_disk_invents_no_byte(actions, seed):
 
 @pytest.fixture
 def written():
-    disk = Disk("/root")
-    disk.apply(Op("create", "/root/a"))
-    disk.apply(Op("write", "/root/a", data=b"x" * 10_000))
+    disk = Disk("/disk")
+    disk.apply(Op("create", "/disk/a"))
+    disk.apply(Op("write", "/disk/a", data=b"x" * 10_000))
     return disk
 
 
 def test_disk_may_lose_any_block_of_a_write(written):
-    written.apply(Op("sync", "/root"))
+    written.apply(Op("sync", "/disk"))
     chances = [Chance(random.Random(seed)) for seed in range(400)]
     found = {written.survivor(chance)["a"] for chance in chances}
     blocks = [b"x" * 4096, b"x" * 4096, b"x" * 1808]
@@ -147,16 +147,16 @@ def test_disk_may_lose_any_block_of_a_write(written):
 
 
 def test_disk_may_lose_either_half_of_a_rename(written):
-    written.apply(Op("sync", "/root/a"))
-    written.apply(Op("sync", "/root"))
-    written.apply(Op("rename", "/root/a", "/root/b"))
+    written.apply(Op("sync", "/disk/a"))
+    written.apply(Op("sync", "/disk"))
+    written.apply(Op("rename", "/disk/a", "/disk/b"))
     chances = [Chance(random.Random(seed)) for seed in range(100)]
     found = {tuple(sorted(written.survivor(chance))) for chance in chances}
     assert found == {("a",), ("b",), ("a", "b"), ()}
 
 
 def test_disk_keeps_no_synced_file_whose_name_was_not(written):
-    written.apply(Op("sync", "/root/a"))
+    written.apply(Op("sync", "/disk/a"))
     assert written.survivor(Nothing()) == {}
-    written.apply(Op("sync", "/root"))
+    written.apply(Op("sync", "/disk"))
     assert written.survivor(Nothing()) == {"a": b"x" * 10_000}
