@@ -109,8 +109,9 @@ class ReplicaStore:
         at = arena.image_address(length, 0)
         image = arena.view(at - arena.address, size)
         connection.receive_into(image)
-        sums = connection.receive()[0]["crc32c"]
-        if sums != _native.checksums(at, size, 1):
+        # Both ends reckon at once: one after the other took 2% of 20 MB/s.
+        mine = _native.checksums(at, size, 1)
+        if connection.receive()[0]["crc32c"] != mine:
             message_text = "the replica is not what was sent"
             raise ValueError(message_text)
         arena.publish(0, message["sequence"], bytes(record), length, size)
