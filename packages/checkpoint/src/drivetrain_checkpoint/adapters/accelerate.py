@@ -6,10 +6,13 @@ Import this module to use it: it imports Accelerate.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
+# Annotations are resolved for the reference, which needs the classes themselves.
+from drivetrain_checkpoint._checkpointer import Checkpointer  # noqa: TC001
+from drivetrain_checkpoint._handle import SaveHandle  # noqa: TC001
 from drivetrain_checkpoint.adapters._random import random_states, set_random_states
 
 try:
@@ -18,10 +21,6 @@ try:
 except ImportError as error:
     message = "needs Accelerate: pip install 'drivetrain-checkpoint[accelerate]'"
     raise ImportError(message) from error
-
-if TYPE_CHECKING:
-    from drivetrain_checkpoint._checkpointer import Checkpointer
-    from drivetrain_checkpoint._handle import SaveHandle
 
 __all__ = ["load_state", "save_state"]
 

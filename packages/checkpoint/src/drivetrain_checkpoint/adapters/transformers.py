@@ -10,10 +10,11 @@ import dataclasses
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
+import drivetrain_checkpoint
 from drivetrain_checkpoint.adapters._random import random_states, set_random_states
 
 try:
@@ -23,9 +24,6 @@ try:
 except ImportError as error:
     message = "needs transformers: pip install 'drivetrain-checkpoint[transformers]'"
     raise ImportError(message) from error
-
-if TYPE_CHECKING:
-    from drivetrain_checkpoint._checkpointer import Checkpointer
 
 __all__ = ["TwoStageMixin", "TwoStageTrainer"]
 
@@ -62,7 +60,10 @@ class TwoStageMixin:
     """
 
     def __init__(
-        self, *arguments: Any, checkpointer: Checkpointer, **options: Any
+        self,
+        *arguments: Any,
+        checkpointer: drivetrain_checkpoint.Checkpointer,
+        **options: Any,
     ) -> None:
         """Makes the trainer, and checks what it was asked for."""
         super().__init__(*arguments, **options)
