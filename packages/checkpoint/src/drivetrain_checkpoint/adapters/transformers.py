@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-import drivetrain_checkpoint
+import drivetrain_checkpoint  # noqa: TC001 (annotations are resolved for the reference)
 from drivetrain_checkpoint.adapters._random import random_states, set_random_states
 
 try:
