@@ -48,11 +48,11 @@ napoleon_use_ivar = True
 # torch, of the standard library and of the language lead nowhere.
 STDLIB = "|".join(name for name in sys.stdlib_module_names if name[0] != "_")
 BUILTINS = "|".join(name for name in dir(builtins) if name[0] != "_")
-# Core's protocol and what keeps it share a name, such as Checkpointer; in an annotation
-# Sphinx takes the first of the two that it finds.
-suppress_warnings = ["ref.python"]
 nitpick_ignore_regex = [
-    (r"py:.*", rf"(?:{STDLIB}|numpy|torch|nn|dist|accelerate|lightning|transformers)\..*"),
+    (
+        r"py:.*",
+        rf"(?:{STDLIB}|numpy|torch|nn|dist|accelerate|lightning|transformers)\..*",
+    ),
     (r"py:.*", rf"{BUILTINS}|\.\.\."),
 ]
 
