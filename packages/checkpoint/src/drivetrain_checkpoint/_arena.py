@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 import struct
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,10 @@ class Arena:
 
     def __init__(self, fd: int) -> None:
         """Maps an arena that was made by `create`."""
-        self.fd = fd  # first, since it is closed even if what follows raises
+        self.fd = fd
+        # First, so that it is closed even if what follows raises. The memory lives on
+        # where others have it open, and the mapping while somebody looks into it.
+        weakref.finalize(self, os.close, fd)
         self._memory = mmap.mmap(fd, 0)
         magic, version, size = _ARENA.unpack_from(self._memory, 0)
         if magic != _ARENA_MAGIC or version != 1:
@@ -175,13 +179,6 @@ class Arena:
     def view(self, at: int, size_bytes: int) -> memoryview:
         """Returns bytes of the arena, which live as long as the mapping."""
         return memoryview(self._memory)[at : at + size_bytes]
-
-    def __del__(self) -> None:
-        """Gives the memory up; it lives on where others have it open.
-
-        The mapping goes when nobody looks into it any more.
-        """
-        os.close(self.fd)
 
     def _start(self, index: int) -> int:
         return PAGE + index * self.generation_bytes

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import time
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
 
 from drivetrain_checkpoint._agree import Policy, agree
 from drivetrain_checkpoint._client import Client
@@ -21,7 +23,7 @@ from drivetrain_checkpoint._preempt import PreemptNotice, preempt_notice
 from drivetrain_checkpoint._rank_memory import Claim, RankMemory
 from drivetrain_checkpoint._record import proposal_of, record_bytes, record_of
 from drivetrain_checkpoint._save_plan import EntryTexts, SavePlan
-from drivetrain_checkpoint._saves import Keep, list_saved
+from drivetrain_checkpoint._saves import Keep, list_saved, own
 from drivetrain_checkpoint._settings import Settings
 from drivetrain_checkpoint._storage.open import open_storage, place_of, resolve
 from drivetrain_checkpoint._team import Meeting, Team
@@ -31,7 +33,7 @@ from drivetrain_core.services import StatePacker, TensorSpec, plan_restoration
 if TYPE_CHECKING:
     import os
     import signal
-    from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+    from collections.abc import Iterator, MutableMapping, Sequence
     from concurrent.futures import Future
 
     import torch.distributed as dist
@@ -66,7 +68,9 @@ class Checkpointer:
             save that was not begun to be written. All is counted in `counts`.
         overlap: Whether `save` returns before the copy is made, which goes on beside
             the next forward and backward pass. `guard` must then be around whatever
-            changes the state; a change without it is found, and fails the save.
+            changes the state. A change without it, by torch's operations in place,
+            is found in nearly all cases, and fails the save; one that goes past torch
+            (`.data`, NumPy) is not.
         replicas: How many other nodes hold each node's newest save in memory.
         failure_domain: What fails together with this node (a rack, a switch): replicas
             go to nodes of other domains. None is the node alone.
@@ -158,6 +162,7 @@ class Checkpointer:
         self._team = Team(process_group)
         self._meeting: Meeting | None = None
         self._is_enlisted = False
+        self._saved_at_ns = 0
         self._groups: dict[Any, Any] = {}
         self._memory = RankMemory(
             self._client, self._team, num_threads, overlap=overlap
@@ -230,9 +235,7 @@ class Checkpointer:
         problem: Exception | None = None
         entries, claim, waited_s = "", Claim(), 0.0
         try:
-            if step < 0:
-                message = f"step must be at least 0, got {step}"
-                raise ValueError(message)  # noqa: TRY301
+            step = _checked(step, state)
             place_of(self._settings.url, under)
             packed = self._packer.pack(state)
             entries = self._entries.text(packed.entries)
@@ -245,7 +248,14 @@ class Checkpointer:
         except Exception as error:  # noqa: BLE001
             problem = error
         proposals = self._team.exchange(
-            proposal_of(step, f"{under}\0{entries}", self._plan, claim, problem)
+            proposal_of(
+                step,
+                f"{under}\0{entries}",
+                self._plan,
+                claim,
+                problem,
+                self._saved_at_ns,
+            )
         )
         verdict = agree(proposals, self._policy)
         if verdict.action != "save" and "index" in claim:
@@ -256,6 +266,7 @@ class Checkpointer:
             kind = ValueError if "different" in verdict.because else CheckpointError
             raise kind(verdict.because)
         save_id = proposals[0].save_id
+        self._saved_at_ns = proposals[0].saved_at_ns
         if verdict.action == "skip":
             self.counts.skipped += 1
             logger.info("step %d is not saved: %s", step, verdict.because)
@@ -370,7 +381,9 @@ class Checkpointer:
             A context manager that gives a notice, which is set by a signal. The
             handlers that were there before are put back at its end.
         """
-        return preempt_notice(self._settings, signals, grace_s, then_exit=then_exit)
+        return preempt_notice(
+            self._settings, signals, grace_s, self._memory.staged, then_exit=then_exit
+        )
 
     def flush(self, deadline_s: float | None = None) -> bool:
         """Waits until every save so far is durable, those in memory alone included.
@@ -401,7 +414,7 @@ class Checkpointer:
 
     def latest(self) -> int | None:
         """Returns the step that was saved last and is durable, or None."""
-        saved = list_saved(self._storage)
+        saved = own(list_saved(self._storage), self._settings.job)
         return saved[-1].root.step if saved else None
 
     def has_daemon(self) -> bool:
@@ -417,7 +430,7 @@ class Checkpointer:
         self._memory.settle()
         if self._client.is_running():
             self._client.ask({"op": "stop", "at_once": at_once})
-        self._client.close()
+        self._client.retire()
         self._memory.forget()
         self._meeting, self._is_enlisted = None, False
 
@@ -442,7 +455,17 @@ class Checkpointer:
                 }
             )
             self._is_enlisted = True
+            self._saved_at_ns = max(self._saved_at_ns, self._newest_ns())
         return meeting
+
+    def _newest_ns(self) -> int:
+        """Returns when the newest save that the first rank can see was made."""
+        if self._team.rank != 0:
+            return 0
+        found = [0, *self._memory.saved_at_ns()]
+        with contextlib.suppress(CheckpointError):
+            found += [s.root.saved_at_ns for s in list_saved(self._storage)]
+        return max(found)
 
     def _storage_of(self, under: str) -> Storage:
         if not under:
@@ -474,6 +497,28 @@ class Checkpointer:
             staging=staging,
             skipped=skipped,
         )
+
+
+def _checked(step: object, state: object) -> int:
+    """Returns the step as a plain number.
+
+    Raises:
+        TypeError: It is no whole number, or the state is no mapping from names.
+        ValueError: It is negative.
+    """
+    if isinstance(step, bool) or not isinstance(step, SupportsIndex):
+        message = f"step must be a whole number, got {step!r}"
+        raise TypeError(message)
+    if not isinstance(state, Mapping):
+        message = f"the state must be a mapping from names, got {type(state).__name__}"
+        raise TypeError(message)
+    if other := [key for key in state if not isinstance(key, str)]:
+        message = f"names in the state must be strings, got {other[0]!r}"
+        raise TypeError(message)
+    if operator.index(step) < 0:
+        message = f"step must be at least 0, got {step}"
+        raise ValueError(message)
+    return operator.index(step)
 
 
 def _targets_of(plan: Restoration) -> dict[str, Tensor]:

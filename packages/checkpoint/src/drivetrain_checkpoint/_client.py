@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._arena import Arena
@@ -23,6 +26,22 @@ __all__ = ["Client", "visit"]
 
 _START_S = 20.0
 _ATTEMPTS = 4
+_ANSWER_S = 10.0
+_SLOW = frozenset({"arm", "stop"})
+"""Questions whose answer may take as long as storage does."""
+
+
+@functools.cache
+def _all_clients() -> weakref.WeakSet[Client]:
+    """Returns the clients of this process, which a fork must not share."""
+    clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+    def let_go() -> None:
+        for client in list(clients):
+            client.forked()
+
+    os.register_at_fork(after_in_child=let_go)
+    return clients
 
 
 class Client:
@@ -42,6 +61,9 @@ class Client:
         self._joined: dict[str, Any] | None = None
         self._armed: dict[int, Arena] = {}
         self._lock = threading.Lock()
+        self._is_foreign = False
+        self.is_retired = False
+        _all_clients().add(self)
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns the daemon's answer.
@@ -61,6 +83,7 @@ class Client:
         message = {"op": "join", **about, "settings": self.settings.changing()}
         self.ask(message)
         self._joined = message
+        self.is_retired = False
 
     def arm(self, rank: int, arena: Arena) -> None:
         """Hands memory over to the daemon, and to every daemon after it.
@@ -115,8 +138,18 @@ class Client:
         for _ in range(_ATTEMPTS):
             try:
                 connection = self._connect()
+                limit = message.get("timeout_s", 0.0)
+                patient = limit is None or message["op"] in _SLOW
+                connection.socket.settimeout(None if patient else limit + _ANSWER_S)
                 connection.send(message, fd)
                 answer, received = connection.receive()
+            except TimeoutError as error:
+                self._hang_up()
+                text = (
+                    f"the checkpoint daemon has not answered for {_ANSWER_S:g} s: is it "
+                    "stopped, or its machine overloaded?"
+                )
+                raise DaemonError(text) from error
             except (OSError, EOFError) as error:
                 # It died: a new one learns what those before knew, and the question.
                 problem = error
@@ -128,6 +161,12 @@ class Client:
         raise DaemonError(text) from problem
 
     def _connect(self) -> Connection:
+        if self._is_foreign:
+            message = (
+                "this checkpointer belongs to the process that this one was forked "
+                "from; make another here"
+            )
+            raise DaemonError(message)
         if self._connection is None:
             connection = self._open()
             try:
@@ -142,6 +181,19 @@ class Client:
                 raise
             self._connection = connection
         return self._connection
+
+    def retire(self) -> None:
+        """Ends the conversation with a daemon that was stopped, and its memory."""
+        self.close()
+        self.is_retired = True
+        self._armed.clear()
+        self._joined = None
+
+    def forked(self) -> None:
+        """Lets go of the conversation in a forked process: it is the other one's."""
+        self._is_foreign = True
+        self._lock = threading.Lock()
+        self._hang_up()
 
     def _hang_up(self) -> None:
         if self._connection is not None:

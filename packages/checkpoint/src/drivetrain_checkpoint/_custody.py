@@ -140,6 +140,10 @@ class Custody:
                 raise ValueError(message)
             while True:
                 self.scan(rank)
+                if rank in self._claims:  # a copy is under way
+                    if not self._wait_until(deadline):
+                        return {"busy": True}
+                    continue
                 sequences = self.arenas[rank].sequences()
                 number = max(*sequences, self._seen[rank]) + 1
                 older, newer = sorted((0, 1), key=lambda i: sequences[i])
@@ -154,10 +158,8 @@ class Custody:
                         dropped = ticket.save_id
                     self._claims[rank] = index
                     return {"index": index, "sequence": number, "dropped": dropped}
-                left = deadline - time.monotonic()
-                if left <= 0:
+                if not self._wait_until(deadline):
                     return {"busy": True}
-                self.changed.wait(min(left, 0.5))
 
     def release(self, rank: int) -> None:
         """Gives a claimed generation back: no save comes."""
@@ -336,6 +338,13 @@ class Custody:
         """Returns the saves in memory."""
         with self.changed:
             return list(self._tickets.values())
+
+    def _wait_until(self, deadline: float) -> bool:
+        """Waits for a change; returns whether there is time left to look again."""
+        left = deadline - time.monotonic()
+        if left > 0:
+            self.changed.wait(min(left, 0.5))
+        return left > 0
 
     def _state(self, save_id: str) -> dict[str, Any]:
         outcome = self.outcomes.get(save_id)

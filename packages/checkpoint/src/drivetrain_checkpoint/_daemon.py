@@ -13,14 +13,12 @@ import fcntl
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain_checkpoint._service import Daemon
-from drivetrain_checkpoint._wire import address_of
+from drivetrain_checkpoint._service import Daemon, listen_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,11 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s %(message)s")
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with address_of(path) as address:
-        listener.bind(address)
-    listener.listen(256)
+    listener = listen_at(path)
     daemon = Daemon(path)
     signal.signal(signal.SIGTERM, lambda *_: daemon.stop())
     daemon.serve(listener)

@@ -17,7 +17,7 @@ from drivetrain_checkpoint._errors import (
 )
 from drivetrain_checkpoint._layout import Layout
 from drivetrain_checkpoint._local import LocalStore
-from drivetrain_checkpoint._saves import read_root, scan
+from drivetrain_checkpoint._saves import own, read_root, scan
 from drivetrain_checkpoint._sources import MemorySource, PeerSource, StorageSource
 from drivetrain_core import CheckpointError
 
@@ -105,7 +105,8 @@ def find(
         client.hello()
     team.exchange(None)
     here = _look_here(client, meeting.nodes.here, under)
-    there = _look_at(storage) if team.rank == 0 else _OnStorage()
+    job = client.settings.job
+    there = _look_at(storage, job) if team.rank == 0 else _OnStorage()
     nodes = meeting.nodes
     mine = next((node.ranks for node in nodes.nodes if node.id == nodes.here), ())
     speaks = team.rank == min(mine, default=team.rank)
@@ -165,7 +166,7 @@ def _held(node: str, record: Mapping[str, Any], *, is_on_disk: bool = False) -> 
     )
 
 
-def _look_at(storage: Storage) -> _OnStorage:
+def _look_at(storage: Storage, job: str) -> _OnStorage:
     found = _OnStorage()
     try:
         saved, damaged = scan(storage)
@@ -179,7 +180,7 @@ def _look_at(storage: Storage) -> _OnStorage:
             save_id=one.root.save_id,
             saved_at_ns=one.root.saved_at_ns,
         )
-        for one in saved
+        for one in own(saved, job)
     ]
     found.broken = {
         name: (isinstance(error, ForeignCheckpointError), str(error))

@@ -176,10 +176,19 @@ class SaveHandle:
         try:
             # What waits has a conversation of its own.
             client = self._waiting if timeout_s else self._client
-            answer = client.ask(question)
+            answer = _asked(client, question, may_start=not self._client.is_retired)
         except DaemonError as error:
             name = folder_name(self.step, self.save_id)
             is_there = self._storage.settle(name, ROOT_FILE)
             state = "committed" if is_there else "unknown"
             answer = {"state": state, "error": str(error)}
         return answer
+
+
+def _asked(
+    client: Client, question: dict[str, Any], *, may_start: bool
+) -> dict[str, Any]:
+    if not may_start:
+        message = "the daemon was stopped"
+        raise DaemonError(message)
+    return client.ask(question)

@@ -138,6 +138,9 @@ def is_plain_memory(tensor: Tensor) -> bool:
 
 
 def _size(name: str, tensor: Tensor) -> int:
+    if name == "__metadata__":
+        message = "safetensors has a use of its own for the name '__metadata__'"
+        raise ValueError(message)
     code = CODES.get(tensor.dtype)
     if code is None or tensor.layout is not torch.strided:
         message = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from drivetrain_checkpoint._client import Client
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
     from drivetrain_checkpoint._settings import Settings
@@ -38,6 +39,7 @@ def preempt_notice(
     settings: Settings,
     signals: Sequence[signal.Signals] | None,
     grace_s: float,
+    await_copy: Callable[[float], None],
     *,
     then_exit: bool,
 ) -> Iterator[PreemptNotice]:
@@ -49,11 +51,16 @@ def preempt_notice(
         client = Client(settings)
         with contextlib.closing(client):
             assert notice.deadline_s is not None
+            await_copy(max(0.0, notice.deadline_s - time.monotonic()))
             left = notice.deadline_s - time.monotonic()
             question = {"op": "settle", "timeout_s": max(0.0, left)}
             notice.is_durable = client.ask(question)["durable"]
 
+    owner = os.getpid()
+
     def handle(number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # a forked child, whose end is its own affair
+            raise SystemExit(128 + number)
         notice.signal = signal.Signals(number)
         notice.deadline_s = time.monotonic() + grace_s
         notice.set()
@@ -64,8 +71,10 @@ def preempt_notice(
             raise SystemExit(128 + number)
 
     chosen = [signal.SIGTERM] if signals is None else list(signals)
-    before = {number: signal.signal(number, handle) for number in chosen}
+    before = {}
     try:
+        for number in chosen:
+            before[number] = signal.signal(number, handle)
         yield notice
     finally:
         for number, old in before.items():

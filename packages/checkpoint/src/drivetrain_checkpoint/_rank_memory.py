@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from concurrent.futures import Future
@@ -142,8 +143,23 @@ class RankMemory:
         if not self._overlap:
             publish()
             return None
-        self._staging = _in_thread(publish)
+        # Not a daemon thread: a script that ends waits for the copy of its last save.
+        self._staging = _in_thread(publish, daemon=False)
         return self._staging
+
+    def staged(self, timeout_s: float) -> None:
+        """Waits for the copy that is being made; safe in a thread of its own."""
+        staging = self._staging
+        if staging is not None:
+            with contextlib.suppress(TimeoutError):
+                staging.exception(timeout_s)
+
+    def saved_at_ns(self) -> list[int]:
+        """Returns when the saves in this rank's memory were made."""
+        if self._arena is None:
+            self._arena = self._client.adopt(self._team.rank)
+        there = self._arena.generations() if self._arena else []
+        return [generation.record["saved_at_ns"] for generation in there]
 
     def settle(self) -> None:
         """Waits for the copy that is being made; its handle tells what went wrong."""
@@ -168,8 +184,8 @@ def _check_unchanged(before: int, now: int) -> None:
         raise StorageError(message)
 
 
-def _in_thread(work: Callable[[], None]) -> Future[None]:
-    """Runs something in a thread that ends with it, and keeps no process alive."""
+def _in_thread(work: Callable[[], None], *, daemon: bool = True) -> Future[None]:
+    """Runs something in a thread that ends with it."""
     future: Future[None] = Future()
 
     def run() -> None:
@@ -180,5 +196,5 @@ def _in_thread(work: Callable[[], None]) -> Future[None]:
         except BaseException as error:  # noqa: BLE001
             future.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=run, daemon=daemon).start()
     return future

@@ -34,6 +34,7 @@ def proposal_of(
     plan: SavePlan | None,
     claim: Claim,
     problem: Exception | None,
+    after_ns: int = 0,
 ) -> Proposal:
     """Returns what this rank says before a save.
 
@@ -43,6 +44,8 @@ def proposal_of(
         plan: Where the tensors go; None if there is no plan yet.
         claim: The daemon's answer when it was asked for memory.
         problem: Why this rank cannot save, if it cannot.
+        after_ns: When the save before was made; this one is newer, whatever the clock
+            says.
     """
     layout = plan.digest if plan else ""
     said = "" if problem is None else str(problem) or type(problem).__name__
@@ -53,7 +56,7 @@ def proposal_of(
         "index" in claim,
         claim.get("dropped"),
         secrets.token_hex(8),
-        time.time_ns(),
+        max(time.time_ns(), after_ns + 1),
     )
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "Saved",
     "abandoned",
     "list_saved",
+    "own",
     "read_rank",
     "read_root",
     "retired",
@@ -88,6 +89,11 @@ def list_saved(storage: Storage) -> list[Saved]:
         StorageError: The storage fails.
     """
     return scan(storage)[0]
+
+
+def own(saved: Sequence[Saved], job: str) -> list[Saved]:
+    """Returns the checkpoints of a job, or those of all jobs if it has none yet."""
+    return [s for s in saved if s.root.job == job] or list(saved)
 
 
 def scan(

@@ -23,18 +23,20 @@ from drivetrain_checkpoint._persist import Persister
 from drivetrain_checkpoint._replicate import Bucket, ReplicaStore, Replicator
 from drivetrain_checkpoint._saves import Keep
 from drivetrain_checkpoint._storage.open import open_storage, place_of
-from drivetrain_checkpoint._wire import Connection
+from drivetrain_checkpoint._wire import Connection, address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["Daemon"]
+__all__ = ["Daemon", "listen_at"]
 
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.2
 _TAKE_OVER_S = 3.0
+_EMPTY_S = 60.0
+"""How long a daemon without memory waits for somebody."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -79,9 +81,12 @@ class Daemon:
                 sock, _ = listener.accept()
             except TimeoutError:
                 self._tidy()
+                listener = self._listening(listener)
+                has_memory = self._custody.arenas or self._replicas.all()
+                idle_s = self._idle_s if has_memory else min(self._idle_s, _EMPTY_S)
                 if self._connections or not self._custody.is_idle():
                     left_at = time.monotonic()
-                elif time.monotonic() - left_at > self._idle_s:
+                elif time.monotonic() - left_at > idle_s:
                     logger.info("nobody has come for %g s: ending", self._idle_s)
                     return
                 continue
@@ -91,6 +96,16 @@ class Daemon:
             connection = Connection(sock)
             self._connections.add(connection)
             threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _listening(self, listener: socket.socket) -> socket.socket:
+        """Returns the listener, a new one if somebody has deleted its socket."""
+        if self._path.exists() or self.stopped.is_set():
+            return listener
+        fresh = listen_at(self._path)
+        fresh.settimeout(_TICK_S)
+        listener.close()
+        self._listener = fresh
+        return fresh
 
     def stop(self) -> None:
         """Lets nobody in any more, which ends `serve`; safe in a signal handler."""
@@ -160,6 +175,7 @@ class Daemon:
                     connection.send({"rank": rank}, arena.fd)
                 return None
             case "claim":
+                self._check_owner(connection, about["rank"])
                 return custody.claim(**about)
             case "release":
                 custody.release(**about)
@@ -284,7 +300,7 @@ class Daemon:
             deadline = time.monotonic() + _TAKE_OVER_S
             while (owner := self._owners.get(rank)) is not None:
                 theirs, ours = _pid_of(owner), _pid_of(connection)
-                if theirs == ours:
+                if theirs == ours or not _is_alive(theirs):
                     break
                 # A trainer that was killed is noticed soon.
                 if not self._lock.wait(max(0.0, deadline - time.monotonic())):
@@ -296,6 +312,16 @@ class Daemon:
                     raise ValueError(message)
             self._owners[rank] = connection
             self._ended.discard(rank)
+
+    def _check_owner(self, connection: Connection, rank: int) -> None:
+        with self._lock:
+            owner = self._owners.get(rank)
+        if owner is not None and owner is not connection:
+            message = (
+                f"another Checkpointer of process {_pid_of(owner)} has taken this job "
+                "over; use one for each job"
+            )
+            raise ValueError(message)
 
     def _leave(self, connection: Connection) -> None:
         """Notices that a trainer has gone; what it left only in memory is persisted."""
@@ -398,6 +424,27 @@ class Daemon:
             "replicas": ranks.get("replicas", {}),
             "failures": failures,
         }
+
+
+def listen_at(path: Path) -> socket.socket:
+    """Returns a socket that listens at a path, in place of what was there."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with address_of(path) as address:
+        listener.bind(address)
+    listener.listen(256)
+    return listener
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _pid_of(connection: Connection) -> int:

@@ -28,8 +28,11 @@ def resolve(place: str | os.PathLike[str]) -> str:
     if text.startswith("file://"):
         text = text.removeprefix("file://")
     if "://" in text:
+        if not text.partition("://")[2].strip("/"):
+            message = f"{text} names no place"
+            raise ValueError(message)
         return text.rstrip("/")
-    return str(Path(text).resolve())
+    return str(Path(text).expanduser().resolve())
 
 
 def place_of(url: str, under: str) -> str:

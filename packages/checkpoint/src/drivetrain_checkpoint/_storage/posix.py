@@ -15,6 +15,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from drivetrain_checkpoint import _native
+from drivetrain_checkpoint._errors import CorruptCheckpointError
 from drivetrain_checkpoint._storage.protocol import as_storage_error, parse_name
 
 if TYPE_CHECKING:
@@ -128,6 +129,9 @@ class PosixStorage:
         with as_storage_error("read", path, may_miss=True):
             try:
                 return path.read_bytes()
+            except IsADirectoryError as error:
+                message = f"{path} is a folder"
+                raise CorruptCheckpointError(message) from error
             except NotADirectoryError as error:
                 raise FileNotFoundError(*error.args) from error
 
@@ -157,6 +161,9 @@ class PosixStorage:
         """Deletes a folder, the file that commits it first."""
         path = self.root / name
         with as_storage_error("delete", path):
+            if path.is_symlink():  # what it leads to is somebody else's
+                path.unlink()
+                return
             with contextlib.suppress(FileNotFoundError):
                 (path / last).unlink()
                 _sync_folder(path)

@@ -1,0 +1,190 @@
+"""What a user may do that nobody meant, and what becomes of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from drivetrain_checkpoint import Checkpointer, DaemonError, list_checkpoints
+from drivetrain_core import CheckpointError
+
+
+def value_of(value, size=1000):
+    return {"x": torch.full((size,), float(value))}
+
+
+def restored(folder, *, job="attack", size=1000):
+    state = value_of(-1, size)
+    step = Checkpointer(folder, job=job).restore(state)
+    assert torch.equal(state["x"], value_of(step, size)["x"])
+    return step
+
+
+@pytest.fixture
+def checkpointer(tmp_path):
+    return Checkpointer(tmp_path / "run", job="attack")
+
+
+def test_clock_that_is_set_back_makes_no_save_older(tmp_path, monkeypatch):
+    first = Checkpointer(tmp_path, job="attack", keep=2)
+    assert first.save(1, value_of(1)).wait(20)
+    first.stop_daemon()
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() - 3600 * 10**9)
+    again = Checkpointer(tmp_path, job="attack", keep=2)
+    for step in (2, 3, 4):
+        assert again.save(step, value_of(step)).wait(20)
+    again.stop_daemon()
+    assert [found.step for found in list_checkpoints(tmp_path)] == [3, 4]
+    assert restored(tmp_path) == 4
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        ({"__metadata__": torch.ones(2)}, ValueError, "a use of its own for the name"),
+        ({0: torch.ones(2)}, TypeError, "names in the state must be strings, got 0"),
+        ([torch.ones(2)], TypeError, "must be a mapping from names, got list"),
+    ],
+)
+def test_state_that_could_not_come_back_is_refused(checkpointer, state, error, message):
+    with pytest.raises(error, match=message):
+        checkpointer.save(1, state)
+    assert checkpointer.save(2, value_of(2)).wait(20)
+
+
+@pytest.mark.parametrize("step", [1.5, True, "3", None])
+def test_step_that_is_no_number_is_refused(checkpointer, step):
+    with pytest.raises(TypeError, match="step must be a whole number"):
+        checkpointer.save(step, value_of(1))
+
+
+def test_second_checkpointer_of_a_process_takes_the_job_over(tmp_path):
+    one, two = (Checkpointer(tmp_path, job="attack") for _ in range(2))
+    assert one.save(1, value_of(1)).wait(20)
+    assert two.save(2, value_of(2, 100_000)).wait(20)
+    with pytest.raises(DaemonError, match="another Checkpointer of process"):
+        one.save(3, value_of(3))
+    assert two.save(4, value_of(4)).wait(20)
+    assert restored(tmp_path) == 4
+
+
+def test_script_that_ends_waits_for_an_overlapped_copy(tmp_path):
+    script = textwrap.dedent(
+        """
+        import sys, torch
+        from drivetrain_checkpoint import Checkpointer
+        checkpointer = Checkpointer(sys.argv[1], job="attack", overlap=True)
+        checkpointer.save(7, {"x": torch.full((20_000_000,), 7.0)})
+        """
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    assert restored(tmp_path, size=20_000_000) == 7
+
+
+def test_link_to_a_checkpoint_is_deleted_and_not_what_it_leads_to(tmp_path):
+    one = Checkpointer(tmp_path / "one", job="attack")
+    assert one.save(1, value_of(1)).wait(20)
+    (found,) = list_checkpoints(tmp_path / "one")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / Path(found.url).name).symlink_to(found.url)
+    two = Checkpointer(tmp_path / "two", job="attack", keep=1)
+    for step in (2, 3):
+        assert two.save(step, value_of(step)).wait(20)
+    two.stop_daemon()
+    assert [c.step for c in list_checkpoints(tmp_path / "two")] == [3]
+    assert [c.step for c in list_checkpoints(tmp_path / "one")] == [1]
+
+
+def test_job_goes_on_from_its_own_checkpoints(tmp_path):
+    for job, step in (("a", 5), ("b", 100)):
+        checkpointer = Checkpointer(tmp_path, job=job)
+        assert checkpointer.save(step, value_of(step)).wait(20)
+        checkpointer.stop_daemon()
+    assert restored(tmp_path, job="a") == 5
+    assert Checkpointer(tmp_path, job="a").latest() == 5
+    # A job that has none yet may go on from another's.
+    assert restored(tmp_path, job="c") == 100
+
+
+def test_daemon_whose_socket_was_deleted_listens_again(checkpointer, tmp_path):
+    checkpointer.save(1, value_of(1), persist=False)
+    path = checkpointer._client._path
+    path.unlink()
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert restored(tmp_path / "run") == 1
+
+
+def test_forked_process_needs_a_checkpointer_of_its_own(checkpointer):
+    assert checkpointer.save(1, value_of(1)).wait(20)
+    if (pid := os.fork()) == 0:
+        try:
+            checkpointer.save(2, value_of(2))
+        except DaemonError as error:
+            os._exit(7 if "forked from" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert checkpointer.save(3, value_of(3)).wait(20)
+
+
+def test_dead_trainer_whose_child_lives_does_not_keep_the_job(tmp_path):
+    reader, writer = os.pipe()
+    if (trainer := os.fork()) == 0:
+        checkpointer = Checkpointer(tmp_path, job="attack")
+        checkpointer.save(1, value_of(1)).wait(20)
+        if os.fork() == 0:  # a worker that outlives the trainer
+            os.write(writer, str(os.getpid()).encode())
+            signal.pause()
+        os.kill(os.getpid(), signal.SIGKILL)
+    worker = int(os.read(reader, 20))
+    os.waitpid(trainer, 0)
+    try:
+        assert Checkpointer(tmp_path, job="attack").save(2, value_of(2)).wait(20)
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.close(reader)
+        os.close(writer)
+
+
+def test_handle_after_the_daemon_was_stopped_starts_no_other(checkpointer):
+    handle = checkpointer.save(1, value_of(1))
+    checkpointer.stop_daemon()
+    assert handle.wait(20)
+    assert not checkpointer.has_daemon()
+
+
+def test_folder_in_place_of_a_manifest_is_named(checkpointer, tmp_path):
+    assert checkpointer.save(2, value_of(2)).wait(20)
+    name = "step-0000000001-ffffffffffffffff"
+    (tmp_path / "run" / name / "manifest.json").mkdir(parents=True)
+    assert [found.step for found in list_checkpoints(tmp_path / "run")] == [2]
+    assert checkpointer.latest() == 2
+
+
+@pytest.mark.parametrize("place", ["s3://", "memory:///"])
+def test_url_of_no_place_is_refused(place):
+    with pytest.raises(ValueError, match="names no place"):
+        Checkpointer(place)
+
+
+def test_stopped_daemon_keeps_nobody_for_ever(checkpointer, daemon_of, monkeypatch):
+    monkeypatch.setattr("drivetrain_checkpoint._client._ANSWER_S", 0.3)
+    handle = checkpointer.save(1, value_of(1))
+    assert handle.wait(20)
+    pid = daemon_of()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(CheckpointError, match=r"has not answered for 0\.3 s"):
+            checkpointer.save(2, value_of(2))
+        assert handle.durable
+    finally:
+        os.kill(pid, signal.SIGCONT)
