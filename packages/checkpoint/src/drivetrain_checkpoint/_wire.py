@@ -37,7 +37,14 @@ def socket_path(job: str, url: str) -> Path:
     """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     home = base / f"drivetrain-checkpoint-{os.getuid()}"
-    home.mkdir(mode=0o700, exist_ok=True)
+    try:
+        home.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        message = (
+            f"{home} cannot be made: {error.strerror}. The daemon listens in a folder of "
+            "XDG_RUNTIME_DIR, or of that for temporary files"
+        )
+        raise DaemonError(message) from error
     found = home.stat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         message = f"{home} must belong to this user alone (mode 0700)"

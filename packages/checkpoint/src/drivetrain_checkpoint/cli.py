@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     main(["ls", folder])
-        STEP  SAVED  RANKS  BYTES  FOLDER
+        STEP  JOB  SAVED  RANKS  BYTES  FOLDER
         0
     """
     parser = argparse.ArgumentParser(

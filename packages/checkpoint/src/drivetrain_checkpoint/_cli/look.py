@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._cli.common import (
@@ -12,8 +14,9 @@ from drivetrain_checkpoint._cli.common import (
     say_json,
     say_table,
 )
+from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._pick import pick
-from drivetrain_checkpoint._saves import list_saved
+from drivetrain_checkpoint._saves import scan
 from drivetrain_checkpoint._storage.open import open_storage, resolve
 from drivetrain_checkpoint._verify import verify
 
@@ -35,28 +38,33 @@ def add(commands: Any) -> None:
     inspect.add_argument("--step", type=int, help="which one of a folder; the newest")
     text = "compare every byte of a checkpoint with its checksums"
     check = add_command(commands, "verify", text, _verify)
-    check.add_argument(
-        "checkpoint", help="its folder, or with --step where it is saved"
-    )
-    check.add_argument("--step", type=int, help="which one of a folder")
+    check.add_argument("checkpoint", help="its folder, or the one it was saved to")
+    check.add_argument("--step", type=int, help="which one of a folder; the newest")
 
 
 def _list(args: argparse.Namespace) -> int:
     rows = []
-    storage = open_storage(resolve(args.folder), args.options)
-    for saved in list_saved(storage):
+    place = resolve(args.folder)
+    if "://" not in place and not Path(place).is_dir():
+        message = f"{place} is no folder"
+        raise StorageError(message)
+    storage = open_storage(place, args.options)
+    whole, damaged = scan(storage)
+    for saved in whole:
         size = sum(storage.files(saved.name).values())
         at = time.strftime(
             "%Y-%m-%d %H:%M:%S", time.localtime(saved.root.saved_at_ns / 1e9)
         )
         ranks = saved.root.world_size
-        rows.append((saved.root.step, at, ranks, size, saved.name))
+        rows.append((saved.root.step, saved.root.job, at, ranks, size, saved.name))
     if args.json:
-        names = ("step", "saved", "ranks", "bytes", "folder")
+        names = ("step", "job", "saved", "ranks", "bytes", "folder")
         say_json([dict(zip(names, row, strict=True)) for row in rows])
     else:
-        say_table(("STEP", "SAVED", "RANKS", "BYTES", "FOLDER"), rows)
-    return 0
+        say_table(("STEP", "JOB", "SAVED", "RANKS", "BYTES", "FOLDER"), rows)
+    for error in damaged.values():
+        sys.stderr.write(f"{error}\n")
+    return 1 if damaged else 0
 
 
 def _inspect(args: argparse.Namespace) -> int:
@@ -85,7 +93,8 @@ def _inspect(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     place = args.checkpoint
-    if args.step is not None:
+    storage = open_storage(resolve(place), args.options)
+    if args.step is not None or storage.names():
         place = pick(place, args.step, args.options).url
     with progress(args, "verify") as tell:
         problems = verify(place, storage_options=args.options, progress=tell)
