@@ -21,6 +21,7 @@ from drivetrain_checkpoint import (
 from drivetrain_checkpoint._image import DTYPE_BYTES, PAGE, plan_image
 from drivetrain_checkpoint._manifest import RootManifest
 from drivetrain_checkpoint._plain import from_json, to_json
+from drivetrain_checkpoint._save_plan import EntryTexts
 from drivetrain_core import CheckpointError
 
 tensors = st.dictionaries(
@@ -246,3 +247,20 @@ def test_values_that_are_no_plain_memory_are_saved_as_they_read(tmp_path):
         for name, tensor in state.items():
             assert torch.equal(into[name].resolve_conj(), tensor.resolve_conj()), name
         checkpointer.stop_daemon()
+
+
+def test_texts_of_entries_are_those_of_the_entries_as_they_are_now():
+    texts = EntryTexts()
+    same = {"kind": "data", "plain": ["value", 1]}
+    entries = {"a": same, "b": {"plain": True}}
+    for fresh in (
+        entries,
+        entries,
+        {"a": same, "b": {"plain": 1}},
+        {"a": same, "b": {"plain": 1.0}},
+        {"b": {"plain": 1.0}, "a": same},
+        {"a": same},
+        {},
+    ):
+        found = from_json(json.loads(texts.text(fresh)))
+        assert repr(found) == repr(fresh)

@@ -118,23 +118,33 @@ class EntryTexts:
 
     def __init__(self) -> None:
         """Knows no entry yet."""
-        self._known: dict[str, tuple[object, str]] = {}
+        self._entries: Mapping[str, Any] = {}
+        self._texts: dict[str, str] = {}
+        self._text = ""
 
     def text(self, entries: Mapping[str, Any]) -> str:
         """Returns all entries as the JSON of one mapping.
 
+        Args:
+            entries: The entries; one that is the same object as before is the same.
+
         Raises:
             TypeError: One holds what JSON cannot.
         """
-        known = {}
-        for key, entry in entries.items():
-            old = self._known.get(key)
-            if old is not None and (old[0] is entry or _same(old[0], entry)):
-                known[key] = old
-            else:
-                known[key] = (entry, f"[{_text(key)},{_text(to_json(entry))}]")
-        self._known = known
-        return f'{{"$":"dict","v":[{",".join(text for _, text in known.values())}]}}'
+        if self._text and entries is self._entries:
+            return self._text
+        before = self._entries
+        if list(entries) == list(before):
+            pairs = zip(entries.items(), before.values(), strict=True)
+            fresh = {key: new for (key, new), old in pairs if new is not old}
+            texts = dict(self._texts)
+        else:
+            fresh, texts = dict(entries), dict.fromkeys(entries, "")
+        for key, entry in fresh.items():
+            texts[key] = f"[{_text(key)},{_text(to_json(entry))}]"
+        self._text = f'{{"$":"dict","v":[{",".join(texts.values())}]}}'
+        self._entries, self._texts = entries, texts
+        return self._text
 
 
 def record_text(
@@ -153,11 +163,6 @@ def record_text(
     """
     body = f'"entries":{entries_text},"layout":{layout_text}' if entries_text else ""
     return f"{_text(fields)}\n{body}".encode()
-
-
-def _same(old: object, new: object) -> bool:
-    """Whether two entries have the same text: 1 is not 1.0, and NaN is NaN."""
-    return repr(old) == repr(new)
 
 
 def _key_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[object, ...]]:
