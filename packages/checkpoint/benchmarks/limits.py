@@ -6,6 +6,7 @@ import itertools
 import mmap
 import os
 import statistics
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -50,7 +51,8 @@ def copies(state, area):
         "libc memcpy": functools.partial(_memcpy, blocks),
     }
     if _native.missing_because() is None:
-        ways["native copy"] = functools.partial(_native.copy, blocks, NUM_THREADS)
+        columns = [array("Q", column) for column in zip(*blocks, strict=True)]
+        ways["native copy"] = functools.partial(_native.copy, *columns, NUM_THREADS)
     return ways
 
 

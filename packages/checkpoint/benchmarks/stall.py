@@ -84,7 +84,7 @@ def first(most):
                     place.folder, job="first", keep=1, num_threads=NUM_THREADS
                 )
                 prepared.append(
-                    timed(lambda c=checkpointer: c.prewarm({"state": state}))
+                    timed(lambda c=checkpointer: c.prewarm({"state": state}, wait=True))
                 )
                 times = []
                 for step in range(4):
