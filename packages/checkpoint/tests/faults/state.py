@@ -53,6 +53,8 @@ def differences(state, step, sizes=SMALL):
 
 def listed(folder):
     """Returns the folders of the committed checkpoints by step, as the command says."""
+    if not folder.exists():
+        return {}
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(["ls", str(folder), "--json"])
