@@ -164,6 +164,21 @@ def test_change_during_an_overlapped_copy_is_found(folder, monkeypatch):
     assert [found.step for found in list_checkpoints(folder)] == [2]
 
 
+def test_ranks_that_cannot_agree_keep_no_memory_from_the_next_save(
+    checkpointer, monkeypatch
+):
+    assert checkpointer.save(1, state_of(1)).wait(20)
+
+    def lose(value):
+        raise RuntimeError("a rank is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpointer._team, "exchange", lose)
+        with pytest.raises(RuntimeError, match="a rank is gone"):
+            checkpointer.save(2, state_of(2))
+    assert checkpointer.save(3, state_of(3)).wait(20)
+
+
 def test_two_runs_of_one_name_are_told_apart(checkpointer, folder):
     script = textwrap.dedent(
         """

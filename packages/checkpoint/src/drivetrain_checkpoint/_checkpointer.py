@@ -247,16 +247,22 @@ class Checkpointer:
         # Whatever keeps one rank from saving, the others must not wait for it.
         except Exception as error:  # noqa: BLE001
             problem = error
-        proposals = self._team.exchange(
-            proposal_of(
-                step,
-                f"{under}\0{entries}",
-                self._plan,
-                claim,
-                problem,
-                self._saved_at_ns,
+        try:
+            proposals = self._team.exchange(
+                proposal_of(
+                    step,
+                    f"{under}\0{entries}",
+                    self._plan,
+                    claim,
+                    problem,
+                    self._saved_at_ns,
+                )
             )
-        )
+        except BaseException:
+            # A rank that is gone must not cost the others their memory.
+            if "index" in claim:
+                self._memory.release()
+            raise
         verdict = agree(proposals, self._policy)
         if verdict.action != "save" and "index" in claim:
             self._memory.release()
@@ -307,8 +313,9 @@ class Checkpointer:
     ) -> int:
         """Restores a state in place, from the nearest place that has it.
 
-        That is this node's memory, then the memory of other nodes, then storage. Bytes
-        that several ranks need from farther away are read once, and broadcast.
+        That is this node's memory, then the memory of other nodes, then local disks,
+        then storage. Bytes that several ranks need from farther away are read once, and
+        broadcast.
 
         Args:
             into: What to restore into, by the names that were saved; plain data is

@@ -227,7 +227,8 @@ def _open(
 
     def source(rank: int) -> ImageSource:
         key = (rank, choice.save_id)
-        for place in _places(meeting, choice, here, key):
+        place = next(_places(meeting, choice, here, key), None)
+        if place is not None:
             return place
         if stored is None:
             message = f"step {choice.step} of rank {rank} is nowhere any more"

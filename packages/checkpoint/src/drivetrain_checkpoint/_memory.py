@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain_checkpoint._sources import StorageSource
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._replicate import ReplicaStore
     from drivetrain_checkpoint._wire import Connection
 
-__all__ = ["Held", "held", "send_part", "summary"]
+__all__ = ["Held", "held", "send_part"]
 
 
 class Held(NamedTuple):
@@ -44,19 +44,6 @@ def held(custody: Custody, replicas: ReplicaStore) -> Iterator[Held]:
     for replica in replicas.all():
         for generation in replica.arena.generations():
             yield Held(replica.rank, True, replica.arena, generation)
-
-
-def summary(held_save: Held) -> dict[str, Any]:
-    """Returns what others need to know to choose."""
-    record = held_save.generation.record
-    return {
-        "rank": held_save.rank,
-        "is_replica": held_save.is_replica,
-        "save_id": record["save_id"],
-        "step": record["step"],
-        "saved_at_ns": record["saved_at_ns"],
-        "manifest": record["manifest"],
-    }
 
 
 def send_part(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_checkpoint._arena import Arena
 from drivetrain_checkpoint._custody import PERSIST, Custody
 from drivetrain_checkpoint._local import LocalStore
-from drivetrain_checkpoint._memory import held, send_part, summary
+from drivetrain_checkpoint._memory import held, send_part
 from drivetrain_checkpoint._neighbours import Neighbours
 from drivetrain_checkpoint._nodes import Nodes
 from drivetrain_checkpoint._peers import PeerServer
@@ -215,9 +215,6 @@ class Daemon:
                 custody.committed(**about)
             case "replica":
                 self._replicas.receive(connection, about)
-            case "holdings":
-                found = held(custody, self._replicas)
-                return {"holdings": [summary(h) for h in found]}
             case "absent":
                 ranks = self._absent(
                     about["save_id"], about["run"], set(about["ranks"])
