@@ -1,0 +1,203 @@
+#include "engine.hpp"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+namespace drivetrain {
+
+// Where connections come in.
+class Engine::Door final : public EventHandler {
+ public:
+  Door(Engine& engine, int fd, bool is_local)
+      : engine_(engine), fd_(fd), is_local_(is_local) {
+    engine_.loop_.poller().add(fd_, EPOLLIN, *this);
+  }
+  ~Door() override {
+    engine_.loop_.poller().remove(fd_, *this);
+    ::close(fd_);
+  }
+  void on_event(std::uint32_t events) override;
+
+ private:
+  Engine& engine_;
+  const int fd_;
+  const bool is_local_;
+};
+
+// A connection whose rank and group are not known yet, or whose group is not made yet.
+class Engine::Guest final : public EventHandler {
+ public:
+  Guest(Engine& engine, int fd, bool is_local)
+      : engine_(engine), fd_(fd), is_local_(is_local) {
+    engine_.loop_.poller().add(fd_, EPOLLIN, *this);
+  }
+  ~Guest() override {
+    leave();
+    if (fd_ >= 0) ::close(fd_);
+    for (const int fd : descriptors_) ::close(fd);
+  }
+
+  void on_event(std::uint32_t) override {
+    if (!receive()) return engine_.forget(*this);
+    if (num_bytes_ < sizeof hello_) return;
+    if (!check(hello_).empty()) return engine_.forget(*this);
+    leave();
+    engine_.greeted(*this);
+  }
+
+  const Hello& hello() const { return hello_; }
+  bool has_greeted() const { return has_left_; }
+
+  void hand_over(Group& group) {
+    const int fd = std::exchange(fd_, -1);
+    const std::vector<int> given = std::exchange(descriptors_, {});
+    if (is_local_) return group.accept_local(hello_, fd, given[0], given[1]);
+    set_no_delay(fd);
+    group.accept_tcp(hello_, fd);
+  }
+
+ private:
+  void leave() {
+    if (!has_left_ && fd_ >= 0) engine_.loop_.poller().remove(fd_, *this);
+    has_left_ = true;
+  }
+
+  // False if the connection is of no use.
+  bool receive() {
+    if (is_local_) {
+      num_bytes_ = sizeof hello_;
+      return receive_with(fd_, &hello_, sizeof hello_, 2, descriptors_);
+    }
+    const ssize_t got = recv(fd_, reinterpret_cast<char*>(&hello_) + num_bytes_,
+                             sizeof hello_ - num_bytes_, MSG_DONTWAIT);
+    if (got > 0) num_bytes_ += static_cast<std::size_t>(got);
+    return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
+  }
+
+  Engine& engine_;
+  int fd_;
+  const bool is_local_;
+  Hello hello_{};
+  std::size_t num_bytes_ = 0;
+  std::vector<int> descriptors_;
+  bool has_left_ = false;
+};
+
+void Engine::Door::on_event(std::uint32_t) {
+  int fd;
+  while ((fd = accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC)) >= 0)
+    engine_.guests_.push_back(std::make_unique<Guest>(engine_, fd, is_local_));
+}
+
+Engine::Engine(const std::string& host, const std::string& local_name) {
+  tcp_door_ = std::make_unique<Door>(*this, listen_tcp(host, port_), false);
+  if (!local_name.empty())
+    local_door_ = std::make_unique<Door>(*this, listen_local(local_name), true);
+  thread_ = std::thread([this] { run(); });
+}
+
+Engine::~Engine() {
+  must_stop_ = true;
+  loop_.ring();
+  thread_.join();
+  groups_.clear();
+}
+
+void Engine::post(Command command) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    commands_.push_back(std::move(command));
+  }
+  loop_.ring();
+}
+
+void Engine::run() {
+  while (!must_stop_) {
+    std::vector<Command> commands;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      commands.swap(commands_);
+    }
+    for (const Command& command : commands) command();
+    left_.clear();
+    loop_.turn(timeout_ms());
+  }
+}
+
+int Engine::timeout_ms() {
+  const auto now = std::chrono::steady_clock::now();
+  auto next = Group::Time::max();
+  for (auto& entry : groups_) next = std::min(next, entry.second->check_deadlines(now));
+  if (next == Group::Time::max()) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - now).count();
+  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
+}
+
+Group* Engine::find(std::uint64_t group) {
+  const auto found = groups_.find(group);
+  return found == groups_.end() ? nullptr : found->second.get();
+}
+
+std::uint64_t Engine::add_group(const Token& token, std::int32_t rank,
+                                std::int32_t num_ranks, int buffer_bytes) {
+  const std::uint64_t id = ++num_groups_;
+  post([=] {
+    tokens_[id] = token;
+    groups_[id] = std::make_unique<Group>(loop_, token, rank, num_ranks, buffer_bytes);
+    for (std::size_t i = guests_.size(); i-- > 0;)
+      if (guests_[i]->has_greeted() && guests_[i]->hello().token == token)
+        greeted(*guests_[i]);
+  });
+  return id;
+}
+
+void Engine::greeted(Guest& guest) {
+  for (auto& entry : groups_) {
+    if (tokens_[entry.first] != guest.hello().token) continue;
+    guest.hand_over(*entry.second);
+    return forget(guest);
+  }
+}
+
+void Engine::forget(Guest& guest) {
+  const auto found = std::find_if(guests_.begin(), guests_.end(),
+                                  [&](const auto& one) { return one.get() == &guest; });
+  if (found == guests_.end()) return;
+  left_.push_back(std::move(*found));
+  guests_.erase(found);
+}
+
+void Engine::set_address(std::uint64_t group, std::int32_t peer, Address address) {
+  post([=] {
+    if (Group* found = find(group)) found->set_address(peer, address);
+  });
+}
+
+void Engine::submit(std::uint64_t group, Request request) {
+  post([this, group, shared = std::make_shared<Request>(std::move(request))] {
+    if (Group* found = find(group))
+      found->submit(std::move(*shared));
+    else
+      shared->ticket->finish("the process group was destroyed");
+  });
+}
+
+void Engine::fail_group(std::uint64_t group, std::string why) {
+  post([=] {
+    if (Group* found = find(group)) found->fail(why);
+  });
+}
+
+void Engine::remove_group(std::uint64_t group) {
+  post([=] {
+    groups_.erase(group);
+    tokens_.erase(group);
+  });
+}
+
+}  // namespace drivetrain

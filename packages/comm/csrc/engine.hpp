@@ -1,0 +1,69 @@
+// The thread that carries out all collectives of a process, and the doors at which
+// peers knock.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "group.hpp"
+#include "hello.hpp"
+#include "loop.hpp"
+
+namespace drivetrain {
+
+// All methods may be called from any thread.
+class Engine {
+ public:
+  // Listens at a numeric address and, if it has a name, within the host. Throws
+  // std::system_error.
+  Engine(const std::string& host, const std::string& local_name);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  std::uint16_t port() const { return port_; }
+
+  std::uint64_t add_group(const Token& token, std::int32_t rank, std::int32_t num_ranks,
+                          int buffer_bytes);
+  void set_address(std::uint64_t group, std::int32_t peer, Address address);
+  void submit(std::uint64_t group, Request request);
+  void fail_group(std::uint64_t group, std::string why);
+  void remove_group(std::uint64_t group);
+
+ private:
+  class Door;
+  class Guest;
+  using Command = std::function<void()>;
+
+  void run();
+  int timeout_ms();
+  void post(Command command);
+  Group* find(std::uint64_t group);
+  void greeted(Guest& guest);
+  void forget(Guest& guest);
+
+  Loop loop_;
+  std::uint16_t port_ = 0;
+  std::unique_ptr<Door> tcp_door_;
+  std::unique_ptr<Door> local_door_;
+  std::map<std::uint64_t, std::unique_ptr<Group>> groups_;
+  std::map<std::uint64_t, Token> tokens_;
+  std::vector<std::unique_ptr<Guest>> guests_;
+  std::vector<std::unique_ptr<Guest>> left_;  // until the stack is unwound
+  std::atomic<std::uint64_t> num_groups_{0};
+
+  std::mutex mutex_;
+  std::vector<Command> commands_;
+  std::atomic<bool> must_stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace drivetrain

@@ -1,0 +1,48 @@
+// How a thread waits for a collective that the engine's thread carries out.
+
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace drivetrain {
+
+// Safe to use from any thread.
+class Ticket {
+ public:
+  // An empty error means success.
+  void finish(std::string error) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      done_ = true;
+      error_ = std::move(error);
+    }
+    changed_.notify_all();
+  }
+
+  bool wait_for(std::chrono::nanoseconds timeout) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, timeout, [this] { return done_; });
+  }
+
+  bool is_done() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return done_;
+  }
+
+  std::string error() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return error_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+  std::string error_;
+};
+
+}  // namespace drivetrain

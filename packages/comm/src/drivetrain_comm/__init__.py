@@ -1,0 +1,1 @@
+"""Unchanged DDP, as fast as its network allows."""

@@ -1,0 +1,133 @@
+"""The ranks of a group learn of each other: one set and one get of the store a rank.
+
+Rank 0 collects what all have said and publishes it as one value, so that the store does
+O(W) operations for W ranks instead of O(W^2).
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from drivetrain_core import DistributedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    from torch.distributed.distributed_c10d import Store
+
+__all__ = ["Member", "Roster", "find_contradiction", "meet"]
+
+# Raised whenever ranks of two versions could not work together.
+PROTOCOL = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """What a rank says of itself.
+
+    Args:
+        version: Of this package.
+        protocol: Of what ranks send to each other.
+        identity: Ranks with the same one share memory.
+        host: Its numeric address.
+        port: Its port there.
+        local_name: Its name within the host.
+        settings: What must be the same on all ranks, in words.
+        lacks: Why it has no native engine, or None.
+    """
+
+    version: str
+    protocol: int
+    identity: str
+    host: str
+    port: int
+    local_name: str
+    settings: str
+    lacks: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roster:
+    """All ranks of a group.
+
+    Args:
+        token: 16 bytes that only they know.
+        members: One a rank.
+    """
+
+    token: bytes
+    members: tuple[Member, ...]
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each host; hosts in the order of their first rank."""
+        found: dict[str, list[int]] = {}
+        for rank, member in enumerate(self.members):
+            found.setdefault(member.identity, []).append(rank)
+        return tuple(tuple(ranks) for ranks in found.values())
+
+
+def meet(
+    store: Store, rank: int, world_size: int, mine: Member, timeout: timedelta
+) -> Roster:
+    """Returns what all ranks say, once all have said it.
+
+    Args:
+        store: Where they meet, with a prefix of the group's own.
+        rank: This one.
+        world_size: The number of ranks.
+        mine: What this rank says.
+        timeout: How long to wait for the others.
+
+    Raises:
+        DistributedError: Ranks contradict each other, or have not come in time.
+    """
+    store.set(f"member/{rank}", json.dumps(asdict(mine)))
+    if rank == 0:
+        keys = [f"member/{peer}" for peer in range(world_size)]
+        _wait(store, keys, timeout)
+        members = [json.loads(text) for text in store.multi_get(keys)]
+        whole = {"token": secrets.token_hex(16), "members": members}
+        store.set("roster", json.dumps(whole))
+    _wait(store, ["roster"], timeout)
+    found = json.loads(store.get("roster"))
+    members = tuple(Member(**member) for member in found["members"])
+    wrong = find_contradiction(members)
+    if wrong:
+        raise DistributedError(wrong)
+    return Roster(token=bytes.fromhex(found["token"]), members=members)
+
+
+def find_contradiction(members: Sequence[Member]) -> str | None:
+    """Returns how ranks contradict each other, naming them and their values, or None."""
+    first = members[0]
+    for rank, member in enumerate(members):
+        if member.protocol != first.protocol:
+            return (
+                f"rank {rank} runs drivetrain-comm {member.version} (protocol "
+                f"{member.protocol}), rank 0 {first.version} (protocol "
+                f"{first.protocol}): install the same version on all ranks"
+            )
+        if member.settings != first.settings:
+            return (
+                f"rank {rank} has the settings {member.settings}, rank 0 "
+                f"{first.settings}: they must be the same on all ranks"
+            )
+    return None
+
+
+def _wait(store: Store, keys: list[str], timeout: timedelta) -> None:
+    try:
+        store.wait(keys, timeout)
+    except RuntimeError as error:
+        missing = [key for key in keys if not store.check([key])]
+        if not missing:
+            return
+        names = ", ".join(key.rpartition("/")[2] for key in missing)
+        who = "rank 0" if keys == ["roster"] else f"ranks {names}"
+        message = f"waited {timeout.total_seconds():g} s in vain for {who} to come"
+        raise DistributedError(message) from error

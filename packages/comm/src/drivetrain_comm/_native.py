@@ -1,0 +1,260 @@
+"""The native engine: one thread that moves and reduces, called through ctypes.
+
+The library is built with the package and has no link to Python or torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import os
+import secrets
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import drivetrain_comm
+from drivetrain_core import DistributedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from drivetrain_comm._steps import Step
+
+__all__ = ["Call", "Engine", "Piece", "Program", "Ticket", "engine", "missing_because"]
+
+_FILE = "drivetrain_comm.so"
+_PREFIX = "drivetrain_comm_v1_"
+
+
+class _Text(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_char * 512),)
+
+    def __str__(self) -> str:
+        return bytes(self.data).decode(errors="replace")
+
+
+class Piece(ctypes.Structure):
+    """Some bytes of a vector.
+
+    Attributes:
+        data: Their address.
+        size: How many.
+    """
+
+    _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_uint64))
+
+
+class Call(ctypes.Structure):
+    """What is asked of the engine; see `Request` in `collective.hpp`."""
+
+    _fields_ = (
+        ("group", ctypes.c_uint64),
+        ("program", ctypes.c_void_p),
+        ("plan", ctypes.c_uint32),
+        ("type", ctypes.c_int32),
+        ("operation", ctypes.c_int32),
+        ("num_channels", ctypes.c_uint32),
+        ("segment_bytes", ctypes.c_uint64),
+        ("factor", ctypes.c_double),
+        ("timeout_s", ctypes.c_double),
+        ("pieces", ctypes.POINTER(Piece)),
+        ("num_pieces", ctypes.c_uint64),
+    )
+
+
+@functools.cache
+def _load() -> tuple[ctypes.CDLL | None, str | None]:
+    """Returns the library, or None and the reason."""
+    # In an editable installation the library and the sources lie in two folders.
+    folders = [Path(folder) for folder in drivetrain_comm.__path__]
+    file = next((f / _FILE for f in folders if (f / _FILE).exists()), None)
+    if file is None:
+        return None, "the package was installed without a C++ compiler"
+    try:
+        library = ctypes.CDLL(str(file))
+    except OSError as error:
+        return None, f"its library does not load: {error}"
+    for name in ("start", "make_program", "submit"):
+        getattr(library, f"{_PREFIX}{name}").restype = ctypes.c_void_p
+    getattr(library, f"{_PREFIX}add_group").restype = ctypes.c_uint64
+    return library, None
+
+
+def missing_because() -> str | None:
+    """Returns why there is no engine, or None if there is."""
+    return _load()[1]
+
+
+def _function(name: str) -> ctypes._NamedFuncPointer:
+    library, reason = _load()
+    if library is None:
+        message = f"drivetrain-comm has no native engine here: {reason}"
+        raise DistributedError(message)
+    function: ctypes._NamedFuncPointer = getattr(library, f"{_PREFIX}{name}")
+    return function
+
+
+class Program:
+    """Steps of one rank, ready for the engine.
+
+    Args:
+        steps: What the rank does.
+        num_chunks: Into how many chunks the vector is cut.
+        num_ranks: The size of the group.
+
+    Raises:
+        DistributedError: A step names a rank or a chunk that there is not.
+    """
+
+    def __init__(self, steps: Sequence[Step], num_chunks: int, num_ranks: int) -> None:
+        """Hands the steps over."""
+        flat = (ctypes.c_int32 * (3 * len(steps)))()
+        flat[:] = [number for step in steps for number in step]
+        error = _Text()
+        self._free = _function("free_program")
+        self.handle: int | None = _function("make_program")(
+            flat, ctypes.c_uint64(len(steps)), num_chunks, num_ranks, ctypes.byref(error)
+        )
+        if str(error):
+            raise DistributedError(str(error))
+
+    def __del__(self) -> None:
+        """Lets go of the steps; collectives that use them keep them."""
+        if getattr(self, "handle", None):
+            self._free(ctypes.c_void_p(self.handle))
+
+
+class Ticket:
+    """A collective that was handed to the engine. Safe to use from any thread."""
+
+    def __init__(self, handle: int) -> None:
+        """Takes over what the engine returned."""
+        self._handle = handle
+        self._wait = _function("wait")
+        self._free = _function("free_ticket")
+
+    def wait(self, timeout_s: float) -> str | None:
+        """Waits for the end, without the GIL.
+
+        Returns:
+            Why it failed, an empty string if it did not, or None if it has not ended.
+        """
+        error = _Text()
+        seconds = ctypes.c_double(timeout_s)
+        handle = ctypes.c_void_p(self._handle)
+        return str(error) if self._wait(handle, seconds, ctypes.byref(error)) else None
+
+    def __del__(self) -> None:
+        """Lets go of the ticket; the collective goes on."""
+        self._free(ctypes.c_void_p(self._handle))
+
+
+class Engine:
+    """The engine of this process.
+
+    Args:
+        host: The numeric address at which peers on other hosts can reach this process.
+
+    Attributes:
+        host: That address.
+        port: The port there.
+        local_name: How peers on this host reach it.
+
+    Raises:
+        DistributedError: It cannot listen there.
+    """
+
+    def __init__(self, host: str) -> None:
+        """Starts the thread."""
+        self.host = host
+        self.local_name = f"drivetrain-comm-{secrets.token_hex(16)}"
+        self.process = os.getpid()
+        port, error = ctypes.c_uint16(), _Text()
+        self._handle = ctypes.c_void_p(
+            _function("start")(
+                host.encode(),
+                self.local_name.encode(),
+                ctypes.byref(port),
+                ctypes.byref(error),
+            )
+        )
+        if str(error):
+            message = f"cannot listen for peers: {error}"
+            raise DistributedError(message)
+        self.port = port.value
+
+    def add_group(
+        self, token: bytes, rank: int, world_size: int, buffer_bytes: int
+    ) -> int:
+        """Returns the number of a new group.
+
+        Args:
+            token: 16 bytes that its ranks share and nobody else knows.
+            rank: This process's.
+            world_size: The number of ranks.
+            buffer_bytes: Of each socket; 0 leaves it to the kernel.
+        """
+        number: int = _function("add_group")(
+            self._handle, token, rank, world_size, buffer_bytes
+        )
+        return number
+
+    def set_address(
+        self, group: int, peer: int, host: str, port: int, local_name: str
+    ) -> None:
+        """Tells where a peer is; a local name if it is on this host."""
+        _function("set_address")(
+            self._handle,
+            ctypes.c_uint64(group),
+            peer,
+            host.encode(),
+            ctypes.c_uint16(port),
+            local_name.encode(),
+        )
+
+    def submit(self, call: Call) -> Ticket:
+        """Hands a collective over; its memory must live until the ticket's end."""
+        error = _Text()
+        handle = _function("submit")(
+            self._handle, ctypes.byref(call), ctypes.byref(error)
+        )
+        if str(error):
+            raise DistributedError(str(error))
+        return Ticket(handle)
+
+    def fail_group(self, group: int, why: str) -> None:
+        """Ends all collectives of a group with an error, on all its ranks."""
+        _function("fail_group")(self._handle, ctypes.c_uint64(group), why.encode())
+
+    def remove_group(self, group: int) -> None:
+        """Forgets a group and closes its connections."""
+        _function("remove_group")(self._handle, ctypes.c_uint64(group))
+
+    def stop(self) -> None:
+        """Ends the thread. Nothing may be called after it."""
+        _function("stop")(self._handle)
+
+
+_lock = threading.Lock()
+_engines: dict[str, Engine] = {}
+
+
+def engine(host: str) -> Engine:
+    """Returns this process's engine that listens at an address; starts it if needed."""
+    with _lock:
+        found = _engines.get(host)
+        # A thread does not survive a fork: the child starts one of its own.
+        if found is None or found.process != os.getpid():
+            found = _engines[host] = Engine(host)
+        return found
+
+
+@atexit.register
+def _stop() -> None:
+    with _lock:
+        for one in _engines.values():
+            if one.process == os.getpid():
+                one.stop()
+        _engines.clear()

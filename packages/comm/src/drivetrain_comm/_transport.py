@@ -1,0 +1,201 @@
+"""All-reduces of one group on the native engine."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import weakref
+import zlib
+from typing import TYPE_CHECKING
+
+import torch
+
+from drivetrain_comm import _native
+from drivetrain_comm._address import find_address, host_identity
+from drivetrain_comm._choice import STOCK, available, steps_of
+from drivetrain_comm._meeting import PROTOCOL, Member, meet
+from drivetrain_comm._version import __version__
+from drivetrain_core import DistributedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    from torch.distributed.distributed_c10d import Store
+
+    from drivetrain_comm._choice import Choice
+
+__all__ = ["OPERATIONS", "Transport", "is_supported"]
+
+logger = logging.getLogger(__name__)
+
+# In the order of the native enumerations.
+_TYPES = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int32: 2,
+    torch.int64: 3,
+    torch.float16: 4,
+    torch.bfloat16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+}
+OPERATIONS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6}
+_OF_INTEGERS = ("BAND", "BOR", "BXOR")
+
+
+def is_supported(dtype: torch.dtype, operation: str) -> bool:
+    """Returns whether the engine reduces this dtype by this operation.
+
+    Example:
+        >>> is_supported(torch.bfloat16, "SUM"), is_supported(torch.complex64, "SUM")
+        (True, False)
+    """
+    if dtype not in _TYPES:
+        return False
+    if operation == "AVG":
+        return dtype.is_floating_point
+    if operation in _OF_INTEGERS:
+        return not dtype.is_floating_point
+    return operation in OPERATIONS
+
+
+class Transport:
+    """Carries out the all-reduces of a group.
+
+    All ranks make one at the same time, and call it in the same order.
+
+    Args:
+        store: Where the ranks meet, with a prefix of the group's own.
+        rank: This one.
+        world_size: The number of ranks.
+        timeout: How long ranks wait for each other when they meet.
+        settings: What must be the same on all ranks.
+        buffer_bytes: Of each socket; 0 leaves it to the kernel.
+
+    Attributes:
+        hosts: The ranks of each host.
+        lacks: Why there is no engine on all ranks, or None.
+
+    Raises:
+        DistributedError: Ranks contradict each other, or do not come in time.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        *,
+        settings: str = "",
+        buffer_bytes: int = 0,
+    ) -> None:
+        """Meets the other ranks."""
+        self.rank, self.world_size = rank, world_size
+        lacks = _native.missing_because()
+        engine = None if lacks else _native.engine(find_address(store))
+        mine = Member(
+            version=__version__,
+            protocol=PROTOCOL,
+            identity=host_identity(),
+            host=engine.host if engine else "",
+            port=engine.port if engine else 0,
+            local_name=engine.local_name if engine else "",
+            settings=settings,
+            lacks=lacks,
+        )
+        roster = meet(store, rank, world_size, mine, timeout)
+        self.hosts = roster.hosts
+        without = [r for r, member in enumerate(roster.members) if member.lacks]
+        self.lacks = (
+            f"rank {without[0]}: {roster.members[without[0]].lacks}" if without else None
+        )
+        self.algorithms = (STOCK,) if self.lacks else available(self.hosts)
+        self._programs: dict[str, tuple[_native.Program, int]] = {}
+        if engine is None or self.lacks:
+            logger.warning("collectives stay with torch: %s", self.lacks)
+            return
+        self._engine = engine
+        self._group = engine.add_group(roster.token, rank, world_size, buffer_bytes)
+        for peer, member in enumerate(roster.members):
+            if peer != rank:
+                shares = member.identity == mine.identity
+                local_name = member.local_name if shares else ""
+                engine.set_address(
+                    self._group, peer, member.host, member.port, local_name
+                )
+        self._close = weakref.finalize(self, engine.remove_group, self._group)
+        # The engine stops at exit, and its groups with it.
+        self._close.atexit = False
+
+    def all_reduce(
+        self,
+        tensors: Sequence[torch.Tensor],
+        operation: str,
+        choice: Choice,
+        timeout_s: float,
+    ) -> _native.Ticket:
+        """Begins to reduce tensors in place, as if they were one vector.
+
+        Args:
+            tensors: Contiguous ones on the CPU, all of one dtype; they must live until
+                the ticket's end, and none may be changed before.
+            operation: `SUM`, `AVG`, `PRODUCT`, `MIN`, `MAX`, `BAND`, `BOR` or `BXOR`.
+            choice: How; the same on all ranks.
+            timeout_s: After how many seconds the group fails.
+
+        Raises:
+            DistributedError: The engine does not reduce such tensors so, or memory is
+                exhausted.
+        """
+        dtype = tensors[0].dtype
+        if not is_supported(dtype, operation):
+            message = f"{operation} of {dtype} is not reduced here; use torch's backend"
+            raise DistributedError(message)
+        program, plan = self._program(choice)
+        factor = 1.0
+        if operation == "AVG":
+            operation, factor = "SUM", 1 / self.world_size
+            if dtype.itemsize == 2:  # noqa: PLR2004
+                # A sum of many could be more than sixteen bits can say.
+                torch._foreach_mul_(list(tensors), factor)
+                factor = 1.0
+        pieces = (_native.Piece * len(tensors))(
+            *((tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
+        )
+        call = _native.Call(
+            self._group,
+            program.handle,
+            plan,
+            _TYPES[dtype],
+            OPERATIONS[operation],
+            choice.num_streams,
+            choice.segment_bytes,
+            factor,
+            timeout_s,
+            ctypes.cast(pieces, ctypes.POINTER(_native.Piece)),
+            len(tensors),
+        )
+        return self._engine.submit(call)
+
+    def fail(self, why: str) -> None:
+        """Ends the group's collectives on all ranks with an error."""
+        if not self.lacks:
+            self._engine.fail_group(self._group, why)
+
+    def close(self) -> None:
+        """Leaves the group; peers that still wait for this rank get an error."""
+        if not self.lacks:
+            self._close()
+
+    def _program(self, choice: Choice) -> tuple[_native.Program, int]:
+        found = self._programs.get(choice.algorithm)
+        if found is None:
+            steps, num_chunks = steps_of(choice.algorithm, self.hosts, self.rank)
+            program = _native.Program(steps, num_chunks, self.world_size)
+            digest = zlib.crc32(f"{choice.algorithm} {self.hosts}".encode())
+            found = self._programs[choice.algorithm] = program, digest
+        program, digest = found
+        rest = f"{choice.num_streams} {choice.segment_bytes}".encode()
+        return program, zlib.crc32(rest, digest)

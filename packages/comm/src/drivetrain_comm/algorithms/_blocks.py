@@ -1,0 +1,34 @@
+"""Vectors in blocks: each block is some chunks, and has a rank that owns it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain_comm._steps import Kind, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["finish", "split", "steps"]
+
+
+def split(chunks: Sequence[int], num_blocks: int) -> list[Sequence[int]]:
+    """Returns the chunks in as many blocks of neighbours, as equal as they can be.
+
+    Example:
+        >>> split(range(5), 2)
+        [range(0, 3), range(3, 5)]
+    """
+    each, rest = divmod(len(chunks), num_blocks)
+    starts = [i * each + min(i, rest) for i in range(num_blocks + 1)]
+    return [chunks[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+
+
+def steps(kind: Kind, peer: int, chunks: Iterable[int]) -> list[Step]:
+    """Returns the same step for each chunk."""
+    return [Step(kind, peer, chunk) for chunk in chunks]
+
+
+def finish(chunks: Iterable[int]) -> list[Step]:
+    """Returns the steps that end the reduction of chunks."""
+    return steps(Kind.FINISH, -1, chunks)
