@@ -32,7 +32,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_BACKEND = "drivetrain"
+_BACKEND = "drivetrain_factory"
 _TIMEOUT = timedelta(minutes=10)
 # The factory behind the registered backend: torch keeps a backend for good, and calls
 # it again for each subgroup.

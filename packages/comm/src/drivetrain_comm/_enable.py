@@ -1,0 +1,156 @@
+"""Lets unchanged scripts use tuned process groups and merged gradients."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+
+from drivetrain_comm._ddp import attach, bucket_cap_mb
+from drivetrain_comm._process_group import TunedProcessGroupFactory
+from drivetrain_comm._settings import settings_from
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from torch.distributed.distributed_c10d import Store
+
+    from drivetrain_comm._process_group import TunedProcessGroup
+    from drivetrain_comm._settings import Settings
+
+__all__ = ["BACKEND", "disable", "enable", "is_enabled", "register"]
+
+logger = logging.getLogger(__name__)
+
+BACKEND = "drivetrain"
+"""The name for `torch.distributed.init_process_group`."""
+
+_lock = threading.Lock()
+_originals: dict[tuple[Any, str], Any] = {}
+_factory: dict[str, TunedProcessGroupFactory] = {}
+
+
+def register() -> None:
+    """Makes the backend `"drivetrain"` known to torch, and nothing else.
+
+    Importing this package after torch does it.
+
+    Example:
+        >>> register()
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group(
+        ...     "drivetrain", store=dist.HashStore(), rank=0, world_size=1)
+        >>> dist.destroy_process_group()
+    """
+    if BACKEND.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(BACKEND, _make_group, devices=["cpu", "cuda"])
+    _patch(DistributedDataParallel, "__init__", _with_small_buckets)
+    _patch(DistributedDataParallel, "forward", _with_hook)
+
+
+def enable(**settings: Any) -> None:
+    """Makes `init_process_group` with Gloo or NCCL, or without a backend, a tuned one.
+
+    Call it before the process group is made. Other backends stay as they are.
+
+    Args:
+        **settings: Fields of `Settings` to fix instead of measuring them.
+
+    Raises:
+        DistributedError: A setting is unknown or out of range.
+
+    Example:
+        >>> enable(streams=2)
+        >>> is_enabled()
+        True
+        >>> disable()
+    """
+    _factory["settings"] = settings_from(**settings)  # type: ignore[assignment]
+    register()
+    for module in (dist, distributed_c10d):
+        _patch(module, "init_process_group", _with_tuned_group)
+
+
+def disable() -> None:
+    """Undoes `enable` and `register`, for groups and modules that are yet to be made."""
+    with _lock:
+        for (owner, name), original in _originals.items():
+            setattr(owner, name, original)
+        _originals.clear()
+        _factory.clear()
+
+
+def is_enabled() -> bool:
+    """Returns whether `enable` was called."""
+    return (distributed_c10d, "init_process_group") in _originals
+
+
+def _patch(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+    with _lock:
+        if (owner, name) not in _originals:
+            original = getattr(owner, name)
+            _originals[owner, name] = original
+            setattr(owner, name, functools.wraps(original)(wrap(original)))
+
+
+def _with_tuned_group(original: Callable[..., None]) -> Callable[..., None]:
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        inner = _inner_backend(backend)
+        if inner is None:
+            logger.info("backend %s is left as it is", backend)
+            original(backend, *args, **kwargs)
+            return
+        settings = _factory.get("settings")
+        _factory["group"] = TunedProcessGroupFactory(
+            inner or None,
+            settings=settings,  # type: ignore[arg-type]
+        )
+        if kwargs.pop("pg_options", None) is not None:
+            logger.warning("pg_options are not used by the backend %s", BACKEND)
+        # Eager NCCL binds a device, which torch does for its own backends only.
+        kwargs.pop("device_id", None)
+        original(BACKEND, *args, **kwargs)
+
+    return init_process_group
+
+
+def _inner_backend(backend: str | None) -> str | None:
+    """Returns torch's backend below the tuned one, empty for its default, or None."""
+    name = (backend or "").lower()
+    if name in {"", BACKEND, "undefined"}:
+        return ""
+    parts = {part.rpartition(":")[2].strip() for part in name.split(",")}
+    return name if parts <= {"gloo", "nccl"} else None
+
+
+def _make_group(
+    store: Store, rank: int, world_size: int, timeout: timedelta
+) -> TunedProcessGroup:
+    factory = _factory.get("group") or TunedProcessGroupFactory()
+    return factory(store, rank, world_size, timeout)
+
+
+def _with_small_buckets(original: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        # Positional arguments as far as the size of buckets are nobody's habit.
+        if kwargs.get("bucket_cap_mb") is None and len(args) < 5:  # noqa: PLR2004
+            cap = bucket_cap_mb(module, kwargs)
+            if cap is not None:
+                kwargs["bucket_cap_mb"] = cap
+        original(self, module, *args, **kwargs)
+
+    return __init__
+
+
+def _with_hook(original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        attach(self)
+        return original(self, *inputs, **kwargs)
+
+    return forward

@@ -1,0 +1,216 @@
+"""A process group of torch whose all-reduces go to the engine where that is faster."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+from drivetrain_comm._choice import STOCK, Choice
+from drivetrain_comm._settings import settings_from
+from drivetrain_comm._transport import OPERATIONS, Transport, is_supported
+from drivetrain_comm._work import EngineWork, Notifier
+from drivetrain_core.services import TorchProcessGroupFactory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    from torch._C._distributed_c10d import Work
+    from torch.distributed.distributed_c10d import Store
+
+    from drivetrain_comm._settings import Settings
+
+__all__ = ["TunedProcessGroup", "TunedProcessGroupFactory"]
+
+
+class TunedProcessGroup(dist.ProcessGroup):
+    """A process group over torch's own backends.
+
+    What it does not improve goes to them as it is: CUDA tensors, sparse and complex
+    ones, all collectives but all-reduce. Like theirs, its methods are called from one
+    thread at a time, in the same order on all ranks.
+
+    Args:
+        inner: A group of torch's backends, of the same ranks.
+        store: Where the ranks meet, with a prefix of the group's own.
+        timeout: How long ranks wait for each other.
+        settings: What the user has fixed.
+    """
+
+    def __init__(
+        self,
+        inner: dist.ProcessGroup,
+        store: Store,
+        timeout: timedelta,
+        settings: Settings,
+    ) -> None:
+        """Leaves the store alone until the first all-reduce."""
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self.inner = inner
+        self.settings = settings
+        self._timeout = timeout
+        self._store = store
+        self._transport: Transport | None = None
+        self._lock = threading.Lock()
+        self.notifier = Notifier()
+        for device in inner._device_types:
+            backend: Any = inner._get_backend(device)
+            kind = getattr(dist.ProcessGroup.BackendType, backend.name().upper())
+            self._register_backend(device, kind, backend)
+            self._set_default_backend(kind)
+        closing = weakref.finalize(self, self.notifier.close)
+        closing.atexit = False
+
+    @property
+    def transport(self) -> Transport:
+        """The engine's side of this group; the first use waits for all ranks."""
+        with self._lock:
+            if self._transport is None:
+                self._transport = Transport(
+                    self._store,
+                    self.rank(),
+                    self.size(),
+                    self._timeout,
+                    settings=str(self.settings),
+                    buffer_bytes=self.settings.socket_buffer_kb << 10,
+                )
+            return self._transport
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a collective may take, in seconds."""
+        return self._timeout.total_seconds()
+
+    def choose(self, size_bytes: int) -> Choice:
+        """Returns how a vector of this size is reduced; the same on all ranks."""
+        return Choice(algorithm=self.settings.algorithm or STOCK)
+
+    def reduce_pieces(
+        self, tensors: Sequence[torch.Tensor], operation: str, choice: Choice
+    ) -> Any:
+        """Begins to reduce tensors in place as one vector, on the engine.
+
+        Returns:
+            The ticket of the engine.
+
+        Raises:
+            DistributedError: The engine does not reduce such tensors so.
+        """
+        return self.transport.all_reduce(tensors, operation, choice, self.timeout_s)
+
+    def allreduce(
+        self,
+        tensors: Sequence[torch.Tensor] | torch.Tensor,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Reduces tensors in place, as torch's backends do."""
+        if isinstance(tensors, torch.Tensor):
+            tensors = [tensors]
+        options = _options(opts, timeout)
+        operation = _name_of(options.reduceOp)
+        if self.size() == 1 or not all(_fits(t, operation) for t in tensors):
+            return self.inner.allreduce(list(tensors), options)
+        size_bytes = sum(tensor.nbytes for tensor in tensors)
+        choice = self.choose(size_bytes)
+        if choice.algorithm == STOCK or self.transport.lacks:
+            return self.inner.allreduce(list(tensors), options)
+        seconds = options.timeout.total_seconds()
+        ticket = self.transport.all_reduce(
+            tensors, operation, choice, seconds if seconds > 0 else self.timeout_s
+        )
+        return EngineWork(ticket, tensors, list(tensors), self.notifier)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets how long a collective may take."""
+        self._timeout = timeout
+        self.inner.set_timeout(timeout)
+
+    def abort(self) -> None:
+        """Ends all collectives with an error, on all ranks."""
+        if self._transport is not None:
+            self._transport.fail(f"rank {self.rank()}: the process group was aborted")
+        self.inner.abort()
+
+    def shutdown(self) -> None:
+        """Leaves the group."""
+        if self._transport is not None:
+            self._transport.close()
+        self.inner.shutdown()
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+        """Returns how torch calls this backend."""
+        return "drivetrain"
+
+    def name(self) -> str:
+        """Returns how torch calls this backend."""
+        return "drivetrain"
+
+
+class TunedProcessGroupFactory:
+    """Makes tuned process groups: core's `process_group` service.
+
+    Args:
+        backend: Of torch, for what is not improved; see
+            `drivetrain_core.services.TorchProcessGroupFactory`.
+        settings: What is fixed instead of measured; by default what the environment
+            says.
+
+    Raises:
+        DistributedError: There is no such backend, or the environment is wrong.
+
+    Example:
+        >>> from datetime import timedelta
+        >>> group = TunedProcessGroupFactory("gloo")(
+        ...     dist.HashStore(), 0, 1, timedelta(seconds=30))
+        >>> group.size(), group.name()
+        (1, 'drivetrain')
+    """
+
+    def __init__(
+        self, backend: str | None = None, *, settings: Settings | None = None
+    ) -> None:
+        """Checks the backend and the settings."""
+        self._inner = TorchProcessGroupFactory(backend)
+        self.settings = settings_from() if settings is None else settings
+
+    def __call__(
+        self, store: Store, rank: int, world_size: int, timeout: timedelta
+    ) -> TunedProcessGroup:
+        """Returns a process group, as core's `ProcessGroupFactory` says."""
+        inner = self._inner(PrefixStore("torch", store), rank, world_size, timeout)
+        own = PrefixStore("drivetrain_comm", store)
+        return TunedProcessGroup(inner, own, timeout, self.settings)
+
+
+def _options(opts: Any, timeout: timedelta | None) -> Any:
+    """Returns all-reduce options, whichever of torch's signatures was used."""
+    if isinstance(opts, dist.AllreduceOptions):
+        return opts
+    options = dist.AllreduceOptions()
+    if opts is not None:
+        options.reduceOp = opts
+    if timeout is not None:
+        options.timeout = timeout
+    return options
+
+
+def _name_of(operation: Any) -> str:
+    for name in (*OPERATIONS, "AVG"):
+        if operation == getattr(dist.ReduceOp, name):
+            return name
+    return "other"
+
+
+def _fits(tensor: torch.Tensor, operation: str) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and tensor.is_contiguous()
+        and is_supported(tensor.dtype, operation)
+    )

@@ -1,0 +1,120 @@
+"""What a user may fix instead of having it measured: arguments first, then environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_comm._choice import ALGORITHMS, MOST_STREAMS
+from drivetrain_core import DistributedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["COMPRESSIONS", "Settings", "settings_from"]
+
+COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
+_MOST_BUCKET_MB = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What is fixed; equal on all ranks.
+
+    Args:
+        algorithm: Of all-reduces; measured by default.
+        streams: Connections to each peer on another host; measured by default.
+        bucket_mb: How many MiB of gradients are reduced at once; measured by default.
+        compression: Of gradients between hosts and within them: `none`, `fp16`, `bf16`
+            or `powersgd`. All but `none` lose precision.
+        socket_buffer_kb: Of each socket, in KiB; by default the kernel's own choice.
+        tune: Whether to measure at all; otherwise a model of the network decides.
+
+    Raises:
+        DistributedError: A value is out of range.
+
+    Example:
+        >>> Settings(bucket_mb=8).bucket_mb
+        8
+    """
+
+    algorithm: str | None = None
+    streams: int | None = None
+    bucket_mb: float | None = None
+    compression: str = "none"
+    socket_buffer_kb: int = 0
+    tune: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        if self.algorithm is not None and self.algorithm not in ALGORITHMS:
+            _refuse("algorithm", self.algorithm, f"one of {', '.join(ALGORITHMS)}")
+        if self.compression not in COMPRESSIONS:
+            _refuse("compression", self.compression, f"one of {', '.join(COMPRESSIONS)}")
+        if self.streams is not None and self.streams not in range(1, MOST_STREAMS + 1):
+            _refuse("streams", self.streams, f"1 to {MOST_STREAMS}")
+        if self.bucket_mb is not None and not 0 < self.bucket_mb <= _MOST_BUCKET_MB:
+            _refuse("bucket_mb", self.bucket_mb, f"more than 0, at most {_MOST_BUCKET_MB}")
+        if not 0 <= self.socket_buffer_kb <= 1 << 20:
+            _refuse("socket_buffer_kb", self.socket_buffer_kb, "0 to 1048576")
+
+    def __str__(self) -> str:
+        """What differs from the default: `bucket_mb=8`."""
+        pairs = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
+        return ", ".join(f"{n}={v}" for n, v, usual in pairs if v != usual) or "default"
+
+
+def settings_from(
+    environment: Mapping[str, str] | None = None, **given: Any
+) -> Settings:
+    """Returns the settings that are given, and the environment's for the others.
+
+    Args:
+        environment: By default this process's. DRIVETRAIN_COMM_ALGORITHM, _STREAMS,
+            _BUCKET_MB, _COMPRESSION, _SOCKET_BUFFER_KB and _TUNE (0 or 1) count.
+        **given: Fields of `Settings`; None means that the environment decides.
+
+    Raises:
+        DistributedError: A name is unknown or a value is out of range.
+
+    Example:
+        >>> str(settings_from({"DRIVETRAIN_COMM_STREAMS": "4"}, bucket_mb=2))
+        'streams=4, bucket_mb=2'
+    """
+    environment = os.environ if environment is None else environment
+    known = {field.name for field in fields(Settings)}
+    for name in given:
+        if name not in known:
+            _refuse("a setting", name, f"one of {', '.join(sorted(known))}")
+    found = {name: value for name, value in given.items() if value is not None}
+    for name, convert in _CONVERT.items():
+        variable = f"DRIVETRAIN_COMM_{name.upper()}"
+        text = environment.get(variable, "")
+        if name in found or not text:
+            continue
+        try:
+            found[name] = convert(text)
+        except (KeyError, ValueError):
+            _refuse(variable, text, _WANTED[convert])
+    return replace(Settings(), **found)
+
+
+def _switch(text: str) -> bool:
+    return {"0": False, "1": True}[text]
+
+
+_CONVERT: dict[str, Any] = {
+    "algorithm": str,
+    "streams": int,
+    "bucket_mb": float,
+    "compression": str,
+    "socket_buffer_kb": int,
+    "tune": _switch,
+}
+_WANTED: dict[Any, str] = {int: "an integer", float: "a number", _switch: "0 or 1"}
+
+
+def _refuse(name: str, value: object, wanted: str) -> None:
+    message = f"{name} must be {wanted}, got {value!r}"
+    raise DistributedError(message)

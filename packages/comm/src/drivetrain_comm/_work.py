@@ -1,0 +1,152 @@
+"""What a caller holds of a collective on the engine, and who tells futures of its end."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from drivetrain_core import DistributedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import timedelta
+
+    from drivetrain_comm._native import Ticket
+
+__all__ = ["EngineWork", "Notifier"]
+
+# Signals are handled between two waits.
+_TURN_S = 0.5
+
+
+class EngineWork(Work):
+    """A collective that the engine carries out.
+
+    Args:
+        ticket: What the engine gave.
+        tensors: Its memory, kept until the end.
+        result: What its future holds.
+        notifier: Tells the future.
+    """
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        tensors: Sequence[torch.Tensor],
+        result: object,
+        notifier: Notifier,
+    ) -> None:
+        """Holds the memory until the collective has ended, waited for or not."""
+        super().__init__()
+        self._ticket = ticket
+        self._tensors = tensors
+        self._result = result
+        self._notifier = notifier
+        self._future: torch.futures.Future[Any] | None = None
+        notifier.keep(ticket, tensors)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Waits for the end.
+
+        Args:
+            timeout: How long; by default until the time-out of the group.
+
+        Raises:
+            DistributedError: It failed on some rank, or has not ended in this time.
+        """
+        left = timeout.total_seconds() if timeout else 0.0
+        end = time.monotonic() + left if left > 0 else None
+        while True:
+            turn = _TURN_S if end is None else min(_TURN_S, end - time.monotonic())
+            error = self._ticket.wait(max(turn, 0.0))
+            if error is not None:
+                _raise(error)
+                return True
+            if end is not None and time.monotonic() >= end:
+                message = f"the collective has not ended within {left:g} s"
+                raise DistributedError(message)
+
+    def is_completed(self) -> bool:
+        """Whether it has ended."""
+        return self._ticket.wait(0.0) is not None
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self._ticket.wait(0.0) == ""
+
+    def synchronize(self) -> None:
+        """Waits for the end."""
+        self.wait()
+
+    def result(self) -> object:
+        """Returns the tensors."""
+        return self._result
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Returns a future of the result."""
+        if self._future is None:
+            self._future = torch.futures.Future()
+            self._notifier.tell(self._ticket, [(self._future, self._result)])
+        return self._future
+
+
+def _raise(error: str) -> None:
+    if error:
+        raise DistributedError(error)
+
+
+class Notifier:
+    """A thread that completes futures, in the order of their collectives.
+
+    It also keeps the memory of collectives that nobody waits for. The thread starts with
+    the first one.
+    """
+
+    def __init__(self) -> None:
+        """Starts nothing yet."""
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._kept: list[tuple[Ticket, Sequence[torch.Tensor]]] = []
+
+    def keep(self, ticket: Ticket, tensors: Sequence[torch.Tensor]) -> None:
+        """Keeps memory until a collective has ended."""
+        self._kept = [one for one in self._kept if one[0].wait(0.0) is None]
+        self._kept.append((ticket, tensors))
+
+    def tell(
+        self,
+        ticket: Ticket,
+        futures: Sequence[tuple[torch.futures.Future[Any], object]],
+    ) -> None:
+        """Completes futures with their values when a collective ends, or its error."""
+
+        def finish() -> None:
+            error = None
+            while error is None:
+                error = ticket.wait(_TURN_S)
+            for future, value in futures:
+                if error:
+                    future.set_exception(DistributedError(error))
+                else:
+                    future.set_result(value)
+
+        self._queue.put(finish)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_run, args=(self._queue,), name="drivetrain-comm", daemon=True
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread, after what is queued."""
+        self._queue.put(None)
+
+
+def _run(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
