@@ -1,6 +1,7 @@
 // The C interface, called through ctypes. No function throws: what may fail takes a
 // buffer for the error, which stays empty on success.
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -38,6 +39,13 @@ auto guard(Text* error, F f) -> decltype(f()) {
     say(error, thrown.what());
     return {};
   }
+}
+
+// Infinity is no number of nanoseconds.
+std::chrono::nanoseconds nanoseconds(double seconds) {
+  const std::chrono::duration<double> most(1e9);
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::min(std::chrono::duration<double>(seconds), most));
 }
 
 struct Call {
@@ -122,7 +130,6 @@ DRIVETRAIN_EXPORT std::shared_ptr<Ticket>* drivetrain_comm_v1_submit(Engine* eng
                                                                      Text* error) {
   return guard(error, [&]() -> std::shared_ptr<Ticket>* {
     const auto now = std::chrono::steady_clock::now();
-    const std::chrono::duration<double> timeout(call->timeout_s);
     auto ticket = std::make_shared<Ticket>();
     drivetrain::Request request{
         *call->program,
@@ -133,7 +140,7 @@ DRIVETRAIN_EXPORT std::shared_ptr<Ticket>* drivetrain_comm_v1_submit(Engine* eng
         call->factor,
         call->num_channels,
         call->segment_bytes,
-        now + std::chrono::duration_cast<std::chrono::nanoseconds>(timeout),
+        now + nanoseconds(call->timeout_s),
         ticket};
     engine->submit(call->group, std::move(request));
     return new std::shared_ptr<Ticket>(std::move(ticket));
@@ -150,6 +157,10 @@ DRIVETRAIN_EXPORT int drivetrain_comm_v1_wait(std::shared_ptr<Ticket>* ticket,
   if (!(*ticket)->wait_for(nanoseconds)) return 0;
   say(error, (*ticket)->error().c_str());
   return 1;
+}
+
+DRIVETRAIN_EXPORT double drivetrain_comm_v1_ended_at_s(std::shared_ptr<Ticket>* ticket) {
+  return (*ticket)->ended_at_s();
 }
 
 DRIVETRAIN_EXPORT void drivetrain_comm_v1_free_ticket(std::shared_ptr<Ticket>* ticket) {

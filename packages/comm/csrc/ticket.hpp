@@ -18,6 +18,7 @@ class Ticket {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       done_ = true;
+      ended_at_ = std::chrono::steady_clock::now();
       error_ = std::move(error);
     }
     changed_.notify_all();
@@ -33,6 +34,12 @@ class Ticket {
     return done_;
   }
 
+  // When it ended, in seconds of the monotonic clock.
+  double ended_at_s() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return std::chrono::duration<double>(ended_at_.time_since_epoch()).count();
+  }
+
   std::string error() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return error_;
@@ -42,6 +49,7 @@ class Ticket {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool done_ = false;
+  std::chrono::steady_clock::time_point ended_at_;
   std::string error_;
 };
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from drivetrain_comm._choice import STOCK, Choice
 from drivetrain_comm._fusion import Fusion, merge_buckets
+from drivetrain_comm._pilot import Pilot
 from drivetrain_comm._process_group import TunedProcessGroup
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ def attach(ddp: Any) -> None:
         return
     if group.transport.lacks:
         return
-    fusion = Fusion(group, int((group.settings.bucket_mb or 4) * (1 << 20)),
-        Choice(algorithm=group.settings.algorithm or group.transport.algorithms[-1],
-               num_streams=group.settings.streams or 1))
+    fusion = Fusion(group, Pilot(group))
     ddp.register_comm_hook(fusion, merge_buckets)
     ddp._drivetrain_fusion = fusion
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Engine", "Piece", "Program", "Ticket", "engine", "missing_because"]
 
+# Signals are handled between two waits.
+_TURN_S = 0.5
 _FILE = "drivetrain_comm.so"
 _PREFIX = "drivetrain_comm_v1_"
 
@@ -78,6 +80,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
         return None, f"its library does not load: {error}"
     for name in ("start", "make_program", "submit"):
         getattr(library, f"{_PREFIX}{name}").restype = ctypes.c_void_p
+    getattr(library, f"{_PREFIX}ended_at_s").restype = ctypes.c_double
     getattr(library, f"{_PREFIX}add_group").restype = ctypes.c_uint64
     return library, None
 
@@ -133,6 +136,7 @@ class Ticket:
         """Takes over what the engine returned."""
         self._handle = handle
         self._wait = _function("wait")
+        self._ended_at_s = _function("ended_at_s")
         self._free = _function("free_ticket")
 
     def wait(self, timeout_s: float) -> str | None:
@@ -145,6 +149,22 @@ class Ticket:
         seconds = ctypes.c_double(timeout_s)
         handle = ctypes.c_void_p(self._handle)
         return str(error) if self._wait(handle, seconds, ctypes.byref(error)) else None
+
+    def finish(self) -> None:
+        """Waits for the end, and lets signals through meanwhile.
+
+        Raises:
+            DistributedError: It failed on some rank.
+        """
+        error = None
+        while error is None:
+            error = self.wait(_TURN_S)
+        if error:
+            raise DistributedError(error)
+
+    def ended_at_s(self) -> float:
+        """When it ended, on the clock of `time.monotonic`."""
+        return float(self._ended_at_s(ctypes.c_void_p(self._handle)))
 
     def __del__(self) -> None:
         """Lets go of the ticket; the collective goes on."""

@@ -11,9 +11,12 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from drivetrain_comm._choice import STOCK, Choice
+from drivetrain_comm._pick import cheapest, guess, load_of_algorithm
+from drivetrain_comm._probe import measure
 from drivetrain_comm._settings import settings_from
 from drivetrain_comm._transport import OPERATIONS, Transport, is_supported
 from drivetrain_comm._work import EngineWork, Notifier
+from drivetrain_core import DistributedError
 from drivetrain_core.services import TorchProcessGroupFactory
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Work
     from torch.distributed.distributed_c10d import Store
 
+    from drivetrain_comm._cost import Network
+    from drivetrain_comm._load import Load
     from drivetrain_comm._settings import Settings
 
 __all__ = ["TunedProcessGroup", "TunedProcessGroupFactory"]
@@ -57,6 +62,9 @@ class TunedProcessGroup(dist.ProcessGroup):
         self._store = store
         self._transport: Transport | None = None
         self._lock = threading.Lock()
+        self._network: Network | None = None
+        self._loads: dict[str, Load] = {}
+        self._choices: dict[int, Choice] = {}
         self.notifier = Notifier()
         for device in inner._device_types:
             backend: Any = inner._get_backend(device)
@@ -86,9 +94,51 @@ class TunedProcessGroup(dist.ProcessGroup):
         """How long a collective may take, in seconds."""
         return self._timeout.total_seconds()
 
+    @property
+    def network(self) -> Network:
+        """What was measured last; `measure_network` must have been called."""
+        if self._network is None:
+            message = "the network of this group was not measured yet"
+            raise DistributedError(message)
+        return self._network
+
+    @property
+    def loads(self) -> dict[str, Load]:
+        """What each algorithm of the engine asks of the network."""
+        if not self._loads:
+            hosts = self.transport.hosts
+            self._loads = {
+                name: load_of_algorithm(name, hosts)
+                for name in self.transport.algorithms
+                if name != STOCK
+            }
+        return self._loads
+
+    def measure_network(self) -> None:
+        """Measures the network; all ranks must call it at the same time.
+
+        Raises:
+            DistributedError: A rank has failed.
+        """
+        self._network = measure(self.transport, self.timeout_s)
+        self._choices.clear()
+
     def choose(self, size_bytes: int) -> Choice:
         """Returns how a vector of this size is reduced; the same on all ranks."""
-        return Choice(algorithm=self.settings.algorithm or STOCK)
+        # One choice for sizes alike, so that few are made.
+        step = size_bytes.bit_length()
+        if step not in self._choices:
+            self._choices[step] = self._make_choice(1 << step)
+        return self._choices[step]
+
+    def _make_choice(self, size_bytes: int) -> Choice:
+        settings = self.settings
+        if settings.algorithm is not None:
+            streams = settings.streams or 1
+            return Choice(algorithm=settings.algorithm, num_streams=streams)
+        if self._network is None:
+            return guess(self.transport.hosts, size_bytes, settings.streams or 1)
+        return cheapest(self.loads, self._network, size_bytes, settings.streams)
 
     def reduce_pieces(
         self, tensors: Sequence[torch.Tensor], operation: str, choice: Choice

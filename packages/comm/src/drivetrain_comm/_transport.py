@@ -149,11 +149,42 @@ class Transport:
             DistributedError: The engine does not reduce such tensors so, or memory is
                 exhausted.
         """
+        program, plan = self._program(choice)
+        return self.run(
+            program,
+            plan,
+            tensors,
+            operation,
+            choice.num_streams,
+            choice.segment_bytes,
+            timeout_s,
+        )
+
+    def run(
+        self,
+        program: _native.Program,
+        plan: int,
+        tensors: Sequence[torch.Tensor],
+        operation: str,
+        num_streams: int,
+        segment_bytes: int,
+        timeout_s: float,
+    ) -> _native.Ticket:
+        """Begins to carry out any steps; `all_reduce` says the rest.
+
+        Args:
+            program: The steps of this rank.
+            plan: A digest of the steps of all; the same on all ranks.
+            tensors: The vector.
+            operation: What REDUCE does.
+            num_streams: Connections to each peer.
+            segment_bytes: How much travels at once.
+            timeout_s: After how many seconds the group fails.
+        """
         dtype = tensors[0].dtype
         if not is_supported(dtype, operation):
             message = f"{operation} of {dtype} is not reduced here; use torch's backend"
             raise DistributedError(message)
-        program, plan = self._program(choice)
         factor = 1.0
         if operation == "AVG":
             operation, factor = "SUM", 1 / self.world_size
@@ -170,8 +201,8 @@ class Transport:
             plan,
             _TYPES[dtype],
             OPERATIONS[operation],
-            choice.num_streams,
-            choice.segment_bytes,
+            num_streams,
+            segment_bytes,
             factor,
             timeout_s,
             ctypes.cast(pieces, ctypes.POINTER(_native.Piece)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
     from drivetrain_comm._native import Ticket
 
 __all__ = ["EngineWork", "Notifier"]
-
-# Signals are handled between two waits.
-_TURN_S = 0.5
-
 
 class EngineWork(Work):
     """A collective that the engine carries out.
@@ -59,17 +54,17 @@ class EngineWork(Work):
         Raises:
             DistributedError: It failed on some rank, or has not ended in this time.
         """
-        left = timeout.total_seconds() if timeout else 0.0
-        end = time.monotonic() + left if left > 0 else None
-        while True:
-            turn = _TURN_S if end is None else min(_TURN_S, end - time.monotonic())
-            error = self._ticket.wait(max(turn, 0.0))
-            if error is not None:
-                _raise(error)
-                return True
-            if end is not None and time.monotonic() >= end:
-                message = f"the collective has not ended within {left:g} s"
-                raise DistributedError(message)
+        seconds = timeout.total_seconds() if timeout else 0.0
+        if seconds <= 0:
+            self._ticket.finish()
+            return True
+        error = self._ticket.wait(seconds)
+        if error is None:
+            message = f"the collective has not ended within {seconds:g} s"
+            raise DistributedError(message)
+        if error:
+            raise DistributedError(error)
+        return True
 
     def is_completed(self) -> bool:
         """Whether it has ended."""
@@ -93,11 +88,6 @@ class EngineWork(Work):
             self._future = torch.futures.Future()
             self._notifier.tell(self._ticket, [(self._future, self._result)])
         return self._future
-
-
-def _raise(error: str) -> None:
-    if error:
-        raise DistributedError(error)
 
 
 class Notifier:
@@ -126,13 +116,13 @@ class Notifier:
         """Completes futures with their values when a collective ends, or its error."""
 
         def finish() -> None:
-            error = None
-            while error is None:
-                error = ticket.wait(_TURN_S)
-            for future, value in futures:
-                if error:
-                    future.set_exception(DistributedError(error))
-                else:
+            try:
+                ticket.finish()
+            except DistributedError as error:
+                for future, _ in futures:
+                    future.set_exception(error)
+            else:
+                for future, value in futures:
                     future.set_result(value)
 
         self._queue.put(finish)

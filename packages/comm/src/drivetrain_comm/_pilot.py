@@ -1,0 +1,143 @@
+"""Leads one DDP module through its steps: measure, try, commit, and keep watching."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from drivetrain_comm._predict import Bucket
+from drivetrain_comm._probe import agree_on_most
+from drivetrain_comm._tuner import Tactic, Trial, candidates
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from drivetrain_comm._process_group import TunedProcessGroup
+
+__all__ = ["Pilot", "StepRecord"]
+
+logger = logging.getLogger(__name__)
+
+# The first step's buckets are not the later ones', and the second one warms up.
+_NUM_COLD, _NUM_PROFILED = 2, 2
+_COLD_BUCKET_BYTES = 4 << 20
+_WATCHED = 100
+# Two windows in a row that are slower than this start a new search.
+_TOO_SLOW = 1.3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """What one step was like on this rank.
+
+    Args:
+        buckets: When each of DDP's buckets was ready, after the first.
+        span_s: From the first bucket to the end of the last all-reduce.
+    """
+
+    buckets: tuple[Bucket, ...]
+    span_s: float
+
+
+class Pilot:
+    """Says how the gradients of each step are reduced.
+
+    All ranks make one at the same time and feed it their own records; what is decided
+    rests on the slowest rank's figures only, which all ranks share.
+
+    Args:
+        group: The ranks.
+
+    Attributes:
+        tactic: For the step that begins.
+        phase: `cold`, `trial` or `committed`.
+        trial: The last trial, with all that it measured; None before.
+    """
+
+    def __init__(self, group: TunedProcessGroup) -> None:
+        """Measures the network, which takes a fraction of a second."""
+        self._group = group
+        self.phase = "cold"
+        self.trial: Trial | None = None
+        self.predicted: list[tuple[Tactic, float]] = []
+        self._course = self._fly()
+        self.tactic = next(self._course)
+
+    def advance(self, record: StepRecord) -> None:
+        """Takes the record of a step and decides on the next one."""
+        self.tactic = self._course.send(record)
+
+    def _fly(self) -> Generator[Tactic, StepRecord, None]:
+        while True:
+            self._group.measure_network()
+            cold = self._cold()
+            if not self._group.settings.tune:
+                self.phase = "committed"
+                while True:
+                    yield cold
+            yield from self._search(cold)
+            yield from self._watch()
+
+    def _search(self, cold: Tactic) -> Generator[Tactic, StepRecord, None]:
+        self.phase = "cold"
+        for _ in range(_NUM_COLD):
+            yield cold
+        records = []
+        for _ in range(_NUM_PROFILED):
+            records.append((yield cold))
+        self.predicted = candidates(
+            self._typical_buckets(records),
+            self._group.loads,
+            self._group.network,
+            self._group.settings,
+        )
+        self.phase = "trial"
+        self.trial = Trial(tactics=[tactic for tactic, _ in self.predicted])
+        while self.trial.winner is None:
+            spans = []
+            for tactic in self.trial.next_steps():
+                record = yield tactic
+                spans.append(record.span_s)
+            self.trial.record(self._agree(spans))
+        if self._group.rank() == 0:
+            logger.info("gradients are reduced by %s", self.trial.winner)
+
+    def _watch(self) -> Generator[Tactic, StepRecord, None]:
+        assert self.trial is not None
+        assert self.trial.winner is not None
+        self.phase = "committed"
+        known = self.trial.history[self.trial.winner]
+        usual, num_slow = statistics.median(known) if known else None, 0
+        while num_slow < 2:  # noqa: PLR2004
+            spans = []
+            for _ in range(_WATCHED):
+                record = yield self.trial.winner
+                spans.append(record.span_s)
+            (now,) = self._agree([statistics.median(spans)])
+            usual = now if usual is None else usual
+            num_slow = num_slow + 1 if now > usual * _TOO_SLOW else 0
+        logger.info("all-reduces take %.3g s, not %.3g s any more", now, usual)
+
+    def _cold(self) -> Tactic:
+        """Returns a good guess: what the model says of middling messages."""
+        size_mb = self._group.settings.bucket_mb
+        size = int(size_mb * (1 << 20)) if size_mb else _COLD_BUCKET_BYTES
+        return Tactic(bucket_bytes=size, choice=self._group.choose(size))
+
+    def _typical_buckets(self, records: list[StepRecord]) -> list[Bucket]:
+        last = records[-1].buckets
+        same = [r.buckets for r in records if len(r.buckets) == len(last)]
+        ready = [
+            statistics.median(bucket.ready_s for bucket in column)
+            for column in zip(*same, strict=True)
+        ]
+        agreed = self._agree(ready)
+        return [
+            Bucket(ready_s=at, size_bytes=bucket.size_bytes)
+            for at, bucket in zip(agreed, last, strict=True)
+        ]
+
+    def _agree(self, values: list[float]) -> list[float]:
+        return agree_on_most(self._group.transport, values, self._group.timeout_s)
