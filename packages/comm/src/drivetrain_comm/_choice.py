@@ -59,7 +59,9 @@ class Choice:
             message = f"num_streams must be 1 to {MOST_STREAMS}, got {self.num_streams}"
             raise DistributedError(message)
         if not 1 << 10 <= self.segment_bytes <= 1 << 18:
-            message = f"segment_bytes must be 1 KiB to 256 KiB, got {self.segment_bytes}"
+            message = (
+                f"segment_bytes must be 1 KiB to 256 KiB, got {self.segment_bytes}"
+            )
             raise DistributedError(message)
 
     def __str__(self) -> str:
@@ -91,7 +93,7 @@ def available(hosts: Sequence[Sequence[int]]) -> tuple[str, ...]:
 
 def _flat_for(size: int) -> list[str]:
     # Between two, all of them are the same exchange.
-    return ["direct"] if size == 2 else list(_FLAT)  # noqa: PLR2004
+    return ["direct"] if size == 2 else list(_FLAT)
 
 
 def steps_of(
@@ -114,7 +116,9 @@ def steps_of(
         between = _FLAT[algorithm.removeprefix(_PREFIX)]
         num_chunks = hierarchical.num_shares(hosts) * between.num_chunks(len(hosts))
         inner: Callable[..., list[Step]] = between.all_reduce
-        return hierarchical.all_reduce(hosts, rank, range(num_chunks), inner), num_chunks
+        return hierarchical.all_reduce(
+            hosts, rank, range(num_chunks), inner
+        ), num_chunks
     flat = _FLAT[algorithm]
     ranks = list(chain.from_iterable(hosts))
     num_chunks = flat.num_chunks(len(ranks))

@@ -25,7 +25,9 @@ _NUM_BUCKETS = 48
 _LEAST_MB, _MOST_MB = 0.5, 25.0
 
 
-def bucket_cap_mb(module: torch.nn.Module, arguments: Mapping[str, Any]) -> float | None:
+def bucket_cap_mb(
+    module: torch.nn.Module, arguments: Mapping[str, Any]
+) -> float | None:
     """Returns how large DDP's own buckets may be, in MiB, or None to leave them alone.
 
     Args:

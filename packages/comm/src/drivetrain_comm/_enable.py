@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from drivetrain_comm._process_group import TunedProcessGroup
-    from drivetrain_comm._settings import Settings
 
 __all__ = ["BACKEND", "disable", "enable", "is_enabled", "register"]
 
@@ -100,7 +99,9 @@ def _patch(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
 
 
 def _with_tuned_group(original: Callable[..., None]) -> Callable[..., None]:
-    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+    def init_process_group(
+        backend: str | None = None, *args: Any, **kwargs: Any
+    ) -> None:
         inner = _inner_backend(backend)
         if inner is None:
             logger.info("backend %s is left as it is", backend)
@@ -139,7 +140,7 @@ def _make_group(
 def _with_small_buckets(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         # Positional arguments as far as the size of buckets are nobody's habit.
-        if kwargs.get("bucket_cap_mb") is None and len(args) < 5:  # noqa: PLR2004
+        if kwargs.get("bucket_cap_mb") is None and len(args) < 5:
             cap = bucket_cap_mb(module, kwargs)
             if cap is not None:
                 kwargs["bucket_cap_mb"] = cap

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Fusion", "merge_buckets"]
 
 
-def merge_buckets(fusion, bucket):  # type: ignore[no-untyped-def]
+def merge_buckets(fusion, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """The hook that DDP calls; it has no annotations since torch compares them."""
     return fusion.take(bucket)
 
@@ -64,9 +64,7 @@ class Fusion:
         self._waiting, self._waiting_bytes = [], 0
         if self._last is not None and self._last.wait(0.0) == "":
             span_s = self._last.ended_at_s() - self._began_s
-            self.pilot.advance(
-                StepRecord(buckets=tuple(self._buckets), span_s=span_s)
-            )
+            self.pilot.advance(StepRecord(buckets=tuple(self._buckets), span_s=span_s))
         self._buckets = []
         self._began_s = time.monotonic()
 

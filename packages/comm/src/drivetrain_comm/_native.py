@@ -118,7 +118,11 @@ class Program:
         error = _Text()
         self._free = _function("free_program")
         self.handle: int | None = _function("make_program")(
-            flat, ctypes.c_uint64(len(steps)), num_chunks, num_ranks, ctypes.byref(error)
+            flat,
+            ctypes.c_uint64(len(steps)),
+            num_chunks,
+            num_ranks,
+            ctypes.byref(error),
         )
         if str(error):
             raise DistributedError(str(error))

@@ -84,8 +84,8 @@ class Pilot:
         self.phase = "cold"
         for _ in range(_NUM_COLD):
             yield cold
-        records = []
-        for _ in range(_NUM_PROFILED):
+        records: list[StepRecord] = []
+        while len(records) < _NUM_PROFILED:
             records.append((yield cold))
         self.predicted = candidates(
             self._typical_buckets(records),
@@ -110,7 +110,7 @@ class Pilot:
         self.phase = "committed"
         known = self.trial.history[self.trial.winner]
         usual, num_slow = statistics.median(known) if known else None, 0
-        while num_slow < 2:  # noqa: PLR2004
+        while num_slow < 2:
             spans = []
             for _ in range(_WATCHED):
                 record = yield self.trial.winner

@@ -1,7 +1,7 @@
 """Measures the network between the hosts of a group, in a fraction of a second.
 
-One rank of each host exchanges vectors around a ring of hosts, over one connection and
-then over more, until more of them carry no more. All ranks see the same numbers: the
+One rank of each host sends vectors to the next host, all at the same time, over one
+connection and then over more, until more of them carry no more. All ranks see the same numbers: the
 slowest rank's.
 """
 
@@ -17,12 +17,12 @@ import torch
 from drivetrain_comm._choice import MOST_STREAMS, Choice
 from drivetrain_comm._cost import Network
 from drivetrain_comm._native import Program
-from drivetrain_comm.algorithms import direct, ring
+from drivetrain_comm._steps import Kind, Step
+from drivetrain_comm.algorithms import direct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from drivetrain_comm._steps import Step
     from drivetrain_comm._transport import Transport
 
 __all__ = ["agree_on_most", "measure"]
@@ -35,6 +35,9 @@ _MOST_BYTES = 8 << 20
 _TARGET_S = 0.03
 _NUM_TRIES = 4
 _ROUND_TRIPS = 10
+_MOST_TURNS = 20
+# What is sent and what is taken are cut alike, whatever the number of streams.
+_GRAIN = 2 * MOST_STREAMS
 # Streams that add less than this are no gain.
 _LEAST_GAIN = 1.15
 _UNLIMITED = 1e12
@@ -107,26 +110,41 @@ class _Probe:
 
     def delay_s(self) -> float:
         """Returns how long a short message takes, one way."""
-        steps = self._between(direct.all_reduce)
+        rank = self._transport.rank
+        takes_part = rank in self._leaders
+        steps = (
+            direct.all_reduce(self._leaders, rank, range(self._num_hosts))
+            if takes_part
+            else []
+        )
         seconds = self._fastest(steps, self._num_hosts, 8, 1, _NUM_TRIES + 2)
         return seconds / 2
 
     def bytes_per_s(self, num_streams: int, delay_s: float) -> float:
-        """Returns what a host sends to the next one."""
-        steps = self._between(ring.all_reduce)
-        share = 2 * (self._num_hosts - 1) / self._num_hosts
+        """Returns what a host sends to the next one, while all do."""
+        steps = self._to_next()
         size, best, began = _FIRST_BYTES, 0.0, time.monotonic()
-        least_s = 2 * _ROUND_TRIPS * delay_s
-        for turn in range(8 * _NUM_TRIES):
-            seconds = self._fastest(steps, self._num_hosts, size, num_streams, 2)
-            best = max(best, share * size / seconds)
+        target_s = max(_TARGET_S, 4 * delay_s)
+        least_s = max(2 * target_s, 2 * _ROUND_TRIPS * delay_s)
+        for _ in range(_MOST_TURNS):
+            seconds = self._fastest(steps, 2, 2 * size, num_streams, 2)
+            best = max(best, size / max(seconds - delay_s, seconds / 10))
             # Whoever leaves first must take all others along.
             spent = time.monotonic() - began
             (spent,) = agree_on_most(self._transport, [spent], self._timeout_s)
-            if turn >= 1 and spent > max(least_s, 2 * _TARGET_S):
+            if spent > least_s and size >= best * target_s / 2:
                 break
-            size = int(min(max(best * _TARGET_S, size), _MOST_BYTES))
+            size = int(min(max(best * target_s, size), _MOST_BYTES)) // _GRAIN * _GRAIN
         return best
+
+    def _to_next(self) -> list[Step]:
+        """Each host sends one chunk to the next one, and takes one."""
+        rank, leaders = self._transport.rank, self._leaders
+        if rank not in leaders:
+            return []
+        at = leaders.index(rank)
+        after, before = leaders[(at + 1) % len(leaders)], leaders[at - 1]
+        return [Step(Kind.SEND, after, 0), Step(Kind.RECEIVE, before, 1)]
 
     def local_bytes_per_s(self) -> float:
         """Returns what a host moves within itself; much where no host has two ranks."""
@@ -138,15 +156,6 @@ class _Probe:
         steps = direct.all_reduce(host, rank, range(most))
         seconds = self._fastest(steps, most, _LOCAL_BYTES, 1, _NUM_TRIES)
         return 2 * (most - 1) * _LOCAL_BYTES / seconds
-
-    def _between(self, algorithm: object) -> list[Step]:
-        rank = self._transport.rank
-        if rank not in self._leaders:
-            return []
-        steps: list[Step] = algorithm(  # type: ignore[operator]
-            self._leaders, rank, range(self._num_hosts)
-        )
-        return steps
 
     def _fastest(
         self,
@@ -178,4 +187,3 @@ class _Probe:
             best = min(best, time.perf_counter() - start)
         (slowest,) = agree_on_most(self._transport, [best], self._timeout_s)
         return slowest
-

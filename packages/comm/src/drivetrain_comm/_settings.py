@@ -51,11 +51,15 @@ class Settings:
         if self.algorithm is not None and self.algorithm not in ALGORITHMS:
             _refuse("algorithm", self.algorithm, f"one of {', '.join(ALGORITHMS)}")
         if self.compression not in COMPRESSIONS:
-            _refuse("compression", self.compression, f"one of {', '.join(COMPRESSIONS)}")
+            _refuse(
+                "compression", self.compression, f"one of {', '.join(COMPRESSIONS)}"
+            )
         if self.streams is not None and self.streams not in range(1, MOST_STREAMS + 1):
             _refuse("streams", self.streams, f"1 to {MOST_STREAMS}")
         if self.bucket_mb is not None and not 0 < self.bucket_mb <= _MOST_BUCKET_MB:
-            _refuse("bucket_mb", self.bucket_mb, f"more than 0, at most {_MOST_BUCKET_MB}")
+            _refuse(
+                "bucket_mb", self.bucket_mb, f"more than 0, at most {_MOST_BUCKET_MB}"
+            )
         if not 0 <= self.socket_buffer_kb <= 1 << 20:
             _refuse("socket_buffer_kb", self.socket_buffer_kb, "0 to 1048576")
 

@@ -40,7 +40,15 @@ _TYPES = {
     torch.float32: 6,
     torch.float64: 7,
 }
-OPERATIONS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6}
+OPERATIONS = {
+    "SUM": 0,
+    "PRODUCT": 1,
+    "MIN": 2,
+    "MAX": 3,
+    "BAND": 4,
+    "BOR": 5,
+    "BXOR": 6,
+}
 _OF_INTEGERS = ("BAND", "BOR", "BXOR")
 
 
@@ -109,7 +117,9 @@ class Transport:
         self.hosts = roster.hosts
         without = [r for r, member in enumerate(roster.members) if member.lacks]
         self.lacks = (
-            f"rank {without[0]}: {roster.members[without[0]].lacks}" if without else None
+            f"rank {without[0]}: {roster.members[without[0]].lacks}"
+            if without
+            else None
         )
         self.algorithms = (STOCK,) if self.lacks else available(self.hosts)
         self._programs: dict[str, tuple[_native.Program, int]] = {}
@@ -188,7 +198,7 @@ class Transport:
         factor = 1.0
         if operation == "AVG":
             operation, factor = "SUM", 1 / self.world_size
-            if dtype.itemsize == 2:  # noqa: PLR2004
+            if dtype.itemsize == 2:
                 # A sum of many could be more than sixteen bits can say.
                 torch._foreach_mul_(list(tensors), factor)
                 factor = 1.0

@@ -29,10 +29,10 @@ BUCKET_BYTES = tuple((1 << 20) * size for size in (1, 2, 4, 8, 16, 32, 64, 1 << 
 # How much worse than the best a candidate may be, as the model says.
 _WITHIN = 1.1
 _NUM_CANDIDATES = 6
-# Three rounds of all that are left, and at the end the best two in turns.
-_ROUNDS = (1, 2, 2)
-_DROP = (1.10, 1.05, 1.03)
-_NUM_FINAL = 4
+# The rounds of a trial: how many steps for each that is left, and how many stay.
+_ROUNDS = ((2, 4), (2, 3), (3, 2), (4, 1))
+# What is slower than the best by as much goes before its time.
+_HOPELESS = 1.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +98,7 @@ def _diverse(ranked: list[tuple[Tactic, float]]) -> list[tuple[Tactic, float]]:
 
 @dataclass(kw_only=True, slots=True)
 class Trial:
-    """Candidates, tried in turns; the worse half goes after each round.
+    """Candidates, tried in turns; the worst go after each round.
 
     Args:
         tactics: The candidates.
@@ -133,7 +133,7 @@ class Trial:
 
     def next_steps(self) -> list[Tactic]:
         """Returns the tactics of the next steps, one a step."""
-        num = _ROUNDS[self._round] if self._round < len(_ROUNDS) else _NUM_FINAL
+        num, _ = _ROUNDS[self._round]
         turns = [self._left, self._left[::-1]]
         return [tactic for turn in range(num) for tactic in turns[turn % 2]]
 
@@ -142,17 +142,14 @@ class Trial:
         for tactic, value in zip(self.next_steps(), seconds, strict=True):
             self.history[tactic].append(value)
         self._left.sort(key=self._typical)
-        best = self._typical(self._left[0])
-        if self._round >= len(_ROUNDS):
-            self.winner = self._left[0]
-            return
-        limit = best * _DROP[self._round]
-        self._left = [t for t in self._left if self._typical(t) <= limit]
+        limit = self._typical(self._left[0]) * _HOPELESS
+        _, num_stay = _ROUNDS[self._round]
+        self._left = [t for t in self._left if self._typical(t) <= limit][:num_stay]
         self._round += 1
-        if self._round == len(_ROUNDS):
-            self._left = self._left[:2]
         if len(self._left) == 1:
             self.winner = self._left[0]
 
     def _typical(self, tactic: Tactic) -> float:
-        return statistics.median(self.history[tactic])
+        # Disturbances only ever make a step longer: the faster half tells more.
+        values = sorted(self.history[tactic])
+        return statistics.fmean(values[: (len(values) + 1) // 2])

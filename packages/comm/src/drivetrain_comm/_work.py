@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineWork", "Notifier"]
 
+
 class EngineWork(Work):
     """A collective that the engine carries out.
 

@@ -19,7 +19,9 @@ enable()
 def _main() -> None:
     arguments = sys.argv[1:]
     if not arguments:
-        sys.exit("usage: python -m drivetrain_comm.auto [-m MODULE | SCRIPT] [ARGUMENT]...")
+        sys.exit(
+            "usage: python -m drivetrain_comm.auto [-m MODULE | SCRIPT] [ARGUMENT]..."
+        )
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

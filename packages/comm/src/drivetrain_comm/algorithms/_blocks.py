@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from drivetrain_comm._steps import Kind, Step
@@ -21,7 +22,7 @@ def split(chunks: Sequence[int], num_blocks: int) -> list[Sequence[int]]:
     """
     each, rest = divmod(len(chunks), num_blocks)
     starts = [i * each + min(i, rest) for i in range(num_blocks + 1)]
-    return [chunks[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+    return [chunks[a:b] for a, b in pairwise(starts)]
 
 
 def steps(kind: Kind, peer: int, chunks: Iterable[int]) -> list[Step]:
