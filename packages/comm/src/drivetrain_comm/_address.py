@@ -23,13 +23,17 @@ __all__ = ["find_address", "host_identity"]
 _INTERFACE = ("DRIVETRAIN_COMM_INTERFACE", "GLOO_SOCKET_IFNAME")
 
 
-@cache
-def host_identity() -> str:
+def host_identity(environment: Mapping[str, str] = os.environ) -> str:
     """Returns what processes have in common that can share memory over a local socket.
 
     It is the boot and the network namespace: containers with a network of their own are
-    hosts of their own.
+    hosts of their own. DRIVETRAIN_COMM_HOST, any text, parts them further.
     """
+    return f"{_place()}/{environment.get('DRIVETRAIN_COMM_HOST', '')}"
+
+
+@cache
+def _place() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id")
     host = boot.read_text().strip() if boot.exists() else socket.gethostname()
     namespace = Path("/proc/self/ns/net")
