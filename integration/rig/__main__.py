@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 
+from rig.lines import comparison_lines, topology_lines, training_line
 from rig.namespaces import missing_because
 from rig.report import Bench
 from rig.scenarios import SCENARIOS
@@ -39,50 +40,11 @@ def compare(arguments):
         _show(arguments, comparison_lines(compared))
         if arguments.against_swept:
             found["swept"] = swept = bench.sweep()
-            ratio = swept[0]["median_s"] * compared["ratio"]
-            found["ratio_to_swept"] = ratio / _stock_s(compared)
-            _show(arguments, [*map(training_line, swept)])
+            ratio = swept[0]["median_s"] / compared["launched_s"]
+            found["ratio_to_swept"] = ratio
+            _show(arguments, map(training_line, swept))
             _show(arguments, [f"best size by hand / launched: {ratio:.3f}"])
     _finish(arguments, found)
-
-
-def topology_lines(topology):
-    """What a network is, for people."""
-    rates = topology["goodput_mbit_per_s"]
-    flows = ", ".join(f"{rate:.0f} with {count} flow(s)" for count, rate in rates.items())
-    cap = topology["flow_cap_mbit_per_s"]
-    return [
-        f"{topology['scenario']}: ranks on hosts {topology['hosts_of_ranks']}, "
-        f"{topology['model_mb']:.1f} MB, computes {topology['compute_s']:.2f} s",
-        f"ports of {topology['rate_mbit_per_s']:g} Mbit/s"
-        + (f", flows of {cap:g}" if cap else "")
-        + f"; goodput in Mbit/s: {flows}",
-        f"round trip {topology['measured_rtt_ms']:.2f} ms "
-        f"(nominally {topology['rtt_ms']:g} ms)",
-        f"no step is faster than {topology['step_bound_s']:.3f} s",
-    ]
-
-
-def training_line(figures):
-    """What a training took, for people."""
-    size = figures["bucket_cap_mb"]
-    bucket = "" if size is None else f", buckets of {size:g} MB"
-    agree = "" if figures["ranks_agree"] else "; RANKS DISAGREE"
-    return (
-        f"{figures['launcher'] or 'stock'}{bucket}: step {figures['median_s']:.3f} s "
-        f"({figures['least_s']:.3f} to {figures['most_s']:.3f}), "
-        f"efficiency {figures['efficiency']:.2f}{agree}"
-    )
-
-
-def comparison_lines(compared):
-    """What trainings in turns took, for people."""
-    turns = zip(compared["stock"], compared["launched"], strict=True)
-    return [
-        *(training_line(figures) for pair in turns for figures in pair),
-        f"stock / launched: {compared['ratio']:.3f}; "
-        f"losses differ by {compared['loss_difference']:.1e} at most",
-    ]
 
 
 def main(argv=None):
@@ -124,10 +86,6 @@ def _bench(arguments):
         num_warmup=arguments.warmup,
         options=["--dtype", arguments.dtype],
     )
-
-
-def _stock_s(compared):
-    return sorted(f["median_s"] for f in compared["stock"])[len(compared["stock"]) // 2]
 
 
 def _show(arguments, lines):

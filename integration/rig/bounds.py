@@ -39,7 +39,9 @@ def flows_out(hosts):
     return max((leaving.count(host) for host in set(hosts)), default=0)
 
 
-def flat_ring(size_bytes, hosts, bytes_per_s, *, flow_bytes_per_s=math.inf, delay_s=0.0):
+def flat_ring(
+    size_bytes, hosts, bytes_per_s, *, flow_bytes_per_s=math.inf, delay_s=0.0
+):
     """A ring in rank order: 2(W-1)/W S over each link, which its flows share.
 
     The latency is that of the part whose 2(W-1) hops between ranks cross most often.

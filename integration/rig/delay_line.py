@@ -56,7 +56,9 @@ class DelayLine:
 
     def shape(self, node, link):
         """Sets the rate of the port that leads to a node; None means no limit."""
-        bits, queue = (0, 0) if link is None else (link.bytes_per_s * 8, link.queue_bytes)
+        bits, queue = (
+            (0, 0) if link is None else (link.bytes_per_s * 8, link.queue_bytes)
+        )
         self._tell(f"rate {node} {round(bits)} {queue}")
 
     def cut(self, node):

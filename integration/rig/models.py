@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 import torch
-from rig.model_shapes import SHAPES
 from torch import nn
+
+from rig.model_shapes import SHAPES
 
 
 class _Block(torch.autograd.Function):

@@ -72,7 +72,25 @@ def missing_because():
         return f"network namespaces cannot be made: {error}"
     try:
         at(name, "link add one type veth peer name other")
-        tc(name, ["qdisc add dev one root tbf rate 1mbit burst 64kb limit 1mb".split()])
+        tc(
+            name,
+            [
+                [
+                    "qdisc",
+                    "add",
+                    "dev",
+                    "one",
+                    "root",
+                    "tbf",
+                    "rate",
+                    "1mbit",
+                    "burst",
+                    "64kb",
+                    "limit",
+                    "1mb",
+                ]
+            ],
+        )
         with tempfile.TemporaryDirectory() as folder:
             run(*_command(name, "node", folder, ["true"]))
     except OSError as error:
@@ -109,7 +127,9 @@ def settings_of(name):
     """The settings of TCP in a namespace, by name."""
     keys = [*SYSCTLS, *_RECORDED]
     found = run("ip", "netns", "exec", name, "sysctl", "-n", *keys).splitlines()
-    return {key: " ".join(value.split()) for key, value in zip(keys, found, strict=True)}
+    return {
+        key: " ".join(value.split()) for key, value in zip(keys, found, strict=True)
+    }
 
 
 def start(name, host, command, **options):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import statistics
@@ -35,19 +36,17 @@ class Bench:
         self._options = ["--steps", num_steps, *options]
 
     def __enter__(self):
-        self._network = Network(self._scenario.num_hosts, self._scenario.link)
-        try:
-            counts = sorted({1, flows_that_fill(self._scenario.link)})
-            self._goodputs = [
-                measure_goodput(self._network, num_flows=count) for count in counts
-            ]
-        except BaseException:
-            self._network.__exit__()
-            raise
+        link = self._scenario.link
+        with contextlib.ExitStack() as stack:
+            network = Network(self._scenario.num_hosts, link)
+            self._network = stack.enter_context(network)
+            counts = sorted({1, flows_that_fill(link)})
+            self._goodputs = [measure_goodput(network, num_flows=n) for n in counts]
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_):
-        self._network.__exit__()
+        self._stack.close()
 
     def topology(self):
         """What the network is, nominally and as measured, and what bounds a step."""
@@ -101,6 +100,8 @@ class Bench:
         return {
             "stock": stock,
             "launched": launched,
+            "stock_s": _median(stock),
+            "launched_s": _median(launched),
             "ratio": _median(stock) / _median(launched),
             "loss_difference": max(differences),
         }

@@ -13,8 +13,9 @@ import time
 
 import torch
 import torch.distributed as dist
-from rig.models import make_model
 from torch.nn.parallel import DistributedDataParallel
+
+from rig.models import make_model
 
 
 def main():

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 _HERE = Path(__file__).parent
@@ -47,7 +48,7 @@ class Training:
 
 def loss_difference(one, other):
     """The largest relative difference between the losses of two trainings."""
-    pairs = zip(sum(one.losses, []), sum(other.losses, []), strict=True)
+    pairs = zip(chain(*one.losses), chain(*other.losses), strict=True)
     return max(abs(a - b) / max(abs(a), abs(b), 1e-30) for a, b in pairs)
 
 
@@ -80,7 +81,9 @@ def train(network, scenario, *options, launcher=None):
                 process.wait()
         results = [json.loads(_lines(file)[-1]) for file in files]
     return Training(
-        steps_s=[max(times) for times in zip(*(r["steps_s"] for r in results), strict=True)],
+        steps_s=[
+            max(times) for times in zip(*(r["steps_s"] for r in results), strict=True)
+        ],
         losses=[result["losses"] for result in results],
         checksums=[result["checksum"] for result in results],
     )
