@@ -105,17 +105,14 @@ def test_delay_line_carries_every_byte_in_order():
         sent = giving.communicate(timeout=60)[0].strip()
         assert taking.communicate(timeout=60)[0].strip() == sent
         stats = network.stats()
-        # What the kernel had to send again came late or twice.
-        counters = say(network, 2, "cat", "/proc/net/netstat", "/proc/net/snmp")
+        counters = say(network, 0, "cat", "/proc/net/netstat")
     assert len(sent) == len(hashlib.sha256().hexdigest())
     assert stats["drops"] == 0
     assert stats["bytes"] > 20_000_003
-    titles, values = [
-        line.split() for line in counters.splitlines() if line.startswith("Tcp:")
-    ]
+    lines = [line.split() for line in counters.splitlines()]
+    titles, values = [line for line in lines if line[0] == "TcpExt:"]
     found = dict(zip(titles, values, strict=True))
-    assert int(found["OutSegs"]) > 0
-    assert int(found["RetransSegs"]) == 0
+    assert int(found["TCPOFOQueue"]) == 0  # nothing came before what precedes it
 
 
 @pytest.mark.parametrize("rtt_ms", [0, 4])
@@ -207,7 +204,7 @@ def test_training_agrees_on_all_ranks_and_with_itself():
         options = ["--steps", 3, "--dtype", "float64"]
         one = train(network, scenario, *options)
         other = train(network, scenario, *options, "--bucket-cap-mb", 1)
-        with pytest.raises(TrainingError, match="No module named 'missing_launcher'"):
+        with pytest.raises(TrainingError, match="No module named missing_launcher"):
             train(network, scenario, launcher="missing_launcher")
     assert one.ranks_agree
     assert len(one.steps_s) == 3
