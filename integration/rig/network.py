@@ -44,6 +44,7 @@ class Network:
     def __init__(self, num_nodes, link=_DEFAULT, *, rtt_ms=0):
         self._mark = f"dt-{os.getpid()}-{next(_NUMBERS)}"
         self._nodes = []
+        self._started = []
         self._link = link
         self._rtt_ms = rtt_ms if link is None else link.rtt_ms
         self._stack = contextlib.ExitStack()
@@ -81,6 +82,8 @@ class Network:
         self._stack.callback(remove_namespace, name)
         make_namespace(name, _HOSTS)
         self._nodes.append(name)
+        self._started.append([])
+        self._stack.callback(self.kill, node)
         self._switch.attach(node, name, self.address(node))
         at(name, f"link set eth0 gso_max_size {SEGMENTS_BYTES} txqueuelen 1000 up")
         if self._link is not None:
@@ -123,10 +126,15 @@ class Network:
 
     def start(self, node, command, **options):
         """Starts a process on a node; returns its `Popen`."""
-        return start(self._nodes[node], f"node{node}", command, **options)
+        process = start(self._nodes[node], f"node{node}", command, **options)
+        self._started[node].append(process)
+        return process
 
     def kill(self, node):
         """Kills all processes of a node, its daemons too."""
+        # One that was just started may be on its way into the namespace.
+        for process in self._started[node]:
+            process.kill()
         kill_processes(self._nodes[node])
 
 
