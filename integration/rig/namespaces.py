@@ -152,10 +152,17 @@ def kill_processes(name):
 
 
 def remove_namespace(name):
-    """Removes a namespace, what runs in it, and its files; it need not be whole."""
-    if namespace_file(name).exists():
-        kill_processes(name)
-        run("ip", "netns", "del", name)
+    """Removes a namespace, what runs in it, and its files; it need not be whole.
+
+    Two rigs may find the same leftovers, so that it may also vanish meanwhile.
+    """
+    try:
+        if namespace_file(name).exists():
+            kill_processes(name)
+            run("ip", "netns", "del", name)
+    except OSError:
+        if namespace_file(name).exists():
+            raise
     for folder in (_ETC / name, _SHM / name):
         shutil.rmtree(folder, ignore_errors=True)
 

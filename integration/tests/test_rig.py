@@ -161,8 +161,7 @@ def test_signals_leave_nothing_behind(number):
         sys.path.append({str(HERE)!r})
         from rig.network import Link, Network
         with Network(2, Link(rate_mbit_per_s=100, rtt_ms=4)) as network:
-            process = network.start(0, ["sleep", "600"])
-            print(process.pid, flush=True)
+            network.start(0, ["sh", "-c", "echo $$; exec sleep 600"])
             time.sleep(600)
     """
     pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -173,7 +172,7 @@ def test_signals_leave_nothing_behind(number):
         process.send_signal(number)
         process.wait(30)
     if number == signal.SIGKILL:
-        assert any(f"-{process.pid}-" in name for name in remove_leftovers())
+        remove_leftovers()  # or another rig has, which began meanwhile
     assert left(process.pid) == []
     status = Path("/proc", str(child), "status")
     # It may still be there for its parent of last resort, dead.
