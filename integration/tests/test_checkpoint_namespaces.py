@@ -19,16 +19,14 @@ import pytest
 
 from drivetrain_checkpoint import list_checkpoints, verify
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "packages" / "checkpoint" / "benchmarks"))
-import namespaces
+sys.path.append(str(Path(__file__).parents[1]))
+from rig.namespaces import missing_because
+from rig.network import Network
+from rig.shape import Link
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        namespaces.missing_because() is not None,
-        reason=str(namespaces.missing_because()),
-    ),
+    pytest.mark.skipif(missing_because() is not None, reason=str(missing_because())),
 ]
 
 TRAINER = textwrap.dedent(
@@ -134,7 +132,7 @@ class Job:
 
 @pytest.fixture
 def network():
-    with namespaces.Network(3) as found:
+    with Network(3) as found:
         yield found
 
 
@@ -159,7 +157,7 @@ def test_commit_does_not_wait_for_a_slow_link(network, start, tmp_path):
     job = start(0, 1, 2)
     assert answers(job.all("save", 1, 1, True)) == [None] * 3
     assert answers(job.all("wait", 60, "replicated")) == [True] * 3
-    network.shape(2, 8)
+    network.shape(2, Link(rate_mbit_per_s=8))
     job.all("save", 2, 6, True)
     assert answers(job.all("wait", 60, "durable")) == [True] * 3
     # Its replica takes six seconds over such a link, each way.
@@ -186,7 +184,7 @@ def test_lost_node_comes_back_from_the_memory_of_its_peers(network, start, tmp_p
 
 def test_node_cut_off_during_a_replica_costs_the_replica_only(network, start, tmp_path):
     for node in range(3):
-        network.shape(node, 40)
+        network.shape(node, Link(rate_mbit_per_s=40))
     job = start(0, 1, 2)
     job.all("save", 3, 60, False)
     time.sleep(0.5)  # a part of four seconds of sending

@@ -12,13 +12,17 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from namespaces import Network, missing_because
 from workload import MIB, new_place
 
 from drivetrain_checkpoint import Checkpointer
 from drivetrain_core.testing import Row
 
-_MBIT_PER_S = 400
+sys.path.append(str(Path(__file__).parents[3] / "integration"))
+from rig.namespaces import missing_because
+from rig.network import Network
+from rig.shape import Link
+
+_LINK = Link(rate_mbit_per_s=400)
 _RATE = 20e6
 _PORT = 29517
 
@@ -108,7 +112,7 @@ def _network():
     if because is not None:
         yield Row(figure=because, holds=None, details={})
         return
-    with new_place() as place, Network(2, _MBIT_PER_S) as network:
+    with new_place() as place, Network(2, _LINK) as network:
         yield network, place
 
 
