@@ -47,7 +47,10 @@ def test_candidates_of_two_hosts_are_hierarchical():
 def test_candidates_use_more_streams_where_a_flow_is_capped():
     capped = network(flow_bytes_per_s=12.5e6, port_bytes_per_s=50e6)
     found = candidates(ready(), loads(EIGHT), capped, Settings())
-    assert {t.choice.num_streams for t, _ in found} == {4}
+    # To several peers at once go several flows as it is.
+    streams = {t.choice.algorithm: t.choice.num_streams for t, _ in found}
+    assert streams["ring"] == 4
+    assert streams["direct"] == 1
 
 
 @pytest.mark.parametrize(
@@ -95,7 +98,10 @@ def test_span_of_one_large_bucket_has_no_overlap():
 
 
 def tactics(num):
-    return [Tactic(bucket_bytes=MB << i, choice=Choice(algorithm="ring")) for i in range(num)]
+    return [
+        Tactic(bucket_bytes=MB << i, choice=Choice(algorithm="ring"))
+        for i in range(num)
+    ]
 
 
 @pytest.mark.parametrize("num", [1, 2, 3, 6])

@@ -48,7 +48,7 @@ def load_of(
         >>> whole = [ring.all_reduce(range(4), rank, range(4)) for rank in range(4)]
         >>> load = load_of(whole, 4, [[0, 1], [2, 3]])
         >>> load.link, load.hops
-        (1.5, 4)
+        (1.5, 3)
     """
     host_of = {rank: at for at, ranks in enumerate(hosts) for rank in ranks}
     sent, flows, local, messages = (Counter[object]() for _ in range(4))

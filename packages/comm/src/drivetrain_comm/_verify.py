@@ -27,8 +27,8 @@ def find_fault(programs: Sequence[Sequence[Step]], num_chunks: int) -> str | Non
         >>> from drivetrain_comm.algorithms import ring
         >>> whole = [ring.all_reduce(range(3), rank, range(3)) for rank in range(3)]
         >>> find_fault(whole, 3)
-        >>> find_fault([whole[0], whole[1], whole[2][:-1]], 3)
-        'chunk 1 of rank 2 holds 1 of 3 contributions at the end'
+        >>> find_fault([whole[0], whole[1], whole[2][:-2]], 3)
+        'rank 0 waits for chunk 1 of rank 2'
     """
     size = len(programs)
     held = [[Counter({rank: 1}) for _ in range(num_chunks)] for rank in range(size)]

@@ -1,0 +1,198 @@
+"""Unchanged DDP modules over tuned groups learn what they would learn over Gloo."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from drivetrain_comm import _native
+from drivetrain_core.testing import run_ranks
+
+pytestmark = pytest.mark.skipif(
+    _native.missing_because() is not None, reason=str(_native.missing_because())
+)
+
+
+def model_of(kind):
+    torch.manual_seed(0)
+    if kind == "unused":
+        return Branches()
+    layers = [torch.nn.Linear(16, 16) for _ in range(6)]
+    if kind == "frozen":
+        layers[2].requires_grad_(False)
+    if kind == "batch_norm":
+        layers.insert(3, torch.nn.BatchNorm1d(16))
+    return torch.nn.Sequential(*layers)
+
+
+class Branches(torch.nn.Module):
+    """Each step uses one of two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(16, 16)
+        self.branches = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(2))
+        self.turn = 0
+
+    def forward(self, x):
+        self.turn += 1
+        return self.branches[self.turn % 2](self.first(x))
+
+
+def train(kind, settings, num_steps=8):
+    """Trains a model in double precision; settings of None mean stock DDP."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    from drivetrain_comm import _enable
+
+    rank = int(os.environ["RANK"])
+    os.environ["DRIVETRAIN_COMM_HOST"] = str(rank // 2)
+    if settings is not None:
+        _enable.enable(**settings)
+    dist.init_process_group("gloo")
+    options = {
+        "unused": {"find_unused_parameters": True},
+        "views": {"gradient_as_bucket_view": True},
+        "static": {"static_graph": True},
+        "cap": {"bucket_cap_mb": 1},
+    }.get(kind, {})
+    model = model_of(kind).double()
+    ddp = DistributedDataParallel(model, **options)
+    if kind == "own_hook":
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+            allreduce_hook,
+        )
+
+        ddp.register_comm_hook(None, allreduce_hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(rank)
+    losses = []
+    for step in range(num_steps):
+        x = torch.rand(8, 16, generator=generator, dtype=torch.float64)
+        if kind == "no_sync" and step % 2:
+            with ddp.no_sync():
+                ddp(x).square().mean().backward()
+            continue
+        loss = ddp(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    state = torch.cat([p.detach().flatten() for p in model.parameters()])
+    fusion = getattr(ddp, "_drivetrain_fusion", None)
+    phase = fusion.pilot.phase if fusion else None
+    dist.barrier()
+    dist.destroy_process_group()
+    return losses, state, phase
+
+
+KINDS = [
+    "plain",
+    "unused",
+    "frozen",
+    "batch_norm",
+    "views",
+    "static",
+    "cap",
+    "own_hook",
+    "no_sync",
+]
+
+
+def all_kinds(settings):
+    """Trains each kind in one world of processes, which take long to start."""
+    import multiprocessing
+
+    del multiprocessing
+    return {kind: train(kind, settings) for kind in KINDS}
+
+
+@pytest.mark.parametrize("settings", [{}, {"algorithm": "ring", "bucket_mb": 0.001}])
+def test_training_is_that_of_stock_ddp(settings):
+    stock = run_ranks(all_kinds, 4, None, process_group=False, timeout_s=120)
+    tuned = run_ranks(all_kinds, 4, settings, process_group=False, timeout_s=120)
+    for kind in KINDS:
+        states = [found[kind][1] for found in tuned]
+        if kind != "batch_norm":
+            assert all(torch.equal(state, states[0]) for state in states), kind
+        for ours, theirs in zip(tuned, stock, strict=True):
+            difference = (ours[kind][1] - theirs[kind][1]).abs().max().item()
+            assert difference < 1e-12, kind
+        assert theirs[kind][2] is None
+        assert (ours[kind][2] is None) == (kind == "own_hook"), kind
+
+
+def long_training(num_steps):
+    import logging
+
+    records = []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            records.append(record.getMessage())
+
+    logging.getLogger("drivetrain_comm").addHandler(Keep())
+    logging.getLogger("drivetrain_comm").setLevel(logging.INFO)
+    losses, state, phase = train("plain", {}, num_steps)
+    return losses, state, phase, records
+
+
+def test_tuner_has_committed_after_fifty_steps():
+    found = run_ranks(long_training, 4, 52, process_group=False, timeout_s=120)
+    assert {phase for _, _, phase, _ in found} == {"committed"}
+    assert any("gradients are reduced by" in text for text in found[0][3])
+    states = [state for _, state, _, _ in found]
+    assert all(torch.equal(state, states[0]) for state in states)
+
+
+def joins():
+    from torch.nn.parallel import DistributedDataParallel
+
+    from drivetrain_comm import _enable
+
+    rank = int(os.environ["RANK"])
+    _enable.enable()
+    dist.init_process_group("gloo")
+    model = model_of("plain").double()
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    with ddp.join():
+        for _ in range(3 + rank):
+            ddp(torch.ones(2, 16, dtype=torch.float64)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    state = torch.cat([p.detach().flatten() for p in model.parameters()])
+    dist.destroy_process_group()
+    return state
+
+
+def test_ranks_with_fewer_batches_can_join():
+    found = run_ranks(joins, 2, process_group=False)
+    assert torch.equal(found[0], found[1])
+
+
+def dies(at_step):
+    import signal
+    import time
+
+    from torch.nn.parallel import DistributedDataParallel
+
+    from drivetrain_comm import _enable
+
+    rank = int(os.environ["RANK"])
+    os.environ["DRIVETRAIN_COMM_HOST"] = str(rank // 2)
+    _enable.enable()
+    dist.init_process_group("gloo")
+    ddp = DistributedDataParallel(torch.nn.Linear(512, 512))
+    start = time.monotonic()
+    try:
+        for step in range(at_step + 3):
+            if rank == 1 and step == at_step:
+                store = dist.distributed_c10d._get_default_store()
+                store.set("dies", "now")
+                os.kill(os.getpid(), signal.SIGSTOP)
+            ddp(torch.ones(4, 512)).mean().backward()
+    except RuntimeError as error:
+        return str(error), time.monotonic() - start
+    return "no error", 0.0

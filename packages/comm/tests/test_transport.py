@@ -1,0 +1,216 @@
+"""The engine reduces any tensors exactly, over sockets and shared memory."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from drivetrain_comm import _native
+from drivetrain_core import DistributedError
+from drivetrain_core.testing import run_ranks
+
+pytestmark = pytest.mark.skipif(
+    _native.missing_because() is not None, reason=str(_native.missing_because())
+)
+
+DTYPES = [
+    "uint8",
+    "int8",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+]
+SIZES = [0, 1, 7, 1000, 70_001]
+
+
+def transport(ranks_per_host, prefix="test", **options):
+    """The transport of a rank, in a world whose hosts have so many ranks each."""
+    from datetime import timedelta
+
+    from drivetrain_comm._transport import Transport
+
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    os.environ["DRIVETRAIN_COMM_HOST"] = str(rank // ranks_per_host)
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
+    place = dist.PrefixStore(prefix, store)
+    timeout = timedelta(seconds=20)
+    return Transport(place, rank, world_size, timeout, **options)
+
+
+def reduces_everything(ranks_per_host):
+    from drivetrain_comm._choice import Choice
+    from drivetrain_comm._transport import is_supported
+
+    it = transport(ranks_per_host)
+    reduce = {
+        "SUM": lambda x: x.sum(0),
+        "PRODUCT": lambda x: x.prod(0),
+        "MIN": lambda x: x.amin(0),
+        "MAX": lambda x: x.amax(0),
+        "AVG": lambda x: x.sum(0) / it.world_size,
+    }
+    seen = 0
+    for name in it.algorithms[1:]:
+        for dtype in (getattr(torch, name) for name in DTYPES):
+            for operation, expected in reduce.items():
+                if not is_supported(dtype, operation):
+                    continue
+                for size in SIZES:
+                    whole = torch.stack(
+                        [(torch.arange(size) % 5 + r) % 7 for r in range(it.world_size)]
+                    )
+                    mine = whole[it.rank].to(dtype, copy=True)
+                    streams = 1 + size % 3
+                    choice = Choice(
+                        algorithm=name, num_streams=streams, segment_bytes=4096
+                    )
+                    it.all_reduce([mine], operation, choice, 20.0).finish()
+                    wanted = expected(whole.double()).to(dtype) if size else mine
+                    place = (name, dtype, operation, size)
+                    # An average of sixteen-bit floats is divided before it is summed.
+                    near = {torch.float16: 4e-3, torch.bfloat16: 3e-2}.get(dtype, 1e-6)
+                    near = near if operation == "AVG" else 0.0
+                    assert torch.allclose(mine, wanted, rtol=near, atol=0), place
+                    seen += 1
+    dist_barrier(it)
+    return seen, it.hosts
+
+
+def dist_barrier(it):
+    from drivetrain_comm._probe import agree_on_most
+
+    agree_on_most(it, [0.0], 20.0)
+    # Whoever leaves first takes its store's answers along.
+    agree_on_most(it, [0.0], 20.0)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "ranks_per_host"), [(2, 2), (3, 1), (4, 2), (5, 2)]
+)
+def test_reduction_is_exact(world_size, ranks_per_host):
+    found = run_ranks(
+        reduces_everything,
+        world_size,
+        ranks_per_host,
+        process_group=False,
+        timeout_s=120,
+    )
+    assert all(seen > 0 for seen, _ in found)
+    hosts = found[0][1]
+    assert len(hosts[0]) == min(ranks_per_host, world_size)
+
+
+def many_at_once(ranks_per_host):
+    from drivetrain_comm._choice import Choice
+
+    it = transport(ranks_per_host)
+    generator = torch.Generator().manual_seed(it.rank)
+    digests = []
+    for name in it.algorithms[1:]:
+        vectors = [
+            [
+                torch.rand(1 + i * 13 % 4000, generator=generator)
+                for _ in range(i % 4 + 1)
+            ]
+            for i in range(150)
+        ]
+        choice = Choice(algorithm=name, num_streams=2)
+        tickets = [it.all_reduce(v, "AVG", choice, 20.0) for v in vectors]
+        for ticket in tickets:
+            ticket.finish()
+        digests.append(hash(b"".join(t.numpy().tobytes() for v in vectors for t in v)))
+    dist_barrier(it)
+    return digests
+
+
+@pytest.mark.parametrize(("world_size", "ranks_per_host"), [(4, 2), (3, 1)])
+def test_results_are_equal_bit_by_bit_on_all_ranks(world_size, ranks_per_host):
+    # `hash` of bytes differs between processes unless it is told not to.
+    found = run_ranks(
+        many_at_once,
+        world_size,
+        ranks_per_host,
+        process_group=False,
+        timeout_s=90,
+        env={"PYTHONHASHSEED": "0"},
+    )
+    assert all(one == found[0] for one in found)
+
+
+def contradicts(what):
+    from drivetrain_comm._choice import Choice
+
+    if what == "settings":
+        transport(1, settings=f"streams={os.environ['RANK']}")
+    it = transport(1)
+    size, name, streams, operation = 100, "direct", 1, "SUM"
+    if it.rank == 1:
+        size = 101 if what == "size" else 100
+        streams = 2 if what == "streams" else 1
+        operation = "MAX" if what == "operation" else "SUM"
+    choice = Choice(algorithm=name, num_streams=streams)
+    it.all_reduce([torch.ones(size)], operation, choice, 5.0).finish()
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("size", r"rank \d sends 40\d bytes .* this rank has 40\d"),
+        ("operation", "another dtype or reduction"),
+        ("streams", "by another algorithm or version"),
+        ("settings", "rank 1 has the settings streams=1, rank 0 streams=0"),
+    ],
+)
+def test_ranks_that_contradict_each_other_are_named(what, says):
+    with pytest.raises(DistributedError, match=says):
+        run_ranks(contradicts, 2, what, process_group=False, timeout_s=40)
+
+
+def times_out():
+    from drivetrain_comm._choice import Choice
+
+    it = transport(1)
+    if it.rank == 1:
+        import time
+
+        time.sleep(4)
+        return "slept"
+    try:
+        choice = Choice(algorithm="direct")
+        it.all_reduce([torch.ones(9)], "SUM", choice, 1.0).finish()
+    except DistributedError as error:
+        return str(error)
+    return "no error"
+
+
+def test_rank_that_does_not_come_is_named():
+    found = run_ranks(times_out, 2, process_group=False)
+    assert "timed out: nothing more comes from rank 1" in found[0]
+
+
+def refuses():
+    from drivetrain_comm._choice import Choice
+
+    it = transport(2)
+    with pytest.raises(DistributedError, match="complex64"):
+        it.all_reduce(
+            [torch.ones(2, dtype=torch.complex64)],
+            "SUM",
+            Choice(algorithm="direct"),
+            5.0,
+        )
+    with pytest.raises(DistributedError, match=r"AVG of torch\.int32"):
+        it.all_reduce(
+            [torch.ones(2, dtype=torch.int32)], "AVG", Choice(algorithm="direct"), 5.0
+        )
+    dist_barrier(it)
+
+
+def test_reductions_that_are_not_defined_are_refused():
+    run_ranks(refuses, 2, process_group=False)
