@@ -1,11 +1,10 @@
-"""What the commands share: arguments, tables, progress, and how they end."""
+"""What the commands share: arguments, tables and progress."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -118,21 +117,8 @@ def _plain(text: str) -> Tell:
 
 
 def _run(run: Run, args: argparse.Namespace) -> int:
-    """Runs a command; whoever reads its output may go away."""
     args.options = dict(args.options)
-    try:
-        status = run(args)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # What Python still holds would raise once more when it ends.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("drivetrain-checkpoint: interrupted\n")
-        return 130
-    return status
+    return run(args)
 
 
 def _option(text: str) -> tuple[str, Any]:
