@@ -115,7 +115,7 @@ def test_job_goes_on_from_its_own_checkpoints(tmp_path):
 
 def test_daemon_whose_socket_was_deleted_listens_again(checkpointer, tmp_path):
     checkpointer.save(1, value_of(1), persist=False)
-    path = checkpointer._client._path
+    path = checkpointer._job.client._path
     path.unlink()
     deadline = time.monotonic() + 20
     while not path.exists():

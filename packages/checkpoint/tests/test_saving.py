@@ -173,7 +173,7 @@ def test_ranks_that_cannot_agree_keep_no_memory_from_the_next_save(
         raise RuntimeError("a rank is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpointer._team, "exchange", lose)
+        patch.setattr(checkpointer._job.team, "exchange", lose)
         with pytest.raises(RuntimeError, match="a rank is gone"):
             checkpointer.save(2, state_of(2))
     assert checkpointer.save(3, state_of(3)).wait(20)
@@ -266,7 +266,7 @@ def test_daemon_that_nobody_needs_ends(folder, daemon_of):
     checkpointer = Checkpointer(folder, job="saving", memory_s=0.3)
     checkpointer.save(1, state_of(1)).wait(20)
     pid = daemon_of()
-    checkpointer._client.close()
+    checkpointer._job.client.close()
     ended = threading.Event()
     del checkpointer
     while is_alive(pid):

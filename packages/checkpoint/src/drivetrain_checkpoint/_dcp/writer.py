@@ -57,7 +57,7 @@ class _PackedCheckpointer(Checkpointer):
 
     def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:
         super().__init__(folder, **options)
-        self._packer = _AsIs()
+        self._saver.packer = _AsIs()
 
 
 class Writer(StorageWriter):
