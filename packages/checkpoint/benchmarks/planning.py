@@ -152,7 +152,7 @@ def _gathered(folder, plan, num_ranks):
         for message in messages:
             said = json.loads(message)
             custody.told(said["save_id"], said["rank"], said["entry"])
-        told = custody.outcomes["0" * 16].told
+        told = custody.outcomes.of("0" * 16).told
         told = {rank: RankFile(**entry) for rank, entry in told.items()}
         about = {"world_size": num_ranks, "error": "", "absent": [], "limit_s": 600.0}
         first = decide(told=told, on_storage=[], quiet_s=0, unseen_s=math.inf, **about)

@@ -7,12 +7,13 @@ import pytest
 
 from drivetrain_checkpoint._arena import Arena
 from drivetrain_checkpoint._commit import decide
-from drivetrain_checkpoint._custody import PERSIST, Custody
+from drivetrain_checkpoint._custody import Custody
 from drivetrain_checkpoint._manifest import ROOT_FILE, RootManifest
 from drivetrain_checkpoint._neighbours import Neighbours
 from drivetrain_checkpoint._persist import Persister
 from drivetrain_checkpoint._saves import Keep, retired, scan
 from drivetrain_checkpoint._storage.posix import PosixStorage
+from drivetrain_checkpoint._ticket import PERSIST
 
 INFINITE = float("inf")
 

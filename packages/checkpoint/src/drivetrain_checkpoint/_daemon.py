@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain_checkpoint._service import Daemon, listen_at
+from drivetrain_checkpoint._listener import Listener
+from drivetrain_checkpoint._service import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,12 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s %(message)s")
-    listener = listen_at(path)
-    daemon = Daemon(path)
+    listener = Listener(path)
+    daemon = Daemon(listener)
     signal.signal(signal.SIGTERM, lambda *_: daemon.stop())
-    daemon.serve(listener)
+    daemon.serve()
     if not daemon.stopped.is_set():
-        path.unlink(missing_ok=True)
+        listener.hide()
     # Threads that wait for a storage that hangs keep no process alive.
     os._exit(0)
 
