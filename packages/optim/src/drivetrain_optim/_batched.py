@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchedOptimizer"]
 
 
-class BatchedOptimizer(Optimizer):
+class BatchedOptimizer(Optimizer, ABC):
     """An optimizer that steps its parameters in batches; a subclass has the equations.
 
     A subclass names its options, its moments and what tells its checkpoints apart, and
@@ -173,6 +174,7 @@ class BatchedOptimizer(Optimizer):
             before.remove()
             after.remove()
 
+    @abstractmethod
     def _update(
         self, works: Sequence[Work], scales: Mapping[int, Number], slots: ShardSlots
     ) -> None:
@@ -183,7 +185,6 @@ class BatchedOptimizer(Optimizer):
             scales: The factor on the gradients of each group, by the group's id.
             slots: The sharded parameters.
         """
-        raise NotImplementedError
 
     def _moments_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         """Returns the names of the moments that a group's options ask for."""
