@@ -1,4 +1,4 @@
-"""What the commands share: arguments, tables and progress."""
+"""What the commands share: arguments, storages, tables and progress."""
 
 from __future__ import annotations
 
@@ -8,13 +8,25 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_checkpoint._storage.open import open_storage, resolve
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from drivetrain_checkpoint._storage.protocol import Storage
 
     Run = Callable[[argparse.Namespace], int]
     Tell = Callable[[int, int], object]
 
-__all__ = ["add_command", "progress", "say", "say_json", "say_table"]
+__all__ = [
+    "add_checkpoint",
+    "add_command",
+    "progress",
+    "say",
+    "say_json",
+    "say_table",
+    "storage_at",
+]
 
 
 def add_command(
@@ -45,6 +57,22 @@ def add_command(
     )
     parser.set_defaults(run=lambda args: _run(run, args))
     return parser
+
+
+def add_checkpoint(parser: argparse.ArgumentParser, name: str = "checkpoint") -> None:
+    """Adds the arguments that say which committed checkpoint is meant.
+
+    Args:
+        parser: The command.
+        name: What its argument is called.
+    """
+    parser.add_argument(name, help="its folder, or the one it was saved to")
+    parser.add_argument("--step", type=int, help="which one of a folder; the newest")
+
+
+def storage_at(place: str, args: argparse.Namespace) -> Storage:
+    """Returns the storage of a folder or URL that a command was given."""
+    return open_storage(resolve(place), args.options)
 
 
 def say(text: str = "") -> None:
