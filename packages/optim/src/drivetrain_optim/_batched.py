@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.optim import Optimizer
 
-from drivetrain_optim._checks import (
-    check_changed_options,
-    check_combination,
-    check_finite,
-    check_names,
-    check_not_capturing,
-    check_options,
-    check_parameters,
-    check_saved_groups,
-    check_saved_state,
-    learning_rate,
-    params_with_gradients,
-)
 from drivetrain_optim._errors import HyperparameterError, StateDictError
 from drivetrain_optim._layout import choice_for, make_layout, shards_of, step_device
 from drivetrain_optim._norms import ShardSlots, grad_norm, grad_scale
+from drivetrain_optim._option_checks import (
+    check_changed_options,
+    check_combination,
+    check_names,
+    check_not_capturing,
+    check_options,
+    learning_rate,
+)
 from drivetrain_optim._state import load_moments
+from drivetrain_optim._state_checks import check_saved_groups, check_saved_state
+from drivetrain_optim._tensor_checks import (
+    check_finite,
+    check_parameters,
+    params_with_gradients,
+)
 from drivetrain_optim._work import Work
 
 if TYPE_CHECKING:
