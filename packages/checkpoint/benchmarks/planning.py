@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from programs import command_of
 from workload import timed
 
 from drivetrain_checkpoint._commit import decide
@@ -58,7 +59,7 @@ class Cost:
 @functools.cache
 def planned(num_tensors, num_ranks):
     """The cost of a save, measured in a process of its own."""
-    command = [sys.executable, __file__, str(num_tensors), str(num_ranks)]
+    command = command_of("planning.py", num_tensors, num_ranks)
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return Cost(**json.loads(done.stdout))
 
