@@ -200,7 +200,6 @@ class Checkpointer:
             MemoryError: The machine has no memory for a copy.
             CheckpointError: Another rank cannot save.
         """
-        self._memory.settle()
         return self._saver.save(step, state, persist=persist, under=under)
 
     def restore(

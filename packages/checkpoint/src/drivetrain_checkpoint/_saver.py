@@ -90,6 +90,7 @@ class Saver:
     ) -> SaveHandle:
         """Copies a state into memory, as a checkpointer does."""
         start = time.perf_counter()
+        self._memory.settle()
         self._enlist()
         ready = self._prepare(step, state, under)
         proposals = self._exchange(ready, under)
