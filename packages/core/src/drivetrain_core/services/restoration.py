@@ -227,7 +227,7 @@ def _plan_data(
     target = into[key]
     if isinstance(target, HasStateDict) and entry["kind"] == "data":
         kind = entry["plain"][0]
-        if kind in {"value", "tensor", "list", "tuple"}:
+        if kind in {"value", "numpy", "size", "tensor", "list", "tuple"}:
             plan.mismatches.append(
                 f"{key!r} is an object here, but a {kind} in the checkpoint"
             )
@@ -261,7 +261,7 @@ def _present_tensors(key: str, target: object) -> dict[str, torch.Tensor]:
     try:
         value = target.state_dict() if isinstance(target, HasStateDict) else target
         split_tree(value, key, tensors)
-    except TypeError:
+    except (TypeError, ValueError):
         # A placeholder that could not be saved itself: all of it will be replaced.
         return {}
     return {name: tensor.detach() for name, tensor in tensors.items()}
