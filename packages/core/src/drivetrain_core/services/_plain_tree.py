@@ -197,8 +197,8 @@ def _mapping(
 ) -> list[object]:
     kind = type(value)
     if isinstance(value, defaultdict) and kind is defaultdict:
-        for factory, known in _FACTORIES.items():
-            if value.default_factory is known:
+        for factory, made in _FACTORIES.items():
+            if value.default_factory is made:
                 return ["defaultdict", [factory, items]]
         message = (
             f"{name} is a defaultdict of {value.default_factory!r}, which a checkpoint "

@@ -12,7 +12,6 @@ from drivetrain_core._errors import CheckpointError, NamesError
 from drivetrain_core._names import named_modules, named_tensors
 from drivetrain_core.services._misfit import (
     absent,
-    matches,
     misfit,
     nearest,
     summary,
@@ -236,7 +235,7 @@ def _plan_data(
     tensors: dict[str, torch.Tensor] = {}
     for spec in specs:
         tensor = present.get(spec.name)
-        fits = tensor is not None and matches(tensor, spec)
+        fits = tensor is not None and not misfit(spec.name, tensor, spec)
         tensors[spec.name] = (
             tensor if fits and tensor is not None else _new_tensor(spec)
         )
