@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import operator
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from drivetrain_checkpoint._agree import Policy, agree
+from drivetrain_checkpoint._arguments import amount, count, text
 from drivetrain_checkpoint._client import Client
 from drivetrain_checkpoint._counts import SaveCounts
 from drivetrain_checkpoint._errors import StorageError
@@ -90,6 +90,7 @@ class Checkpointer:
         counts: What became of the saves so far.
 
     Raises:
+        TypeError: An argument is of another type.
         ValueError: An argument is out of its range.
         StorageError: What is needed for the URL is not installed.
 
@@ -128,33 +129,28 @@ class Checkpointer:
         process_group: dist.ProcessGroup | Literal["self"] | None = None,
     ) -> None:
         """Checks the arguments; nothing is started and no folder made."""
-        if not job:
-            message = "job must be a name, got an empty one"
-            raise ValueError(message)
+        text("job", job)
+        if failure_domain is not None:
+            text("failure_domain", failure_domain)
         if policy not in get_args(Policy):
             message = f"policy must be one of {get_args(Policy)}, got {policy!r}"
             raise ValueError(message)
-        for name, value in (("timeout_s", timeout_s), ("memory_s", memory_s)):
-            if value <= 0:
-                message = f"{name} must be more than 0, got {value}"
-                raise ValueError(message)
-        if replicas < 0 or (
-            replica_bytes_per_s is not None and replica_bytes_per_s <= 0
-        ):
-            message = "replicas and their rate must not be negative"
-            raise ValueError(message)
+        if replica_bytes_per_s is not None:
+            replica_bytes_per_s = amount("replica_bytes_per_s", replica_bytes_per_s)
+        if num_threads is not None:
+            num_threads = count("num_threads", num_threads, 1)
         self._settings = Settings(
             job=job,
             url=resolve(folder),
             options=dict(storage_options or {}),
             keep=keep if isinstance(keep, Keep) else Keep(last=keep),
-            limit_s=timeout_s,
-            idle_s=memory_s,
+            limit_s=amount("timeout_s", timeout_s),
+            idle_s=amount("memory_s", memory_s),
             local=None if local is None else resolve(local),
         )
         self.counts = SaveCounts()
         self._policy: Policy = policy
-        self._replicas = replicas
+        self._replicas = count("replicas", replicas, 0)
         self._domain = failure_domain
         self._replica_rate = replica_bytes_per_s
         self._storage = open_storage(self._settings.url, self._settings.options)
@@ -329,11 +325,15 @@ class Checkpointer:
             The step that was restored.
 
         Raises:
+            TypeError: The step is no whole number.
+            ValueError: The step is negative, or `under` is no name.
             CheckpointError: There is none, or it does not fit; then its `mismatches`
                 are all that does not. Nothing has been changed.
             CorruptCheckpointError: It is damaged. What was read before is in place, so
                 that the state must be restored from another step.
         """
+        if step is not None:
+            step = count("step", step, 0)
         self._memory.settle()
         meeting, storage = self._met(), self._storage_of(under)
         save = find(self._team, self._client, storage, meeting, step, under)
@@ -513,19 +513,14 @@ def _checked(step: object, state: object) -> int:
         TypeError: It is no whole number, or the state is no mapping from names.
         ValueError: It is negative.
     """
-    if isinstance(step, bool) or not isinstance(step, SupportsIndex):
-        message = f"step must be a whole number, got {step!r}"
-        raise TypeError(message)
+    number = count("step", step, 0)
     if not isinstance(state, Mapping):
         message = f"the state must be a mapping from names, got {type(state).__name__}"
         raise TypeError(message)
     if other := [key for key in state if not isinstance(key, str)]:
         message = f"names in the state must be strings, got {other[0]!r}"
         raise TypeError(message)
-    if operator.index(step) < 0:
-        message = f"step must be at least 0, got {step}"
-        raise ValueError(message)
-    return operator.index(step)
+    return number
 
 
 def _targets_of(plan: Restoration) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from drivetrain_checkpoint._persist import Persister
 from drivetrain_checkpoint._replicate import Bucket, ReplicaStore, Replicator
 from drivetrain_checkpoint._saves import Keep
 from drivetrain_checkpoint._storage.open import open_storage, place_of
-from drivetrain_checkpoint._wire import Connection, address_of
+from drivetrain_checkpoint._wire import Connection, address_of, own_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +61,7 @@ class Daemon:
         self._replicas = ReplicaStore()
         self._replicator = Replicator(self._custody, self._neighbours)
         self._listener: socket.socket | None = None
+        self._is_deaf = False
         self._persister: Persister | None = None
         self._server: PeerServer | None = None
         self._neighbours.absent_here = self._absent
@@ -101,7 +102,15 @@ class Daemon:
         """Returns the listener, a new one if somebody has deleted its socket."""
         if self._path.exists() or self.stopped.is_set():
             return listener
-        fresh = listen_at(self._path)
+        try:
+            fresh = listen_at(self._path)
+        except OSError as error:
+            # The memory must outlive this; the next tick tries again.
+            if not self._is_deaf:
+                logger.warning("cannot listen at %s again: %s", self._path, error)
+            self._is_deaf = True
+            return listener
+        self._is_deaf = False
         fresh.settimeout(_TICK_S)
         listener.close()
         self._listener = fresh
@@ -425,7 +434,7 @@ class Daemon:
 
 def listen_at(path: Path) -> socket.socket:
     """Returns a socket that listens at a path, in place of what was there."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own_folder(path.parent)
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with address_of(path) as address:
