@@ -295,8 +295,8 @@ def test_every_so_often_a_checkpoint_stays(folder):
     ("options", "message"),
     [
         ({"policy": "hope"}, "policy must be one of"),
-        ({"timeout_s": 0}, "timeout_s must be more than 0"),
-        ({"replicas": -1}, "must not be negative"),
+        ({"timeout_s": 0}, "timeout_s must be a finite number of more than 0"),
+        ({"replicas": -1}, "replicas must be a whole number of at least 0"),
     ],
 )
 def test_arguments_out_of_range_are_refused(folder, options, message):

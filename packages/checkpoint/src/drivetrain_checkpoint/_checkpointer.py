@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from drivetrain_checkpoint._agree import Policy
+from drivetrain_checkpoint._arguments import amount, count, text
 from drivetrain_checkpoint._counts import SaveCounts
 from drivetrain_checkpoint._job import Job
 from drivetrain_checkpoint._preempt import PreemptNotice, preempt_notice
@@ -72,6 +73,7 @@ class Checkpointer:
         counts: What became of the saves so far.
 
     Raises:
+        TypeError: An argument is of another type.
         ValueError: An argument is out of its range.
         StorageError: What is needed for the URL is not installed.
 
@@ -110,35 +112,30 @@ class Checkpointer:
         process_group: dist.ProcessGroup | Literal["self"] | None = None,
     ) -> None:
         """Checks the arguments; nothing is started and no folder made."""
-        if not job:
-            message = "job must be a name, got an empty one"
-            raise ValueError(message)
+        text("job", job)
+        if failure_domain is not None:
+            text("failure_domain", failure_domain)
         if policy not in get_args(Policy):
             message = f"policy must be one of {get_args(Policy)}, got {policy!r}"
             raise ValueError(message)
-        for name, value in (("timeout_s", timeout_s), ("memory_s", memory_s)):
-            if value <= 0:
-                message = f"{name} must be more than 0, got {value}"
-                raise ValueError(message)
-        if replicas < 0 or (
-            replica_bytes_per_s is not None and replica_bytes_per_s <= 0
-        ):
-            message = "replicas and their rate must not be negative"
-            raise ValueError(message)
+        if replica_bytes_per_s is not None:
+            replica_bytes_per_s = amount("replica_bytes_per_s", replica_bytes_per_s)
+        if num_threads is not None:
+            num_threads = count("num_threads", num_threads, 1)
         settings = Settings(
             job=job,
             url=resolve(folder),
             options=dict(storage_options or {}),
             keep=keep if isinstance(keep, Keep) else Keep(last=keep),
-            limit_s=timeout_s,
-            idle_s=memory_s,
+            limit_s=amount("timeout_s", timeout_s),
+            idle_s=amount("memory_s", memory_s),
             local=None if local is None else resolve(local),
         )
         self.counts = SaveCounts()
         self._job = Job(
             settings,
             Team(process_group),
-            num_replicas=replicas,
+            num_replicas=count("replicas", replicas, 0),
             failure_domain=failure_domain,
             replica_bytes_per_s=replica_bytes_per_s,
         )
@@ -228,11 +225,15 @@ class Checkpointer:
             The step that was restored.
 
         Raises:
+            TypeError: The step is no whole number.
+            ValueError: The step is negative, or `under` is no name.
             CheckpointError: There is none, or it does not fit; then its `mismatches`
                 are all that does not. Nothing has been changed.
             CorruptCheckpointError: It is damaged. What was read before is in place, so
                 that the state must be restored from another step.
         """
+        if step is not None:
+            step = count("step", step, 0)
         self._memory.settle()
         return self._restorer.restore(into, step, strict=strict, under=under)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 from typing import TYPE_CHECKING
 
-from drivetrain_checkpoint._wire import address_of
+from drivetrain_checkpoint._wire import address_of, own_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["Listener"]
+
+logger = logging.getLogger(__name__)
 
 _TICK_S = 0.2
 
@@ -27,6 +30,7 @@ class Listener:
         """Listens from now on."""
         self._path = path
         self._socket = _listen_at(path)
+        self._is_deaf = False
 
     def accept(self) -> socket.socket:
         """Returns the next who connects.
@@ -44,8 +48,20 @@ class Listener:
         return not self._path.exists()
 
     def renew(self) -> None:
-        """Listens anew, with a new socket at the path."""
-        old, self._socket = self._socket, _listen_at(self._path)
+        """Listens anew, with a new socket at the path.
+
+        Where it cannot, it says so once and stays as it was: the memory must outlive
+        that, and the next try may succeed.
+        """
+        try:
+            fresh = _listen_at(self._path)
+        except OSError as error:
+            if not self._is_deaf:
+                logger.warning("cannot listen at %s again: %s", self._path, error)
+            self._is_deaf = True
+            return
+        self._is_deaf = False
+        old, self._socket = self._socket, fresh
         old.close()
 
     def hide(self) -> None:
@@ -60,7 +76,7 @@ class Listener:
 
 
 def _listen_at(path: Path) -> socket.socket:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own_folder(path.parent)
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with address_of(path) as address:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import operator
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._agree import agree
+from drivetrain_checkpoint._arguments import count
 from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._handle import SaveHandle
 from drivetrain_checkpoint._record import proposal_of, record_bytes, record_of
@@ -248,16 +248,11 @@ def _checked(step: object, state: object) -> int:
         TypeError: It is no whole number, or the state is no mapping from names.
         ValueError: It is negative.
     """
-    if isinstance(step, bool) or not isinstance(step, SupportsIndex):
-        message = f"step must be a whole number, got {step!r}"
-        raise TypeError(message)
+    number = count("step", step, 0)
     if not isinstance(state, Mapping):
         message = f"the state must be a mapping from names, got {type(state).__name__}"
         raise TypeError(message)
     if other := [key for key in state if not isinstance(key, str)]:
         message = f"names in the state must be strings, got {other[0]!r}"
         raise TypeError(message)
-    if operator.index(step) < 0:
-        message = f"step must be at least 0, got {step}"
-        raise ValueError(message)
-    return operator.index(step)
+    return number

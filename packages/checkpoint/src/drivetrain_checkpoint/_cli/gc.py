@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ def add(commands: Any) -> None:
     )
     gc.add_argument(
         "--older-than",
-        type=float,
+        type=_hours,
         default=0.0,
         metavar="HOURS",
         help="what was saved later stays, too",
@@ -85,3 +86,14 @@ def _count(text: str) -> int:
         message = f"a number of at least 1 is expected, not {text!r}"
         raise argparse.ArgumentTypeError(message)
     return int(text)
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = math.nan
+    if not 0 <= hours < math.inf:
+        message = f"a number of hours, 0 or more, is expected, not {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return hours
