@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -259,6 +260,11 @@ def test_handlers_of_before_come_back(checkpointer):
         assert signal.getsignal(signal.SIGUSR1) is not before
         os.kill(os.getpid(), signal.SIGUSR1)
         assert notice.wait(10)
+        # What was begun then starts a daemon, and must not do so after the test.
+        deadline = time.monotonic() + 20
+        while notice.is_durable is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     assert signal.getsignal(signal.SIGUSR1) == before
 
 
