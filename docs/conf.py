@@ -30,7 +30,9 @@ extensions = [
     "public_names",
 ]
 public_modules = [p["name"].replace("-", "_") for p in PACKAGES]
-public_modules += ["drivetrain_core.services", "drivetrain_core.testing"]
+public_modules += [
+    f"drivetrain_core.{name}" for name in ("commands", "lazy", "services", "testing")
+]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3

@@ -2,16 +2,15 @@
 
 from pathlib import Path
 
-import torch
 from limits import Area, direct_write
 from workload import (
-    MIB,
     NUM_THREADS,
     make_state,
     milliseconds,
     new_place,
     ratio,
     settle,
+    sized,
     timed,
 )
 
@@ -28,8 +27,7 @@ def durable(size_mib, most):
     """
 
     def measure(quick):
-        torch.set_num_threads(NUM_THREADS)
-        size = (size_mib // 8 if quick else size_mib) * MIB
+        size = sized(size_mib, quick)
         state = make_state(size)
         area = Area(size)
         saves, raws = [], []

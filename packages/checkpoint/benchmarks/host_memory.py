@@ -3,11 +3,12 @@
 import contextlib
 import re
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
+from methods import method_of
+from programs import command_of, last_words, node
 from workload import MIB, new_place
 
 from drivetrain_core.testing import Row
@@ -60,18 +61,16 @@ class Watch:
         self._thread.join()
 
 
-def extra_bytes(name, size_mib, start_node=None):
+def extra_bytes(name, size_mib):
     """What a way to save takes at most, above what its process had with the state.
 
     Raises:
         RuntimeError: It failed, with what it said last.
     """
-    script = str(Path(__file__).with_name("peer_trial.py"))
-    with new_place() as place:
-        beside = start_node(place) if start_node else []
-        folders = [str(place.folder), str(place.runtime)]
+    with new_place() as place, node(method_of(name), place):
+        arguments = ("memory", name, place.folder, place.runtime, "--mib", size_mib)
         process = subprocess.Popen(
-            [sys.executable, script, "memory", name, *folders, "--mib", str(size_mib)],
+            command_of("peer_trial.py", *arguments),
             env=place.environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -82,11 +81,8 @@ def extra_bytes(name, size_mib, start_node=None):
         before = held_bytes(place)
         with Watch(place) as watch:
             _, errors = process.communicate("\n")
-        for other in beside:
-            other.kill()
-            other.wait()
     if process.returncode:
-        raise RuntimeError((errors.strip().splitlines() or ["no word"])[-1])
+        raise RuntimeError(last_words(errors))
     return watch.most - before
 
 

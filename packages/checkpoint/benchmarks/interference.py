@@ -7,20 +7,18 @@ disk's bandwidth, and the caches. `save` itself is not part of it; it stands in 
 about the stall.
 """
 
-import argparse
 import contextlib
 import json
 import os
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import torch
 from methods import method_of
-from workload import NUM_THREADS, Place, new_place
+from programs import add_place, ask, parser_of, place_of
+from workload import NUM_THREADS, new_place
 
 from drivetrain_core.testing import Row
 
@@ -58,18 +56,8 @@ def slowdown(most):
 def _rates(name, num_tensors, rounds):
     """The relative rate of each round, in a process of its own."""
     with new_place() as place:
-        folders = [str(place.folder), str(place.runtime)]
-        numbers = [str(num_tensors), str(rounds)]
-        done = subprocess.run(
-            [sys.executable, __file__, name, *folders, *numbers],
-            env=place.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["no word"])[-1])
-    return json.loads(done.stdout.splitlines()[-1])
+        arguments = (name, place.folder, place.runtime, num_tensors, rounds)
+        return ask(place, "interference.py", *arguments)
 
 
 class Loop:
@@ -146,15 +134,13 @@ def _trainer(name, place, num_tensors, rounds):
 
 
 def _main():
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = parser_of(__doc__)
     parser.add_argument("name")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("runtime", type=Path)
+    add_place(parser)
     parser.add_argument("num_tensors", type=int)
     parser.add_argument("rounds", type=int)
     given = parser.parse_args()
-    place = Place(given.folder, given.runtime)
-    rates = _trainer(given.name, place, given.num_tensors, given.rounds)
+    rates = _trainer(given.name, place_of(given), given.num_tensors, given.rounds)
     print(json.dumps(rates))
 
 

@@ -1,14 +1,13 @@
 """What is left of a save when its trainer is killed soon after the save returned."""
 
 import contextlib
-import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from methods import method_of
+from programs import answer, command_of, last_words, node
 from workload import new_place
 
 DELAYS_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
@@ -26,31 +25,23 @@ def kill_trials(name, size_mib, delays_s=DELAYS_S):
 
 
 def _trial(name, size_mib, delay_s):
-    with new_place() as place:
-        beside = method_of(name).start_node(place)
-        try:
-            done = _run(place, "killed", name, size_mib, "--delay-s", delay_s)
-            if done.returncode != -signal.SIGKILL:
-                raise RuntimeError((done.stderr.strip().splitlines() or [""])[-1])
-            _await_orphans(place, {process.pid for process in beside})
-            found = _loaded(place, name, size_mib, 1)
-            before = found if found["whole"] else _loaded(place, name, size_mib, 0)
-        finally:
-            for process in beside:
-                process.kill()
-                process.wait()
+    with new_place() as place, node(method_of(name), place) as beside:
+        done = _run(place, "killed", name, size_mib, "--delay-s", delay_s)
+        if done.returncode != -signal.SIGKILL:
+            raise RuntimeError(last_words(done.stderr, ""))
+        _await_orphans(place, {process.pid for process in beside})
+        found = _loaded(place, name, size_mib, 1)
+        before = found if found["whole"] else _loaded(place, name, size_mib, 0)
     return {"delay_s": delay_s, **found, "save_before_is_whole": before["whole"]}
 
 
 def _run(place, task, name, size_mib, *options):
-    script = str(Path(__file__).with_name("peer_trial.py"))
-    folders = [str(place.folder), str(place.runtime)]
-    given = ["--mib", str(size_mib), *map(str, options)]
+    arguments = (task, name, place.folder, place.runtime, "--mib", size_mib, *options)
     # Into files: what outlives the trainer would hold a pipe open.
     outputs = [place.runtime / f"{task}.{stream}" for stream in ("out", "err")]
     with outputs[0].open("w") as out, outputs[1].open("w") as err:
         done = subprocess.run(
-            [sys.executable, script, task, name, *folders, *given],
+            command_of("peer_trial.py", *arguments),
             env=place.environment(),
             stdout=out,
             stderr=err,
@@ -64,10 +55,10 @@ def _run(place, task, name, size_mib, *options):
 def _loaded(place, name, size_mib, step):
     """Whether a new process gets the step back, in the child's words."""
     done = _run(place, "loaded", name, size_mib, "--step", step)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
-        return {"whole": False, "reason": reason[:200]}
-    return json.loads(done.stdout.splitlines()[-1])
+    try:
+        return answer(done, f"exit {done.returncode}")
+    except RuntimeError as error:
+        return {"whole": False, "reason": str(error)[:200]}
 
 
 def _await_orphans(place, beside):

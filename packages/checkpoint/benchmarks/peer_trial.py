@@ -1,17 +1,16 @@
 """One way to save in a process of its own, and what happened, as JSON."""
 
-import argparse
 import json
 import os
 import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import torch
 from methods import method_of
-from workload import MIB, NUM_THREADS, Place, make_state, settle, timed
+from programs import add_place, parser_of, place_of
+from workload import MIB, NUM_THREADS, make_state, settle, timed
 
 
 def times(method, num_saves):
@@ -75,11 +74,10 @@ def _remove(path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = parser_of(__doc__)
     parser.add_argument("task", choices=["times", "memory", "killed", "loaded"])
     parser.add_argument("name")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("runtime", type=Path)
+    add_place(parser)
     parser.add_argument("--mib", type=int, required=True)
     parser.add_argument("--num-saves", type=int, default=5)
     parser.add_argument("--delay-s", type=float, default=0.0)
@@ -87,7 +85,7 @@ def main():
     arguments = parser.parse_args()
     torch.set_num_threads(NUM_THREADS)
     state = make_state(arguments.mib * MIB)
-    place = Place(arguments.folder, arguments.runtime)
+    place = place_of(arguments)
     kind = method_of(arguments.name)
     if arguments.task == "memory":
         print("state", flush=True)

@@ -4,8 +4,6 @@ Each way runs in processes of its own; one that fails has a row with its reason.
 table, and writes all figures as JSON and a plot.
 """
 
-import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -14,9 +12,8 @@ from pathlib import Path
 from host_memory import extra_bytes
 from kills import DELAYS_S, kill_trials
 from methods import METHODS, method_of
+from programs import ask, node, parser_of, write_report
 from workload import MIB, new_place, say
-
-from drivetrain_core.testing import surroundings
 
 _LONGEST_S = 900
 _COLUMNS = (
@@ -43,8 +40,7 @@ def compared(name, sizes_mib, kill_mib, num_saves, delays_s):
         try:
             figures = _times(name, size_mib, num_saves)
             row["sizes"][size_mib] = figures
-            node = method_of(name).start_node
-            figures["extra_bytes"] = extra_bytes(name, size_mib, node)
+            figures["extra_bytes"] = extra_bytes(name, size_mib)
         except _FAILURES as error:
             row["reasons"].append(f"{size_mib:,} MiB: {error}"[:200])
     if row["sizes"]:
@@ -58,25 +54,10 @@ def compared(name, sizes_mib, kill_mib, num_saves, delays_s):
 
 def _times(name, size_mib, num_saves):
     """The first and the later stalls, and the times until complete."""
-    script = str(Path(__file__).with_name("peer_trial.py"))
-    with new_place() as place:
-        beside = method_of(name).start_node(place)
-        folders = [str(place.folder), str(place.runtime)]
-        size = ["--mib", str(size_mib), "--num-saves", str(num_saves)]
-        done = subprocess.run(
-            [sys.executable, script, "times", name, *folders, *size],
-            env=place.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_LONGEST_S,
-        )
-        for process in beside:
-            process.kill()
-            process.wait()
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["no word"])[-1])
-    return json.loads(done.stdout.splitlines()[-1])
+    with new_place() as place, node(method_of(name), place):
+        arguments = ("times", name, place.folder, place.runtime)
+        size = ("--mib", size_mib, "--num-saves", num_saves)
+        return ask(place, "peer_trial.py", *arguments, *size, timeout_s=_LONGEST_S)
 
 
 def table(rows):
@@ -115,7 +96,7 @@ def _lost(trials):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = parser_of(__doc__)
     parser.add_argument("--only", action="append", choices=METHODS, metavar="NAME")
     parser.add_argument("--mib", action="append", type=int, help="2048 and 4096")
     parser.add_argument("--kill-mib", type=int, default=512, help="in the kills")
@@ -135,8 +116,7 @@ def main(argv=None):
     for row in rows:
         for reason in row["reasons"]:
             print(f"{row['name']}: {reason}")
-    report = {"rows": rows, "kill_mib": kill_mib, **surroundings()}
-    given.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_report(given.json, {"rows": rows, "kill_mib": kill_mib})
     from plot import plot
 
     plot(rows, given.plot)

@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from programs import command_of
 from workload import timed
 
 from drivetrain_checkpoint._commit import decide
@@ -58,7 +59,7 @@ class Cost:
 @functools.cache
 def planned(num_tensors, num_ranks):
     """The cost of a save, measured in a process of its own."""
-    command = [sys.executable, __file__, str(num_tensors), str(num_ranks)]
+    command = command_of("planning.py", num_tensors, num_ranks)
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return Cost(**json.loads(done.stdout))
 
@@ -152,7 +153,7 @@ def _gathered(folder, plan, num_ranks):
         for message in messages:
             said = json.loads(message)
             custody.told(said["save_id"], said["rank"], said["entry"])
-        told = custody.outcomes["0" * 16].told
+        told = custody.outcomes.of("0" * 16).told
         told = {rank: RankFile(**entry) for rank, entry in told.items()}
         about = {"world_size": num_ranks, "error": "", "absent": [], "limit_s": 600.0}
         first = decide(told=told, on_storage=[], quiet_s=0, unseen_s=math.inf, **about)

@@ -8,16 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import torch
 from limits import Alternated, Area, copies
+from programs import command_of
 from workload import (
-    MIB,
-    NUM_THREADS,
     make_state,
     milliseconds,
     new_place,
     ratio,
     settle,
+    sized,
     timed,
 )
 
@@ -36,10 +35,9 @@ def recovery(size_mib, most):
     """
 
     def measure(quick):
-        torch.set_num_threads(NUM_THREADS)
-        size = (size_mib // 8 if quick else size_mib) * MIB
+        size = sized(size_mib, quick)
         with new_place() as place:
-            command = [sys.executable, __file__, place.folder, str(size)]
+            command = command_of("recovery.py", place.folder, size)
             done = subprocess.run(command, check=False, env=place.environment())
             assert done.returncode == -signal.SIGKILL, done.returncode
             # A new trainer takes longer to start than the daemon to write.

@@ -6,8 +6,6 @@ first rank over them. Assumed, and printed: the storage and the network. The sav
 on many nodes is not measured: no row of this table stands for a run.
 """
 
-import argparse
-import json
 import math
 import random
 import statistics
@@ -18,10 +16,10 @@ from pathlib import Path
 import torch
 from dcp_planning import planner_cost
 from planning import planned
+from programs import parser_of, write_report
 from workload import MIB, NUM_THREADS, make_state, new_place, say, settle, timed
 
 from drivetrain_checkpoint import Checkpointer
-from drivetrain_core.testing import surroundings
 
 _MEASURED_RANKS = 1_024
 _PAGE_FILES = 1_000
@@ -154,7 +152,7 @@ def _size(num_bytes):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1_000, 10_000])
     parser.add_argument("--tensors", type=int, default=1_000)
     parser.add_argument("--ranks-per-node", type=int, default=8)
@@ -200,9 +198,8 @@ def main(argv=None):
             "node": asdict(node),
             "planning": asdict(cost),
             "dcp": [asdict(small), asdict(large)],
-            **surroundings(),
         }
-        given.json.write_text(json.dumps(report, indent=2) + "\n")
+        write_report(given.json, report)
     return 0
 
 

@@ -18,6 +18,7 @@ from workload import (
     new_place,
     ratio,
     settle,
+    sized,
     timed,
 )
 
@@ -39,8 +40,7 @@ def steady(size_mib, most, *, native=True, num_busy=0):
     """
 
     def measure(quick):
-        torch.set_num_threads(NUM_THREADS)
-        size = (size_mib // 8 if quick else size_mib) * MIB
+        size = sized(size_mib, quick)
         state = make_state(size)
         limit = Alternated(copies(state, Area(size)))
         without = mock.patch.object(_native, "_load", return_value=_NO_LIBRARY)

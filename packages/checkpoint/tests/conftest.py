@@ -23,9 +23,11 @@ def runtime(tmp_path_factory, monkeypatch):
     torch.set_num_threads(1)
     yield folder
     torch.set_num_threads(num_threads)
-    for pid in daemons(folder):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    # One that is being started forks: its child may not have been there at first.
+    while pids := daemons(folder):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def daemons(folder):

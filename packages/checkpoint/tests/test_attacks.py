@@ -1,6 +1,7 @@
 """What a user may do that nobody meant, and what becomes of it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,13 +116,49 @@ def test_job_goes_on_from_its_own_checkpoints(tmp_path):
 
 def test_daemon_whose_socket_was_deleted_listens_again(checkpointer, tmp_path):
     checkpointer.save(1, value_of(1), persist=False)
-    path = checkpointer._client._path
+    path = checkpointer._job.client._path
     path.unlink()
     deadline = time.monotonic() + 20
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert restored(tmp_path / "run") == 1
+
+
+@pytest.mark.parametrize("who", ["same", "other"])
+def test_daemon_outlives_its_folder(checkpointer, tmp_path, runtime, daemon_of, who):
+    checkpointer.save(1, value_of(1), persist=False)
+    first = daemon_of()
+    for step in (2, 3):
+        shutil.rmtree(checkpointer._job.client._path.parent)
+        if who == "same":
+            checkpointer._job.client.close()
+            checkpointer.save(step, value_of(step), persist=False)
+        # It asks at once: it finds the daemon that lives, with its memory.
+        assert restored(tmp_path / "run") == (step if who == "same" else 1)
+        assert daemon_of() == first
+    assert checkpointer.save(4, value_of(4)).wait(20)
+    assert restored(tmp_path / "run") == 4
+
+
+def test_daemon_without_folder_that_cannot_answer_is_told(
+    checkpointer, daemon_of, monkeypatch
+):
+    checkpointer.save(1, value_of(1), persist=False)
+    monkeypatch.setattr("drivetrain_checkpoint._client._START_S", 4.0)
+    monkeypatch.setattr("drivetrain_checkpoint._client._ATTEMPTS", 1)
+    first = daemon_of()
+    os.kill(first, signal.SIGSTOP)
+    try:
+        shutil.rmtree(checkpointer._job.client._path.parent)
+        checkpointer._job.client.close()
+        with pytest.raises(DaemonError, match="another daemon has the job"):
+            checkpointer.save(2, value_of(2))
+        assert daemon_of() == first
+    finally:
+        os.kill(first, signal.SIGCONT)
+    assert checkpointer.save(3, value_of(3)).wait(20)
+    assert daemon_of() == first
 
 
 def test_forked_process_needs_a_checkpointer_of_its_own(checkpointer):

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from drivetrain_checkpoint._arena import Arena
-from drivetrain_checkpoint._custody import PERSIST, Custody
+from drivetrain_checkpoint._custody import Custody
+from drivetrain_checkpoint._ticket import PERSIST
 
 
 def publish(arena, index, sequence, save_id, tasks=(PERSIST,)):

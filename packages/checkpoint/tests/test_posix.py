@@ -4,8 +4,15 @@ import errno
 import mmap
 
 import pytest
+import torch
 
-from drivetrain_checkpoint import StorageError
+from drivetrain_checkpoint import (
+    Checkpointer,
+    StorageError,
+    detect,
+    list_checkpoints,
+    verify,
+)
 from drivetrain_checkpoint._native import Progress, address_of
 from drivetrain_checkpoint._storage import posix
 from drivetrain_checkpoint._storage.posix import PosixStorage
@@ -101,3 +108,22 @@ def test_file_system_without_direct_writes_gets_others(tmp_path, monkeypatch):
     storage = PosixStorage(tmp_path)
     storage.write(NAME, "a", address_of(memory), 5000, 1, Progress())
     assert storage.read(NAME, "a") == b"x" * 5000
+
+
+@pytest.mark.parametrize("name", ["a" * 256, "ä" * 128, "/".join(["b" * 200] * 21)])
+def test_path_that_is_too_long_is_refused_at_once(tmp_path, name):
+    place = tmp_path / name
+    for use in (Checkpointer, detect, verify, list_checkpoints):
+        with pytest.raises(StorageError, match=r"bytes long, and [\d,]+ are possible"):
+            use(place)
+
+
+def test_folder_whose_name_is_too_long_is_refused_before_anything_is_copied(tmp_path):
+    checkpointer = Checkpointer(tmp_path, job="posix")
+    state = {"x": torch.ones(2)}
+    assert checkpointer.save(1, state).wait(20)
+    with pytest.raises(StorageError, match="256 bytes long, and 255 are possible"):
+        checkpointer.save(2, state, under="a" * 256)
+    assert checkpointer.restore(state) == 1
+    assert checkpointer.save(2, state, under="a" * 255).wait(20)
+    checkpointer.stop_daemon()

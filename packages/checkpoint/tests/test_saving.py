@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -173,7 +174,7 @@ def test_ranks_that_cannot_agree_keep_no_memory_from_the_next_save(
         raise RuntimeError("a rank is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpointer._team, "exchange", lose)
+        patch.setattr(checkpointer._job.team, "exchange", lose)
         with pytest.raises(RuntimeError, match="a rank is gone"):
             checkpointer.save(2, state_of(2))
     assert checkpointer.save(3, state_of(3)).wait(20)
@@ -259,6 +260,11 @@ def test_handlers_of_before_come_back(checkpointer):
         assert signal.getsignal(signal.SIGUSR1) is not before
         os.kill(os.getpid(), signal.SIGUSR1)
         assert notice.wait(10)
+        # What was begun then starts a daemon, and must not do so after the test.
+        deadline = time.monotonic() + 20
+        while notice.is_durable is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     assert signal.getsignal(signal.SIGUSR1) == before
 
 
@@ -266,7 +272,7 @@ def test_daemon_that_nobody_needs_ends(folder, daemon_of):
     checkpointer = Checkpointer(folder, job="saving", memory_s=0.3)
     checkpointer.save(1, state_of(1)).wait(20)
     pid = daemon_of()
-    checkpointer._client.close()
+    checkpointer._job.client.close()
     ended = threading.Event()
     del checkpointer
     while is_alive(pid):
@@ -295,8 +301,8 @@ def test_every_so_often_a_checkpoint_stays(folder):
     ("options", "message"),
     [
         ({"policy": "hope"}, "policy must be one of"),
-        ({"timeout_s": 0}, "timeout_s must be more than 0"),
-        ({"replicas": -1}, "must not be negative"),
+        ({"timeout_s": 0}, "timeout_s must be a finite number of more than 0"),
+        ({"replicas": -1}, "replicas must be a whole number of at least 0"),
     ],
 )
 def test_arguments_out_of_range_are_refused(folder, options, message):

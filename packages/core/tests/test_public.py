@@ -91,7 +91,9 @@ def run(code):
     return done.stdout.split()
 
 
-@pytest.mark.parametrize("name", [*PACKAGES, "drivetrain_core.cli"])
+@pytest.mark.parametrize(
+    "name", [*PACKAGES, "drivetrain_core.cli", "drivetrain_core.lazy"]
+)
 def test_import_loads_no_torch_and_prints_nothing(name):
     loaded = run(f"import sys, {name}; print(*sys.modules)")
     assert name in loaded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -387,3 +388,56 @@ def check_sharded():
 
 def test_sharded_state_is_restored_where_it_fits():
     run_ranks(check_sharded, 2, timeout_s=120)
+
+
+def unwritable_tensors():
+    with torch.inference_mode():
+        inference = torch.zeros(3)
+    return {
+        "expanded": torch.zeros(1).expand(3),
+        "inference": inference,
+        "meta": torch.zeros(3, device="meta"),
+        "sparse": torch.zeros(3).to_sparse(),
+        "nested": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+        "ragged": torch.nested.nested_tensor(
+            [torch.ones(1), torch.ones(2)], layout=torch.jagged
+        ),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype")
+def test_tensors_that_cannot_be_written_are_all_told_before_any_is():
+    into = unwritable_tensors() | {"fine": torch.zeros(3)}
+    saved = Saved({name: torch.ones(3) for name in into})
+    with pytest.raises(CheckpointError) as caught:
+        saved.restore(into)
+    told = caught.value.mismatches
+    assert len(told) == len(into) - 1
+    for name, words in {
+        "expanded": r"share memory: give a clone\(\)",
+        "inference": r"an inference tensor.* restore in that mode",
+        "meta": r"without memory: make it with to_empty\(\)",
+        "sparse": "torch.sparse_coo: give a dense one",
+        "nested": "a nested tensor",
+        "ragged": "a nested tensor",
+    }.items():
+        assert any(re.match(f"'{name}' is .*{words}", one) for one in told), name
+    assert into["fine"].tolist() == [0, 0, 0]
+    assert len(saved.restore(into, strict=False)) == len(into) - 1
+    assert into["fine"].tolist() == [1, 1, 1]
+    with torch.inference_mode():
+        saved.restore({"inference": into["inference"]})
+    assert into["inference"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype")
+def test_plain_data_takes_new_tensors_for_those_that_cannot_be_written():
+    into = {"data": unwritable_tensors()}
+    Saved({"data": {name: torch.ones(3) for name in into["data"]}}).restore(into)
+    assert all(tensor.tolist() == [1, 1, 1] for tensor in into["data"].values())
+
+
+def test_model_without_memory_is_refused():
+    model = nn.Linear(2, 2, device="meta")
+    told = refused(Saved({"m": nn.Linear(2, 2)}), {"m": model})
+    assert [one.split(" is ")[0] for one in told] == ["'m.weight'", "'m.bias'"]

@@ -73,3 +73,15 @@ def test_list_does_not_import_torch():
         "sys.exit(status or 'torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_reader_that_goes_away_is_no_traceback():
+    code = "import sys; from drivetrain_optim.cli import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "list"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (1, b"")

@@ -1,7 +1,9 @@
 """What is asked of every way to save that is compared."""
 
+from abc import ABC, abstractmethod
 
-class Method:
+
+class Method(ABC):
     """A way to save a state, in a process of its own.
 
     `storage` says what is on the disk when `wait` returns.
@@ -21,18 +23,18 @@ class Method:
         """Where the save of a step goes."""
         return self.place.folder / f"save-{step}"
 
+    @abstractmethod
     def save(self, step):
         """Saves; when it returns, the state may be changed."""
-        raise NotImplementedError
 
-    def wait(self):
+    def wait(self):  # noqa: B027 - a blocking save has nothing to wait for
         """Waits until the last save is complete, by the method's own word."""
 
+    @abstractmethod
     def load(self, step):
         """Loads a step into the state, or raises, in a process that did not save it."""
-        raise NotImplementedError
 
-    def close(self):
+    def close(self):  # noqa: B027 - most have started nothing
         """Ends what the method has started."""
 
     @staticmethod

@@ -6,8 +6,7 @@ daemon never does.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._errors import (
     CorruptCheckpointError,
@@ -15,6 +14,7 @@ from drivetrain_checkpoint._errors import (
     ForeignCheckpointError,
     StorageError,
 )
+from drivetrain_core.lazy import load_export as _load_export
 
 if TYPE_CHECKING:
     from drivetrain_checkpoint._checkpointer import Checkpointer
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._saves import Keep
     from drivetrain_checkpoint._torch_file import torch_load, torch_save
     from drivetrain_checkpoint._verify import Problem, verify
+    from drivetrain_checkpoint._version import __version__
 
 __all__ = [
     "CheckpointInfo",
@@ -66,6 +67,7 @@ _HOMES = {
     "SaveCounts": "_counts",
     "SaveHandle": "_handle",
     "TensorSource": "_foreign.source",
+    "__version__": "_version",
     "detect": "_foreign.detect",
     "export_safetensors": "_export",
     "list_checkpoints": "_listing",
@@ -78,21 +80,9 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     """Imports what needs torch, or takes time, when it is first used."""
-    value: object
-    if name in _HOMES:
-        module = import_module(f"drivetrain_checkpoint.{_HOMES[name]}")
-        value = getattr(module, name)
-    elif name == "__version__":
-        from importlib.metadata import version
-
-        value = version("drivetrain-checkpoint")
-    else:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    globals()[name] = value
-    return value
+    return _load_export(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

@@ -3,48 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import operator
-import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from drivetrain_checkpoint._agree import Policy, agree
-from drivetrain_checkpoint._client import Client
+from drivetrain_checkpoint._agree import Policy
+from drivetrain_checkpoint._arguments import amount, count, text
 from drivetrain_checkpoint._counts import SaveCounts
-from drivetrain_checkpoint._errors import StorageError
-from drivetrain_checkpoint._fill import fill
-from drivetrain_checkpoint._find import find
-from drivetrain_checkpoint._handle import SaveHandle
-from drivetrain_checkpoint._nodes import holders
-from drivetrain_checkpoint._pieces import DTYPES
-from drivetrain_checkpoint._plain import from_json
+from drivetrain_checkpoint._job import Job
 from drivetrain_checkpoint._preempt import PreemptNotice, preempt_notice
-from drivetrain_checkpoint._rank_memory import Claim, RankMemory
-from drivetrain_checkpoint._record import proposal_of, record_bytes, record_of
-from drivetrain_checkpoint._save_plan import EntryTexts, SavePlan
-from drivetrain_checkpoint._saves import Keep, list_saved, own
+from drivetrain_checkpoint._rank_memory import RankMemory
+from drivetrain_checkpoint._restorer import Restorer
+from drivetrain_checkpoint._saver import Saver
+from drivetrain_checkpoint._saves import Keep
 from drivetrain_checkpoint._settings import Settings
-from drivetrain_checkpoint._storage.open import open_storage, place_of, resolve
-from drivetrain_checkpoint._team import Meeting, Team
-from drivetrain_core import CheckpointError
-from drivetrain_core.services import StatePacker, TensorSpec, plan_restoration
+from drivetrain_checkpoint._storage.open import resolve
+from drivetrain_checkpoint._team import Team
 
 if TYPE_CHECKING:
     import os
     import signal
-    from collections.abc import Iterator, MutableMapping, Sequence
-    from concurrent.futures import Future
+    from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 
     import torch.distributed as dist
-    from torch import Tensor
 
-    from drivetrain_checkpoint._storage.protocol import Storage
-    from drivetrain_core.services import Restoration
+    from drivetrain_checkpoint._handle import SaveHandle
 
 __all__ = ["Checkpointer"]
-
-logger = logging.getLogger(__name__)
 
 
 class Checkpointer:
@@ -90,6 +73,7 @@ class Checkpointer:
         counts: What became of the saves so far.
 
     Raises:
+        TypeError: An argument is of another type.
         ValueError: An argument is out of its range.
         StorageError: What is needed for the URL is not installed.
 
@@ -128,49 +112,38 @@ class Checkpointer:
         process_group: dist.ProcessGroup | Literal["self"] | None = None,
     ) -> None:
         """Checks the arguments; nothing is started and no folder made."""
-        if not job:
-            message = "job must be a name, got an empty one"
-            raise ValueError(message)
+        text("job", job)
+        if failure_domain is not None:
+            text("failure_domain", failure_domain)
         if policy not in get_args(Policy):
             message = f"policy must be one of {get_args(Policy)}, got {policy!r}"
             raise ValueError(message)
-        for name, value in (("timeout_s", timeout_s), ("memory_s", memory_s)):
-            if value <= 0:
-                message = f"{name} must be more than 0, got {value}"
-                raise ValueError(message)
-        if replicas < 0 or (
-            replica_bytes_per_s is not None and replica_bytes_per_s <= 0
-        ):
-            message = "replicas and their rate must not be negative"
-            raise ValueError(message)
-        self._settings = Settings(
+        if replica_bytes_per_s is not None:
+            replica_bytes_per_s = amount("replica_bytes_per_s", replica_bytes_per_s)
+        if num_threads is not None:
+            num_threads = count("num_threads", num_threads, 1)
+        settings = Settings(
             job=job,
             url=resolve(folder),
             options=dict(storage_options or {}),
             keep=keep if isinstance(keep, Keep) else Keep(last=keep),
-            limit_s=timeout_s,
-            idle_s=memory_s,
+            limit_s=amount("timeout_s", timeout_s),
+            idle_s=amount("memory_s", memory_s),
             local=None if local is None else resolve(local),
         )
         self.counts = SaveCounts()
-        self._policy: Policy = policy
-        self._replicas = replicas
-        self._domain = failure_domain
-        self._replica_rate = replica_bytes_per_s
-        self._storage = open_storage(self._settings.url, self._settings.options)
-        self._client = Client(self._settings)
-        self._team = Team(process_group)
-        self._meeting: Meeting | None = None
-        self._is_enlisted = False
-        self._saved_at_ns = 0
-        self._groups: dict[Any, Any] = {}
-        self._memory = RankMemory(
-            self._client, self._team, num_threads, overlap=overlap
+        self._job = Job(
+            settings,
+            Team(process_group),
+            num_replicas=count("replicas", replicas, 0),
+            failure_domain=failure_domain,
+            replica_bytes_per_s=replica_bytes_per_s,
         )
-        self._packer = StatePacker()
-        self._plan: SavePlan | None = None
-        self._entries = EntryTexts()
-        self._unreported: list[SaveHandle] = []
+        self._memory = RankMemory(
+            self._job.client, self._job.team, num_threads, overlap=overlap
+        )
+        self._saver = Saver(self._job, self._memory, policy, self.counts)
+        self._restorer = Restorer(self._job)
 
     def prewarm(self, state: Mapping[str, object], *, wait: bool = False) -> None:
         """Makes the memory for saves of such a state, beside the training.
@@ -187,12 +160,7 @@ class Checkpointer:
             DaemonError: The daemon cannot be started.
             MemoryError: The machine has no memory for a copy.
         """
-        self._enlist()
-        packed = self._packer.pack(state)
-        entries = self._entries.text(packed.entries)
-        plan = self._planned(packed.tensors)
-        self._memory.provide(plan, record_bytes(entries, plan))
-        self._memory.warm(wait=wait)
+        self._saver.prewarm(state, wait=wait)
 
     def save(
         self,
@@ -229,79 +197,7 @@ class Checkpointer:
             MemoryError: The machine has no memory for a copy.
             CheckpointError: Another rank cannot save.
         """
-        start = time.perf_counter()
-        self._memory.settle()
-        meeting = self._enlist()
-        problem: Exception | None = None
-        entries, claim, waited_s = "", Claim(), 0.0
-        try:
-            step = _checked(step, state)
-            place_of(self._settings.url, under)
-            packed = self._packer.pack(state)
-            entries = self._entries.text(packed.entries)
-            plan = self._planned(packed.tensors)
-            self._memory.provide(plan, record_bytes(entries, plan))
-            claim, waited_s = self._memory.claim(
-                wait=self._policy == "wait", drop=self._policy == "drop_oldest"
-            )
-        # Whatever keeps one rank from saving, the others must not wait for it.
-        except Exception as error:  # noqa: BLE001
-            problem = error
-        try:
-            proposals = self._team.exchange(
-                proposal_of(
-                    step,
-                    f"{under}\0{entries}",
-                    self._plan,
-                    claim,
-                    problem,
-                    self._saved_at_ns,
-                )
-            )
-        except BaseException:
-            # A rank that is gone must not cost the others their memory.
-            if "index" in claim:
-                self._memory.release()
-            raise
-        verdict = agree(proposals, self._policy)
-        if verdict.action != "save" and "index" in claim:
-            self._memory.release()
-        if verdict.action == "raise":
-            if problem is not None:
-                raise problem
-            kind = ValueError if "different" in verdict.because else CheckpointError
-            raise kind(verdict.because)
-        save_id = proposals[0].save_id
-        self._saved_at_ns = proposals[0].saved_at_ns
-        if verdict.action == "skip":
-            self.counts.skipped += 1
-            logger.info("step %d is not saved: %s", step, verdict.because)
-            return self._handle(step, save_id, under, skipped=True)
-        if verdict.action == "wait":
-            claim, waited_s = self._memory.claim(wait=True)
-        for dropped in verdict.dropped:
-            self._client.ask({"op": "drop", "save_id": dropped})
-            self.counts.dropped += 1
-            logger.info("save %s is dropped for step %d", dropped, step)
-        record = record_of(
-            proposals[0],
-            self._team,
-            plan,
-            entries,
-            job=self._settings.job,
-            run=meeting.run,
-            under=under,
-            persist=persist,
-            replicate=self._replicas > 0,
-        )
-        staging = self._memory.fill(claim, plan, record)
-        handle = self._handle(step, save_id, under, staging=staging)
-        handle.stall_s = time.perf_counter() - start
-        self.counts.saved += 1
-        self.counts.waited += waited_s > 0
-        self.counts.waited_s += waited_s
-        self._unreported = [h for h in self._unreported if not h.durable] + [handle]
-        return handle
+        return self._saver.save(step, state, persist=persist, under=under)
 
     def restore(
         self,
@@ -329,32 +225,17 @@ class Checkpointer:
             The step that was restored.
 
         Raises:
+            TypeError: The step is no whole number.
+            ValueError: The step is negative, or `under` is no name.
             CheckpointError: There is none, or it does not fit; then its `mismatches`
                 are all that does not. Nothing has been changed.
             CorruptCheckpointError: It is damaged. What was read before is in place, so
                 that the state must be restored from another step.
         """
+        if step is not None:
+            step = count("step", step, 0)
         self._memory.settle()
-        meeting, storage = self._met(), self._storage_of(under)
-        save = find(self._team, self._client, storage, meeting, step, under)
-        entries: Any = from_json(save.entries)
-        specs = {
-            entry.name: TensorSpec(
-                name=entry.name, global_shape=entry.shape, dtype=DTYPES[entry.dtype]
-            )
-            for entry in save.layout.tensors
-        }
-        # All ranks know that it fits before the first of them changes anything.
-        plan = self._team.on_all(
-            lambda: plan_restoration(into, entries, specs, strict=strict)
-        )
-        targets = self._team.on_all(lambda: _targets_of(plan))
-        if plan.mismatches:
-            logger.warning("not all was restored: %s", plan.summary())
-        fill(self._team, save, targets, self._groups)
-        for finish in plan.finish:
-            finish()
-        return save.choice.step
+        return self._restorer.restore(into, step, strict=strict, under=under)
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -389,7 +270,11 @@ class Checkpointer:
             handlers that were there before are put back at its end.
         """
         return preempt_notice(
-            self._settings, signals, grace_s, self._memory.staged, then_exit=then_exit
+            self._job.settings,
+            signals,
+            grace_s,
+            self._memory.staged,
+            then_exit=then_exit,
         )
 
     def flush(self, deadline_s: float | None = None) -> bool:
@@ -405,28 +290,15 @@ class Checkpointer:
         Raises:
             StorageError: A save has failed.
         """
-        for handle in list(self._unreported):
-            left = None if deadline_s is None else deadline_s - time.monotonic()
-            try:
-                done = handle.wait(left if left is None else max(0.0, left))
-            except StorageError:
-                self._unreported.remove(handle)
-                raise
-            except CheckpointError:
-                done = True  # a newer save has taken its place, as was asked for
-            if not done and not handle.skipped:
-                return False
-            self._unreported.remove(handle)
-        return True
+        return self._saver.flush(deadline_s)
 
     def latest(self) -> int | None:
         """Returns the step that was saved last and is durable, or None."""
-        saved = own(list_saved(self._storage), self._settings.job)
-        return saved[-1].root.step if saved else None
+        return self._job.latest()
 
     def has_daemon(self) -> bool:
         """Returns whether a daemon serves the job on this node; none is started."""
-        return self._client.is_running()
+        return self._job.client.is_running()
 
     def stop_daemon(self, *, at_once: bool = False) -> None:
         """Stops the daemon of this node, and gives up the memory that it holds.
@@ -435,103 +307,5 @@ class Checkpointer:
             at_once: Whether to stop although saves are still being written.
         """
         self._memory.settle()
-        if self._client.is_running():
-            self._client.ask({"op": "stop", "at_once": at_once})
-        self._client.retire()
+        self._job.stop_daemon(at_once=at_once)
         self._memory.forget()
-        self._meeting, self._is_enlisted = None, False
-
-    def _met(self) -> Meeting:
-        """Returns what the ranks know of each other; all of them ask at one time."""
-        if self._meeting is None:
-            self._meeting = self._team.meet(self._client, domain=self._domain)
-        return self._meeting
-
-    def _enlist(self) -> Meeting:
-        """Makes the nodes of the job known to the daemons, before the first save."""
-        meeting = self._met()
-        if not self._is_enlisted:
-            holders(meeting.nodes.nodes, self._replicas)
-            self._client.enlist(
-                {
-                    "nodes": meeting.nodes.to_plain(),
-                    "secret": meeting.secret,
-                    "run": meeting.run,
-                    "num_replicas": self._replicas,
-                    "bytes_per_s": self._replica_rate,
-                }
-            )
-            self._is_enlisted = True
-            self._saved_at_ns = max(self._saved_at_ns, self._newest_ns())
-        return meeting
-
-    def _newest_ns(self) -> int:
-        """Returns when the newest save that the first rank can see was made."""
-        if self._team.rank != 0:
-            return 0
-        found = [0, *self._memory.saved_at_ns()]
-        with contextlib.suppress(CheckpointError):
-            found += [s.root.saved_at_ns for s in list_saved(self._storage)]
-        return max(found)
-
-    def _storage_of(self, under: str) -> Storage:
-        if not under:
-            return self._storage
-        place = place_of(self._settings.url, under)
-        return open_storage(place, self._settings.options)
-
-    def _planned(self, tensors: Mapping[str, Tensor]) -> SavePlan:
-        if self._plan is None or not self._plan.renew(tensors):
-            team = self._team
-            self._plan = SavePlan(tensors, team.rank, team.world_size, team.group)
-        return self._plan
-
-    def _handle(
-        self,
-        step: int,
-        save_id: str,
-        under: str,
-        *,
-        staging: Future[None] | None = None,
-        skipped: bool = False,
-    ) -> SaveHandle:
-        return SaveHandle(
-            step=step,
-            save_id=save_id,
-            storage=self._storage_of(under),
-            under=under,
-            client=self._client,
-            staging=staging,
-            skipped=skipped,
-        )
-
-
-def _checked(step: object, state: object) -> int:
-    """Returns the step as a plain number.
-
-    Raises:
-        TypeError: It is no whole number, or the state is no mapping from names.
-        ValueError: It is negative.
-    """
-    if isinstance(step, bool) or not isinstance(step, SupportsIndex):
-        message = f"step must be a whole number, got {step!r}"
-        raise TypeError(message)
-    if not isinstance(state, Mapping):
-        message = f"the state must be a mapping from names, got {type(state).__name__}"
-        raise TypeError(message)
-    if other := [key for key in state if not isinstance(key, str)]:
-        message = f"names in the state must be strings, got {other[0]!r}"
-        raise TypeError(message)
-    if operator.index(step) < 0:
-        message = f"step must be at least 0, got {step}"
-        raise ValueError(message)
-    return operator.index(step)
-
-
-def _targets_of(plan: Restoration) -> dict[str, Tensor]:
-    targets: dict[str, Tensor] = {}
-    for prepare in plan.prepare:
-        prepare()
-    for target in plan.targets:
-        targets.update(target())
-    return targets

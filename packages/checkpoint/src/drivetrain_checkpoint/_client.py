@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._arena import Arena
 from drivetrain_checkpoint._errors import DaemonError
-from drivetrain_checkpoint._wire import Connection, address_of, socket_path
+from drivetrain_checkpoint._wire import Connection, address_of, own_folder, socket_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -204,6 +204,7 @@ class Client:
         deadline = time.monotonic() + _START_S
         with contextlib.suppress(OSError):
             return _connect(self._path)
+        own_folder(self._path.parent)  # somebody may have cleaned up
         command = [sys.executable, "-m", "drivetrain_checkpoint._daemon"]
         log = self._path.with_suffix(".log")
         with log.open("wb") as output:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from drivetrain_checkpoint import _native
 from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._manifest import ROOT_FILE, rank_manifest_file, tensor_file
-from drivetrain_checkpoint._storage.protocol import as_storage_error
+from drivetrain_checkpoint._storage.protocol import as_storage_error, folder_name
 from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def copy_checkpoint(
         CorruptCheckpointError: It is damaged. Nothing is committed.
         StorageError: A storage fails.
     """
-    name, root = picked.name, picked.root
+    # By its proper name, also where its folder was given another.
+    root = picked.root
+    name = folder_name(root.step, root.save_id)
     if target.settle(name, ROOT_FILE):
         message = f"{target.url}/{name} is there already"
         raise CheckpointError(message)
@@ -81,7 +83,7 @@ def copy_checkpoint(
         if tuple(sums) != manifest.crc32c:
             message = f"{target.url}/{name}/{tensor_file(rank)} is not what was read"
             raise StorageError(message)
-        text = picked.storage.read(name, rank_manifest_file(rank))
+        text = picked.storage.read(picked.name, rank_manifest_file(rank))
         target.write_small(name, rank_manifest_file(rank), text)
     target.commit(name, ROOT_FILE, root.to_bytes())
     return f"{target.url}/{name}"

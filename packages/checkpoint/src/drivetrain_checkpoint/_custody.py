@@ -9,72 +9,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._native import Progress
+from drivetrain_checkpoint._outcomes import Outcomes
+from drivetrain_checkpoint._ticket import PERSIST, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from drivetrain_checkpoint._arena import Arena, Generation
+    from drivetrain_checkpoint._arena import Arena
 
-__all__ = ["PERSIST", "REPLICATE", "Custody", "Outcome", "Ticket"]
-
-PERSIST = "persist"
-REPLICATE = "replicate"
-
-_KEPT_OUTCOMES = 256
-_DROPPED = "dropped for a newer save"
-
-
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """One save of one rank in this node's memory.
-
-    Args:
-        rank: The rank.
-        arena: The memory.
-        generation: Where in it the save lies.
-        waiting: The tasks that nobody has begun.
-        running: The tasks that are being done, with how far they are.
-    """
-
-    rank: int
-    arena: Arena
-    generation: Generation
-    waiting: set[str]
-    running: dict[str, Progress] = field(default_factory=dict)
-
-    @property
-    def save_id(self) -> str:
-        """The id of the save."""
-        found: str = self.generation.record["save_id"]
-        return found
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the memory is still needed."""
-        return bool(self.waiting or self.running)
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of a save.
-
-    Args:
-        error: Why it failed, if it did.
-        committed: Whether it is a checkpoint now.
-        lost_replicas: Why a replica of it was not made, if one was not.
-        open_tasks: The ranks of this node that have a task before them, by task.
-        told: What is known of each rank's manifest, where this node commits.
-    """
-
-    error: str = ""
-    committed: bool = False
-    lost_replicas: str = ""
-    open_tasks: dict[str, set[int]] = field(default_factory=dict)
-    told: dict[int, dict[str, Any]] = field(default_factory=dict)
+__all__ = ["Custody"]
 
 
 class Custody:
@@ -87,7 +33,7 @@ class Custody:
         """Knows no memory yet."""
         self.changed = threading.Condition(threading.RLock())
         self.arenas: dict[int, Arena] = {}
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes = Outcomes()
         self._tickets: dict[tuple[int, int], Ticket] = {}
         self._seen: dict[int, int] = {}
         self._claims: dict[int, int] = {}
@@ -170,8 +116,8 @@ class Custody:
     def drop(self, save_id: str) -> None:
         """Gives up a save that was not begun with on the rank that wants its memory."""
         with self.changed:
-            outcome = self._outcome(save_id)
-            outcome.error = outcome.error or _DROPPED
+            outcome = self.outcomes.of(save_id)
+            outcome.drop()
             outcome.open_tasks.clear()
             for ticket in list(self._tickets.values()):
                 if ticket.save_id == save_id:
@@ -201,7 +147,7 @@ class Custody:
                 tasks = set(generation.record["tasks"])
                 ticket = Ticket(rank, arena, generation, tasks)
                 self._tickets[rank, generation.index] = ticket
-                outcome = self._outcome(ticket.save_id)
+                outcome = self.outcomes.of(ticket.save_id)
                 if outcome.error or outcome.committed:
                     tasks.discard(PERSIST)
                 for task in tasks:
@@ -214,7 +160,7 @@ class Custody:
             for key in list(self.arenas):
                 self.scan(key)
             for (owner, index), ticket in self._tickets.items():
-                outcome = self._outcome(ticket.save_id)
+                outcome = self.outcomes.of(ticket.save_id)
                 if rank not in {None, owner} or self._claims.get(owner) == index:
                     continue
                 if outcome.error or outcome.committed or task in ticket.running:
@@ -249,10 +195,10 @@ class Custody:
             if progress is None:
                 return  # it was given up before, and somebody was told so
             progress.stop = 1
-            outcome = self._outcome(ticket.save_id)
+            outcome = self.outcomes.of(ticket.save_id)
             outcome.open_tasks.get(task, set()).discard(ticket.rank)
             if task == PERSIST:
-                outcome.error = outcome.error or error
+                outcome.fail(error)
             else:
                 outcome.lost_replicas = outcome.lost_replicas or error
             self.changed.notify_all()
@@ -260,14 +206,14 @@ class Custody:
     def told(self, save_id: str, rank: int, entry: Mapping[str, Any]) -> None:
         """Takes note that a rank's part of a save is on storage."""
         with self.changed:
-            self._outcome(save_id).told[rank] = dict(entry)
+            self.outcomes.of(save_id).told[rank] = dict(entry)
             self.changed.notify_all()
 
     def failed(self, save_id: str, error: str) -> None:
         """Takes note that a save has failed on some node."""
         with self.changed:
-            outcome = self._outcome(save_id)
-            outcome.error = outcome.error or error
+            outcome = self.outcomes.of(save_id)
+            outcome.fail(error)
             for ticket in self._tickets.values():
                 if ticket.save_id == save_id:
                     ticket.waiting.discard(PERSIST)
@@ -278,7 +224,7 @@ class Custody:
     def committed(self, save_id: str) -> None:
         """Takes note that a save is a checkpoint now."""
         with self.changed:
-            self._outcome(save_id).committed = True
+            self.outcomes.of(save_id).committed = True
             self.changed.notify_all()
 
     def wait(self, save_id: str, timeout_s: float | None) -> dict[str, Any]:
@@ -286,7 +232,7 @@ class Custody:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self.changed:
             while True:
-                answer = self._state(save_id)
+                answer = self.outcomes.state(save_id)
                 left = None if deadline is None else deadline - time.monotonic()
                 is_open = answer["state"] in {"pending", "written"}
                 if not is_open or (left is not None and left <= 0):
@@ -313,7 +259,8 @@ class Custody:
             if not self.changed.wait_for(self.is_idle, timeout_s):
                 return False
             states = {
-                t.save_id: self._state(t.save_id)["state"] for t in self.tickets()
+                t.save_id: self.outcomes.state(t.save_id)["state"]
+                for t in self.tickets()
             }
             return "failed" not in states.values()
 
@@ -346,43 +293,13 @@ class Custody:
             self.changed.wait(min(left, 0.5))
         return left > 0
 
-    def _state(self, save_id: str) -> dict[str, Any]:
-        outcome = self.outcomes.get(save_id)
-        if outcome is None:
-            return {"state": "unknown"}
-        replicas = outcome.open_tasks.get(REPLICATE)
-        more: dict[str, Any] = {
-            # None: nobody asked for replicas, or they are not known of here.
-            "replicated": None if replicas is None else not replicas,
-            "lost_replicas": outcome.lost_replicas,
-        }
-        if outcome.committed:
-            return {"state": "committed", **more}
-        if outcome.error:
-            dropped = outcome.error == _DROPPED
-            more["dropped"] = dropped
-            return {"state": "failed", "error": outcome.error, **more}
-        if outcome.open_tasks.get(PERSIST):
-            return {"state": "pending", **more}
-        wanted = any(outcome.told.values()) or PERSIST in outcome.open_tasks
-        return {"state": "written" if wanted else "staged", **more}
-
-    def _outcome(self, save_id: str) -> Outcome:
-        found = self.outcomes.get(save_id)
-        if found is None:
-            found = self.outcomes[save_id] = Outcome()
-            for old in list(self.outcomes)[:-_KEPT_OUTCOMES]:
-                if not self.outcomes[old].open_tasks:
-                    del self.outcomes[old]
-        return found
-
     def _forget(self, ticket: Ticket | None) -> None:
         """Takes note that a newer save has taken the place of one in memory."""
         if ticket is None:
             return
-        outcome = self._outcome(ticket.save_id)
+        outcome = self.outcomes.of(ticket.save_id)
         if ticket.rank not in outcome.told and not outcome.committed:
-            outcome.error = outcome.error or _DROPPED
+            outcome.drop()
 
     def _busy(self, rank: int) -> bool:
         return any(t.is_busy for (r, _), t in self._tickets.items() if r == rank)

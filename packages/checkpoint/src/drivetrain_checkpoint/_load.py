@@ -9,7 +9,7 @@ from torch import nn
 
 from drivetrain_checkpoint._foreign.detect import open_source
 from drivetrain_core import CheckpointError, named_tensors
-from drivetrain_core.services import Restoration
+from drivetrain_core.services import Restoration, unwritable
 
 if TYPE_CHECKING:
     import os
@@ -106,6 +106,10 @@ def _matched(
             mismatches.append(f"{names[0]!r} is here, but not in the checkpoint")
             continue
         spec = there[name]
+        problem = unwritable(tensor)
+        if problem:
+            mismatches.append(f"{name!r} {problem}")
+            continue
         same_dtype = cast or tensor.dtype == spec.dtype
         if tuple(tensor.shape) == spec.global_shape and same_dtype:
             targets[name] = tensor

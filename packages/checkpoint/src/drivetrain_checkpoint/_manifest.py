@@ -16,6 +16,7 @@ from drivetrain_checkpoint._native import checksum
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 __all__ = [
     "FORMAT",
@@ -24,6 +25,7 @@ __all__ = [
     "RankFile",
     "RankManifest",
     "RootManifest",
+    "is_manifest",
     "rank_manifest_file",
     "tensor_file",
 ]
@@ -31,6 +33,16 @@ __all__ = [
 FORMAT = "drivetrain-checkpoint"
 VERSION = 1
 ROOT_FILE = "manifest.json"
+
+
+def is_manifest(path: Path) -> bool:
+    """Returns whether a file begins as the manifests of this format do."""
+    start = f'{{"format":"{FORMAT}",'.encode()
+    try:
+        with path.open("rb") as file:
+            return file.read(len(start)) == start
+    except IsADirectoryError:
+        return False
 
 
 def rank_manifest_file(rank: int) -> str:

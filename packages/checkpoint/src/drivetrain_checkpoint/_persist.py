@@ -10,7 +10,6 @@ import time
 from typing import TYPE_CHECKING
 
 from drivetrain_checkpoint._commit import decide
-from drivetrain_checkpoint._custody import PERSIST
 from drivetrain_checkpoint._errors import CorruptCheckpointError, StorageError
 from drivetrain_checkpoint._manifest import (
     ROOT_FILE,
@@ -28,16 +27,18 @@ from drivetrain_checkpoint._saves import (
     written_ranks,
 )
 from drivetrain_checkpoint._storage.protocol import folder_name
+from drivetrain_checkpoint._ticket import PERSIST
 from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from drivetrain_checkpoint._custody import Custody, Ticket
+    from drivetrain_checkpoint._custody import Custody
     from drivetrain_checkpoint._local import LocalStore
     from drivetrain_checkpoint._native import Progress
     from drivetrain_checkpoint._neighbours import Neighbours
     from drivetrain_checkpoint._storage.protocol import Storage
+    from drivetrain_checkpoint._ticket import Ticket
 
 __all__ = ["Persister"]
 
@@ -263,7 +264,7 @@ class Persister:
         is_news = True
         while True:
             with self._custody.changed:
-                outcome = self._custody.outcomes[manifest.save_id]
+                outcome = self._custody.outcomes.of(manifest.save_id)
                 told = {rank: RankFile(**e) for rank, e in outcome.told.items()}
                 error = outcome.error
             now = time.monotonic()

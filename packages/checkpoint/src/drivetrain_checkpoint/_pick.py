@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from drivetrain_checkpoint._arguments import count
 from drivetrain_checkpoint._layout import Layout
+from drivetrain_checkpoint._manifest import ROOT_FILE
 from drivetrain_checkpoint._saves import read_root, scan
 from drivetrain_checkpoint._sources import StorageSource
 from drivetrain_checkpoint._storage.open import open_storage, resolve
@@ -64,25 +66,24 @@ def pick(
         options: For URLs, what fsspec is to know.
 
     Raises:
+        TypeError: The step is no whole number.
+        ValueError: It is negative.
         CheckpointError: There is none; the message lists what there is.
         CorruptCheckpointError: It is damaged. No older one is taken in its place.
         StorageError: The storage fails.
     """
+    if step is not None:
+        step = count("step", step, 0)
     url = resolve(place)
     parent, _, name = url.rpartition("/")
+    around = open_storage(parent or "/", options)
     if parse_name(name) is not None:
-        storage = open_storage(parent or "/", options)
-        try:
-            root = read_root(storage, name)
-        except FileNotFoundError as error:
-            message = f"{url} has no manifest.json: the save was never committed"
-            raise CheckpointError(message) from error
-        if step not in {None, root.step}:
-            message = f"{url} is that of step {root.step}, not {step}"
-            raise CheckpointError(message)
-        return Picked(storage, name, root, Layout.from_plain(root.layout))
+        return _alone(around, name, step)
     storage = open_storage(url, options)
     saved, damaged = scan(storage)
+    # A checkpoint whose folder was given another name is known by its manifest.
+    if not saved and not damaged and around.exists(name, ROOT_FILE):
+        return _alone(around, name, step)
     fits = [one for one in saved if step in {None, one.root.step}]
     for about, problem in damaged.items():
         if step in {None, about.step} and (not fits or about.step > fits[-1].root.step):
@@ -94,3 +95,17 @@ def pick(
         raise CheckpointError(message)
     root = fits[-1].root
     return Picked(storage, fits[-1].name, root, Layout.from_plain(root.layout))
+
+
+def _alone(storage: Storage, name: str, step: int | None) -> Picked:
+    """Returns the checkpoint in a folder of its own."""
+    url = f"{storage.url}/{name}"
+    try:
+        root = read_root(storage, name)
+    except FileNotFoundError as error:
+        message = f"{url} has no {ROOT_FILE}: the save was never committed"
+        raise CheckpointError(message) from error
+    if step not in {None, root.step}:
+        message = f"{url} is that of step {root.step}, not {step}"
+        raise CheckpointError(message)
+    return Picked(storage, name, root, Layout.from_plain(root.layout))

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["CODES", "DTYPES", "is_plain_memory", "layout_of", "local_block"]
+__all__ = [
+    "CODES",
+    "DTYPES",
+    "check_savable",
+    "is_plain_memory",
+    "layout_of",
+    "local_block",
+]
 
 CODES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
@@ -61,8 +68,8 @@ def layout_of(
         group: The ranks that save together; the default group by default.
 
     Raises:
-        TypeError: A tensor is sparse, quantized, or of a dtype or a placement that
-            cannot be saved.
+        TypeError: A tensor is on the meta device, nested, sparse, quantized, or of a
+            dtype or a placement that cannot be saved.
 
     Example:
         >>> layout_of({"a": torch.ones(2), "b": torch.ones(2)}, 2).tensors[1].replica
@@ -126,6 +133,40 @@ def local_block(
     return local
 
 
+def check_savable(name: str, tensor: Tensor) -> None:
+    """Raises unless a tensor has values, laid out as a checkpoint holds them.
+
+    Raises:
+        TypeError: It is on the meta device, nested, sparse, quantized, or of a dtype
+            that safetensors has not.
+
+    Example:
+        >>> check_savable("model.bias", torch.ones(2, device="meta"))
+        Traceback (most recent call last):
+        TypeError: model.bias is on the meta device, without values: make it with \
+to_empty(), and initialize it, before it is saved
+    """
+    # A tensor that another rank holds has a stand-in, which is neither of these.
+    if getattr(tensor, "is_meta", False):
+        message = (
+            f"{name} is on the meta device, without values: make it with to_empty(), "
+            "and initialize it, before it is saved"
+        )
+        raise TypeError(message)
+    if getattr(tensor, "is_nested", False):
+        message = (
+            f"{name} is a nested tensor, which a checkpoint cannot hold; save the list "
+            "of its parts (unbind()), or its values and offsets"
+        )
+        raise TypeError(message)
+    if tensor.dtype not in CODES or tensor.layout is not torch.strided:
+        message = (
+            f"{name} is {tensor.dtype}, {tensor.layout}, which a checkpoint cannot "
+            "hold; convert it to a dense tensor of a plain dtype"
+        )
+        raise TypeError(message)
+
+
 def is_plain_memory(tensor: Tensor) -> bool:
     """Whether the bytes of a tensor are its values, in order, where the CPU sees them.
 
@@ -141,14 +182,8 @@ def _size(name: str, tensor: Tensor) -> int:
     if name == "__metadata__":
         message = "safetensors has a use of its own for the name '__metadata__'"
         raise ValueError(message)
-    code = CODES.get(tensor.dtype)
-    if code is None or tensor.layout is not torch.strided:
-        message = (
-            f"{name} is {tensor.dtype}, {tensor.layout}, which a checkpoint cannot "
-            "hold; convert it to a dense tensor of a plain dtype"
-        )
-        raise TypeError(message)
-    return DTYPE_BYTES[code] * tensor.numel()
+    check_savable(name, tensor)
+    return DTYPE_BYTES[CODES[tensor.dtype]] * tensor.numel()
 
 
 def _mesh(tensor: Any, group: dist.ProcessGroup | None) -> Mesh:

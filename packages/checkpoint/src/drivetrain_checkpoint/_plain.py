@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -14,12 +16,15 @@ if TYPE_CHECKING:
 __all__ = ["from_json", "to_json"]
 
 _TAG = "$"
+_NUMPY = re.compile(r"bool|str|bytes|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
 _DECODERS: Mapping[str, Callable[[Any], object]] = {
     "float": float,
     "complex": lambda parts: complex(from_json(parts[0]), from_json(parts[1])),
     "bytes": base64.b64decode,
     "dtype": lambda name: getattr(torch, name),
     "device": torch.device,
+    "size": torch.Size,
+    "numpy": lambda parts: np.dtype(_numpy(parts[0])).type(from_json(parts[1])),
     "tuple": lambda parts: tuple(map(from_json, parts)),
     "dict": lambda items: {from_json(k): from_json(v) for k, v in items},
 }
@@ -29,11 +34,11 @@ def to_json(value: object) -> object:
     """Returns a form of a value that JSON takes and `from_json` brings back.
 
     Args:
-        value: None, numbers, strings, bytes, dtypes, devices, and lists, tuples and
-            dicts of them.
+        value: None, numbers (Python's and numpy's), strings, bytes, dtypes, devices,
+            sizes, and lists, tuples and dicts of them.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: It is something else, be it derived from one of these.
 
     Example:
         >>> to_json({"seen": 3, "loss": float("inf"), "rng": b"ab"})
@@ -42,20 +47,27 @@ def to_json(value: object) -> object:
         >>> from_json(to_json((1, float("-inf"), {2: None})))
         (1, -inf, {2: None})
     """
-    if value is None or isinstance(value, bool | int | str):
+    # Of a derived class, such as an enum's, only what it is derived from would be left.
+    kind = type(value)
+    if value is None or kind in {bool, int, str}:
         return value
-    if isinstance(value, float):
+    if isinstance(value, np.generic):
+        name = {"U": "str", "S": "bytes"}.get(value.dtype.kind, value.dtype.name)
+        return _tagged("numpy", [_numpy(name), to_json(value.item())])
+    if isinstance(value, float) and kind is float:
         return value if math.isfinite(value) else _tagged("float", repr(value))
-    if isinstance(value, list):
+    if isinstance(value, list) and kind is list:
         return [to_json(part) for part in value]
-    if isinstance(value, tuple):
+    if isinstance(value, torch.Size):
+        return _tagged("size", list(value))
+    if isinstance(value, tuple) and kind is tuple:
         return _tagged("tuple", [to_json(part) for part in value])
-    if isinstance(value, dict):
+    if isinstance(value, dict) and kind is dict:
         items = [[to_json(key), to_json(part)] for key, part in value.items()]
         return _tagged("dict", items)
-    if isinstance(value, complex):
+    if isinstance(value, complex) and kind is complex:
         return _tagged("complex", [to_json(value.real), to_json(value.imag)])
-    if isinstance(value, bytes):
+    if isinstance(value, bytes) and kind is bytes:
         return _tagged("bytes", base64.b64encode(value).decode())
     if isinstance(value, torch.dtype):
         return _tagged("dtype", str(value).removeprefix("torch."))
@@ -79,6 +91,18 @@ def from_json(value: object) -> Any:
             raise ValueError(message)
         return _DECODERS[value[_TAG]](value["v"])
     return value
+
+
+def _numpy(name: str) -> str:
+    """Returns the name of a kind of numpy's numbers, if it has a form.
+
+    Raises:
+        TypeError: It has none.
+    """
+    if not _NUMPY.fullmatch(name):
+        message = f"a checkpoint holds no {name} of numpy"
+        raise TypeError(message)
+    return name
 
 
 def _tagged(tag: str, value: object) -> dict[str, object]:

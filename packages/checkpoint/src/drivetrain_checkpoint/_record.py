@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from drivetrain_checkpoint import _native
 from drivetrain_checkpoint._agree import Proposal
-from drivetrain_checkpoint._custody import PERSIST, REPLICATE
 from drivetrain_checkpoint._save_plan import record_text
+from drivetrain_checkpoint._ticket import PERSIST, REPLICATE
 
 if TYPE_CHECKING:
     from drivetrain_checkpoint._rank_memory import Claim

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint import _native
 from drivetrain_checkpoint._arena import Arena
-from drivetrain_checkpoint._custody import REPLICATE
 from drivetrain_checkpoint._errors import DaemonError
 from drivetrain_checkpoint._nodes import holders
 from drivetrain_checkpoint._peers import connect_to
+from drivetrain_checkpoint._ticket import REPLICATE
 
 if TYPE_CHECKING:
-    from drivetrain_checkpoint._custody import Custody, Ticket
+    from drivetrain_checkpoint._custody import Custody
     from drivetrain_checkpoint._native import Progress
     from drivetrain_checkpoint._neighbours import Neighbours
     from drivetrain_checkpoint._nodes import Node
+    from drivetrain_checkpoint._ticket import Ticket
     from drivetrain_checkpoint._wire import Connection
 
 __all__ = ["Bucket", "Replica", "ReplicaStore", "Replicator"]

@@ -12,7 +12,12 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._image import plan_image
-from drivetrain_checkpoint._pieces import is_plain_memory, layout_of, local_block
+from drivetrain_checkpoint._pieces import (
+    check_savable,
+    is_plain_memory,
+    layout_of,
+    local_block,
+)
 from drivetrain_checkpoint._plain import to_json
 
 if TYPE_CHECKING:
@@ -74,6 +79,9 @@ class SavePlan:
 
         Returns:
             Whether they are; if not, a new plan must be made.
+
+        Raises:
+            TypeError: One of them cannot be saved.
         """
         before = self._tensors
         if tensors is before:
@@ -81,6 +89,8 @@ class SavePlan:
         if tensors.keys() != before.keys():
             return False
         changed = {n: t for n, t in tensors.items() if t is not before[n]}
+        for name, tensor in changed.items():
+            check_savable(name, tensor)
         if _key_of(changed) != {name: self._key[name] for name in changed}:
             return False
         for entry in self.layout.tensors:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from drivetrain_checkpoint._arguments import count
 from drivetrain_checkpoint._errors import CorruptCheckpointError, ForeignCheckpointError
 from drivetrain_checkpoint._manifest import (
     ROOT_FILE,
@@ -61,6 +62,7 @@ class Keep:
         every: Those whose step is a multiple of this stay for good; None for none.
 
     Raises:
+        TypeError: One of them is no whole number.
         ValueError: One of them is less than 1.
 
     Example:
@@ -75,9 +77,9 @@ class Keep:
         """Checks both numbers."""
         for name in ("last", "every"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                message = f"keep: {name} must be at least 1, got {value}"
-                raise ValueError(message)
+            if value is not None:
+                number = count(f"keep: {name}", value, 1)
+                object.__setattr__(self, name, number)
 
 
 def list_saved(storage: Storage) -> list[Saved]:

@@ -6,38 +6,37 @@ import contextlib
 import logging
 import os
 import secrets
-import socket
-import struct
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._arena import Arena
-from drivetrain_checkpoint._custody import PERSIST, Custody
+from drivetrain_checkpoint._custody import Custody
 from drivetrain_checkpoint._local import LocalStore
 from drivetrain_checkpoint._memory import held, send_part
 from drivetrain_checkpoint._neighbours import Neighbours
 from drivetrain_checkpoint._nodes import Nodes
+from drivetrain_checkpoint._owners import Owners
 from drivetrain_checkpoint._peers import PeerServer
 from drivetrain_checkpoint._persist import Persister
 from drivetrain_checkpoint._replicate import Bucket, ReplicaStore, Replicator
 from drivetrain_checkpoint._saves import Keep
+from drivetrain_checkpoint._status import status_of
 from drivetrain_checkpoint._storage.open import open_storage, place_of
-from drivetrain_checkpoint._wire import Connection, address_of
+from drivetrain_checkpoint._ticket import PERSIST
+from drivetrain_checkpoint._wire import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-__all__ = ["Daemon", "listen_at"]
+    from drivetrain_checkpoint._listener import Listener
+
+__all__ = ["Daemon"]
 
 logger = logging.getLogger(__name__)
 
-_TICK_S = 0.2
-_TAKE_OVER_S = 3.0
 _EMPTY_S = 60.0
 """How long a daemon without memory waits for somebody."""
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Daemon:
@@ -46,12 +45,12 @@ class Daemon:
     Thread-safe: each connection has a thread.
 
     Args:
-        path: Where it listens.
+        listener: Where trainers find it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, listener: Listener) -> None:
         """Knows of no job yet; the first trainer tells."""
-        self._path = path
+        self._listener = listener
         self.stopped = threading.Event()
         self._id = secrets.token_hex(8)
         self._idle_s = 60.0  # until somebody says how long
@@ -60,28 +59,24 @@ class Daemon:
         self._neighbours = Neighbours()
         self._replicas = ReplicaStore()
         self._replicator = Replicator(self._custody, self._neighbours)
-        self._listener: socket.socket | None = None
         self._persister: Persister | None = None
         self._server: PeerServer | None = None
         self._neighbours.absent_here = self._absent
-        self._ranks_here: set[int] | None = None
-        self._run = ""
-        self._ended: set[int] = set()
-        self._owners: dict[int, Connection] = {}
+        self._owners = Owners()
         self._connections: set[Connection] = set()
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
 
-    def serve(self, listener: socket.socket) -> None:
+    def serve(self) -> None:
         """Talks to whoever connects, until it is stopped or has long been left alone."""
-        listener.settimeout(_TICK_S)
-        self._listener = listener
         left_at = time.monotonic()
         while not self.stopped.is_set():
             try:
-                sock, _ = listener.accept()
+                sock = self._listener.accept()
             except TimeoutError:
                 self._tidy()
-                listener = self._listening(listener)
+                # In this order: who stops it says so before the socket goes.
+                if self._listener.is_hidden() and not self.stopped.is_set():
+                    self._listener.renew()
                 has_memory = self._custody.arenas or self._replicas.all()
                 idle_s = self._idle_s if has_memory else min(self._idle_s, _EMPTY_S)
                 if self._connections or not self._custody.is_idle():
@@ -92,28 +87,14 @@ class Daemon:
                 continue
             except OSError:
                 return  # it was stopped
-            sock.settimeout(None)
             connection = Connection(sock)
             self._connections.add(connection)
             threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
 
-    def _listening(self, listener: socket.socket) -> socket.socket:
-        """Returns the listener, a new one if somebody has deleted its socket."""
-        if self._path.exists() or self.stopped.is_set():
-            return listener
-        fresh = listen_at(self._path)
-        fresh.settimeout(_TICK_S)
-        listener.close()
-        self._listener = fresh
-        return fresh
-
     def stop(self) -> None:
         """Lets nobody in any more, which ends `serve`; safe in a signal handler."""
         self.stopped.set()
-        if self._listener is not None:
-            with contextlib.suppress(OSError):
-                self._path.unlink(missing_ok=True)
-                self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
     def _talk(self, connection: Connection) -> None:
         with contextlib.suppress(EOFError, OSError), contextlib.closing(connection):
@@ -157,11 +138,11 @@ class Daemon:
             case "arm":
                 assert fd is not None
                 arena = Arena(fd)
-                self._own(connection, **about)
+                self._owners.own(connection, about["rank"], self._url)
                 custody.take_over(about["rank"], arena)
                 self._look_after(about["rank"])
             case "adopt":
-                self._own(connection, **about)
+                self._owners.own(connection, about["rank"], self._url)
                 arena_there = custody.arenas.get(about["rank"])
                 if arena_there is None:
                     return {"none": True}
@@ -175,7 +156,7 @@ class Daemon:
                     connection.send({"rank": rank}, arena.fd)
                 return None
             case "claim":
-                self._check_owner(connection, about["rank"])
+                self._owners.check(connection, about["rank"])
                 return custody.claim(**about)
             case "release":
                 custody.release(**about)
@@ -194,7 +175,7 @@ class Daemon:
                 custody.ask_for(PERSIST)
                 return {"durable": custody.settle(**about)}
             case "status":
-                return self._status()
+                return status_of(custody, self._replicas, self._url)
             case "stop":
                 self._stop(connection, **about)
                 return None
@@ -279,56 +260,15 @@ class Daemon:
             # A daemon that takes the place of one that died is called as that was.
             self._id = table.here
             self._adjust(settings)
-            self._ranks_here = set(me.ranks)
-            if run != self._run:
-                self._run, self._ended = run, set()
+            if self._owners.begin(run, me.ranks):
                 self._replicator.bucket = Bucket(bytes_per_s)
             self._replicator.num_replicas = num_replicas
         self._neighbours.join(table, secret)
         return {"ok": True}
 
-    def _own(self, connection: Connection, *, rank: int) -> None:
-        """Makes a trainer the one that saves a rank.
-
-        Raises:
-            ValueError: Another process does.
-        """
-        with self._lock:
-            deadline = time.monotonic() + _TAKE_OVER_S
-            while (owner := self._owners.get(rank)) is not None:
-                theirs, ours = _pid_of(owner), _pid_of(connection)
-                if theirs == ours or not _is_alive(theirs):
-                    break
-                # A trainer that was killed is noticed soon.
-                if not self._lock.wait(max(0.0, deadline - time.monotonic())):
-                    message = (
-                        f"process {theirs} saves rank {rank} of this job to "
-                        f"{self._url}: two jobs of one name at a time. Give one of "
-                        "them another name (job=...)"
-                    )
-                    raise ValueError(message)
-            self._owners[rank] = connection
-            self._ended.discard(rank)
-
-    def _check_owner(self, connection: Connection, rank: int) -> None:
-        with self._lock:
-            owner = self._owners.get(rank)
-        if owner is not None and owner is not connection:
-            message = (
-                f"another Checkpointer of process {_pid_of(owner)} has taken this job "
-                "over; use one for each job"
-            )
-            raise ValueError(message)
-
     def _leave(self, connection: Connection) -> None:
         """Notices that a trainer has gone; what it left only in memory is persisted."""
-        with self._lock:
-            mine = [r for r, owner in self._owners.items() if owner is connection]
-            for rank in mine:
-                del self._owners[rank]
-                self._ended.add(rank)
-            self._lock.notify_all()
-        for rank in mine:
+        for rank in self._owners.leave(connection):
             self._custody.release(rank)
             self._custody.ask_for(PERSIST, rank)
 
@@ -337,10 +277,7 @@ class Daemon:
 
         Those are the ranks whose trainer is gone, or is that of another run.
         """
-        with self._lock:
-            here = self._ranks_here or set()
-            gone = here if run != self._run else here & self._ended
-        mine = ranks & gone
+        mine = ranks & self._owners.gone(run)
         return {rank for rank in mine if not self._custody.has(rank, save_id)}
 
     def _look_after(self, rank: int) -> None:
@@ -352,20 +289,19 @@ class Daemon:
 
     def _tidy(self) -> None:
         """Gives up memory of ranks and nodes that the job no longer has."""
-        if self._ranks_here is None:
+        ranks_here = self._owners.ranks_here
+        if ranks_here is None:
             return
         tickets = self._custody.tickets()
         ours = [
             t.generation.record["saved_at_ns"]
             for t in tickets
-            if t.rank in self._ranks_here
-            and self._custody.outcomes[t.save_id].committed
+            if t.rank in ranks_here and self._custody.outcomes.is_committed(t.save_id)
         ]
-        old = {t.rank for t in tickets if t.rank not in self._ranks_here}
         strangers = {
             t.rank
             for t in tickets
-            if t.rank in old
+            if t.rank not in ranks_here
             and t.generation.record["saved_at_ns"] < max(ours, default=0)
         }
         if strangers:
@@ -391,66 +327,6 @@ class Daemon:
                 self._custody.changed.wait_for(self._custody.is_idle)
         # The process may end before a later answer is sent; who has it finds nobody.
         with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
+            self._listener.hide()
             connection.send({"ok": True})
         self.stop()
-
-    def _status(self) -> dict[str, Any]:
-        ranks: dict[str, Any] = {}
-        for found in held(self._custody, self._replicas):
-            kind = "replicas" if found.is_replica else "ranks"
-            rank = ranks.setdefault(kind, {}).setdefault(
-                str(found.rank),
-                {"memory_bytes": found.arena.size_bytes, "steps": [], "doing": {}},
-            )
-            rank["steps"].append(found.generation.record["step"])
-        for ticket in self._custody.tickets():
-            for task, progress in list(ticket.running.items()):
-                step = ticket.generation.record["step"]
-                done = f"step {step}: {progress.done:,} bytes"
-                ranks.get("ranks", {}).get(str(ticket.rank), {})["doing"][task] = done
-        failures = {
-            save_id: outcome.error
-            for save_id, outcome in list(self._custody.outcomes.items())
-            if outcome.error
-        }
-        return {
-            "pid": os.getpid(),
-            "folder": self._url,
-            "ranks": ranks.get("ranks", {}),
-            "replicas": ranks.get("replicas", {}),
-            "failures": failures,
-        }
-
-
-def listen_at(path: Path) -> socket.socket:
-    """Returns a socket that listens at a path, in place of what was there."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with address_of(path) as address:
-        listener.bind(address)
-    listener.listen(256)
-    return listener
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _pid_of(connection: Connection) -> int:
-    """Returns the process at the other end; -1 if it has just hung up."""
-    try:
-        options = connection.socket.getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
-        )
-    except OSError:
-        return -1
-    pid: int = _CREDENTIALS.unpack(options)[0]
-    return pid

@@ -18,7 +18,7 @@ from drivetrain_checkpoint._errors import DaemonError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Connection", "address_of", "socket_path"]
+__all__ = ["Connection", "address_of", "own_folder", "socket_path"]
 
 _LENGTH = struct.Struct("<I")
 _MOST_BYTES = 1 << 30
@@ -37,8 +37,19 @@ def socket_path(job: str, url: str) -> Path:
     """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     home = base / f"drivetrain-checkpoint-{os.getuid()}"
+    own_folder(home)
+    text = f"{job}\0{url}".encode()
+    return home / f"{hashlib.sha256(text).hexdigest()[:24]}.sock"
+
+
+def own_folder(home: Path) -> None:
+    """Makes the folder of the sockets, and makes sure that it is this user's alone.
+
+    Raises:
+        DaemonError: It cannot be made, or belongs to someone else.
+    """
     try:
-        home.mkdir(mode=0o700, exist_ok=True)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         message = (
             f"{home} cannot be made: {error.strerror}. The daemon listens in a folder of "
@@ -49,8 +60,6 @@ def socket_path(job: str, url: str) -> Path:
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         message = f"{home} must belong to this user alone (mode 0700)"
         raise DaemonError(message)
-    text = f"{job}\0{url}".encode()
-    return home / f"{hashlib.sha256(text).hexdigest()[:24]}.sock"
 
 
 @contextlib.contextmanager

@@ -7,11 +7,10 @@ not understood.
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from drivetrain_checkpoint._cli import convert, daemon, diff, gc, look
-from drivetrain_core import DrivetrainError
+from drivetrain_core.commands import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,9 +49,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     populate_parser(parser)
     args = parser.parse_args(argv)
-    try:
-        status: int = args.run(args)
-    except (DrivetrainError, OSError) as error:
-        sys.stderr.write(f"drivetrain-checkpoint: {error}\n")
-        return 1
-    return status
+    return run_command("drivetrain-checkpoint", args.run, args)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core._lazy import load_export as _load_export
+from drivetrain_core.lazy import load_export as _load_export
 
 if TYPE_CHECKING:
     from drivetrain_core._accelerate import accelerate

@@ -9,8 +9,9 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core._errors import DrivetrainError, PluginError
+from drivetrain_core._errors import PluginError
 from drivetrain_core._plugins import COMMANDS, installed, load_plugin
+from drivetrain_core.commands import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,15 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         _print(f"drivetrain-core {version('drivetrain-core')}")
         return 0
-    try:
-        code: int = arguments.run(arguments)
-    except (DrivetrainError, OSError) as error:
-        sys.stderr.write(f"drivetrain: {error}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("drivetrain: interrupted\n")
-        return 130
-    return code
+    return run_command("drivetrain", arguments.run, arguments)
 
 
 def _print(text: str) -> None:

@@ -5,9 +5,9 @@ Importing this package does not import torch; the first use of an optimizer does
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from drivetrain_core.lazy import load_export as _load_export
 from drivetrain_optim._agd_options import DELTA_PRESETS
 from drivetrain_optim._errors import (
     GraphCaptureError,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from drivetrain_optim._agd import AGD
     from drivetrain_optim._explain import Explanation, PathUse, explain
     from drivetrain_optim._lamb import LAMB
+    from drivetrain_optim._version import __version__
     from drivetrain_optim._wsam import WSAM
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "__version__": "_version",
     "AGD": "_agd",
     "LAMB": "_lamb",
     "WSAM": "_wsam",
@@ -51,20 +53,9 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     """Imports what needs torch, or takes time, when it is first used."""
-    value: object
-    if name in _HOMES:
-        value = getattr(import_module(f"drivetrain_optim.{_HOMES[name]}"), name)
-    elif name == "__version__":
-        from importlib.metadata import version
-
-        value = version("drivetrain-optim")
-    else:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    globals()[name] = value
-    return value
+    return _load_export(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

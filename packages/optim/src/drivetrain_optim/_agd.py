@@ -15,7 +15,7 @@ from drivetrain_optim._agd_update import (
     update_loop,
 )
 from drivetrain_optim._batched import BatchedOptimizer
-from drivetrain_optim._checks import parameter_names
+from drivetrain_optim._tensor_checks import parameter_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
 
-from drivetrain_optim._checks import (
-    check_changed_options,
-    check_combination,
-    check_finite,
-    check_names,
-    check_not_capturing,
-    check_options,
-    check_parameters,
-    check_saved_groups,
-    check_saved_state,
-    learning_rate,
-    params_with_gradients,
-)
 from drivetrain_optim._errors import HyperparameterError, StateDictError
 from drivetrain_optim._layout import choice_for, make_layout, shards_of, step_device
 from drivetrain_optim._norms import ShardSlots, grad_norm, grad_scale
+from drivetrain_optim._option_checks import (
+    check_changed_options,
+    check_combination,
+    check_names,
+    check_not_capturing,
+    check_options,
+    learning_rate,
+)
 from drivetrain_optim._state import load_moments
+from drivetrain_optim._state_checks import check_saved_groups, check_saved_state
+from drivetrain_optim._tensor_checks import (
+    check_finite,
+    check_parameters,
+    params_with_gradients,
+)
 from drivetrain_optim._work import Work
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchedOptimizer"]
 
 
-class BatchedOptimizer(Optimizer):
+class BatchedOptimizer(Optimizer, ABC):
     """An optimizer that steps its parameters in batches; a subclass has the equations.
 
     A subclass names its options, its moments and what tells its checkpoints apart, and
@@ -173,6 +175,7 @@ class BatchedOptimizer(Optimizer):
             before.remove()
             after.remove()
 
+    @abstractmethod
     def _update(
         self, works: Sequence[Work], scales: Mapping[int, Number], slots: ShardSlots
     ) -> None:
@@ -183,7 +186,6 @@ class BatchedOptimizer(Optimizer):
             scales: The factor on the gradients of each group, by the group's id.
             slots: The sharded parameters.
         """
-        raise NotImplementedError
 
     def _moments_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         """Returns the names of the moments that a group's options ask for."""

@@ -10,11 +10,12 @@ import torch
 
 from drivetrain_optim import _native, _triton
 from drivetrain_optim._batch import Batch, Entry, Kind
-from drivetrain_optim._checks import check_state, parameter_names
 from drivetrain_optim._errors import UnsupportedTensorError
 from drivetrain_optim._paths import Choice, choose_path
 from drivetrain_optim._state import is_plain, local_part, make_state
+from drivetrain_optim._state_checks import check_state
 from drivetrain_optim._table import DTYPE_CODES, Table, is_dense
+from drivetrain_optim._tensor_checks import parameter_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -88,7 +89,7 @@ class _OptimizerOptimization(BaseOptimization):
         return checked(self.name, self.rules, options)
 
 
-class _Replacement(_OptimizerOptimization):
+class _Replacement(_OptimizerOptimization, ABC):
     """An optimizer on the user's parameter groups.
 
     `lr` and `weight_decay` of None keep what each of the groups has. The optimizer
@@ -110,10 +111,11 @@ class _Replacement(_OptimizerOptimization):
 
         state.use_optimizer(build)
 
+    @abstractmethod
     def _build(
         self, groups: list[dict[str, Any]], options: dict[str, Any]
     ) -> torch.optim.Optimizer:
-        raise NotImplementedError
+        """Returns the optimizer of parameter groups."""
 
 
 class AgdOptimization(_Replacement):

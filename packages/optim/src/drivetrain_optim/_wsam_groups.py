@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain_optim._checks import check_parameters
 from drivetrain_optim._errors import (
     HyperparameterError,
     StateDictError,
     UnsupportedTensorError,
 )
 from drivetrain_optim._options import checked
+from drivetrain_optim._tensor_checks import check_parameters
 from drivetrain_optim._wsam_options import WSAM_OPTIONS
 from drivetrain_optim._wsam_pass import Group, Plan
 

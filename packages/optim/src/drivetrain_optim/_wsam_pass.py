@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from drivetrain_optim._checks import params_with_gradients
 from drivetrain_optim._errors import StepOrderError
 from drivetrain_optim._state import local_part
+from drivetrain_optim._tensor_checks import params_with_gradients
 from drivetrain_optim._wsam_perturb import Rounding, norms_squared, perturb_, sums
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from drivetrain_core.commands import run_command
 from drivetrain_optim._catalog import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -61,8 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     populate_parser(parser)
     args = parser.parse_args(argv)
-    status: int = args.run(args)
-    return status
+    return run_command("drivetrain-optim", args.run, args)
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -1,21 +1,32 @@
-"""What the commands share: arguments, tables, progress, and how they end."""
+"""What the commands share: arguments, storages, tables and progress."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
-import os
 import sys
 from typing import TYPE_CHECKING, Any
+
+from drivetrain_checkpoint._storage.open import open_storage, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from drivetrain_checkpoint._storage.protocol import Storage
+
     Run = Callable[[argparse.Namespace], int]
     Tell = Callable[[int, int], object]
 
-__all__ = ["add_command", "progress", "say", "say_json", "say_table"]
+__all__ = [
+    "add_checkpoint",
+    "add_command",
+    "progress",
+    "say",
+    "say_json",
+    "say_table",
+    "storage_at",
+]
 
 
 def add_command(
@@ -46,6 +57,22 @@ def add_command(
     )
     parser.set_defaults(run=lambda args: _run(run, args))
     return parser
+
+
+def add_checkpoint(parser: argparse.ArgumentParser, name: str = "checkpoint") -> None:
+    """Adds the arguments that say which committed checkpoint is meant.
+
+    Args:
+        parser: The command.
+        name: What its argument is called.
+    """
+    parser.add_argument(name, help="its folder, or the one it was saved to")
+    parser.add_argument("--step", type=int, help="which one of a folder; the newest")
+
+
+def storage_at(place: str, args: argparse.Namespace) -> Storage:
+    """Returns the storage of a folder or URL that a command was given."""
+    return open_storage(resolve(place), args.options)
 
 
 def say(text: str = "") -> None:
@@ -118,21 +145,8 @@ def _plain(text: str) -> Tell:
 
 
 def _run(run: Run, args: argparse.Namespace) -> int:
-    """Runs a command; whoever reads its output may go away."""
     args.options = dict(args.options)
-    try:
-        status = run(args)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # What Python still holds would raise once more when it ends.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("drivetrain-checkpoint: interrupted\n")
-        return 130
-    return status
+    return run(args)
 
 
 def _option(text: str) -> tuple[str, Any]:

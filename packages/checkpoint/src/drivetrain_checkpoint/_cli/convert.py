@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_checkpoint._cli.common import add_command, progress, say, say_json
+from drivetrain_checkpoint._cli import common
 from drivetrain_checkpoint._copy import copy_checkpoint
 from drivetrain_checkpoint._pick import pick
-from drivetrain_checkpoint._storage.open import open_storage, resolve
 
 if TYPE_CHECKING:
     import argparse
@@ -18,7 +17,7 @@ __all__ = ["add"]
 def add(commands: Any) -> None:
     """Adds the commands."""
     text = "write a checkpoint of any format in another one"
-    convert = add_command(commands, "convert", text, _convert)
+    convert = common.add_command(commands, "convert", text, _convert)
     convert.add_argument("source", help="a checkpoint of any format")
     convert.add_argument(
         "target", help="what is written: a file for torch, or a folder"
@@ -38,17 +37,16 @@ def add(commands: Any) -> None:
     text = "the job that the checkpoint is said to be of (default: %(default)s)"
     convert.add_argument("--job", default="converted", help=text)
     text = "copy a committed checkpoint to another folder or URL, and verify it"
-    copy = add_command(commands, "cp", text, _copy)
-    copy.add_argument("source", help="its folder, or the one it was saved to")
+    copy = common.add_command(commands, "cp", text, _copy)
+    common.add_checkpoint(copy, "source")
     copy.add_argument("target", help="the folder for checkpoints that it goes to")
-    copy.add_argument("--step", type=int, help="which one of a folder; the newest")
 
 
 def _convert(args: argparse.Namespace) -> int:
     # It needs torch, which the other commands do without.
     from drivetrain_checkpoint._convert import convert
 
-    with progress(args, "convert") as tell:
+    with common.progress(args, "convert") as tell:
         found = convert(
             args.source,
             args.target,
@@ -63,15 +61,15 @@ def _convert(args: argparse.Namespace) -> int:
 
 def _copy(args: argparse.Namespace) -> int:
     picked = pick(args.source, args.step, args.options)
-    target = open_storage(resolve(args.target), args.options)
-    with progress(args, f"copy step {picked.root.step}") as tell:
+    target = common.storage_at(args.target, args)
+    with common.progress(args, f"copy step {picked.root.step}") as tell:
         found = copy_checkpoint(picked, target, tell)
     return _told(args, found)
 
 
 def _told(args: argparse.Namespace, found: str) -> int:
     if args.json:
-        say_json({"written": found})
+        common.say_json({"written": found})
     else:
-        say(found)
+        common.say(found)
     return 0

@@ -6,12 +6,12 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_checkpoint._cli.common import add_command, say, say_json
+from drivetrain_checkpoint._cli import common
 from drivetrain_checkpoint._client import Client, visit
 from drivetrain_checkpoint._errors import DaemonError
 from drivetrain_checkpoint._saves import list_saved
 from drivetrain_checkpoint._settings import Settings
-from drivetrain_checkpoint._storage.open import open_storage, resolve
+from drivetrain_checkpoint._storage.open import resolve
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +24,7 @@ _SLICE_S = 1.0
 def add(commands: Any) -> None:
     """Adds the commands."""
     text = "start the daemon of this node, look at it, or stop it"
-    daemon = add_command(commands, "daemon", text, _daemon)
+    daemon = common.add_command(commands, "daemon", text, _daemon)
     daemon.add_argument("action", choices=["start", "status", "stop"])
     daemon.add_argument(
         "--at-once",
@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
         help="stop although saves are still being written",
     )
     text = "bring what the daemon of this node holds in memory to storage"
-    recover = add_command(commands, "recover", text, _recover)
+    recover = common.add_command(commands, "recover", text, _recover)
     recover.add_argument(
         "--timeout",
         type=float,
@@ -57,16 +57,16 @@ def _daemon(args: argparse.Namespace) -> int:
     answer = visit(args.job, url, question)
     if answer is None:
         if args.json:
-            say_json({})
+            common.say_json({})
         else:
-            say(f"no daemon serves job {args.job!r} here")
+            common.say(f"no daemon serves job {args.job!r} here")
         return 1
     if args.json:
-        say_json(answer)
+        common.say_json(answer)
     elif args.action == "status":
-        say(json.dumps(answer, indent=2))
+        common.say(json.dumps(answer, indent=2))
     elif args.action == "start":
-        say(f"process {answer['pid']} serves job {args.job!r}")
+        common.say(f"process {answer['pid']} serves job {args.job!r}")
     return 0
 
 
@@ -89,12 +89,12 @@ def _recover(args: argparse.Namespace) -> int:
     failures = sorted(set(status["failures"].values()))
     found = None
     if is_durable:
-        saved = list_saved(open_storage(url, args.options))
+        saved = list_saved(common.storage_at(args.folder, args))
         found = [one.root.step for one in saved if one.root.job == args.job][-1]
     if args.json:
-        say_json({"step": found, "durable": is_durable, "failures": failures})
+        common.say_json({"step": found, "durable": is_durable, "failures": failures})
     elif is_durable:
-        say(f"step {found} is durable")
+        common.say(f"step {found} is durable")
     if not is_durable:
         because = "; ".join(failures) or f"it takes longer than {args.timeout:g} s"
         message = f"step {max(steps)} is not durable: {because}"

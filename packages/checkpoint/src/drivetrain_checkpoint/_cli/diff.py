@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_checkpoint._cli.common import (
-    add_command,
-    progress,
-    say,
-    say_json,
-    say_table,
-)
+from drivetrain_checkpoint._cli import common
 
 if TYPE_CHECKING:
     import argparse
@@ -21,7 +15,7 @@ __all__ = ["add"]
 def add(commands: Any) -> None:
     """Adds the command."""
     text = "compare two checkpoints of any format; exit status 1 if they differ"
-    diff = add_command(commands, "diff", text, _diff)
+    diff = common.add_command(commands, "diff", text, _diff)
     diff.add_argument("one", help="a checkpoint")
     diff.add_argument("two", help="another")
     diff.add_argument("--step-one", type=int, help="which one of a folder; the newest")
@@ -35,13 +29,13 @@ def _diff(args: argparse.Namespace) -> int:
 
     one = open_source(args.one, step=args.step_one, options=args.options)
     two = open_source(args.two, step=args.step_two, options=args.options)
-    with progress(args, "compare", is_bytes=False) as tell:
+    with common.progress(args, "compare", is_bytes=False) as tell:
         found = list(differences(one, two, tell))
     if args.json:
-        say_json([difference._asdict() for difference in found])
+        common.say_json([difference._asdict() for difference in found])
     elif found:
         rows = [(difference.name, difference.because) for difference in found]
-        say_table(("NAME", "DIFFERENCE"), rows)
+        common.say_table(("NAME", "DIFFERENCE"), rows)
     else:
-        say(f"{len(one.tensors)} tensors and all plain data are equal")
+        common.say(f"{len(one.tensors)} tensors and all plain data are equal")
     return 1 if found else 0

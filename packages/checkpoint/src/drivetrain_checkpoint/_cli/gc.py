@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_checkpoint._cli.common import add_command, say, say_json
+from drivetrain_checkpoint._cli import common
 from drivetrain_checkpoint._manifest import ROOT_FILE
 from drivetrain_checkpoint._saves import Keep, Saved, abandoned, list_saved, retired
-from drivetrain_checkpoint._storage.open import open_storage, resolve
 from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ __all__ = ["add", "superfluous"]
 def add(commands: Any) -> None:
     """Adds the command."""
     text = "delete old checkpoints and abandoned saves; never a job's newest"
-    gc = add_command(commands, "gc", text, _gc)
+    gc = common.add_command(commands, "gc", text, _gc)
     gc.add_argument("folder", help="where checkpoints are saved, a path or an URL")
     gc.add_argument(
         "--keep", type=_count, required=True, help="how many of each job's newest stay"
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
     )
     gc.add_argument(
         "--older-than",
-        type=float,
+        type=_hours,
         default=0.0,
         metavar="HOURS",
         help="what was saved later stays, too",
@@ -59,7 +59,7 @@ def superfluous(
 
 
 def _gc(args: argparse.Namespace) -> int:
-    storage = open_storage(resolve(args.folder), args.options)
+    storage = common.storage_at(args.folder, args)
     saved = list_saved(storage)
     if not saved:
         message = f"{storage.url} has no committed checkpoint: nothing is deleted"
@@ -73,11 +73,11 @@ def _gc(args: argparse.Namespace) -> int:
         if not args.json:
             does = "would be deleted" if args.dry_run else "deleted"
             why = "never committed" if name in lost else "old"
-            say(f"{does}: {name} ({why})")
+            common.say(f"{does}: {name} ({why})")
     if args.json:
-        say_json({"old": old, "abandoned": lost, "deleted": not args.dry_run})
+        common.say_json({"old": old, "abandoned": lost, "deleted": not args.dry_run})
     elif not old and not lost:
-        say(f"all {len(saved)} checkpoints are kept")
+        common.say(f"all {len(saved)} checkpoints are kept")
     return 0
 
 
@@ -86,3 +86,14 @@ def _count(text: str) -> int:
         message = f"a number of at least 1 is expected, not {text!r}"
         raise argparse.ArgumentTypeError(message)
     return int(text)
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = math.nan
+    if not 0 <= hours < math.inf:
+        message = f"a number of hours, 0 or more, is expected, not {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return hours

@@ -7,17 +7,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_checkpoint._cli.common import (
-    add_command,
-    progress,
-    say,
-    say_json,
-    say_table,
-)
+from drivetrain_checkpoint._cli import common
 from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._pick import pick
 from drivetrain_checkpoint._saves import scan
-from drivetrain_checkpoint._storage.open import open_storage, resolve
+from drivetrain_checkpoint._storage.open import resolve
 from drivetrain_checkpoint._verify import verify
 
 if TYPE_CHECKING:
@@ -29,17 +23,15 @@ __all__ = ["add"]
 def add(commands: Any) -> None:
     """Adds the commands."""
     text = "list the committed checkpoints of a folder"
-    listing = add_command(commands, "ls", text, _list)
+    listing = common.add_command(commands, "ls", text, _list)
     listing.add_argument("folder", help="where checkpoints are saved, a path or an URL")
-    inspect = add_command(
+    inspect = common.add_command(
         commands, "inspect", "list the tensors of a checkpoint", _inspect
     )
-    inspect.add_argument("checkpoint", help="its folder, or the one it was saved to")
-    inspect.add_argument("--step", type=int, help="which one of a folder; the newest")
+    common.add_checkpoint(inspect)
     text = "compare every byte of a checkpoint with its checksums"
-    check = add_command(commands, "verify", text, _verify)
-    check.add_argument("checkpoint", help="its folder, or the one it was saved to")
-    check.add_argument("--step", type=int, help="which one of a folder; the newest")
+    check = common.add_command(commands, "verify", text, _verify)
+    common.add_checkpoint(check)
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -48,7 +40,7 @@ def _list(args: argparse.Namespace) -> int:
     if "://" not in place and not Path(place).is_dir():
         message = f"{place} is no folder"
         raise StorageError(message)
-    storage = open_storage(place, args.options)
+    storage = common.storage_at(place, args)
     whole, damaged = scan(storage)
     for saved in whole:
         size = sum(storage.files(saved.name).values())
@@ -59,9 +51,9 @@ def _list(args: argparse.Namespace) -> int:
         rows.append((saved.root.step, saved.root.job, at, ranks, size, saved.name))
     if args.json:
         names = ("step", "job", "saved", "ranks", "bytes", "folder")
-        say_json([dict(zip(names, row, strict=True)) for row in rows])
+        common.say_json([dict(zip(names, row, strict=True)) for row in rows])
     else:
-        say_table(("STEP", "JOB", "SAVED", "RANKS", "BYTES", "FOLDER"), rows)
+        common.say_table(("STEP", "JOB", "SAVED", "RANKS", "BYTES", "FOLDER"), rows)
     for error in damaged.values():
         sys.stderr.write(f"{error}\n")
     return 1 if damaged else 0
@@ -84,25 +76,25 @@ def _inspect(args: argparse.Namespace) -> int:
         names = ("name", "dtype", "shape", "mesh", "placements")
         tensors = [dict(zip(names, row, strict=True)) for row in rows]
         root = picked.root
-        say_json({"step": root.step, "job": root.job, "tensors": tensors})
+        common.say_json({"step": root.step, "job": root.job, "tensors": tensors})
     else:
         header = ("TENSOR", "DTYPE", "SHAPE", "MESH", "PLACEMENTS")
-        say_table(header, sorted(rows, key=str))
+        common.say_table(header, sorted(rows, key=str))
     return 0
 
 
 def _verify(args: argparse.Namespace) -> int:
     place = args.checkpoint
-    storage = open_storage(resolve(place), args.options)
+    storage = common.storage_at(place, args)
     if args.step is not None or storage.names():
         place = pick(place, args.step, args.options).url
-    with progress(args, "verify") as tell:
+    with common.progress(args, "verify") as tell:
         problems = verify(place, storage_options=args.options, progress=tell)
     if args.json:
-        say_json([problem._asdict() for problem in problems])
+        common.say_json([problem._asdict() for problem in problems])
     elif problems:
         for problem in problems:
-            say(f"{problem.file}: {problem.because}")
+            common.say(f"{problem.file}: {problem.because}")
     else:
-        say(f"{place}: every byte is as it was saved")
+        common.say(f"{place}: every byte is as it was saved")
     return 1 if problems else 0

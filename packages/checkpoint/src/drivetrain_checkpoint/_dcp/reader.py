@@ -25,6 +25,7 @@ from drivetrain_checkpoint._plain import from_json
 from drivetrain_checkpoint._read_blocks import Wanted, read_blocks
 from drivetrain_checkpoint._storage.open import resolve
 from drivetrain_core import CheckpointError
+from drivetrain_core.services import unwritable
 
 if TYPE_CHECKING:
     import os
@@ -135,6 +136,7 @@ has none at all
         """Reads what a plan asks for.
 
         Raises:
+            CheckpointError: A tensor cannot be written in place; none has been.
             CorruptCheckpointError: What was saved is damaged.
         """
         assert self._picked is not None
@@ -152,6 +154,10 @@ has none at all
                 planner.load_bytes(item, stream)
                 continue
             target = planner.resolve_tensor(item).detach()
+            problem = unwritable(target)
+            if problem:
+                message = f"{name!r} {problem}"
+                raise CheckpointError(message)
             wanted.append(Wanted(layouts[name], _block_of(item), target))
             targets.append((item, target))
         read_blocks(self._picked.layout, self._picked.sources(), wanted)

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 
 from drivetrain_checkpoint import _native
+from drivetrain_checkpoint._arguments import amount
 from drivetrain_checkpoint._errors import StorageError
 
 if TYPE_CHECKING:
@@ -55,10 +56,7 @@ class Stager(AsyncStager):
     _synchronize_after_execute = False
 
     def __init__(self, *, timeout_s: float = 600.0) -> None:
-        if timeout_s <= 0:
-            message = f"timeout_s must be more than 0, got {timeout_s}"
-            raise ValueError(message)
-        self._timeout_s = timeout_s
+        self._timeout_s = amount("timeout_s", timeout_s)
         self._generations = [_Generation(), _Generation()]
 
     def stage(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,9 @@ MAPPINGS = "drivetrain.dcp.mappings"
 """The entry that says where each flat name stands in the nested state."""
 
 
+_VALUES = {"value", "numpy"}
+
+
 def entry_of_tensor(name: str) -> Entry:
     """Returns the plain half of a tensor."""
     return {"kind": "data", "plain": ["tensor", name], "tensors": [name]}
@@ -55,7 +58,7 @@ def entry_of_value(value: object) -> Entry:
 def is_value(entry: Mapping[str, Any]) -> bool:
     """Whether an entry is a value, with no tensor in it."""
     plain = entry["plain"]
-    return isinstance(plain, list) and len(plain) == 2 and plain[0] == "value"
+    return isinstance(plain, list) and len(plain) == 2 and plain[0] in _VALUES
 
 
 def value_of(name: str, entry: Mapping[str, Any]) -> Any:
@@ -68,7 +71,9 @@ def value_of(name: str, entry: Mapping[str, Any]) -> Any:
     Raises:
         CheckpointError: It holds an object of a class that is not allowed.
     """
-    value = entry["plain"][1]
+    form, value = entry["plain"]
+    if form == "numpy":  # of a `Checkpointer`: the kind of number, and the number
+        return value[1]
     if entry["kind"] != "torch":
         return value
     try:

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from drivetrain_checkpoint._arguments import count
 from drivetrain_checkpoint._checkpointer import Checkpointer
 from drivetrain_checkpoint._dcp.spread import spread, tell
 from drivetrain_checkpoint._dcp.values import MAPPINGS, entry_of_tensor, entry_of_value
@@ -57,7 +58,7 @@ class _PackedCheckpointer(Checkpointer):
 
     def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:
         super().__init__(folder, **options)
-        self._packer = _AsIs()
+        self._saver.packer = _AsIs()
 
 
 class Writer(StorageWriter):
@@ -111,9 +112,8 @@ class Writer(StorageWriter):
         **options: Any,
     ) -> None:
         super().__init__()
-        if step is not None and step < 0:
-            message = f"step must be at least 0, got {step}"
-            raise ValueError(message)
+        if step is not None:
+            step = count("step", step, 0)
         self._arguments = {
             "folder": resolve(folder),
             "job": job,

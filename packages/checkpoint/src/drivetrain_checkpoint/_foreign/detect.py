@@ -11,7 +11,7 @@ from drivetrain_checkpoint._foreign.dcp import read_dcp
 from drivetrain_checkpoint._foreign.native import NativeSource
 from drivetrain_checkpoint._foreign.safetensors import INDEX_FILE, read_safetensors
 from drivetrain_checkpoint._foreign.torch_file import TorchSource
-from drivetrain_checkpoint._manifest import ROOT_FILE
+from drivetrain_checkpoint._manifest import ROOT_FILE, is_manifest, rank_manifest_file
 from drivetrain_checkpoint._pick import pick
 from drivetrain_checkpoint._storage.open import resolve
 from drivetrain_checkpoint._storage.protocol import parse_name
@@ -110,9 +110,12 @@ def open_source(
 
 def _detect_folder(place: Path) -> Kind:
     names = sorted(entry.name for entry in place.iterdir())
-    steps = [name for name in names if parse_name(name) is not None]
-    if steps or (ROOT_FILE in names and parse_name(place.resolve().name) is not None):
+    if any(parse_name(name) is not None for name in (place.resolve().name, *names)):
         return "drivetrain"
+    # A checkpoint's folder may have been given another name.
+    for name in (ROOT_FILE, rank_manifest_file(0)):
+        if name in names and is_manifest(place / name):
+            return "drivetrain"
     if ".metadata" in names:
         return "dcp"
     if INDEX_FILE in names or any(name.endswith(".safetensors") for name in names):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from drivetrain_checkpoint._dcp.values import MAPPINGS, is_value, value_of
 from drivetrain_checkpoint._pieces import DTYPES
 from drivetrain_checkpoint._plain import from_json
@@ -43,12 +45,17 @@ class NativeSource:
         }
 
     def values(self) -> dict[str, Any]:
-        """Returns the plain data; the plain half of a model or an optimizer as it is."""
+        """Returns the plain data; the plain half of a model or an optimizer as it is.
+
+        Numbers of numpy are returned as Python's.
+        """
         entries = from_json(self._picked.root.entries)
         found = {}
         for name, entry in entries.items():
             if is_value(entry) and name != MAPPINGS:
-                found[name] = value_of(name, entry)
+                value = value_of(name, entry)
+                # Of a file with such a number `torch.load` says that it is not safe.
+                found[name] = value.item() if isinstance(value, np.generic) else value
             elif entry["plain"] != ["tensor", name] and name != MAPPINGS:
                 found[name] = entry["plain"]
         return found

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._storage.posix import PosixStorage
+from drivetrain_checkpoint._storage.protocol import as_storage_error
 from drivetrain_checkpoint._storage.remote import RemoteStorage
 
 if TYPE_CHECKING:
@@ -17,8 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["open_storage", "place_of", "resolve"]
 
 
+_MOST_NAME_BYTES = 255
+_MOST_PATH_BYTES = 4095 - 64  # what is left is for the files of a checkpoint
+
+
 def resolve(place: str | os.PathLike[str]) -> str:
     """Returns a place as it is called from any folder and any process.
+
+    Raises:
+        StorageError: It is a path that is longer than Linux takes.
+        ValueError: It is an URL of nothing.
 
     Example:
         >>> resolve("s3://bucket/run/"), resolve("file:///run")
@@ -32,7 +42,8 @@ def resolve(place: str | os.PathLike[str]) -> str:
             message = f"{text} names no place"
             raise ValueError(message)
         return text.rstrip("/")
-    return str(Path(text).expanduser().resolve())
+    with as_storage_error("find", text):
+        return _checked(str(Path(text).expanduser().resolve()))
 
 
 def place_of(url: str, under: str) -> str:
@@ -43,6 +54,7 @@ def place_of(url: str, under: str) -> str:
         under: The name of the inner one; "" is the outer folder itself.
 
     Raises:
+        StorageError: It is longer than Linux takes.
         ValueError: It is no name.
 
     Example:
@@ -52,7 +64,8 @@ def place_of(url: str, under: str) -> str:
     if "/" in under or under in {".", ".."}:
         message = f"under must be the name of one folder, got {under!r}"
         raise ValueError(message)
-    return f"{url}/{under}" if under else url
+    found = f"{url}/{under}" if under else url
+    return found if "://" in url else _checked(found)
 
 
 def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
@@ -68,3 +81,20 @@ def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
     if "://" in url:
         return RemoteStorage(url, options)
     return PosixStorage(Path(url))
+
+
+def _checked(path: str) -> str:
+    """Returns a path, if it is not longer than Linux takes."""
+    longest = max(path.split("/"), key=lambda name: len(os.fsencode(name)))
+    for what, text, most in (
+        ("a name in the path", longest, _MOST_NAME_BYTES),
+        ("the path", path, _MOST_PATH_BYTES),
+    ):
+        size = len(os.fsencode(text))
+        if size > most:
+            message = (
+                f"{what} is {size:,} bytes long, and {most:,} are possible; take a "
+                f"shorter one than {text[:40]}...{text[-20:]}"
+            )
+            raise StorageError(message)
+    return path

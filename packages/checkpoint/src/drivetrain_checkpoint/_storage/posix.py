@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING
 
 from drivetrain_checkpoint import _native
 from drivetrain_checkpoint._errors import CorruptCheckpointError
-from drivetrain_checkpoint._storage.protocol import as_storage_error, parse_name
+from drivetrain_checkpoint._storage.protocol import (
+    Storage,
+    as_storage_error,
+    parse_name,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +32,7 @@ __all__ = ["PosixStorage"]
 _READERS = 4
 
 
-class PosixStorage:
+class PosixStorage(Storage):
     """A folder.
 
     Args:
@@ -49,7 +53,7 @@ class PosixStorage:
         num_threads: int,
         progress: Progress,
     ) -> list[int]:
-        """Writes memory to a new file past the page cache, and syncs it."""
+        """Writes past the page cache, and syncs."""
         path = self._folder(name) / file
         with as_storage_error("write", path):
             fd = _create(path)
@@ -90,7 +94,6 @@ class PosixStorage:
                 raise
 
     def names(self) -> list[str]:
-        """Returns the folders of saves, committed or not."""
         try:
             with as_storage_error("list", self.root, may_miss=True):
                 return [p.name for p in self.root.iterdir() if parse_name(p.name)]
@@ -98,7 +101,6 @@ class PosixStorage:
             return []
 
     def files(self, name: str) -> dict[str, int]:
-        """Returns the files of a folder with their sizes."""
         found = {}
         with contextlib.suppress(FileNotFoundError):
             for entry in os.scandir(self.root / name):
@@ -107,14 +109,10 @@ class PosixStorage:
         return found
 
     def exists(self, name: str, file: str) -> bool:
-        """Whether a file is there."""
         return (self.root / name / file).exists()
 
     def settle(self, name: str, file: str) -> bool:
-        """Syncs the folders of a file that is there; whoever put it there may not have.
-
-        It is asked by a daemon that has taken the place of another, and by handles.
-        """
+        """Syncs the folders of a file that is there."""
         path = self.root / name / file
         if not path.exists():
             return False
@@ -124,7 +122,6 @@ class PosixStorage:
         return True
 
     def read(self, name: str, file: str) -> bytes:
-        """Returns a small file."""
         path = self.root / name / file
         with as_storage_error("read", path, may_miss=True):
             try:
@@ -138,7 +135,7 @@ class PosixStorage:
     def read_into(
         self, name: str, file: str, address: int, size_bytes: int, at: int
     ) -> None:
-        """Reads part of a file on several threads."""
+        """Reads on several threads."""
         path = self.root / name / file
         with as_storage_error("read", path, may_miss=True):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -148,7 +145,6 @@ class PosixStorage:
                 os.close(fd)
 
     def changed_s(self, name: str) -> float:
-        """Returns when a file of a folder was changed last."""
         times = [0.0]
         with contextlib.suppress(FileNotFoundError):
             times.append((self.root / name).stat().st_mtime)
@@ -158,7 +154,6 @@ class PosixStorage:
         return max(times)
 
     def remove(self, name: str, last: str) -> None:
-        """Deletes a folder, the file that commits it first."""
         path = self.root / name
         with as_storage_error("delete", path):
             if path.is_symlink():  # what it leads to is somebody else's

@@ -80,6 +80,8 @@ class Storage(Protocol):
     def settle(self, name: str, file: str) -> bool:
         """Makes durable what another process may have committed.
 
+        It is asked by a daemon that has taken the place of another, and by handles.
+
         Returns:
             Whether there is such a file; it is durable then.
         """

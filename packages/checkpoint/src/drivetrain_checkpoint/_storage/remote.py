@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint import _native
 from drivetrain_checkpoint._errors import StorageError
-from drivetrain_checkpoint._storage.protocol import parse_name
+from drivetrain_checkpoint._storage.protocol import Storage, parse_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ _MOST_PARTS = 10_000
 _NUM_STREAMS = 8
 
 
-class RemoteStorage:
+class RemoteStorage(Storage):
     """A folder behind an URL.
 
     Args:
@@ -89,35 +89,29 @@ class RemoteStorage:
         return sums
 
     def write_small(self, name: str, file: str, content: bytes) -> None:
-        """Sends a file that appears at once."""
         with self._naming("write", self._path(name, file)):
             self._send(name, file, content)
 
     def commit(self, name: str, file: str, content: bytes) -> None:
-        """Sends a file that appears at once."""
         with self._naming("commit", self._path(name, file)):
             self._send(name, file, content)
 
     def names(self) -> list[str]:
-        """Returns the folders of saves, committed or not."""
         return [n for n in self._list(self._root) if parse_name(n)]
 
     def files(self, name: str) -> dict[str, int]:
-        """Returns the files of a folder with their sizes."""
         return self._list(self._path(name))
 
     def exists(self, name: str, file: str) -> bool:
-        """Whether a file is there."""
         path = self._path(name, file)
         with self._naming("look for", path):
             return bool(self._fs.exists(path))
 
     def settle(self, name: str, file: str) -> bool:
-        """Whether a file is there: what can be seen here is durable."""
+        """Returns whether a file is there: what can be seen here is durable."""
         return self.exists(name, file)
 
     def read(self, name: str, file: str) -> bytes:
-        """Returns a small file."""
         path = self._path(name, file)
         with self._naming("read", path, may_miss=True):
             content: bytes = self._fs.cat_file(path)
@@ -126,7 +120,7 @@ class RemoteStorage:
     def read_into(
         self, name: str, file: str, address: int, size_bytes: int, at: int
     ) -> None:
-        """Reads part of a file, several parts of it at once."""
+        """Reads several parts at once."""
         path = self._path(name, file)
         with self._naming("read", path, may_miss=True):
             starts = range(at, at + size_bytes, _PART_BYTES)
@@ -142,7 +136,6 @@ class RemoteStorage:
                 list(pool.map(read, starts, ends))
 
     def changed_s(self, name: str) -> float:
-        """Returns when a file of a folder was changed last, if the storage says so."""
         times = [0.0]
         with contextlib.suppress(FileNotFoundError):
             for entry in self._fs.ls(self._path(name), detail=True):
@@ -153,7 +146,6 @@ class RemoteStorage:
         return max(times)
 
     def remove(self, name: str, last: str) -> None:
-        """Deletes a folder, the file that commits it first."""
         path = self._path(name)
         with self._naming("delete", path):
             with contextlib.suppress(FileNotFoundError):

@@ -6,6 +6,7 @@ import collections
 import pickle
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 
 from drivetrain_core import CheckpointError
@@ -19,7 +20,8 @@ Objects = Literal["refuse", "pickle"]
 """What becomes of an object that is neither a tensor nor plain data."""
 
 _KEY = "drivetrain.pickle"
-_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_SCALARS = {type(None), bool, int, float, complex, str, bytes, torch.Size}
+_PLAIN = (torch.Tensor, np.generic, torch.dtype, torch.device)
 
 
 def hold(value: object, name: str, objects: Objects) -> Any:
@@ -43,7 +45,8 @@ pickle: leave it out, or say objects='pickle' and load only checkpoints that you
     """
 
     def change(leaf: object, path: str) -> object:
-        is_held = leaf is None or isinstance(leaf, (torch.Tensor, *_PLAIN))
+        # What is derived from a number or a string, as an enum is, is another object.
+        is_held = type(leaf) in _SCALARS or isinstance(leaf, _PLAIN)
         if is_held:
             return leaf
         if objects == "refuse":
@@ -106,7 +109,7 @@ def each(value: object, name: str, change: Callable[[object, str], object]) -> A
         items = {k: each(v, f"{name}.{k}", change) for k, v in value.items()}
         return _like(value, items)
     # A named tuple is a leaf: reading it back needs its class.
-    if type(value) in {list, tuple, torch.Size}:
+    if type(value) in {list, tuple}:
         assert isinstance(value, list | tuple)
         parts = [each(v, f"{name}.{i}", change) for i, v in enumerate(value)]
         return parts if isinstance(value, list) else tuple(parts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core._lazy import load_export as _load_export
+from drivetrain_core.lazy import load_export as _load_export
 
 if TYPE_CHECKING:
     from drivetrain_core.services._dcp_checkpointer import DcpCheckpointer
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         destroy_process_group,
         init_process_group,
     )
+    from drivetrain_core.services._unwritable import unwritable
     from drivetrain_core.services.batch_plan import BatchPlan, RankBatch
     from drivetrain_core.services.capacity import (
         CapacityNotice,
@@ -87,6 +88,7 @@ __all__ = [
     "pack_state",
     "plan_restoration",
     "service_factory",
+    "unwritable",
 ]
 
 _HOME = {
@@ -123,6 +125,7 @@ _HOME = {
     "pack_state": "state_packer",
     "plan_restoration": "restoration",
     "service_factory": "_lookup",
+    "unwritable": "_unwritable",
 }
 
 

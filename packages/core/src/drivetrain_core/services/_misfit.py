@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
+from drivetrain_core.services._unwritable import unwritable
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
@@ -12,19 +14,17 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services.state_source import TensorSpec
 
-__all__ = ["absent", "listing", "matches", "misfit", "nearest", "summary"]
+__all__ = ["absent", "listing", "misfit", "nearest", "summary"]
 
 _NUM_LINES = 50
 
 
-def matches(tensor: torch.Tensor, spec: TensorSpec) -> bool:
-    """Says whether a tensor has the shape and dtype of one in a checkpoint."""
-    return (tuple(tensor.shape), tensor.dtype) == (spec.global_shape, spec.dtype)
-
-
 def misfit(name: str, tensor: torch.Tensor, spec: TensorSpec) -> str:
-    """Says how a tensor differs from one in a checkpoint; nothing where it does not."""
-    if matches(tensor, spec):
+    """Says why a tensor cannot be restored from one in a checkpoint; "" if it can."""
+    problem = unwritable(tensor)
+    if problem:
+        return f"{name!r} {problem}"
+    if (tuple(tensor.shape), tensor.dtype) == (spec.global_shape, spec.dtype):
         return ""
     return (
         f"{name!r} is {list(tensor.shape)} {tensor.dtype} here, but "

@@ -6,9 +6,11 @@ with `weights_only`.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -21,30 +23,39 @@ _MAPPINGS: dict[str, Callable[[Mapping[Any, object]], object]] = {
     "OrderedDict": OrderedDict,
     "Counter": Counter,
 }
-# What a subclass (numpy's float64, an enum) is written as: reading it back as itself
-# would need its class.
-_SCALARS: dict[type, Callable[[Any], object]] = {
-    bool: bool,
-    int: int,
-    float: float,
-    complex: complex,
-    str: str.__str__,
-    bytes: bytes,
+# Those of one more class could not be told from these when they are read back.
+_SCALARS = (bool, int, float, complex, str, bytes)
+_FACTORIES: dict[str | None, type | None] = {
+    None: None,
+    **{k.__name__: k for k in (bool, int, float, str, list, tuple, dict, set)},
 }
+_NUMPY = frozenset(
+    f"{kind}{bits}"
+    for kind, sizes in (
+        ("int", (8, 16, 32, 64)),
+        ("uint", (8, 16, 32, 64)),
+        ("float", (16, 32, 64)),
+        ("complex", (64, 128)),
+    )
+    for bits in sizes
+) | {"bool", "str", "bytes"}
+_MOST_LEVELS = 64
+"""How deep a state may be nested: JSON and recursion have room for some 200."""
 
 
 def split_tree(value: object, name: str, tensors: dict[str, torch.Tensor]) -> object:
     """Returns the plain half of a value, and collects the tensors in it.
 
     Args:
-        value: Nested dicts, lists and tuples of tensors, numbers, strings, bytes,
-            dtypes, devices and None.
+        value: Nested dicts, lists and tuples of tensors, numbers (Python's and
+            numpy's), strings, bytes, dtypes, devices, sizes and None.
         name: What it is called; the tensors in it are called `name.key.key`.
         tensors: Where the tensors go, as they are, by name.
 
     Raises:
-        TypeError: Something in it is of another type.
-        ValueError: Two tensors have one name.
+        TypeError: Something in it is of another type, be it derived from one of these.
+        ValueError: Two tensors have one name, or the value is nested too deep, as one
+            that contains itself is.
 
     Example:
         >>> tensors = {}
@@ -54,31 +65,7 @@ def split_tree(value: object, name: str, tensors: dict[str, torch.Tensor]) -> ob
         >>> join_tree(plain, tensors)
         {'seen': 3, 'rng': tensor([1.])}
     """
-    if isinstance(value, torch.Tensor):
-        if name in tensors:
-            message = f"two tensors of the state are named {name!r}"
-            raise ValueError(message)
-        tensors[name] = value
-        return ["tensor", name]
-    if isinstance(value, dict):
-        kind = type(value).__name__
-        known: object = _MAPPINGS.get(kind)
-        kind = kind if known is type(value) else "dict"
-        items = [
-            [
-                key if type(key) is str else _plain(key, f"a key of {name}"),
-                split_tree(v, f"{name}.{key}", tensors),
-            ]
-            for key, v in value.items()
-        ]
-        return [kind, items]
-    # A named tuple is not here: reading it back would need its class.
-    if type(value) in {list, tuple, torch.Size}:
-        kind = "list" if isinstance(value, list) else "tuple"
-        assert isinstance(value, list | tuple)
-        parts = [split_tree(v, f"{name}.{i}", tensors) for i, v in enumerate(value)]
-        return [kind, parts]
-    return ["value", _plain(value, name)]
+    return _split(value, name, tensors, [])
 
 
 def join_tree(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
@@ -96,10 +83,17 @@ def join_tree(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
             return value
         case ["tensor", str(name)] if name in tensors:
             return tensors[name]
+        case ["numpy", [str(kind), value]] if kind in _NUMPY:
+            return np.dtype(kind).type(value)
+        case ["size", list(sizes)]:
+            return torch.Size(sizes)
         case ["list", list(parts)]:
             return [join_tree(part, tensors) for part in parts]
         case ["tuple", list(parts)]:
             return tuple(join_tree(part, tensors) for part in parts)
+        case ["defaultdict", [factory, list(items)]] if factory in _FACTORIES:
+            found = {k: join_tree(v, tensors) for k, v in items}
+            return defaultdict(_FACTORIES[factory], found)
         case [str(kind), list(items)] if kind in _MAPPINGS:
             return _MAPPINGS[kind]({k: join_tree(v, tensors) for k, v in items})
     message = f"not the plain half of a value: {plain!r:.80}"
@@ -121,6 +115,8 @@ def tensor_names(plain: object) -> set[str]:
             return {name}
         case ["list" | "tuple", list(parts)]:
             return set().union(*map(tensor_names, parts))
+        case ["defaultdict", [_, list(items)]]:
+            return set().union(*(tensor_names(part) for _, part in items))
         case [str(kind), list(items)] if kind in _MAPPINGS:
             return set().union(*(tensor_names(part) for _, part in items))
     return set()
@@ -152,15 +148,105 @@ def equal_plain(one: object, other: object) -> bool:
     return one == other
 
 
+def _split(
+    value: object,
+    name: str,
+    tensors: dict[str, torch.Tensor],
+    within: list[tuple[object, str]],
+) -> object:
+    """Does what `split_tree` does, inside of some containers and their names."""
+    if isinstance(value, torch.Tensor):
+        if name in tensors:
+            message = f"two tensors of the state are named {name!r}"
+            raise ValueError(message)
+        tensors[name] = value
+        return ["tensor", name]
+    if isinstance(value, np.generic) and _numpy_kind(value) in _NUMPY:
+        return ["numpy", [_numpy_kind(value), value.item()]]
+    kind = type(value)
+    if kind is torch.Size:
+        assert isinstance(value, torch.Size)
+        return ["size", list(value)]
+    # A named tuple is not here: reading it back would need its class.
+    is_sequence = kind is list or kind is tuple
+    if not is_sequence and not isinstance(value, dict):
+        return ["value", _plain(value, name)]
+    if len(within) == _MOST_LEVELS:
+        raise ValueError(_depth(value, name, within))
+    within.append((value, name))
+    plain: object
+    if isinstance(value, dict):
+        items = [
+            [
+                key if type(key) is str else _plain(key, f"a key of {name}"),
+                _split(v, f"{name}.{key}", tensors, within),
+            ]
+            for key, v in value.items()
+        ]
+        plain = _mapping(value, name, items)
+    else:
+        assert isinstance(value, list | tuple)
+        parts = [_split(v, f"{name}.{i}", tensors, within) for i, v in enumerate(value)]
+        plain = [kind.__name__, parts]
+    within.pop()
+    return plain
+
+
+def _mapping(
+    value: dict[Any, object], name: str, items: list[list[object]]
+) -> list[object]:
+    kind = type(value)
+    if isinstance(value, defaultdict) and kind is defaultdict:
+        for factory, made in _FACTORIES.items():
+            if value.default_factory is made:
+                return ["defaultdict", [factory, items]]
+        message = (
+            f"{name} is a defaultdict of {value.default_factory!r}, which a checkpoint "
+            "cannot hold: save dict(...) of it, or one of a built-in type"
+        )
+        raise TypeError(message)
+    known: object = _MAPPINGS.get(kind.__name__)
+    if known is kind:
+        return [kind.__name__, items]
+    raise TypeError(_refusal(value, name))
+
+
 def _plain(value: object, name: str) -> object:
-    if value is None or isinstance(value, torch.dtype | torch.device):
+    if (
+        value is None
+        or type(value) in _SCALARS
+        or isinstance(value, torch.dtype | torch.device)
+    ):
         return value
-    for kind, convert in _SCALARS.items():
-        if isinstance(value, kind):
-            return value if type(value) is kind else convert(value)
-    message = (
-        f"{name} is of type {type(value).__name__}, which a checkpoint cannot hold: use "
-        "tensors, numbers, strings, bytes, dicts, lists and tuples, or give the object "
-        "state_dict() and load_state_dict()"
+    raise TypeError(_refusal(value, name))
+
+
+def _numpy_kind(value: np.generic[Any]) -> str:
+    return {"U": "str", "S": "bytes"}.get(value.dtype.kind, value.dtype.name)
+
+
+def _refusal(value: object, name: str) -> str:
+    """Returns why a value cannot be held."""
+    what = f"{name} is of type {type(value).__name__}, which a checkpoint cannot hold"
+    if isinstance(value, Enum):
+        return f"{what}, since it needs its class: save its value or its name"
+    for plain in (*_SCALARS, dict):
+        if isinstance(value, plain):
+            return f"{what}: it would come back as {plain.__name__}, so save that of it"
+    return (
+        f"{what}: use tensors, numbers, strings, bytes, dicts, lists and tuples, or "
+        "give the object state_dict() and load_state_dict()"
     )
-    raise TypeError(message)
+
+
+def _depth(value: object, name: str, within: list[tuple[object, str]]) -> str:
+    """Returns what is wrong with a value that lies too deep."""
+    open_ = [*within, (value, name)]
+    for number, (outer, place) in enumerate(open_):
+        inner = next((where for v, where in open_[number + 1 :] if v is outer), None)
+        if inner:
+            return f"{place} contains itself, as {inner}: break the cycle"
+    return (
+        f"{within[0][1]} is nested more than {_MOST_LEVELS} levels deep, which a "
+        "checkpoint cannot hold: make it flatter"
+    )

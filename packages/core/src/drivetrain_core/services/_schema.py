@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -53,15 +54,15 @@ class Kind(Protocol):
         ...
 
 
-class _AsIs:
+class _AsIs(ABC):
     """A kind whose values stand in the file as they are."""
 
     def read(self, plain: Any, path: str) -> Any:
         self.check(plain, path)
         return plain
 
-    def check(self, value: Any, path: str) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def check(self, value: Any, path: str) -> None: ...
 
     def write(self, value: Any) -> object:
         return value

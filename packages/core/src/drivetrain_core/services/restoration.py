@@ -12,7 +12,6 @@ from drivetrain_core._errors import CheckpointError, NamesError
 from drivetrain_core._names import named_modules, named_tensors
 from drivetrain_core.services._misfit import (
     absent,
-    matches,
     misfit,
     nearest,
     summary,
@@ -227,7 +226,7 @@ def _plan_data(
     target = into[key]
     if isinstance(target, HasStateDict) and entry["kind"] == "data":
         kind = entry["plain"][0]
-        if kind in {"value", "tensor", "list", "tuple"}:
+        if kind in {"value", "numpy", "size", "tensor", "list", "tuple"}:
             plan.mismatches.append(
                 f"{key!r} is an object here, but a {kind} in the checkpoint"
             )
@@ -236,7 +235,7 @@ def _plan_data(
     tensors: dict[str, torch.Tensor] = {}
     for spec in specs:
         tensor = present.get(spec.name)
-        fits = tensor is not None and matches(tensor, spec)
+        fits = tensor is not None and not misfit(spec.name, tensor, spec)
         tensors[spec.name] = (
             tensor if fits and tensor is not None else _new_tensor(spec)
         )
@@ -261,7 +260,7 @@ def _present_tensors(key: str, target: object) -> dict[str, torch.Tensor]:
     try:
         value = target.state_dict() if isinstance(target, HasStateDict) else target
         split_tree(value, key, tensors)
-    except TypeError:
+    except (TypeError, ValueError):
         # A placeholder that could not be saved itself: all of it will be replaced.
         return {}
     return {name: tensor.detach() for name, tensor in tensors.items()}

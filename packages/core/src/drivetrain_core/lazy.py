@@ -1,4 +1,8 @@
-"""Public names that are imported when they are first used."""
+"""Public names that are imported when they are first used.
+
+A package calls `load_export` in its `__getattr__`, and imports the same names under
+`TYPE_CHECKING` for type checkers.
+"""
 
 from __future__ import annotations
 

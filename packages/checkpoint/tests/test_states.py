@@ -1,0 +1,163 @@
+"""States that cannot be held or filled are refused with the place of what is wrong."""
+
+from enum import IntEnum
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+
+from drivetrain_checkpoint import Checkpointer, load
+from drivetrain_checkpoint.adapters._objects import hold, release
+from drivetrain_checkpoint.dcp import Reader, Writer
+from drivetrain_core import CheckpointError
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*nested tensors is in prototype", "ignore:torch.distributed is disabled"
+)
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+def state_of(value):
+    return {"x": torch.full((3,), float(value))}
+
+
+def looped():
+    inner = [1]
+    inner.append(inner)
+    return inner
+
+
+def nested(**options):
+    return torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], **options)
+
+
+@pytest.fixture
+def checkpointer(tmp_path):
+    found = Checkpointer(tmp_path / "run", job="states")
+    yield found
+    found.stop_daemon()
+
+
+@pytest.mark.parametrize("name", ["x", "new"])
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: torch.ones(3, device="meta"), TypeError, "{} is on the meta device"),
+        (nested, TypeError, "{} is a nested tensor"),
+        (lambda: nested(layout=torch.jagged), TypeError, "{} is a nested tensor"),
+        (lambda: {"a": looped()}, ValueError, r"{}\.a contains itself, as {}\.a\.1"),
+        (lambda: [Level.HIGH], TypeError, r"{}\.0 is of type Level.*save its value"),
+    ],
+    ids=["meta", "nested", "jagged", "cycle", "enum"],
+)
+def test_state_without_a_form_is_refused_by_name(
+    checkpointer, name, make, error, message
+):
+    # Under a name that was saved before, the tensor meets the plan of that save.
+    assert checkpointer.save(1, state_of(1)).wait(20)
+    with pytest.raises(error, match=message.format(name, name)):
+        checkpointer.save(2, state_of(2) | {name: make()})
+    into = state_of(0)
+    assert checkpointer.restore(into) == 1
+    assert into["x"].tolist() == [1, 1, 1]
+    assert checkpointer.save(3, state_of(3)).wait(20)
+
+
+def test_model_without_memory_is_refused_by_name(checkpointer):
+    with pytest.raises(TypeError, match=r"model\.weight is on the meta device"):
+        checkpointer.save(1, {"model": nn.Linear(2, 2, device="meta")})
+
+
+def unwritable():
+    with torch.inference_mode():
+        inference = torch.zeros(3)
+    return {
+        "expanded": torch.zeros(1).expand(3),
+        "inference": inference,
+        "meta": torch.zeros(3, device="meta"),
+    }
+
+
+@pytest.mark.parametrize("where", ["memory", "storage"])
+def test_tensors_that_cannot_be_written_are_told_before_any_is(checkpointer, where):
+    state = {name: torch.ones(3) for name in (*unwritable(), "fine")}
+    assert checkpointer.save(1, state | {"data": dict(state)}).wait(20)
+    if where == "storage":
+        checkpointer.stop_daemon()
+    into = {"fine": torch.zeros(3), **unwritable()}
+    with pytest.raises(CheckpointError) as caught:
+        checkpointer.restore(into)
+    told = [one.split(",")[0] for one in caught.value.mismatches]
+    assert told == [
+        "'expanded' is expanded",
+        "'inference' is an inference tensor",
+        "'meta' is on the meta device",
+    ]
+    assert into["fine"].tolist() == [0, 0, 0]
+    data = {"data": unwritable()}
+    checkpointer.restore(data)
+    assert all(tensor.tolist() == [1, 1, 1] for tensor in data["data"].values())
+
+
+def test_load_tells_of_tensors_that_cannot_be_written(checkpointer, tmp_path):
+    state = {name: torch.ones(3) for name in (*unwritable(), "fine")}
+    assert checkpointer.save(1, state).wait(20)
+    into = {"fine": torch.zeros(3), **unwritable()}
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path / "run", into)
+    assert len(caught.value.mismatches) == 3
+    assert into["fine"].tolist() == [0, 0, 0]
+    into["fine"] = torch.zeros(1).expand(3)
+    with pytest.raises(CheckpointException, match="'fine' is expanded"):
+        dcp.load({"fine": into["fine"]}, storage_reader=Reader(tmp_path / "run"))
+
+
+NUMBERS = [np.float64(0.1), np.float32("inf"), np.int64(-3), np.str_("a"), np.bool_(1)]
+VALUES = [*NUMBERS, torch.Size([2, 3]), [np.float16(-0.0), {"a": torch.Size([])}]]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_keep_their_class(checkpointer, value):
+    assert checkpointer.save(1, {"value": value}).wait(20)
+    checkpointer.stop_daemon()
+    into = {"value": None}
+    checkpointer.restore(into)
+    assert repr(into["value"]) == repr(value)
+    assert type(into["value"]) is type(value)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_keep_their_class_in_dcp(tmp_path, value):
+    writer = Writer(tmp_path, job="states")
+    dcp.save({"value": value}, storage_writer=writer)
+    writer.close()
+    into = {"value": value if isinstance(value, list) else None}
+    dcp.load(into, storage_reader=Reader(tmp_path))
+    assert repr(into["value"]) == repr(value)
+
+
+def test_other_formats_are_given_plain_numbers(checkpointer, tmp_path):
+    from drivetrain_checkpoint._convert import convert
+
+    assert checkpointer.save(1, {"rate": np.float64(0.5)}).wait(20)
+    convert(tmp_path / "run", tmp_path / "out.pt", "torch")
+    found = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert repr(found) == "{'rate': 0.5}"
+
+
+def test_adapters_hold_an_enum_as_an_object():
+    with pytest.raises(
+        TypeError, match=r"it\.level is of type Level.*objects='pickle'"
+    ):
+        hold({"level": Level.HIGH}, "it", "refuse")
+    held = hold({"level": Level.HIGH, "size": torch.Size([1])}, "it", "pickle")
+    assert not isinstance(held["level"], int)
+    found = release(held, "it", trusted=True)
+    assert found["level"] is Level.HIGH
+    assert isinstance(found["size"], torch.Size)

@@ -1,0 +1,41 @@
+"""Says whether a tensor can be written in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["unwritable"]
+
+
+def unwritable(tensor: torch.Tensor) -> str:
+    """Returns why a tensor cannot be restored in place, and what to do; "" if it can.
+
+    Args:
+        tensor: The tensor; of a DTensor the part on this rank counts.
+
+    Example:
+        >>> unwritable(torch.zeros(1).expand(3))
+        'is expanded, so that its elements share memory: give a clone() of it'
+        >>> unwritable(torch.zeros(3))
+        ''
+    """
+    if tensor.is_nested:
+        return "is a nested tensor, which no checkpoint holds: give a dense one"
+    if tensor.is_meta:
+        return "is on the meta device, without memory: make it with to_empty() first"
+    local: Any = tensor
+    if hasattr(local, "to_local"):
+        local = local.detach().to_local()
+    if local.layout is not torch.strided:
+        return f"is a tensor of {local.layout}: give a dense one"
+    if local.is_inference() and not torch.is_inference_mode_enabled():
+        return (
+            "is an inference tensor, which only torch.inference_mode() may change: give "
+            "a clone() of it, or restore in that mode"
+        )
+    sizes = zip(local.shape, local.stride(), strict=True)
+    if local.numel() and any(size > 1 and not stride for size, stride in sizes):
+        return "is expanded, so that its elements share memory: give a clone() of it"
+    return ""
