@@ -140,7 +140,7 @@ def parallel():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for _ in range(4):
-        loss = model(whole).square().mean()
+        loss = model(whole / 24).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -1,1 +1,58 @@
-"""Unchanged DDP, as fast as its network allows."""
+"""Unchanged DDP, as fast as its network allows.
+
+Importing this package imports no torch. Where torch is there already, its backend
+`"drivetrain"` becomes known, and nothing else happens; `import drivetrain_comm.auto`
+enables tuned process groups for unchanged scripts.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_core.lazy import load_export as _load_export
+
+if TYPE_CHECKING:
+    from drivetrain_comm._choice import Choice
+    from drivetrain_comm._enable import disable, enable, is_enabled, register
+    from drivetrain_comm._process_group import (
+        TunedProcessGroup,
+        TunedProcessGroupFactory,
+    )
+    from drivetrain_comm._settings import Settings
+    from drivetrain_comm._version import __version__
+
+__all__ = [
+    "Choice",
+    "Settings",
+    "TunedProcessGroup",
+    "TunedProcessGroupFactory",
+    "__version__",
+    "disable",
+    "enable",
+    "is_enabled",
+    "register",
+]
+
+_HOMES = {
+    "__version__": "_version",
+    "Choice": "_choice",
+    "Settings": "_settings",
+    "TunedProcessGroup": "_process_group",
+    "TunedProcessGroupFactory": "_process_group",
+    "disable": "_enable",
+    "enable": "_enable",
+    "is_enabled": "_enable",
+    "register": "_enable",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs torch when it is first used."""
+    return _load_export(__name__, _HOMES, name)
+
+
+if "torch" in sys.modules:
+    from drivetrain_comm._enable import register
+
+    register()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from drivetrain_comm._settings import Settings
 
 __all__ = ["TunedProcessGroup", "TunedProcessGroupFactory"]
+
+
+_LAST_TURN_S = 0.01
 
 
 class TunedProcessGroup(dist.ProcessGroup):
@@ -165,16 +169,29 @@ class TunedProcessGroup(dist.ProcessGroup):
         options = _options(opts, timeout)
         operation = _name_of(options.reduceOp)
         if self.size() == 1 or not all(_fits(t, operation) for t in tensors):
-            return self.inner.allreduce(list(tensors), options)
+            return self._stock(tensors, options)
         size_bytes = sum(tensor.nbytes for tensor in tensors)
         choice = self.choose(size_bytes)
         if choice.algorithm == STOCK or self.transport.lacks:
-            return self.inner.allreduce(list(tensors), options)
+            return self._stock(tensors, options)
         seconds = options.timeout.total_seconds()
         ticket = self.transport.all_reduce(
             tensors, operation, choice, seconds if seconds > 0 else self.timeout_s
         )
         return EngineWork(ticket, tensors, list(tensors), self.notifier)
+
+    def _stock(self, tensors: Sequence[torch.Tensor], options: Any) -> Work:
+        if len(tensors) == 1:
+            return self.inner.allreduce(list(tensors), options)
+        coalesced = dist.AllreduceCoalescedOptions()
+        coalesced.reduceOp = options.reduceOp
+        return self.inner.allreduce_coalesced(list(tensors), coalesced)
+
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any) -> Work:
+        """Reduces tensors in place, as if they were one."""
+        if len({tensor.dtype for tensor in tensors}) > 1:
+            return self.inner.allreduce_coalesced(list(tensors), opts)
+        return self.allreduce(tensors, opts)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets how long a collective may take."""
@@ -192,6 +209,9 @@ class TunedProcessGroup(dist.ProcessGroup):
         if self._transport is not None:
             self._transport.close()
         self.inner.shutdown()
+        # Soon the group is freed, with the GIL held, and waits for its threads: lets
+        # those that have yet to free a tensor have the GIL first.
+        time.sleep(_LAST_TURN_S)
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         """Returns how torch calls this backend."""
@@ -200,6 +220,47 @@ class TunedProcessGroup(dist.ProcessGroup):
     def name(self) -> str:
         """Returns how torch calls this backend."""
         return "drivetrain"
+
+
+def _forward(name: str) -> Any:
+    def method(self: TunedProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.inner, name)(*args, **kwargs)
+
+    method.__name__ = name
+    method.__doc__ = "Is left to torch's backend."
+    return method
+
+
+# Not inherited: for a class in Python, torch calls the inherited form with the GIL held,
+# while threads of Gloo that hold its lock may wait for the GIL to free a tensor.
+_FORWARDED = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "monitored_barrier",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+for _name in _FORWARDED:
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(TunedProcessGroup, _name, _forward(_name))
 
 
 class TunedProcessGroupFactory:
@@ -243,8 +304,10 @@ def _options(opts: Any, timeout: timedelta | None) -> Any:
     if isinstance(opts, dist.AllreduceOptions):
         return opts
     options = dist.AllreduceOptions()
-    if opts is not None:
-        options.reduceOp = opts
+    # Those of coalesced calls are a class of their own.
+    operation = getattr(opts, "reduceOp", opts)
+    if operation is not None:
+        options.reduceOp = operation
     if timeout is not None:
         options.timeout = timeout
     return options
