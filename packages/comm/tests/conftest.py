@@ -9,10 +9,11 @@ from drivetrain_comm._enable import disable
 
 
 @pytest.fixture(autouse=True)
-def as_before(monkeypatch):
+def as_before(monkeypatch, tmp_path_factory):
     """Restores torch's functions, and hides the user's settings."""
+    monkeypatch.setenv("DRIVETRAIN_COMM_CACHE", str(tmp_path_factory.mktemp("cache")))
     for name in list(os.environ):
-        if name.startswith("DRIVETRAIN_COMM_"):
+        if name.startswith("DRIVETRAIN_COMM_") and not name.endswith("_CACHE"):
             monkeypatch.delenv(name)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)

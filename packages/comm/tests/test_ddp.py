@@ -180,3 +180,22 @@ def joins():
 def test_ranks_with_fewer_batches_can_join():
     found = run_ranks(joins, 2, process_group=False)
     assert torch.equal(found[0], found[1])
+
+
+def long_twice():
+    import json
+    from pathlib import Path
+
+    first = train("first", {}, 8 + 45 + 101)
+    second = train("second", {}, 10)
+    folder = Path(os.environ["DRIVETRAIN_COMM_CACHE"])
+    files = [json.loads(file.read_text()) for file in folder.glob("*.json")]
+    return first[2], second[2], files
+
+
+def test_second_run_on_the_same_hosts_starts_with_what_was_found():
+    found = run_ranks(long_twice, 2, process_group=False, timeout_s=120)
+    first, second, files = found[0]
+    assert (first, second) == ("committed", "committed")
+    assert len(files) == 1
+    assert files[0]["tactic"]["choice"]["algorithm"] == "direct"

@@ -11,7 +11,7 @@ from drivetrain_comm._pilot import StepRecord
 from drivetrain_comm._predict import Bucket
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import GradBucket
 
     from drivetrain_comm._native import Ticket
     from drivetrain_comm._pilot import Pilot
@@ -46,7 +46,7 @@ class Fusion:
         self._buckets: list[Bucket] = []
         self._last: Ticket | None = None
 
-    def take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def take(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Takes a bucket; the future holds its average over all ranks."""
         if bucket.index() == 0:
             self._begin_step()

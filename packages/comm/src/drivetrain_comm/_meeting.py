@@ -33,6 +33,7 @@ class Member:
         version: Of this package.
         protocol: Of what ranks send to each other.
         identity: Ranks with the same one share memory.
+        hostname: What the host is called.
         host: Its numeric address.
         port: Its port there.
         local_name: Its name within the host.
@@ -43,6 +44,7 @@ class Member:
     version: str
     protocol: int
     identity: str
+    hostname: str
     host: str
     port: int
     local_name: str
@@ -61,6 +63,11 @@ class Roster:
 
     token: bytes
     members: tuple[Member, ...]
+
+    @property
+    def hostnames(self) -> tuple[str, ...]:
+        """What the host of each rank is called."""
+        return tuple(member.hostname for member in self.members)
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
@@ -90,8 +97,8 @@ def meet(
     if rank == 0:
         keys = [f"member/{peer}" for peer in range(world_size)]
         _wait(store, keys, timeout)
-        members = [json.loads(text) for text in store.multi_get(keys)]
-        whole = {"token": secrets.token_hex(16), "members": members}
+        said = [json.loads(text) for text in store.multi_get(keys)]
+        whole = {"token": secrets.token_hex(16), "members": said}
         store.set("roster", json.dumps(whole))
     _wait(store, ["roster"], timeout)
     found = json.loads(store.get("roster"))

@@ -7,12 +7,13 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from drivetrain_comm import _cache
 from drivetrain_comm._predict import Bucket
 from drivetrain_comm._probe import agree_on_most
 from drivetrain_comm._tuner import Tactic, Trial, candidates
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from drivetrain_comm._process_group import TunedProcessGroup
 
@@ -40,6 +41,11 @@ class StepRecord:
     buckets: tuple[Bucket, ...]
     span_s: float
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many bytes each bucket holds."""
+        return tuple(bucket.size_bytes for bucket in self.buckets)
+
 
 class Pilot:
     """Says how the gradients of each step are reduced.
@@ -60,6 +66,7 @@ class Pilot:
         """Measures the network, which takes a fraction of a second."""
         self._group = group
         self.phase = "cold"
+        self._may_recall = group.settings.cache
         self.trial: Trial | None = None
         self.predicted: list[tuple[Tactic, float]] = []
         self._course = self._fly()
@@ -93,6 +100,11 @@ class Pilot:
             self._group.network,
             self._group.settings,
         )
+        known = self._known(records[-1])
+        if known is not None:
+            self.trial = Trial(tactics=[known])
+            self._say("as in an earlier run")
+            return
         self.phase = "trial"
         self.trial = Trial(tactics=[tactic for tactic, _ in self.predicted])
         while self.trial.winner is None:
@@ -101,24 +113,56 @@ class Pilot:
                 record = yield tactic
                 spans.append(record.span_s)
             self.trial.record(self._agree(spans))
+        self._say("the fastest of those tried")
+
+    def _say(self, because: str) -> None:
+        assert self.trial is not None
         if self._group.rank() == 0:
-            logger.info("gradients are reduced by %s", self.trial.winner)
+            logger.info("gradients are reduced by %s: %s", self.trial.winner, because)
 
     def _watch(self) -> Generator[Tactic, StepRecord, None]:
         assert self.trial is not None
-        assert self.trial.winner is not None
+        winner = self.trial.winner
+        assert winner is not None
         self.phase = "committed"
-        known = self.trial.history[self.trial.winner]
-        usual, num_slow = statistics.median(known) if known else None, 0
+        usual, num_slow, now = 0.0, 0, 0.0
         while num_slow < 2:
-            spans = []
-            for _ in range(_WATCHED):
-                record = yield self.trial.winner
-                spans.append(record.span_s)
-            (now,) = self._agree([statistics.median(spans)])
-            usual = now if usual is None else usual
+            records: list[StepRecord] = []
+            while len(records) < _WATCHED:
+                records.append((yield winner))
+            (now,) = self._agree([statistics.median(r.span_s for r in records)])
+            if not usual:
+                usual = now
+                self._keep(winner, records[-1].sizes, now)
             num_slow = num_slow + 1 if now > usual * _TOO_SLOW else 0
+        self._may_recall = False
         logger.info("all-reduces take %.3g s, not %.3g s any more", now, usual)
+
+    def _known(self, record: StepRecord) -> Tactic | None:
+        """Returns what an earlier run found on these hosts, if it may still hold."""
+        if not self._may_recall:
+            return None
+        text = ""
+        if self._group.rank() == 0:
+            found = _cache.load(self._name_of(record.sizes))
+            if found and _cache.is_alike(found.network, self._group.network):
+                text = _cache.dump_tactic(found.tactic)
+        text = self._group.tell(text)
+        tactic = _cache.load_tactic(text) if text else None
+        algorithms = self._group.transport.algorithms
+        return tactic if tactic and tactic.choice.algorithm in algorithms else None
+
+    def _keep(self, winner: Tactic, sizes: Sequence[int], span_s: float) -> None:
+        if self._group.rank() == 0 and self._group.settings.cache:
+            found = _cache.Found(
+                tactic=winner, network=self._group.network, span_s=span_s
+            )
+            _cache.save(self._name_of(sizes), found)
+
+    def _name_of(self, sizes: Sequence[int]) -> str:
+        transport = self._group.transport
+        settings = str(self._group.settings)
+        return _cache.fingerprint(transport.hostnames, transport.hosts, sizes, settings)
 
     def _cold(self) -> Tactic:
         """Returns a good guess: what the model says of middling messages."""

@@ -93,6 +93,10 @@ class TunedProcessGroup(dist.ProcessGroup):
                 )
             return self._transport
 
+    def tell(self, text: str) -> str:
+        """Returns what rank 0 says; all ranks must call it, the others with anything."""
+        return self.transport.tell(text, self._timeout)
+
     @property
     def timeout_s(self) -> float:
         """How long a collective may take, in seconds."""
@@ -187,10 +191,13 @@ class TunedProcessGroup(dist.ProcessGroup):
         coalesced.reduceOp = options.reduceOp
         return self.inner.allreduce_coalesced(list(tensors), coalesced)
 
-    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any) -> Work:
+    def allreduce_coalesced(
+        self, tensors: Sequence[torch.Tensor], opts: Any = None
+    ) -> Work:
         """Reduces tensors in place, as if they were one."""
         if len({tensor.dtype for tensor in tensors}) > 1:
-            return self.inner.allreduce_coalesced(list(tensors), opts)
+            options = opts or dist.AllreduceCoalescedOptions()
+            return self.inner.allreduce_coalesced(list(tensors), options)
         return self.allreduce(tensors, opts)
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -30,6 +30,8 @@ class Settings:
             or `powersgd`. All but `none` lose precision.
         socket_buffer_kb: Of each socket, in KiB; by default the kernel's own choice.
         tune: Whether to measure at all; otherwise a model of the network decides.
+        cache: Whether to keep what was found for the next run on the same hosts, in
+            DRIVETRAIN_COMM_CACHE or the user's cache folder.
 
     Raises:
         DistributedError: A value is out of range.
@@ -45,6 +47,7 @@ class Settings:
     compression: str = "none"
     socket_buffer_kb: int = 0
     tune: bool = True
+    cache: bool = True
 
     def __post_init__(self) -> None:
         """Checks the values."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import socket
 import weakref
 import zlib
 from typing import TYPE_CHECKING
@@ -83,6 +84,7 @@ class Transport:
 
     Attributes:
         hosts: The ranks of each host.
+        hostnames: What the host of each rank is called.
         lacks: Why there is no engine on all ranks, or None.
 
     Raises:
@@ -107,6 +109,7 @@ class Transport:
             version=__version__,
             protocol=PROTOCOL,
             identity=host_identity(),
+            hostname=socket.gethostname(),
             host=engine.host if engine else "",
             port=engine.port if engine else 0,
             local_name=engine.local_name if engine else "",
@@ -115,6 +118,9 @@ class Transport:
         )
         roster = meet(store, rank, world_size, mine, timeout)
         self.hosts = roster.hosts
+        self.hostnames = roster.hostnames
+        self._store = store
+        self._num_told = 0
         without = [r for r, member in enumerate(roster.members) if member.lacks]
         self.lacks = (
             f"rank {without[0]}: {roster.members[without[0]].lacks}"
@@ -203,7 +209,7 @@ class Transport:
                 torch._foreach_mul_(list(tensors), factor)
                 factor = 1.0
         pieces = (_native.Piece * len(tensors))(
-            *((tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
+            *(_native.Piece(tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
         )
         call = _native.Call(
             self._group,
@@ -219,6 +225,16 @@ class Transport:
             len(tensors),
         )
         return self._engine.submit(call)
+
+    def tell(self, text: str, timeout: timedelta) -> str:
+        """Returns what rank 0 says; all ranks must call it, the others with anything."""
+        key = f"told/{self._num_told}"
+        self._num_told += 1
+        if self.rank == 0:
+            self._store.set(key, text)
+            return text
+        self._store.wait([key], timeout)
+        return self._store.get(key).decode()
 
     def fail(self, why: str) -> None:
         """Ends the group's collectives on all ranks with an error."""

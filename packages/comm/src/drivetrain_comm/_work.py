@@ -34,7 +34,7 @@ class EngineWork(Work):
         self,
         ticket: Ticket,
         tensors: Sequence[torch.Tensor],
-        result: object,
+        result: list[torch.Tensor],
         notifier: Notifier,
     ) -> None:
         """Holds the memory until the collective has ended, waited for or not."""
@@ -79,7 +79,7 @@ class EngineWork(Work):
         """Waits for the end."""
         self.wait()
 
-    def result(self) -> object:
+    def result(self) -> list[torch.Tensor]:
         """Returns the tensors."""
         return self._result
 

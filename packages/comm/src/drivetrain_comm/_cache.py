@@ -1,0 +1,143 @@
+"""What was found before, on the same hosts for the same gradients: one small file each."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivetrain_comm._choice import Choice
+from drivetrain_comm._cost import Network
+from drivetrain_comm._tuner import Tactic
+from drivetrain_comm._version import __version__
+from drivetrain_core import DistributedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = [
+    "Found",
+    "dump_tactic",
+    "fingerprint",
+    "is_alike",
+    "load",
+    "load_tactic",
+    "save",
+]
+
+logger = logging.getLogger(__name__)
+
+# A network that differs by more is another one.
+_ALIKE = 1.5
+
+
+def fingerprint(
+    names: Sequence[str],
+    hosts: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    settings: str,
+) -> str:
+    """Returns what a tactic was found for, as a file's name.
+
+    Args:
+        names: Of the hosts.
+        hosts: The ranks of each.
+        sizes: Of the buckets, in bytes.
+        settings: What was fixed.
+
+    Example:
+        >>> fingerprint(["a"], [[0, 1]], [4], "default") == fingerprint(
+        ...     ["b"], [[0, 1]], [4], "default")
+        False
+    """
+    whole = json.dumps([list(names), [*map(list, hosts)], list(sizes), settings])
+    return f"{__version__}-{len(names)}-{zlib.crc32(whole.encode()):08x}"
+
+
+def is_alike(one: Network, other: Network) -> bool:
+    """Returns whether two measurements may be of the same network."""
+    pairs = [
+        (one.flow_bytes_per_s, other.flow_bytes_per_s),
+        (one.port_bytes_per_s, other.port_bytes_per_s),
+        # Delays below a millisecond are mostly the machine's.
+        (one.delay_s + 1e-3, other.delay_s + 1e-3),
+    ]
+    return all(1 / _ALIKE < a / b < _ALIKE for a, b in pairs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What a run found.
+
+    Args:
+        tactic: The fastest.
+        network: On which it was.
+        span_s: How long the gradients of a step were on their way.
+    """
+
+    tactic: Tactic
+    network: Network
+    span_s: float
+
+
+def dump_tactic(tactic: Tactic) -> str:
+    """Returns a tactic as text.
+
+    Example:
+        >>> tactic = Tactic(bucket_bytes=4, choice=Choice(algorithm="ring"))
+        >>> load_tactic(dump_tactic(tactic)) == tactic
+        True
+    """
+    return json.dumps(asdict(tactic))
+
+
+def load_tactic(text: str) -> Tactic:
+    """Returns the tactic that a text describes."""
+    fields = json.loads(text)
+    choice = Choice(**fields["choice"])
+    return Tactic(bucket_bytes=fields["bucket_bytes"], choice=choice)
+
+
+def load(name: str, environment: Mapping[str, str] = os.environ) -> Found | None:
+    """Returns what was found under a name, or None.
+
+    A file that cannot be read counts as none.
+    """
+    file = _folder(environment) / f"{name}.json"
+    try:
+        found = json.loads(file.read_text())
+        return Found(
+            tactic=load_tactic(json.dumps(found["tactic"])),
+            network=Network(**found["network"]),
+            span_s=float(found["span_s"]),
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, DistributedError) as error:
+        logger.warning("%s is not used: %s", file, error)
+        return None
+
+
+def save(name: str, found: Found, environment: Mapping[str, str] = os.environ) -> None:
+    """Writes what was found; whoever reads meanwhile sees the old file or the new one."""
+    folder = _folder(environment)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as part:
+            part.write(json.dumps(asdict(found), indent=2))
+        Path(part.name).replace(folder / f"{name}.json")
+    except OSError as error:
+        logger.warning("%s is not kept for the next run: %s", name, error)
+
+
+def _folder(environment: Mapping[str, str]) -> Path:
+    given = environment.get("DRIVETRAIN_COMM_CACHE")
+    if given:
+        return Path(given)
+    base = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "drivetrain" / "comm"
