@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["Member", "Roster", "find_contradiction", "meet"]
+__all__ = ["PROTOCOL", "Member", "Roster", "find_contradiction", "meet"]
 
 # Raised whenever ranks of two versions could not work together.
 PROTOCOL = 1

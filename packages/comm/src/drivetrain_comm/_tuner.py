@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Tactic", "Trial", "candidates"]
 
-BUCKET_BYTES = tuple((1 << 20) * size for size in (1, 2, 4, 8, 16, 32, 64, 1 << 20))
+_BUCKET_BYTES = tuple((1 << 20) * size for size in (1, 2, 4, 8, 16, 32, 64, 1 << 20))
 # How much worse than the best a candidate may be, as the model says.
 _WITHIN = 1.1
 _NUM_CANDIDATES = 6
@@ -68,7 +68,7 @@ def candidates(
         settings: What is fixed.
     """
     total = sum(bucket.size_bytes for bucket in buckets)
-    sizes = [size for size in BUCKET_BYTES if size < total] + [BUCKET_BYTES[-1]]
+    sizes = [size for size in _BUCKET_BYTES if size < total] + [_BUCKET_BYTES[-1]]
     if settings.bucket_mb is not None:
         sizes = [int(settings.bucket_mb * (1 << 20))]
     streams = [settings.streams] if settings.streams else useful_streams(network)

@@ -1,0 +1,1 @@
+"""The commands of `drivetrain comm`, one a file."""

@@ -1,0 +1,102 @@
+"""`drivetrain comm bench`: every algorithm beside torch's own, by size."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_comm._cli.common import group_of_ranks, human, print_table, sizes
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from drivetrain_comm._process_group import TunedProcessGroup
+
+__all__ = ["populate"]
+
+_NUM_LEAST, _NUM_MOST = 3, 200
+_ENOUGH_S = 0.5
+
+
+def populate(commands: Any) -> None:
+    """Adds the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "bench",
+        help="measure all-reduces by every algorithm, beside torch's own",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--sizes",
+        default="4K,64K,1M,16M",
+        help="such as 4K,1M (the default: %(default)s)",
+    )
+    parser.add_argument("--streams", type=int, default=1, help="connections to a peer")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    wanted = sizes(args.sizes)
+    with group_of_ranks("bench") as group:
+        names = group.transport.algorithms
+        found = {
+            name: [_measure(group, name, size, args.streams) for size in wanted]
+            for name in names
+        }
+        if group.rank() != 0:
+            return 0
+        hosts = [len(ranks) for ranks in group.transport.hosts]
+    if args.json:
+        report = {"ranks_per_host": hosts, "sizes_bytes": wanted, "seconds": found}
+        print(json.dumps(report, indent=2))
+        return 0
+    rows = [["size", *names]]
+    for at, size in enumerate(wanted):
+        best = min(found[name][at] for name in names)
+        cells = [_cell(found[name][at], best) for name in names]
+        rows.append([human(size), *cells])
+    title = f"all-reduce on {len(hosts)} hosts with {hosts} ranks, milliseconds"
+    print_table(title, rows)
+    return 0
+
+
+def _cell(seconds: float, best: float) -> str:
+    text = f"{seconds * 1e3:.3g}"
+    return f"[bold]{text}[/]" if seconds == best else text
+
+
+def _measure(group: TunedProcessGroup, name: str, size: int, streams: int) -> float:
+    """Returns the median time of an all-reduce, of the slowest rank."""
+    import torch
+
+    from drivetrain_comm._choice import STOCK, Choice
+    from drivetrain_comm._probe import agree_on_most
+
+    vector = torch.zeros(size // 4)
+    choice = Choice(algorithm=name, num_streams=streams)
+
+    def once() -> None:
+        if name == STOCK:
+            group.inner.allreduce([vector]).wait()
+        else:
+            group.reduce_pieces([vector], "SUM", choice).finish()
+
+    once()
+    first = _timed(once)
+    (slowest,) = agree_on_most(group.transport, [first], group.timeout_s)
+    num = int(min(max(_ENOUGH_S / slowest, _NUM_LEAST), _NUM_MOST))
+    median = statistics.median(_timed(once) for _ in range(num))
+    (slowest,) = agree_on_most(group.transport, [median], group.timeout_s)
+    if group.rank() == 0 and sys.stderr.isatty():
+        sys.stderr.write(f"{name}, {human(size)}: {slowest * 1e3:.3g} ms\n")
+    return slowest
+
+
+def _timed(run: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

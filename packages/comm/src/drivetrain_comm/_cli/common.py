@@ -1,0 +1,101 @@
+"""What commands share: the group of the ranks that run them, sizes, and tables."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from drivetrain_core import DistributedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from drivetrain_comm._process_group import TunedProcessGroup
+
+__all__ = ["group_of_ranks", "human", "print_table", "sizes"]
+
+_UNITS = {"k": 10, "m": 20, "g": 30}
+
+
+@contextmanager
+def group_of_ranks(command: str) -> Iterator[TunedProcessGroup]:
+    """Makes the process group of the ranks that all run this command.
+
+    Raises:
+        DistributedError: It was not started by torchrun, or on one rank only.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        message = (
+            f"{command} needs two ranks at least: start it on every host, as in "
+            f"torchrun --nproc-per-node 4 -m drivetrain_comm.cli {command}"
+        )
+        raise DistributedError(message)
+    import torch.distributed as dist
+
+    from drivetrain_comm._process_group import (
+        TunedProcessGroup,
+        TunedProcessGroupFactory,
+    )
+    from drivetrain_core.services import destroy_process_group, init_process_group
+
+    group = init_process_group(TunedProcessGroupFactory("gloo"))
+    assert isinstance(group, TunedProcessGroup)
+    try:
+        yield group
+        dist.barrier()
+    finally:
+        destroy_process_group()
+
+
+def sizes(text: str) -> list[int]:
+    """Returns sizes in bytes out of a list such as `4K,1M`.
+
+    Raises:
+        DistributedError: It is no such list.
+
+    Example:
+        >>> sizes("512,4K,1M")
+        [512, 4096, 1048576]
+    """
+    try:
+        found = [_size(part.strip().lower()) for part in text.split(",")]
+    except ValueError as error:
+        message = f"sizes are numbers of bytes such as 512,4K,1M, got {text!r}"
+        raise DistributedError(message) from error
+    if min(found) < 4 or max(found) > 1 << 32:
+        message = f"sizes are 4 bytes to 4 GiB, got {text!r}"
+        raise DistributedError(message)
+    return found
+
+
+def _size(text: str) -> int:
+    shift = _UNITS.get(text[-1:], 0)
+    return int(text[:-1] if shift else text) << shift
+
+
+def human(size_bytes: int) -> str:
+    """Returns a size for people: `4 KiB`.
+
+    Example:
+        >>> human(4096), human(100)
+        ('4 KiB', '100 B')
+    """
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size_bytes >= 1 << shift:
+            return f"{size_bytes / (1 << shift):g} {unit}"
+    return f"{size_bytes} B"
+
+
+def print_table(title: str, rows: Sequence[Sequence[str]]) -> None:
+    """Prints rows under the first one, on standard output."""
+    table = Table(title=title, title_justify="left")
+    for at, name in enumerate(rows[0]):
+        table.add_column(name, justify="right" if at else "left")
+    for row in rows[1:]:
+        table.add_row(*row)
+    Console(file=sys.stdout).print(table)
