@@ -1,9 +1,13 @@
-"""Hosts, read as pure data, and what is near to what in them.
+"""Hosts and the links between them: read, measured, judged and drawn.
 
-`read_topology` says what a host is made of; all else are pure functions of it.
+`read_topology` says what a host is made of, `measure_links` what its ranks reach; all
+else are pure functions of the two. Only `measure_links` imports torch.
 """
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from drivetrain_comm.topology._affinity import (
     closeness,
@@ -11,6 +15,7 @@ from drivetrain_comm.topology._affinity import (
     gpus_by_numa_node,
     nearest_nic,
 )
+from drivetrain_comm.topology._cluster import Flaw, find_flaws, find_hosts, find_levels
 from drivetrain_comm.topology._errors import TopologyError
 from drivetrain_comm.topology._file import (
     load_topology,
@@ -30,12 +35,19 @@ from drivetrain_comm.topology._graph import (
     RdmaPort,
     Topology,
 )
+from drivetrain_comm.topology._matrix import LinkMatrix
 from drivetrain_comm.topology._nvml import Nvml, NvmlFacts, read_nvml
+from drivetrain_comm.topology._order import ring_cost, ring_order
 from drivetrain_comm.topology._read import read_topology
 
+if TYPE_CHECKING:
+    from drivetrain_comm.topology._measure import measure_links
+
 __all__ = [
+    "Flaw",
     "Gpu",
     "HostBridge",
+    "LinkMatrix",
     "Nic",
     "NumaNode",
     "NvLink",
@@ -50,11 +62,37 @@ __all__ = [
     "TopologyError",
     "closeness",
     "distance",
+    "find_flaws",
+    "find_hosts",
+    "find_levels",
     "gpus_by_numa_node",
     "load_topology",
+    "measure_links",
     "nearest_nic",
     "read_nvml",
     "read_topology",
+    "ring_cost",
+    "ring_order",
     "topology_from_json",
     "topology_to_json",
 ]
+
+# What needs torch, rich or core's services is imported when it is first used.
+_HOMES = {
+    "measure_links": "_measure",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Loads a public name when it is first used."""
+    if name not in _HOMES:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Returns the public names, loaded or not."""
+    return sorted({*globals(), *__all__})
