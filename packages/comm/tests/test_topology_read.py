@@ -1,5 +1,6 @@
 """Recorded machines, written out as /sys, are read back as what they are."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -319,3 +320,12 @@ def test_card_for_the_console_is_no_gpu(read):
     addresses = {gpu.slot.address for gpu in read("dgx-h100", use_nvml=False).gpus}
     assert "0000:02:00.0" not in addresses
     assert len(addresses) == 8
+
+
+def test_reading_and_drawing_import_no_torch():
+    code = (
+        "import sys, drivetrain_comm.topology as t;"
+        "t.host_text(t.read_topology(use_nvml=False));"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -16,6 +16,8 @@ from drivetrain_comm.topology._affinity import (
     nearest_nic,
 )
 from drivetrain_comm.topology._cluster import Flaw, find_flaws, find_hosts, find_levels
+from drivetrain_comm.topology._draw_host import host_svg
+from drivetrain_comm.topology._draw_links import links_svg
 from drivetrain_comm.topology._errors import TopologyError
 from drivetrain_comm.topology._file import (
     load_topology,
@@ -41,6 +43,12 @@ from drivetrain_comm.topology._order import ring_cost, ring_order
 from drivetrain_comm.topology._read import read_topology
 
 if TYPE_CHECKING:
+    from drivetrain_comm.topology._draw_text import (
+        host_rich,
+        host_text,
+        links_rich,
+        links_text,
+    )
     from drivetrain_comm.topology._measure import measure_links
 
 __all__ = [
@@ -66,6 +74,12 @@ __all__ = [
     "find_hosts",
     "find_levels",
     "gpus_by_numa_node",
+    "host_rich",
+    "host_svg",
+    "host_text",
+    "links_rich",
+    "links_svg",
+    "links_text",
     "load_topology",
     "measure_links",
     "nearest_nic",
@@ -79,6 +93,10 @@ __all__ = [
 
 # What needs torch, rich or core's services is imported when it is first used.
 _HOMES = {
+    "host_rich": "_draw_text",
+    "host_text": "_draw_text",
+    "links_rich": "_draw_text",
+    "links_text": "_draw_text",
     "measure_links": "_measure",
 }
 
