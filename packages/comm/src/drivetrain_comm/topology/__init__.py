@@ -43,12 +43,14 @@ from drivetrain_comm.topology._order import ring_cost, ring_order
 from drivetrain_comm.topology._read import read_topology
 
 if TYPE_CHECKING:
+    from drivetrain_comm.topology._command import populate_topo
     from drivetrain_comm.topology._draw_text import (
         host_rich,
         host_text,
         links_rich,
         links_text,
     )
+    from drivetrain_comm.topology._export import to_cluster_spec, to_node_group
     from drivetrain_comm.topology._measure import measure_links
 
 __all__ = [
@@ -83,10 +85,13 @@ __all__ = [
     "load_topology",
     "measure_links",
     "nearest_nic",
+    "populate_topo",
     "read_nvml",
     "read_topology",
     "ring_cost",
     "ring_order",
+    "to_cluster_spec",
+    "to_node_group",
     "topology_from_json",
     "topology_to_json",
 ]
@@ -98,6 +103,9 @@ _HOMES = {
     "links_rich": "_draw_text",
     "links_text": "_draw_text",
     "measure_links": "_measure",
+    "populate_topo": "_command",
+    "to_cluster_spec": "_export",
+    "to_node_group": "_export",
 }
 
 
