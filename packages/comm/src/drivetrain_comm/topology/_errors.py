@@ -1,0 +1,15 @@
+"""What is wrong with a topology, or with what was measured.
+
+DrivetrainError
+ `- TopologyError (ValueError)      it contradicts itself or cannot be read
+"""
+
+from __future__ import annotations
+
+from drivetrain_core import DrivetrainError
+
+__all__ = ["TopologyError"]
+
+
+class TopologyError(DrivetrainError, ValueError):
+    """A topology, or a matrix of measured links, contradicts itself or cannot be read."""
