@@ -52,6 +52,11 @@ def __getattr__(name: str) -> Any:
     return _load_export(__name__, _HOMES, name)
 
 
+def __dir__() -> list[str]:
+    """Returns the public names."""
+    return list(__all__)
+
+
 if "torch" in sys.modules:
     from drivetrain_comm._enable import register
 

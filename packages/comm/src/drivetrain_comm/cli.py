@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from drivetrain_comm._cli import bench, tune
+from drivetrain_comm.topology._command import populate_topo
 from drivetrain_core.commands import run_command
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for module in (bench, tune):
         module.populate(commands)
+    populate_topo(commands)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Flaw", "check_hosts", "find_flaws", "find_hosts", "find_levels"]
 
-Groups = tuple[tuple[int, ...], ...]
+_Groups = tuple[tuple[int, ...], ...]
 _LEAST_DELAY_S = 1e-9
 # With fewer links nobody knows what is usual.
 _LEAST_LINKS = 6
@@ -44,7 +44,7 @@ class Flaw:
     is_mutual: bool = False
 
 
-def find_levels(matrix: LinkMatrix, *, min_gap: float = 1.5) -> tuple[Groups, ...]:
+def find_levels(matrix: LinkMatrix, *, min_gap: float = 1.5) -> tuple[_Groups, ...]:
     """Returns the groups of ranks that are near to each other, the finest groups first.
 
     The distance of two ranks is the geometric mean of delay and seconds a byte, of the
@@ -89,7 +89,7 @@ def find_levels(matrix: LinkMatrix, *, min_gap: float = 1.5) -> tuple[Groups, ..
     return tuple(levels)
 
 
-def find_hosts(matrix: LinkMatrix, *, min_gap: float = 1.5) -> Groups:
+def find_hosts(matrix: LinkMatrix, *, min_gap: float = 1.5) -> _Groups:
     """Returns the ranks of each host, as far as distances tell them apart.
 
     It is the finest level. Where all distances are alike, all ranks are one host: as
@@ -213,7 +213,7 @@ def _distances(matrix: LinkMatrix) -> list[list[float]]:
     ]
 
 
-def _groups(group_of: Sequence[int], ranks: Sequence[int]) -> Groups:
+def _groups(group_of: Sequence[int], ranks: Sequence[int]) -> _Groups:
     found: dict[int, list[int]] = {}
     for rank, group in zip(ranks, group_of, strict=True):
         found.setdefault(group, []).append(rank)

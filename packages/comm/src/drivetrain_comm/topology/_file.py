@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load_topology", "topology_from_json", "topology_to_json"]
 
-VERSION = 1
+_VERSION = 1
 _HEADER = "drivetrain_topology"
 
 
@@ -32,7 +32,7 @@ def topology_to_json(topology: Topology) -> str:
         >>> topology_from_json(text).name
         'a'
     """
-    return json.dumps({_HEADER: VERSION, **to_plain(topology)}, indent=2)
+    return json.dumps({_HEADER: _VERSION, **to_plain(topology)}, indent=2)
 
 
 def topology_from_json(text: str, source: str = "topology") -> Topology:
@@ -51,13 +51,13 @@ def topology_from_json(text: str, source: str = "topology") -> Topology:
         message = f"{source}: it is no JSON: {error}"
         raise TopologyError(message) from error
     if not isinstance(plain, dict) or _HEADER not in plain:
-        message = f'{source}: it must be an object with "{_HEADER}": {VERSION}'
+        message = f'{source}: it must be an object with "{_HEADER}": {_VERSION}'
         raise TopologyError(message)
     version = plain.pop(_HEADER)
-    if type(version) is not int or version != VERSION:
+    if type(version) is not int or version != _VERSION:
         message = (
             f"{source}: {_HEADER} is {version!r}, this version of Drivetrain reads "
-            f"{VERSION}"
+            f"{_VERSION}"
         )
         raise TopologyError(message)
     try:
