@@ -159,7 +159,8 @@ DRIVETRAIN_EXPORT int drivetrain_comm_v1_wait(std::shared_ptr<Ticket>* ticket,
   return 1;
 }
 
-DRIVETRAIN_EXPORT double drivetrain_comm_v1_ended_at_s(std::shared_ptr<Ticket>* ticket) {
+DRIVETRAIN_EXPORT double drivetrain_comm_v1_ended_at_s(
+    std::shared_ptr<Ticket>* ticket) {
   return (*ticket)->ended_at_s();
 }
 

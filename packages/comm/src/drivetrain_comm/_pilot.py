@@ -113,6 +113,7 @@ class Pilot:
                 record = yield tactic
                 spans.append(record.span_s)
             self.trial.record(self._agree(spans))
+        self._keep(self.trial, records[-1].sizes)
         self._say("the fastest of those tried")
 
     def _say(self, because: str) -> None:
@@ -131,9 +132,7 @@ class Pilot:
             while len(records) < _WATCHED:
                 records.append((yield winner))
             (now,) = self._agree([statistics.median(r.span_s for r in records)])
-            if not usual:
-                usual = now
-                self._keep(winner, records[-1].sizes, now)
+            usual = usual or now
             num_slow = num_slow + 1 if now > usual * _TOO_SLOW else 0
         self._may_recall = False
         logger.info("all-reduces take %.3g s, not %.3g s any more", now, usual)
@@ -152,10 +151,15 @@ class Pilot:
         algorithms = self._group.transport.algorithms
         return tactic if tactic and tactic.choice.algorithm in algorithms else None
 
-    def _keep(self, winner: Tactic, sizes: Sequence[int], span_s: float) -> None:
+    def _keep(self, trial: Trial, sizes: Sequence[int]) -> None:
+        winner = trial.winner
+        assert winner is not None
         if self._group.rank() == 0 and self._group.settings.cache:
+            spans = trial.history[winner]
             found = _cache.Found(
-                tactic=winner, network=self._group.network, span_s=span_s
+                tactic=winner,
+                network=self._group.network,
+                span_s=statistics.median(spans) if spans else 0.0,
             )
             _cache.save(self._name_of(sizes), found)
 

@@ -1,0 +1,26 @@
+"""Measures on this machine what drivetrain-comm claims, against stated bounds.
+
+What has links needs root: hosts are network namespaces, as `integration/rig` makes them.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import ddp
+from kills import kills
+
+from drivetrain_core.testing import Bar, run_bars
+
+TABLE = [
+    (
+        "ddp-scenarios",
+        ">= 1.5 x stock, best >= 2 x, none < 0.98 x, >= 1.15 x by hand",
+        ddp.scenarios,
+    ),
+    ("kills", "all are told, within the time-out", kills),
+]
+BARS = [Bar(name=name, bound=bound, measure=run) for name, bound, run in TABLE]
+
+if __name__ == "__main__":
+    sys.exit(run_bars(BARS, description=__doc__))
