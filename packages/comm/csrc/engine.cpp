@@ -29,6 +29,15 @@ class Engine::Door final : public EventHandler {
   const bool is_local_;
 };
 
+namespace {
+
+// Whoever connects says who it is at once; the group of one who has may be made later.
+constexpr std::chrono::seconds most_silence(10);
+constexpr std::chrono::minutes most_patience(30);
+constexpr int look_again_ms = 1000;
+
+}  // namespace
+
 // A connection whose rank and group are not known yet, or whose group is not made yet.
 class Engine::Guest final : public EventHandler {
  public:
@@ -48,6 +57,10 @@ class Engine::Guest final : public EventHandler {
     if (!check(hello_).empty()) return engine_.forget(*this);
     leave();
     engine_.greeted(*this);
+  }
+
+  bool is_late(Group::Time now) const {
+    return now - since_ > (has_left_ ? most_patience : most_silence);
   }
 
   const Hello& hello() const { return hello_; }
@@ -82,6 +95,7 @@ class Engine::Guest final : public EventHandler {
   Engine& engine_;
   int fd_;
   const bool is_local_;
+  const Group::Time since_ = std::chrono::steady_clock::now();
   Hello hello_{};
   std::size_t num_bytes_ = 0;
   std::vector<int> descriptors_;
@@ -133,9 +147,12 @@ int Engine::timeout_ms() {
   const auto now = std::chrono::steady_clock::now();
   auto next = Group::Time::max();
   for (auto& entry : groups_) next = std::min(next, entry.second->check_deadlines(now));
-  if (next == Group::Time::max()) return -1;
+  for (std::size_t i = guests_.size(); i-- > 0;)
+    if (guests_[i]->is_late(now)) forget(*guests_[i]);
+  const int most = guests_.empty() ? -1 : look_again_ms;
+  if (next == Group::Time::max()) return most;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - now).count();
-  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
+  return static_cast<int>(std::clamp<std::int64_t>(left, 0, look_again_ms));
 }
 
 Group* Engine::find(std::uint64_t group) {

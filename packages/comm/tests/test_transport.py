@@ -194,6 +194,87 @@ def test_rank_that_does_not_come_is_named():
     assert "timed out: nothing more comes from rank 1" in found[0]
 
 
+def survives_strangers():
+    import socket
+    import struct
+
+    from drivetrain_comm._choice import Choice
+
+    it = transport(1)
+    engine = _native.engine("127.0.0.1")
+    hello = struct.pack("<II16sii", 0x48435444, 1, b"x" * 16, 0, 0)
+    words = [b"", b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4096, hello, hello + b"more" * 99]
+    words.append(struct.pack("<II16sii", 0x48435444, 9, b"x" * 16, 0, 0))
+    strangers = []
+    for word in words:
+        one = socket.create_connection((engine.host, engine.port))
+        one.sendall(word)
+        strangers.append(one)
+    for _ in range(20):
+        x = torch.ones(1000)
+        it.all_reduce([x], "SUM", Choice(algorithm="ring"), 10.0).finish()
+        assert x[0] == it.world_size
+    for one in strangers:
+        one.close()
+    dist_barrier(it)
+
+
+def test_strangers_that_connect_change_nothing():
+    run_ranks(survives_strangers, 3, process_group=False)
+
+
+def member(**changes):
+    from drivetrain_comm._meeting import Member
+
+    usual = {
+        "version": "0.1.0",
+        "protocol": 1,
+        "identity": "a",
+        "hostname": "a",
+        "host": "10.0.0.1",
+        "port": 1,
+        "local_name": "",
+        "settings": "default",
+        "lacks": None,
+    }
+    return Member(**{**usual, **changes})
+
+
+def test_rank_of_another_version_is_named():
+    from drivetrain_comm._meeting import find_contradiction
+
+    ranks = [member(), member(), member(version="0.2.0", protocol=2)]
+    found = find_contradiction(ranks)
+    assert "rank 2 runs drivetrain-comm 0.2.0 (protocol 2), rank 0 0.1.0" in found
+    assert find_contradiction(ranks[:2]) is None
+
+
+def meets_in_vain():
+    from datetime import timedelta
+
+    from drivetrain_comm._meeting import meet
+
+    rank = int(os.environ["RANK"])
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
+    if rank == 1:
+        import time
+
+        time.sleep(3)
+        return "slept"
+    try:
+        meet(store, rank, 2, member(), timedelta(seconds=1))
+    except DistributedError as error:
+        return str(error)
+    return "no error"
+
+
+def test_rank_that_never_meets_the_others_is_named():
+    found = run_ranks(meets_in_vain, 2, process_group=False)
+    assert found[0] == "waited 1 s in vain for ranks 1 to come"
+
+
 def refuses():
     from drivetrain_comm._choice import Choice
 

@@ -177,8 +177,9 @@ class Pilot:
     def _typical_buckets(self, records: list[StepRecord]) -> list[Bucket]:
         last = records[-1].buckets
         same = [r.buckets for r in records if len(r.buckets) == len(last)]
+        # Disturbances only ever make a gradient later.
         ready = [
-            statistics.median(bucket.ready_s for bucket in column)
+            min(bucket.ready_s for bucket in column)
             for column in zip(*same, strict=True)
         ]
         agreed = self._agree(ready)

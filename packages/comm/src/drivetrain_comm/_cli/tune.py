@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_comm._cli.common import group_of_ranks, human, print_table, sizes
 
 if TYPE_CHECKING:
     import argparse
+
+    from drivetrain_comm._cost import Network
 
 __all__ = ["populate"]
 
@@ -58,10 +61,28 @@ def _run(args: argparse.Namespace) -> int:
         ["all of a host", _rate(network.port_bytes_per_s) if several else "-"],
         ["within a host", f"{network.local_bytes_per_s / 1e9:.2f} GB/s"],
     ]
+    if several:
+        rows.append(["socket buffers", _buffers(network)])
     print_table(f"{len(hosts)} hosts with {[len(r) for r in hosts]} ranks", rows)
     pairs = [[human(size), str(choice)] for size, choice in choices.items()]
     print_table("what is chosen", [["all-reduce of", "algorithm"], *pairs])
     return 0
+
+
+def _buffers(network: Network) -> str:
+    """Says whether the kernel lets one connection keep the whole way filled."""
+    needed = int(2 * network.delay_s * network.port_bytes_per_s)
+    limits = Path("/proc/sys/net/ipv4/tcp_wmem")
+    if not limits.exists():
+        return f"{human(needed)} are under way"
+    most = int(limits.read_text().split()[2])
+    # A sender keeps what is under way, and as much again while it is acknowledged.
+    if most >= 2 * needed:
+        return f"enough: {human(needed)} are under way, {human(most)} may be kept"
+    return (
+        f"{human(needed)} are under way, but {human(most)} may be kept: raise "
+        f"net.ipv4.tcp_wmem and tcp_rmem to {2 * needed}"
+    )
 
 
 def _rate(bytes_per_s: float) -> str:
