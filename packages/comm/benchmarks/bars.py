@@ -8,7 +8,9 @@ from __future__ import annotations
 import sys
 
 import ddp
+import links
 from kills import kills
+from tuner import tuner
 
 from drivetrain_core.testing import Bar, run_bars
 
@@ -18,6 +20,8 @@ TABLE = [
         ">= 1.5 x stock, best >= 2 x, none < 0.98 x, >= 1.15 x by hand",
         ddp.scenarios,
     ),
+    ("tuner", "<= 1.02 x the best of all, < 5% of 50 steps", tuner),
+    *links.BARS,
     ("kills", "all are told, within the time-out", kills),
 ]
 BARS = [Bar(name=name, bound=bound, measure=run) for name, bound, run in TABLE]

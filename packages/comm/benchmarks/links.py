@@ -1,0 +1,145 @@
+"""Single all-reduces on shaped links, beside stock Gloo's and beside what is possible."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import rig_path  # noqa: F401
+from rig.goodput import flows_that_fill, measure_goodput
+from rig.namespaces import missing_because
+from rig.network import Network
+from rig.shape import Link
+
+from drivetrain_comm._pick import load_of_algorithm
+from drivetrain_core.testing import Row
+
+_PROGRAM = Path(__file__).with_name("reduce_rank.py")
+_MB = 1 << 20
+
+
+def hosts_of(num_hosts, ranks_per_host):
+    return [
+        list(range(host * ranks_per_host, (host + 1) * ranks_per_host))
+        for host in range(num_hosts)
+    ]
+
+
+def measure(link, hosts, cases):
+    """Returns the seconds of each case, and the goodput and round trip of the links."""
+    world_size = sum(map(len, hosts))
+    with Network(len(hosts), link) as network:
+        goodput = measure_goodput(network, num_flows=flows_that_fill(link))
+        ranks = []
+        for host, members in enumerate(hosts):
+            for local, rank in enumerate(members):
+                env = {
+                    **os.environ,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(world_size),
+                    "LOCAL_RANK": str(local),
+                    "MASTER_ADDR": network.address(0),
+                    "MASTER_PORT": "29511",
+                    "GLOO_SOCKET_IFNAME": "eth0",
+                    "OMP_NUM_THREADS": "1",
+                }
+                words = [sys.executable, str(_PROGRAM), json.dumps(cases)]
+                out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+                ranks.append(network.start(host, words, env=env, stdout=out))
+        try:
+            text = ranks[0].communicate(timeout=600)[0]
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+    return json.loads(text), goodput
+
+
+def against_stock(link, shape, algorithm, num_streams, size, least):
+    """Makes a bar: an algorithm is faster than stock by a factor."""
+
+    def bar(quick):
+        because = missing_because()
+        if because:
+            return Row(figure=because, holds=None)
+        hosts = hosts_of(*shape)
+        cases = [("stock", 1, size), (algorithm, num_streams, size)]
+        (stock, ours), goodput = measure(link, hosts, cases)
+        return Row(
+            figure=f"{stock / ours:.2f} x ({1e3 * stock:.1f} to {1e3 * ours:.1f} ms)",
+            holds=stock / ours >= least,
+            proven_on="namespaces",
+            details={"mbit_per_s": goodput.mbit_per_s, "rtt_s": goodput.rtt_s},
+        )
+
+    return bar
+
+
+def against_bound(cases, least):
+    """Makes a bar: algorithms reach a share of what the links allow them."""
+
+    def bar(quick):
+        because = missing_because()
+        if because:
+            return Row(figure=because, holds=None)
+        shares = {}
+        for link, shape, algorithm, num_streams in cases[:1] if quick else cases:
+            hosts = hosts_of(*shape)
+            size = 16 * _MB
+            found, goodput = measure(link, hosts, [(algorithm, num_streams, size)])
+            load = load_of_algorithm(algorithm, hosts)
+            bound = load.link * size / goodput.bytes_per_s
+            bound += load.hops * goodput.rtt_s / 2
+            name = f"{shape[0]}x{shape[1]} {algorithm}"
+            shares[name] = bound / found[0]
+        worst = min(shares, key=shares.get)
+        return Row(
+            figure=f"{shares[worst]:.2f} at least ({worst})",
+            holds=shares[worst] >= least,
+            proven_on="namespaces",
+            details=shares,
+        )
+
+    return bar
+
+
+def link(rate, rtt=0, cap=None):
+    return Link(rate_mbit_per_s=rate, rtt_ms=rtt, flow_cap_mbit_per_s=cap)
+
+
+BARS = [
+    (
+        "hierarchical",
+        ">= 1.4 x stock, 4 ranks a host",
+        against_stock(link(400), (2, 4), "hierarchical-direct", 1, 16 * _MB, 1.4),
+    ),
+    (
+        "small-messages",
+        ">= 2 x stock, round trip 10 ms",
+        against_stock(link(1000, 10), (8, 1), "direct", 1, 64 << 10, 2.0),
+    ),
+    (
+        "flow-cap",
+        ">= 1.8 x stock, a quarter of the port a flow",
+        against_stock(link(800, cap=200), (4, 1), "ring", 4, 16 * _MB, 1.8),
+    ),
+    (
+        "goodput",
+        ">= 0.90 of the links' bound, 16 MB",
+        against_bound(
+            [
+                (link(400), (2, 4), "hierarchical-direct", 1),
+                (link(400), (4, 2), "hierarchical-ring", 1),
+                (link(400), (8, 1), "ring", 1),
+                (link(800, cap=200), (4, 1), "ring", 4),
+            ],
+            0.9,
+        ),
+    ),
+]
+
+if __name__ == "__main__":
+    for name, bound, run in BARS:
+        row = run(False)
+        print(f"{name}: {row.figure} ({bound}) {row.status}", row.details)
