@@ -98,6 +98,7 @@ def make_optimizer(**options):
         (lambda: hvd.broadcast(torch.ones(1), 1), "root_rank must be 0 to 0"),
         (lambda: hvd.broadcast_parameters(7), "state_dict"),
         (lambda: hvd.allgather(torch.tensor(1)), "got a scalar"),
+        (lambda: hvd.allgather(torch.ones([1] * 13)), "12 dimensions at most, got 13"),
         (lambda: hvd.reducescatter(torch.tensor(1)), "got a scalar"),
         (lambda: hvd.alltoall(torch.ones(3), [2]), "add up"),
         (lambda: hvd.synchronize(-1), "no collective"),
@@ -390,7 +391,9 @@ def misuses():
     expect(lambda: hvd.allgather(torch.ones(2, 2 + rank)))
     expect(lambda: hvd.broadcast(torch.ones(2 + rank), 0))
     expect(
-        lambda: hvd.broadcast(torch.ones(2, dtype=[torch.int32, torch.int64][rank]), 0)
+        lambda: hvd.broadcast(
+            torch.ones(2, dtype=[torch.float16, torch.bfloat16][rank]), 0
+        )
     )
     expect(lambda: hvd.alltoall(torch.ones(4), [2, 2 + rank]))
     expect(lambda: hvd.broadcast_parameters([torch.ones(2 + rank)]))
@@ -436,3 +439,44 @@ def test_ranks_that_differ_all_get_an_error():
         assert said[8] == pytest.approx([0.5, 0.5, 0.0, 0.0])
         assert "sparse_as_dense=True" in said[9]
         assert "in which this rank has" in said[10]
+
+
+def takes_branches():
+    hvd.init()
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(2, 2, bias=False).double() for _ in range(3)]
+    parameters = [layer.weight for layer in layers]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(parameters, lr=1.0), num_groups=3
+    )
+    x = torch.ones(1, 2, dtype=torch.float64)
+    # One rank uses the layers in the other order, and leaves one out.
+    order = layers if hvd.rank() == 0 else layers[1::-1]
+    for layer in order:
+        layer(x).sum().backward()
+    before = [parameter.detach().clone() for parameter in parameters]
+    optimizer.step()
+    steps = [b - p.detach() for b, p in zip(before, parameters, strict=True)]
+    hvd.barrier()
+    hvd.shutdown()
+    time.sleep(0.1)
+    return [step[0, 0].item() for step in steps]
+
+
+def test_ranks_may_take_other_branches():
+    found = run_ranks(takes_branches, 2, process_group=False)
+    assert found == [pytest.approx([1.0, 1.0, 0.5])] * 2
+
+
+def test_setting_of_compression_is_used_or_refused(monkeypatch):
+    monkeypatch.setenv("DRIVETRAIN_COMM_COMPRESSION", "powersgd")
+    hvd.init()
+    with pytest.raises(DistributedError, match="use fp16 or bf16"):
+        make_optimizer()
+    hvd.shutdown()
+    monkeypatch.setenv("DRIVETRAIN_COMM_COMPRESSION", "bf16")
+    hvd.init()
+    model, optimizer = make_optimizer()
+    model(torch.full((1, 2), 0.1)).sum().backward()
+    optimizer.step()
+    assert model.weight.grad.tolist() == [[torch.tensor(0.1).bfloat16().item()] * 2] * 2

@@ -37,10 +37,10 @@ def allgather_async(
     group = world().group
 
     def make() -> Pending:
+        shapes = gather_shapes("allgather", tensor, free_dims=1)
         if tensor.dim() == 0:
             message = "allgather needs a dimension to join along, got a scalar"
             raise DistributedError(message)
-        shapes = gather_shapes("allgather", tensor, free_dims=1)
         rows = [shape[0] for shape in shapes]
         # Backends gather equal parts only: the short ones are filled up.
         mine = tensor.new_zeros(max(rows), *tensor.shape[1:])

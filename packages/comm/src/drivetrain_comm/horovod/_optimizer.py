@@ -127,6 +127,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
             ranks.
 
     Example:
+        >>> import torch
         >>> from drivetrain_comm import horovod as hvd
         >>> hvd.init()
         >>> model = torch.nn.Linear(2, 1)

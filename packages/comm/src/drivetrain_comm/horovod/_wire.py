@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,12 +71,13 @@ def gather_shapes(
         DistributedError: Dtypes or other dimensions differ, or there are too many or too
             few; all ranks get it.
     """
-    if tensor.dim() > _MOST_DIMS:
-        message = f"{what} takes {_MOST_DIMS} dimensions at most, got {tensor.dim()}"
+    shape = [*tensor.shape, *([-1] * _MOST_DIMS)][:_MOST_DIMS]
+    dtype = zlib.crc32(str(tensor.dtype).encode())
+    found = gather_numbers([dtype, tensor.dim(), *shape], device=tensor.device)
+    most = max(one[1] for one in found)
+    if most > _MOST_DIMS:
+        message = f"{what} takes {_MOST_DIMS} dimensions at most, got {most}"
         raise DistributedError(message)
-    dtype = int.from_bytes(str(tensor.dtype).encode()[-7:], "big")
-    padded = [*tensor.shape, *([-1] * (_MOST_DIMS - tensor.dim()))]
-    found = gather_numbers([dtype, tensor.dim(), *padded], device=tensor.device)
     shapes = [one[2 : 2 + one[1]] for one in found]
     for rank, one in enumerate(found):
         if one[:2] != found[0][:2] or one[2 + free_dims :] != found[0][2 + free_dims :]:
