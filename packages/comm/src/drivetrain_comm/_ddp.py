@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
+from drivetrain_comm._compress import Cast, Exact
 from drivetrain_comm._fusion import Fusion, merge_buckets
 from drivetrain_comm._pilot import Pilot
+from drivetrain_comm._powersgd import PowerSGD
 from drivetrain_comm._process_group import TunedProcessGroup
+from drivetrain_core import DistributedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    import torch
+    from drivetrain_comm._compress import Compressor
 
 __all__ = ["attach", "bucket_cap_mb"]
 
@@ -23,6 +27,13 @@ logger = logging.getLogger(__name__)
 # DDP's buckets are the grain of what can be merged: so many, within these sizes.
 _NUM_BUCKETS = 48
 _LEAST_MB, _MOST_MB = 0.5, 25.0
+
+_COMPRESSORS: dict[str, Callable[[TunedProcessGroup], Compressor]] = {
+    "none": Exact,
+    "fp16": lambda group: Cast(group, torch.float16),
+    "bf16": lambda group: Cast(group, torch.bfloat16),
+    "powersgd": PowerSGD,
+}
 
 
 def bucket_cap_mb(
@@ -54,17 +65,30 @@ def attach(ddp: Any) -> None:
         return
     ddp._drivetrain_fusion = False
     group = ddp.process_group
-    parameters = [p for p in ddp.module.parameters() if p.requires_grad]
-    if not _is_tuned(group) or any(p.device.type != "cpu" for p in parameters):
+    if not _is_tuned(group):
         return
-    if ddp._comm_hooks or ddp.mixed_precision is not None:
-        logger.info("gradients are left to the module's own communication hook")
+    obstacle = _obstacle(ddp, group)
+    compression = group.settings.compression
+    if obstacle and compression != "none":
+        message = f"gradients cannot be compressed by {compression}: {obstacle}"
+        raise DistributedError(message)
+    if obstacle:
+        logger.info("gradients are left to torch: %s", obstacle)
         return
-    if group.transport.lacks:
-        return
-    fusion = Fusion(group, Pilot(group))
+    fusion = Fusion(Pilot(group), _COMPRESSORS[compression](group))
     ddp.register_comm_hook(fusion, merge_buckets)
     ddp._drivetrain_fusion = fusion
+
+
+def _obstacle(ddp: Any, group: TunedProcessGroup) -> str | None:
+    """Returns why a module cannot have the hook, or None."""
+    parameters = [p for p in ddp.module.parameters() if p.requires_grad]
+    if any(p.device.type != "cpu" for p in parameters):
+        return "the module is not on the CPU"
+    if ddp._comm_hooks or ddp.mixed_precision is not None:
+        return "the module has a communication hook of its own"
+    lacks = group.transport.lacks
+    return f"there is no engine ({lacks})" if lacks else None
 
 
 def _group_of(arguments: Mapping[str, Any]) -> Any:

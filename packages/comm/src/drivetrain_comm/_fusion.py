@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from drivetrain_comm._pilot import StepRecord
 from drivetrain_comm._predict import Bucket
 
 if TYPE_CHECKING:
+    import torch
     from torch._C._distributed_c10d import GradBucket
 
-    from drivetrain_comm._native import Ticket
+    from drivetrain_comm._compress import Compressor, Outcome, Part
     from drivetrain_comm._pilot import Pilot
-    from drivetrain_comm._process_group import TunedProcessGroup
 
 __all__ = ["Fusion", "merge_buckets"]
 
@@ -29,39 +27,39 @@ class Fusion:
     """Takes the buckets of one DDP module.
 
     DDP hands them over in the same order on all ranks. They are collected until they
-    hold enough bytes, and then reduced at once without being copied together.
+    hold enough bytes of one dtype, and then reduced at once.
 
     Args:
-        group: The ranks.
         pilot: Says how much is collected, and how it is reduced, step by step.
+        compressor: Averages what was collected.
     """
 
-    def __init__(self, group: TunedProcessGroup, pilot: Pilot) -> None:
+    def __init__(self, pilot: Pilot, compressor: Compressor) -> None:
         """Collects nothing yet."""
         self.pilot = pilot
-        self._group = group
-        self._waiting: list[tuple[torch.futures.Future[Any], torch.Tensor]] = []
-        self._waiting_bytes = 0
+        self.compressor = compressor
+        self._waiting: list[Part] = []
         self._began_s = 0.0
         self._buckets: list[Bucket] = []
-        self._last: Ticket | None = None
+        self._last: Outcome | None = None
 
     def take(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Takes a bucket; the future holds its average over all ranks."""
         if bucket.index() == 0:
             self._begin_step()
-        buffer = bucket.buffer()
+        part = self.compressor.accept(bucket)
         ready_s = time.monotonic() - self._began_s
-        self._buckets.append(Bucket(ready_s=ready_s, size_bytes=buffer.nbytes))
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        self._waiting.append((future, buffer))
-        self._waiting_bytes += buffer.nbytes
-        if self._waiting_bytes >= self.pilot.tactic.bucket_bytes or bucket.is_last():
+        self._buckets.append(Bucket(ready_s=ready_s, size_bytes=part.size_bytes))
+        if self._waiting and self._waiting[0].buffer.dtype != part.buffer.dtype:
             self._flush()
-        return future
+        self._waiting.append(part)
+        size_bytes = sum(one.size_bytes for one in self._waiting)
+        if size_bytes >= self.pilot.tactic.bucket_bytes or bucket.is_last():
+            self._flush()
+        return part.future
 
     def _begin_step(self) -> None:
-        self._waiting, self._waiting_bytes = [], 0
+        self._waiting = []
         if self._last is not None and self._last.wait(0.0) == "":
             span_s = self._last.ended_at_s() - self._began_s
             self.pilot.advance(StepRecord(buckets=tuple(self._buckets), span_s=span_s))
@@ -69,9 +67,5 @@ class Fusion:
         self._began_s = time.monotonic()
 
     def _flush(self) -> None:
-        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        tensors = [tensor for _, tensor in waiting]
-        choice = self.pilot.tactic.choice
-        self._last = self._group.reduce_pieces(tensors, "AVG", choice)
-        self._group.notifier.keep(self._last, tensors)
-        self._group.notifier.tell(self._last, waiting)
+        waiting, self._waiting = self._waiting, []
+        self._last = self.compressor.reduce(waiting, self.pilot.tactic.choice)

@@ -65,6 +65,8 @@ class TunedProcessGroup(dist.ProcessGroup):
         self._timeout = timeout
         self._store = store
         self._transport: Transport | None = None
+        self._more: weakref.WeakSet[Transport] = weakref.WeakSet()
+        self._num_more = 0
         self._lock = threading.Lock()
         self._network: Network | None = None
         self._loads: dict[str, Load] = {}
@@ -83,19 +85,32 @@ class TunedProcessGroup(dist.ProcessGroup):
         """The engine's side of this group; the first use waits for all ranks."""
         with self._lock:
             if self._transport is None:
-                self._transport = Transport(
-                    self._store,
-                    self.rank(),
-                    self.size(),
-                    self._timeout,
-                    settings=str(self.settings),
-                    buffer_bytes=self.settings.socket_buffer_kb << 10,
-                )
+                self._transport = self._open(self._store)
             return self._transport
 
     def tell(self, text: str) -> str:
         """Returns what rank 0 says; all ranks must call it, the others with anything."""
         return self.transport.tell(text, self._timeout)
+
+    def open_transport(self) -> Transport:
+        """Returns one more transport of the same ranks, whose order is its own.
+
+        All ranks must call it at the same time. It ends with this group.
+        """
+        self._num_more += 1
+        transport = self._open(PrefixStore(f"more/{self._num_more}", self._store))
+        self._more.add(transport)
+        return transport
+
+    def _open(self, store: Store) -> Transport:
+        return Transport(
+            store,
+            self.rank(),
+            self.size(),
+            self._timeout,
+            settings=str(self.settings),
+            buffer_bytes=self.settings.socket_buffer_kb << 10,
+        )
 
     @property
     def timeout_s(self) -> float:
@@ -200,6 +215,10 @@ class TunedProcessGroup(dist.ProcessGroup):
             return self.inner.allreduce_coalesced(list(tensors), options)
         return self.allreduce(tensors, opts)
 
+    def _transports(self) -> list[Transport]:
+        first = [] if self._transport is None else [self._transport]
+        return [*first, *self._more]
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets how long a collective may take."""
         self._timeout = timeout
@@ -207,14 +226,14 @@ class TunedProcessGroup(dist.ProcessGroup):
 
     def abort(self) -> None:
         """Ends all collectives with an error, on all ranks."""
-        if self._transport is not None:
-            self._transport.fail(f"rank {self.rank()}: the process group was aborted")
+        for transport in self._transports():
+            transport.fail(f"rank {self.rank()}: the process group was aborted")
         self.inner.abort()
 
     def shutdown(self) -> None:
         """Leaves the group."""
-        if self._transport is not None:
-            self._transport.close()
+        for transport in self._transports():
+            transport.close()
         self.inner.shutdown()
         # Soon the group is freed, with the GIL held, and waits for its threads: lets
         # those that have yet to free a tensor have the GIL first.

@@ -28,6 +28,8 @@ class Settings:
         bucket_mb: How many MiB of gradients are reduced at once; measured by default.
         compression: Of gradients between hosts and within them: `none`, `fp16`, `bf16`
             or `powersgd`. All but `none` lose precision.
+        powersgd_rank: Of the matrices that stand for gradients under `powersgd`.
+        powersgd_start_after: How many steps go uncompressed before.
         socket_buffer_kb: Of each socket, in KiB; by default the kernel's own choice.
         tune: Whether to measure at all; otherwise a model of the network decides.
         cache: Whether to keep what was found for the next run on the same hosts, in
@@ -45,6 +47,8 @@ class Settings:
     streams: int | None = None
     bucket_mb: float | None = None
     compression: str = "none"
+    powersgd_rank: int = 4
+    powersgd_start_after: int = 10
     socket_buffer_kb: int = 0
     tune: bool = True
     cache: bool = True
@@ -63,6 +67,10 @@ class Settings:
             _refuse(
                 "bucket_mb", self.bucket_mb, f"more than 0, at most {_MOST_BUCKET_MB}"
             )
+        if self.powersgd_rank < 1:
+            _refuse("powersgd_rank", self.powersgd_rank, "1 or more")
+        if self.powersgd_start_after < 0:
+            _refuse("powersgd_start_after", self.powersgd_start_after, "0 or more")
         if not 0 <= self.socket_buffer_kb <= 1 << 20:
             _refuse("socket_buffer_kb", self.socket_buffer_kb, "0 to 1048576")
 
@@ -79,7 +87,8 @@ def settings_from(
 
     Args:
         environment: By default this process's. DRIVETRAIN_COMM_ALGORITHM, _STREAMS,
-            _BUCKET_MB, _COMPRESSION, _SOCKET_BUFFER_KB and _TUNE (0 or 1) count.
+            _BUCKET_MB, _COMPRESSION, _POWERSGD_RANK, _POWERSGD_START_AFTER,
+            _SOCKET_BUFFER_KB and _TUNE (0 or 1) count.
         **given: Fields of `Settings`; None means that the environment decides.
 
     Raises:
@@ -116,6 +125,8 @@ _CONVERT: dict[str, Any] = {
     "streams": int,
     "bucket_mb": float,
     "compression": str,
+    "powersgd_rank": int,
+    "powersgd_start_after": int,
     "socket_buffer_kb": int,
     "tune": _switch,
 }

@@ -113,20 +113,35 @@ class Notifier:
         self,
         ticket: Ticket,
         futures: Sequence[tuple[torch.futures.Future[Any], object]],
+        *,
+        first: Callable[[], None] | None = None,
     ) -> None:
-        """Completes futures with their values when a collective ends, or its error."""
+        """Completes futures with their values when a collective ends, or its error.
+
+        Args:
+            ticket: Of the collective.
+            futures: With their values.
+            first: Called when it has ended well, before they are completed.
+        """
 
         def finish() -> None:
             try:
                 ticket.finish()
-            except DistributedError as error:
+                if first is not None:
+                    first()
+            except Exception as error:  # noqa: BLE001
+                # Whatever it is, whoever waits for the futures gets it.
                 for future, _ in futures:
                     future.set_exception(error)
             else:
                 for future, value in futures:
                     future.set_result(value)
 
-        self._queue.put(finish)
+        self.put(finish)
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Has the thread do a job, which must not raise, after those before it."""
+        self._queue.put(job)
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_run, args=(self._queue,), name="drivetrain-comm", daemon=True
