@@ -35,14 +35,24 @@ __all__ = [
     "reduce_in_place",
 ]
 
-Average, Sum, Adasum, Min, Max, Product = (
-    "Average",
-    "Sum",
-    "Adasum",
-    "Min",
-    "Max",
-    "Product",
-)
+Average = "Average"
+"""The mean over all ranks."""
+
+Sum = "Sum"
+"""The sum over all ranks."""
+
+Adasum = "Adasum"
+"""Known by name only: asking for it is an error."""
+
+Min = "Min"
+"""The least of all ranks."""
+
+Max = "Max"
+"""The greatest of all ranks."""
+
+Product = "Product"
+"""The product over all ranks."""
+
 
 # An average is a sum that is divided, which all backends and dtypes can do.
 _OPERATIONS = {
