@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 import ddp
+import gpu
 import links
 from kills import kills
 from tuner import tuner
@@ -23,6 +24,7 @@ TABLE = [
     ("tuner", "<= 1.02 x the best of all, < 5% of 50 steps", tuner),
     *links.BARS,
     ("kills", "all are told, within the time-out", kills),
+    ("gpu-overhead", "<= 1% of a step", gpu.overhead),
 ]
 BARS = [Bar(name=name, bound=bound, measure=run) for name, bound, run in TABLE]
 
