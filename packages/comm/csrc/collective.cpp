@@ -131,8 +131,9 @@ std::vector<std::int32_t> Collective::awaited() const {
   return peers;
 }
 
-bool Collective::needs(std::int32_t peer) const {
-  for (std::uint32_t channel = 0; channel < request_.num_channels; ++channel)
+bool Collective::needs(std::int32_t peer, std::int32_t only) const {
+  for (std::uint32_t channel = 0; channel < request_.num_channels; ++channel) {
+    if (only != any_channel && only != static_cast<std::int32_t>(channel)) continue;
     for (std::uint32_t lane = 0; lane < program_.lanes.size(); ++lane) {
       if (program_.lanes[lane].peer != peer) continue;
       for (const std::uint32_t step : program_.lanes[lane].steps) {
@@ -141,6 +142,7 @@ bool Collective::needs(std::int32_t peer) const {
           return true;
       }
     }
+  }
   return false;
 }
 

@@ -62,7 +62,7 @@ class Collective {
 
   // The peers whose data is missing, and whether a peer still has a part in this.
   std::vector<std::int32_t> awaited() const;
-  bool needs(std::int32_t peer) const;
+  bool needs(std::int32_t peer, std::int32_t channel = any_channel) const;
 
  private:
   struct LaneState {

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <exception>
+#include <future>
 #include <utility>
 
 namespace drivetrain {
@@ -106,6 +108,12 @@ void Engine::Door::on_event(std::uint32_t) {
   int fd;
   while ((fd = accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC)) >= 0)
     engine_.guests_.push_back(std::make_unique<Guest>(engine_, fd, is_local_));
+  if (errno != EMFILE && errno != ENFILE) return;
+  // Whoever knocks would be announced for ever.
+  engine_.loop_.poller().change(fd_, 0, *this);
+  engine_.fail_all(
+      "this process has too many open files for another connection: "
+      "raise the limit (ulimit -n) or use fewer streams");
 }
 
 Engine::Engine(const std::string& host, const std::string& local_name) {
@@ -137,10 +145,19 @@ void Engine::run() {
       const std::lock_guard<std::mutex> lock(mutex_);
       commands.swap(commands_);
     }
-    for (const Command& command : commands) command();
-    left_.clear();
-    loop_.turn(timeout_ms());
+    try {
+      for (const Command& command : commands) command();
+      left_.clear();
+      loop_.turn(timeout_ms());
+    } catch (const std::exception& error) {
+      // No memory, or no descriptors: the ranks are told, and the process lives on.
+      fail_all(error.what());
+    }
   }
+}
+
+void Engine::fail_all(const std::string& why) {
+  for (auto& entry : groups_) entry.second->fail(why);
 }
 
 int Engine::timeout_ms() {
@@ -211,10 +228,13 @@ void Engine::fail_group(std::uint64_t group, std::string why) {
 }
 
 void Engine::remove_group(std::uint64_t group) {
-  post([=] {
+  auto removed = std::make_shared<std::promise<void>>();
+  post([this, group, removed] {
     groups_.erase(group);
     tokens_.erase(group);
+    removed->set_value();
   });
+  removed->get_future().wait();
 }
 
 }  // namespace drivetrain

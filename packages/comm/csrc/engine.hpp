@@ -36,6 +36,7 @@ class Engine {
   void set_address(std::uint64_t group, std::int32_t peer, Address address);
   void submit(std::uint64_t group, Request request);
   void fail_group(std::uint64_t group, std::string why);
+  // When it returns, the memory of the group's collectives is touched no more.
   void remove_group(std::uint64_t group);
 
  private:
@@ -49,6 +50,7 @@ class Engine {
   Group* find(std::uint64_t group);
   void greeted(Guest& guest);
   void forget(Guest& guest);
+  void fail_all(const std::string& why);
 
   Loop loop_;
   std::uint16_t port_ = 0;

@@ -19,6 +19,18 @@ Group::Group(Loop& loop, const Token& token, std::int32_t rank, std::int32_t num
       buffer_bytes_(buffer_bytes),
       peers_(static_cast<std::size_t>(num_ranks)) {}
 
+// Runs f; what it throws fails the group.
+template <class F>
+bool Group::guarded(F f) {
+  try {
+    f();
+    return true;
+  } catch (const std::exception& error) {
+    fail(say(error.what()));
+    return false;
+  }
+}
+
 Group::~Group() {
   for (auto& entry : active_)
     entry.second->request().ticket->finish(say("the process group was destroyed"));
@@ -52,7 +64,7 @@ void Group::submit(Request request) {
     for (std::uint32_t channel = 0; channel < now.num_channels; ++channel)
       if (broken_.empty()) link_to(lane.peer, channel);
   if (!broken_.empty()) return;
-  collective.start();
+  if (!guarded([&] { collective.start(); })) return;
   const auto found = early_.find(sequence);
   std::deque<Early> early;
   if (found != early_.end()) {
@@ -66,12 +78,20 @@ void Group::submit(Request request) {
   end_if_done(collective);
 }
 
-template <class L, class... Arguments>
-L& Group::link_at(std::int32_t peer, std::uint32_t channel, Arguments&... arguments) {
+std::unique_ptr<Link>& Group::place_of(std::int32_t peer, std::uint32_t channel) {
   auto& links = peers_[static_cast<std::size_t>(peer)].links;
   if (links.size() <= channel) links.resize(channel + 1);
-  if (!links[channel]) links[channel] = std::make_unique<L>(*this, peer, arguments...);
-  return static_cast<L&>(*links[channel]);
+  return links[channel];
+}
+
+// A link of its kind that nobody has connected yet; null if there is another.
+template <class L, class... Arguments>
+L* Group::free_link(std::int32_t peer, std::uint32_t channel,
+                    Arguments&&... arguments) {
+  std::unique_ptr<Link>& place = place_of(peer, channel);
+  if (!place) place = std::make_unique<L>(*this, peer, arguments...);
+  L* link = dynamic_cast<L*>(place.get());
+  return link != nullptr && link->is_waiting() ? link : nullptr;
 }
 
 // The lower rank connects, the higher one is connected to.
@@ -79,36 +99,47 @@ Link& Group::link_to(std::int32_t peer, std::uint32_t channel) {
   Peer& at = peers_[static_cast<std::size_t>(peer)];
   const bool is_local = !at.address.local_name.empty();
   if (is_local) channel = 0;
-  if (channel < at.links.size() && at.links[channel]) return *at.links[channel];
+  std::unique_ptr<Link>& place = place_of(peer, channel);
+  if (place) return *place;
   if (is_local) {
-    auto& link = link_at<LocalLink>(peer, channel, loop_);
-    if (rank_ < peer) link.dial(at.address.local_name, hello(channel));
-    return link;
+    auto link = std::make_unique<LocalLink>(*this, peer, loop_);
+    LocalLink& made = *link;
+    place = std::move(link);
+    if (rank_ < peer) made.dial(at.address.local_name, hello(channel));
+    return made;
   }
-  auto& link = link_at<TcpLink>(peer, channel, loop_);
+  auto link = std::make_unique<TcpLink>(*this, peer, channel, loop_);
+  TcpLink& made = *link;
+  place = std::move(link);
   if (rank_ < peer)
-    link.dial(at.address.host, at.address.port, hello(channel), buffer_bytes_);
-  return link;
+    made.dial(at.address.host, at.address.port, hello(channel), buffer_bytes_);
+  return made;
 }
 
 void Group::accept_tcp(const Hello& hello, int fd) {
-  if (!is_peer(hello.rank) || hello.channel < 0 || hello.channel > 255 ||
-      !broken_.empty()) {
+  TcpLink* link = nullptr;
+  if (is_peer(hello.rank) && hello.rank < rank_ && hello.channel >= 0 &&
+      hello.channel <= UINT8_MAX && broken_.empty())
+    link = free_link<TcpLink>(hello.rank, static_cast<std::uint32_t>(hello.channel),
+                              hello.channel, loop_);
+  if (link == nullptr) {
     ::close(fd);
     return;
   }
-  const auto channel = static_cast<std::uint32_t>(hello.channel);
-  auto& link = link_at<TcpLink>(hello.rank, channel, loop_);
-  link.open(fd);
-  loop_.mark(link);
+  set_buffers(fd, buffer_bytes_);
+  link->open(fd);
+  loop_.mark(*link);
 }
 
 void Group::accept_local(const Hello& hello, int fd, int memory, int bell) {
-  if (!is_peer(hello.rank) || !broken_.empty()) {
+  LocalLink* link = nullptr;
+  if (is_peer(hello.rank) && hello.rank < rank_ && broken_.empty())
+    link = free_link<LocalLink>(hello.rank, 0, loop_);
+  if (link == nullptr) {
     for (const int one : {fd, memory, bell}) ::close(one);
     return;
   }
-  link_at<LocalLink>(hello.rank, 0, loop_).open(fd, memory, bell);
+  link->open(fd, memory, bell);
 }
 
 Hello Group::hello(std::uint32_t channel) const {
@@ -151,8 +182,8 @@ bool Group::land(std::int32_t peer, const Frame& frame, std::vector<iovec>& to) 
 void Group::landed(std::int32_t peer, const Frame& frame) {
   const auto found = active_.find(frame.sequence);
   if (found == active_.end()) return;
-  found->second->landed(peer, frame);
-  end_if_done(*found->second);
+  Collective& collective = *found->second;
+  if (guarded([&] { collective.landed(peer, frame); })) end_if_done(collective);
 }
 
 void Group::deliver(std::int32_t peer, const Frame& frame, const char* payload) {
@@ -163,17 +194,12 @@ void Group::deliver(std::int32_t peer, const Frame& frame, const char* payload) 
   }
   Collective* collective = find(peer, frame);
   if (collective == nullptr) return;
-  try {
-    collective->deliver(peer, frame, payload);
-  } catch (const std::runtime_error& error) {
-    return fail(say(error.what()));
-  }
-  end_if_done(*collective);
+  if (guarded([&] { collective->deliver(peer, frame, payload); }))
+    end_if_done(*collective);
 }
 
 void Group::sent(const Outgoing& item) {
-  item.collective->sent(item);
-  end_if_done(*item.collective);
+  if (guarded([&] { item.collective->sent(item); })) end_if_done(*item.collective);
 }
 
 void Group::end_if_done(Collective& collective) {
@@ -183,11 +209,11 @@ void Group::end_if_done(Collective& collective) {
   ticket->finish("");
 }
 
-void Group::lost(std::int32_t peer, const std::string& why) {
+void Group::lost(std::int32_t peer, std::int32_t channel, const std::string& why) {
   Peer& at = peers_[static_cast<std::size_t>(peer)];
   if (at.gone.empty()) at.gone = why;
   for (const auto& entry : active_)
-    if (entry.second->needs(peer))
+    if (entry.second->needs(peer, channel))
       return fail(say(describe(*entry.second) + " cannot end, rank " +
                       std::to_string(peer) + " is lost: " + why));
 }

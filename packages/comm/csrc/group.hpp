@@ -53,7 +53,7 @@ class Group final : public LinkOwner, public Outbox {
   void landed(std::int32_t peer, const Frame& frame) override;
   void deliver(std::int32_t peer, const Frame& frame, const char* payload) override;
   void sent(const Outgoing& item) override;
-  void lost(std::int32_t peer, const std::string& why) override;
+  void lost(std::int32_t peer, std::int32_t channel, const std::string& why) override;
   void push(std::int32_t peer, const Outgoing& item) override;
 
  private:
@@ -69,8 +69,11 @@ class Group final : public LinkOwner, public Outbox {
     std::vector<char> payload;
   };
 
+  std::unique_ptr<Link>& place_of(std::int32_t peer, std::uint32_t channel);
   template <class L, class... Arguments>
-  L& link_at(std::int32_t peer, std::uint32_t channel, Arguments&... arguments);
+  L* free_link(std::int32_t peer, std::uint32_t channel, Arguments&&... arguments);
+  template <class F>
+  bool guarded(F f);
   Link& link_to(std::int32_t peer, std::uint32_t channel);
   Hello hello(std::uint32_t channel) const;
   bool is_peer(std::int32_t rank) const;

@@ -103,10 +103,7 @@ int connect_tcp(const std::string& host, std::uint16_t port, int buffer_bytes,
   }
   const int kind = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
   const int fd = socket(addresses->ai_family, kind, 0);
-  if (fd >= 0 && buffer_bytes > 0) {
-    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof buffer_bytes);
-    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer_bytes, sizeof buffer_bytes);
-  }
+  if (fd >= 0) set_buffers(fd, buffer_bytes);
   if (fd >= 0) set_no_delay(fd);
   if (fd < 0 || (connect(fd, addresses->ai_addr, addresses->ai_addrlen) != 0 &&
                  errno != EINPROGRESS)) {
@@ -115,6 +112,12 @@ int connect_tcp(const std::string& host, std::uint16_t port, int buffer_bytes,
     return -1;
   }
   return fd;
+}
+
+void set_buffers(int fd, int buffer_bytes) {
+  if (buffer_bytes <= 0) return;
+  setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof buffer_bytes);
+  setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer_bytes, sizeof buffer_bytes);
 }
 
 void set_no_delay(int fd) {

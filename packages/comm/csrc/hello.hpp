@@ -37,6 +37,9 @@ int connect_tcp(const std::string& host, std::uint16_t port, int buffer_bytes,
                 std::string& error);
 int connect_local(const std::string& name, std::string& error);
 
+// Zero leaves the size of the socket's buffers to the kernel.
+void set_buffers(int fd, int buffer_bytes);
+
 // Lets small frames leave at once.
 void set_no_delay(int fd);
 

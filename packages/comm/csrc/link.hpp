@@ -16,6 +16,8 @@ namespace drivetrain {
 
 class Collective;
 
+constexpr std::int32_t any_channel = -1;
+
 // A segment on its way to a peer.
 struct Outgoing {
   Collective* collective;
@@ -34,7 +36,9 @@ class LinkOwner {
   virtual void landed(std::int32_t peer, const Frame& frame) = 0;
   virtual void deliver(std::int32_t peer, const Frame& frame, const char* payload) = 0;
   virtual void sent(const Outgoing& item) = 0;
-  virtual void lost(std::int32_t peer, const std::string& why) = 0;
+  // On this channel nothing more comes; on any_channel, nothing from this peer.
+  virtual void lost(std::int32_t peer, std::int32_t channel,
+                    const std::string& why) = 0;
 };
 
 class Link {

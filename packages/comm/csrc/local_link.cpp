@@ -79,6 +79,7 @@ void LocalLink::drop() {
   loop_.remove(*this);
   if (socket_ >= 0) {
     loop_.poller().remove(socket_, *this);
+    shutdown(socket_, SHUT_RDWR);
     ::close(socket_);
   }
   if (peer_bell_ >= 0) ::close(peer_bell_);
@@ -89,7 +90,7 @@ void LocalLink::drop() {
 
 void LocalLink::lose(const std::string& why) {
   drop();
-  owner_.lost(peer_, why);
+  owner_.lost(peer_, any_channel, why);
 }
 
 void LocalLink::close(const std::string& reason) {
@@ -127,8 +128,7 @@ void LocalLink::flush() {
 void LocalLink::on_event(std::uint32_t) {
   if (is_open()) {
     // What the peer wrote before it went still counts.
-    const char* payload;
-    while (is_open() && in_.front(payload) != nullptr) poll();
+    while (is_open() && has_more()) poll();
     if (is_open()) lose("it closed the connection");
     return;
   }
@@ -138,6 +138,15 @@ void LocalLink::on_event(std::uint32_t) {
     return lose("it did not answer a greeting");
   peer_bell_ = descriptors[0];
   start();
+}
+
+bool LocalLink::has_more() {
+  try {
+    const char* payload;
+    return in_.front(payload) != nullptr;
+  } catch (const std::runtime_error&) {
+    return false;
+  }
 }
 
 void LocalLink::poll() {

@@ -14,6 +14,8 @@ class LocalLink final : public Link, public EventHandler, public Polled {
   LocalLink(LinkOwner& owner, std::int32_t peer, Loop& loop);
   ~LocalLink() override;
 
+  bool is_waiting() const { return socket_ < 0; }
+
   // Makes the memory and offers it to the peer.
   void dial(const std::string& name, const Hello& hello);
 
@@ -31,6 +33,7 @@ class LocalLink final : public Link, public EventHandler, public Polled {
   bool map(int memory, bool is_dialer);
   void start();
   void ring_peer() const;
+  bool has_more();
   void lose(const std::string& why);
   void drop();
 

@@ -31,8 +31,8 @@ void advance(std::vector<iovec>& pieces, std::size_t& at, std::size_t bytes) {
 
 }  // namespace
 
-TcpLink::TcpLink(LinkOwner& owner, std::int32_t peer, Loop& loop)
-    : Link(owner, peer), loop_(loop) {}
+TcpLink::TcpLink(LinkOwner& owner, std::int32_t peer, std::int32_t channel, Loop& loop)
+    : Link(owner, peer), channel_(channel), loop_(loop) {}
 
 TcpLink::~TcpLink() {
   drop();
@@ -71,8 +71,11 @@ void TcpLink::connected() {
 void TcpLink::drop() {
   state_ = State::closed;
   queue_.clear();
+  is_front_begun_ = wants_write_ = false;
   if (fd_ < 0) return;
   loop_.poller().remove(fd_, *this);
+  // A child that was forked may hold the connection too.
+  shutdown(fd_, SHUT_RDWR);
   ::close(fd_);
   fd_ = -1;
 }
@@ -109,11 +112,9 @@ void TcpLink::drain() {
   if (got == 0 || (errno != EAGAIN && errno != EINTR)) drop();
 }
 
-void TcpLink::lose(const std::string& why) {
-  const std::int32_t peer = peer_;
-  LinkOwner& owner = owner_;
+void TcpLink::lose(const std::string& why, bool is_all) {
   drop();
-  owner.lost(peer, why);
+  owner_.lost(peer_, is_all ? any_channel : channel_, why);
 }
 
 void TcpLink::flush() {
@@ -214,7 +215,7 @@ void TcpLink::end_payload() {
   if (is_direct_)
     owner_.landed(peer_, in_frame_);
   else if (in_frame_.kind == FrameKind::abort)
-    lose(std::string(buffer_.data(), in_frame_.size));
+    lose(std::string(buffer_.data(), in_frame_.size), true);
   else
     owner_.deliver(peer_, in_frame_, buffer_.data());
 }

@@ -12,8 +12,10 @@ namespace drivetrain {
 
 class TcpLink final : public Link, public EventHandler {
  public:
-  TcpLink(LinkOwner& owner, std::int32_t peer, Loop& loop);
+  TcpLink(LinkOwner& owner, std::int32_t peer, std::int32_t channel, Loop& loop);
   ~TcpLink() override;
+
+  bool is_waiting() const { return state_ == State::waiting; }
 
   // Takes over a connection on which the peer has greeted.
   void open(int fd);
@@ -37,9 +39,10 @@ class TcpLink final : public Link, public EventHandler {
   bool receive_some(iovec* to, std::size_t count, std::size_t& got);
   void begin_payload();
   void end_payload();
-  void lose(const std::string& why);
+  void lose(const std::string& why, bool is_all = false);
   void drop();
 
+  const std::int32_t channel_;
   Loop& loop_;
   State state_ = State::waiting;
   int fd_ = -1;

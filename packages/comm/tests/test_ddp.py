@@ -199,3 +199,58 @@ def test_second_run_on_the_same_hosts_starts_with_what_was_found():
     assert (first, second) == ("committed", "committed")
     assert len(files) == 1
     assert files[0]["tactic"]["choice"]["algorithm"] == "direct"
+
+
+def copies_and_looks_first():
+    import copy
+    import io
+
+    from torch.nn.parallel import DistributedDataParallel
+
+    from drivetrain_comm import _enable
+
+    _enable.enable()
+    dist.init_process_group("gloo")
+    ddp = DistributedDataParallel(model_of("plain"))
+    if dist.get_rank() == 0:
+        with torch.no_grad():
+            ddp(torch.ones(2, 16))
+    for _ in range(2):
+        ddp(torch.ones(2, 16)).mean().backward()
+    twin = copy.deepcopy(ddp)
+    assert ddp._drivetrain_fusion
+    twin(torch.ones(2, 16)).mean().backward()
+    assert twin._drivetrain_fusion
+    assert twin._drivetrain_fusion is not ddp._drivetrain_fusion
+    file = io.BytesIO()
+    torch.save(ddp, file)
+    names = list(ddp.state_dict())
+    dist.barrier()
+    dist.destroy_process_group()
+    time.sleep(0.1)
+    return names
+
+
+def test_module_can_be_copied_and_used_on_one_rank_alone():
+    found = run_ranks(copies_and_looks_first, 2, process_group=False)
+    assert found[0][0] == "module.0.weight"
+
+
+def reduces_what_lies_apart():
+    from drivetrain_comm import _enable
+
+    _enable.enable(algorithm="ring")
+    dist.init_process_group("gloo")
+    whole = torch.arange(12.0).reshape(3, 4)
+    mine = whole.t() if dist.get_rank() == 0 else whole.t().contiguous()
+    dist.all_reduce(mine)
+    dist.barrier()
+    dist.destroy_process_group()
+    time.sleep(0.1)
+    return mine.contiguous()
+
+
+def test_ranks_may_lay_tensors_out_differently():
+    found = run_ranks(reduces_what_lies_apart, 2, process_group=False)
+    wanted = 2 * torch.arange(12.0).reshape(3, 4).t()
+    assert all(torch.equal(one, wanted) for one in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from functools import cache
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["find_address", "host_identity"]
+__all__ = ["find_address", "host_identity", "is_loopback"]
 
+_LOOPBACK = "127.0.0.1"
 _INTERFACE = ("DRIVETRAIN_COMM_INTERFACE", "GLOO_SOCKET_IFNAME")
 
 
@@ -58,7 +60,7 @@ def find_address(store: Store, environment: Mapping[str, str] = os.environ) -> s
         store = store.underlying_store
     host, port = getattr(store, "host", None), getattr(store, "port", None)
     if not host or not port:
-        return "127.0.0.1"
+        return _outside() or _LOOPBACK
     try:
         family, kind, _, _, target = socket.getaddrinfo(
             host, port, type=socket.SOCK_DGRAM
@@ -66,9 +68,33 @@ def find_address(store: Store, environment: Mapping[str, str] = os.environ) -> s
         # Connecting a datagram socket sends nothing: it only asks for the route.
         with socket.socket(family, kind) as probe:
             probe.connect(target)
-            return str(probe.getsockname()[0])
+            found = str(probe.getsockname()[0])
     except OSError:
-        return "127.0.0.1"
+        found = _LOOPBACK
+    # The store's own host reaches itself by an address that no other host can use.
+    return _outside() or found if is_loopback(found) else found
+
+
+def is_loopback(address: str) -> bool:
+    """Returns whether an address is this host's for itself only.
+
+    Example:
+        >>> is_loopback("127.0.1.1"), is_loopback("10.0.0.1")
+        (True, False)
+    """
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _outside() -> str | None:
+    """Returns an address of this host that others may reach, if it has one."""
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
+            if one.family != socket.AF_INET or name not in up:
+                continue
+            if not is_loopback(one.address):
+                return str(one.address)
+    return None
 
 
 def _address_of(interface: str, variable: str) -> str:

@@ -15,7 +15,6 @@ from drivetrain_comm._choice import Choice
 from drivetrain_comm._cost import Network
 from drivetrain_comm._tuner import Tactic
 from drivetrain_comm._version import __version__
-from drivetrain_core import DistributedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -108,8 +107,9 @@ def load(name: str, environment: Mapping[str, str] = os.environ) -> Found | None
 
     A file that cannot be read counts as none.
     """
-    file = _folder(environment) / f"{name}.json"
+    file = Path(f"{name}.json")
     try:
+        file = _folder(environment) / file
         found = json.loads(file.read_text())
         return Found(
             tactic=load_tactic(json.dumps(found["tactic"])),
@@ -118,20 +118,21 @@ def load(name: str, environment: Mapping[str, str] = os.environ) -> Found | None
         )
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, DistributedError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         logger.warning("%s is not used: %s", file, error)
         return None
 
 
 def save(name: str, found: Found, environment: Mapping[str, str] = os.environ) -> None:
     """Writes what was found; whoever reads meanwhile sees the old file or the new one."""
-    folder = _folder(environment)
     try:
+        # Without a home there is no such folder.
+        folder = _folder(environment)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as part:
             part.write(json.dumps(asdict(found), indent=2))
         Path(part.name).replace(folder / f"{name}.json")
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         logger.warning("%s is not kept for the next run: %s", name, error)
 
 

@@ -77,7 +77,6 @@ class Exact:
         """Averages in place."""
         tensors = [part.buffer for part in parts]
         ticket = self._group.reduce_pieces(tensors, "AVG", choice)
-        self._group.notifier.keep(ticket, tensors)
         self._group.notifier.tell(
             ticket, [(part.future, part.buffer) for part in parts]
         )
@@ -117,7 +116,6 @@ class Cast:
         def cast_back() -> None:
             torch._foreach_copy_(buffers, wires)
 
-        self._group.notifier.keep(ticket, wires)
         self._group.notifier.tell(
             ticket, [(part.future, part.buffer) for part in parts], first=cast_back
         )

@@ -63,6 +63,11 @@ def attach(ddp: Any) -> None:
     """
     if getattr(ddp, "_drivetrain_fusion", None) is not None:
         return
+    # Other passes are not made by all ranks at the same time.
+    if not torch.is_grad_enabled() or not ddp.require_backward_grad_sync:
+        return
+    # A copy of a module has the hooks' names, but not the hooks.
+    ddp._comm_hooks = [one for one in ddp._comm_hooks if one[0] is not merge_buckets]
     ddp._drivetrain_fusion = False
     group = ddp.process_group
     if not _is_tuned(group):

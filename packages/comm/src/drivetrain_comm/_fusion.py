@@ -9,6 +9,8 @@ from drivetrain_comm._pilot import StepRecord
 from drivetrain_comm._predict import Bucket
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from torch._C._distributed_c10d import GradBucket
 
@@ -21,6 +23,10 @@ __all__ = ["Fusion", "merge_buckets"]
 def merge_buckets(fusion, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """The hook that DDP calls; it has no annotations since torch compares them."""
     return fusion.take(bucket)
+
+
+def _nothing() -> None:
+    """What becomes of a `Fusion` in a copy or a file."""
 
 
 class Fusion:
@@ -42,6 +48,10 @@ class Fusion:
         self._began_s = 0.0
         self._buckets: list[Bucket] = []
         self._last: Outcome | None = None
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """Copies of a module start without one: they have their own buckets."""
+        return _nothing, ()
 
     def take(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Takes a bucket; the future holds its average over all ranks."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from drivetrain_core import DistributedError
@@ -39,6 +39,7 @@ class Member:
         local_name: Its name within the host.
         settings: What must be the same on all ranks, in words.
         lacks: Why it has no native engine, or None.
+        nonce: Tells this call from those of earlier groups.
     """
 
     version: str
@@ -50,6 +51,7 @@ class Member:
     local_name: str
     settings: str
     lacks: str | None
+    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +105,12 @@ def meet(
     _wait(store, ["roster"], timeout)
     found = json.loads(store.get("roster"))
     members = tuple(Member(**member) for member in found["members"])
+    if members[rank].nonce != mine.nonce:
+        message = (
+            f"rank {rank} finds what the ranks of an earlier group said: give each "
+            "group a store, or a prefix in it, of its own"
+        )
+        raise DistributedError(message)
     wrong = find_contradiction(members)
     if wrong:
         raise DistributedError(wrong)

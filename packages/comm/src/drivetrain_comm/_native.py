@@ -11,6 +11,7 @@ import functools
 import os
 import secrets
 import threading
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ import drivetrain_comm
 from drivetrain_core import DistributedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from drivetrain_comm._steps import Step
 
@@ -116,6 +117,8 @@ class Program:
         flat = (ctypes.c_int32 * (3 * len(steps)))()
         flat[:] = [number for step in steps for number in step]
         error = _Text()
+        # These are at hand at the interpreter's end, when modules are not.
+        self._owned: ctypes.c_void_p | None = None
         self._free = _function("free_program")
         self.handle: int | None = _function("make_program")(
             flat,
@@ -126,11 +129,12 @@ class Program:
         )
         if str(error):
             raise DistributedError(str(error))
+        self._owned = ctypes.c_void_p(self.handle)
 
     def __del__(self) -> None:
         """Lets go of the steps; collectives that use them keep them."""
-        if getattr(self, "handle", None):
-            self._free(ctypes.c_void_p(self.handle))
+        if self._owned is not None:
+            self._free(self._owned)
 
 
 class Ticket:
@@ -138,7 +142,7 @@ class Ticket:
 
     def __init__(self, handle: int) -> None:
         """Takes over what the engine returned."""
-        self._handle = handle
+        self._handle = ctypes.c_void_p(handle)
         self._wait = _function("wait")
         self._ended_at_s = _function("ended_at_s")
         self._free = _function("free_ticket")
@@ -151,8 +155,11 @@ class Ticket:
         """
         error = _Text()
         seconds = ctypes.c_double(timeout_s)
-        handle = ctypes.c_void_p(self._handle)
-        return str(error) if self._wait(handle, seconds, ctypes.byref(error)) else None
+        return (
+            str(error)
+            if self._wait(self._handle, seconds, ctypes.byref(error))
+            else None
+        )
 
     def finish(self) -> None:
         """Waits for the end, and lets signals through meanwhile.
@@ -168,11 +175,11 @@ class Ticket:
 
     def ended_at_s(self) -> float:
         """When it ended, on the clock of `time.monotonic`."""
-        return float(self._ended_at_s(ctypes.c_void_p(self._handle)))
+        return float(self._ended_at_s(self._handle))
 
     def __del__(self) -> None:
         """Lets go of the ticket; the collective goes on."""
-        self._free(ctypes.c_void_p(self._handle))
+        self._free(self._handle)
 
 
 class Engine:
@@ -196,7 +203,8 @@ class Engine:
         self.local_name = f"drivetrain-comm-{secrets.token_hex(16)}"
         self.process = os.getpid()
         port, error = ctypes.c_uint16(), _Text()
-        self._handle = ctypes.c_void_p(
+        self._lock = threading.RLock()
+        self._handle: ctypes.c_void_p | None = ctypes.c_void_p(
             _function("start")(
                 host.encode(),
                 self.local_name.encode(),
@@ -219,46 +227,73 @@ class Engine:
             rank: This process's.
             world_size: The number of ranks.
             buffer_bytes: Of each socket; 0 leaves it to the kernel.
+
+        Raises:
+            DistributedError: The engine has ended.
         """
-        number: int = _function("add_group")(
-            self._handle, token, rank, world_size, buffer_bytes
-        )
+        with self._use() as handle:
+            number: int = _function("add_group")(
+                handle, token, rank, world_size, buffer_bytes
+            )
         return number
 
     def set_address(
         self, group: int, peer: int, host: str, port: int, local_name: str
     ) -> None:
         """Tells where a peer is; a local name if it is on this host."""
-        _function("set_address")(
-            self._handle,
-            ctypes.c_uint64(group),
-            peer,
-            host.encode(),
-            ctypes.c_uint16(port),
-            local_name.encode(),
-        )
+        with self._use() as handle:
+            _function("set_address")(
+                handle,
+                ctypes.c_uint64(group),
+                peer,
+                host.encode(),
+                ctypes.c_uint16(port),
+                local_name.encode(),
+            )
 
     def submit(self, call: Call) -> Ticket:
-        """Hands a collective over; its memory must live until the ticket's end."""
+        """Hands a collective over; its memory must live until the ticket's end.
+
+        Raises:
+            DistributedError: The engine has ended, or memory is exhausted.
+        """
         error = _Text()
-        handle = _function("submit")(
-            self._handle, ctypes.byref(call), ctypes.byref(error)
-        )
+        with self._use() as handle:
+            made = _function("submit")(handle, ctypes.byref(call), ctypes.byref(error))
         if str(error):
             raise DistributedError(str(error))
-        return Ticket(handle)
+        return Ticket(made)
 
     def fail_group(self, group: int, why: str) -> None:
         """Ends all collectives of a group with an error, on all its ranks."""
-        _function("fail_group")(self._handle, ctypes.c_uint64(group), why.encode())
+        with suppress(DistributedError), self._use() as handle:
+            _function("fail_group")(handle, ctypes.c_uint64(group), why.encode())
 
     def remove_group(self, group: int) -> None:
-        """Forgets a group and closes its connections."""
-        _function("remove_group")(self._handle, ctypes.c_uint64(group))
+        """Forgets a group and closes its connections; then its memory is free."""
+        with suppress(DistributedError), self._use() as handle:
+            _function("remove_group")(handle, ctypes.c_uint64(group))
 
     def stop(self) -> None:
-        """Ends the thread. Nothing may be called after it."""
-        _function("stop")(self._handle)
+        """Ends the thread; what is called after it does nothing, or raises."""
+        with suppress(DistributedError), self._use() as handle:
+            self._handle = None
+            _function("stop")(handle)
+
+    @contextmanager
+    def _use(self) -> Iterator[ctypes.c_void_p]:
+        """Keeps the engine while it is used.
+
+        In the child of a fork there is none, and its locks may be held for ever.
+        """
+        if self.process != os.getpid():
+            message = "the engine belongs to the process before a fork"
+            raise DistributedError(message)
+        with self._lock:
+            if self._handle is None:
+                message = "the engine has ended, as the interpreter does"
+                raise DistributedError(message)
+            yield self._handle
 
 
 _lock = threading.Lock()

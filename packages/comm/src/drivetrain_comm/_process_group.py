@@ -194,10 +194,21 @@ class TunedProcessGroup(dist.ProcessGroup):
         if choice.algorithm == STOCK or self.transport.lacks:
             return self._stock(tensors, options)
         seconds = options.timeout.total_seconds()
+        if not all(tensor.is_contiguous() for tensor in tensors):
+            return self._through_copies(tensors, options)
         ticket = self.transport.all_reduce(
             tensors, operation, choice, seconds if seconds > 0 else self.timeout_s
         )
         return EngineWork(ticket, tensors, list(tensors), self.notifier)
+
+    def _through_copies(self, tensors: Sequence[torch.Tensor], options: Any) -> Work:
+        """Reduces tensors whose elements lie apart; ends before it returns."""
+        copies = [tensor.contiguous() for tensor in tensors]
+        work = self.allreduce(copies, options)
+        work.wait()
+        for tensor, copy in zip(tensors, copies, strict=True):
+            tensor.copy_(copy)
+        return work
 
     def _stock(self, tensors: Sequence[torch.Tensor], options: Any) -> Work:
         if len(tensors) == 1:
@@ -350,6 +361,5 @@ def _fits(tensor: torch.Tensor, operation: str) -> bool:
     return (
         tensor.device.type == "cpu"
         and tensor.layout == torch.strided
-        and tensor.is_contiguous()
         and is_supported(tensor.dtype, operation)
     )

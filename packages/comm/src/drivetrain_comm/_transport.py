@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import logging
 import socket
+import threading
 import weakref
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -121,6 +122,8 @@ class Transport:
         self.hostnames = roster.hostnames
         self._store = store
         self._num_told = 0
+        self._kept: list[tuple[_native.Ticket, Sequence[torch.Tensor]]] = []
+        self._lock = threading.Lock()
         without = [r for r, member in enumerate(roster.members) if member.lacks]
         self.lacks = (
             f"rank {without[0]}: {roster.members[without[0]].lacks}"
@@ -141,7 +144,8 @@ class Transport:
                 engine.set_address(
                     self._group, peer, member.host, member.port, local_name
                 )
-        self._close = weakref.finalize(self, engine.remove_group, self._group)
+        # What the group still uses lives until it is gone.
+        self._close = weakref.finalize(self, _leave, engine, self._group, self._kept)
         # The engine stops at exit, and its groups with it.
         self._close.atexit = False
 
@@ -155,8 +159,8 @@ class Transport:
         """Begins to reduce tensors in place, as if they were one vector.
 
         Args:
-            tensors: Contiguous ones on the CPU, all of one dtype; they must live until
-                the ticket's end, and none may be changed before.
+            tensors: Contiguous ones on the CPU, all of one dtype; none may be changed
+                before the ticket's end.
             operation: `SUM`, `AVG`, `PRODUCT`, `MIN`, `MAX`, `BAND`, `BOR` or `BXOR`.
             choice: How; the same on all ranks.
             timeout_s: After how many seconds the group fails.
@@ -224,7 +228,12 @@ class Transport:
             ctypes.cast(pieces, ctypes.POINTER(_native.Piece)),
             len(tensors),
         )
-        return self._engine.submit(call)
+        with self._lock:
+            ticket = self._engine.submit(call)
+            # Whoever called may let go of them, as after an interrupt.
+            self._kept[:] = [one for one in self._kept if one[0].wait(0.0) is None]
+            self._kept.append((ticket, tensors))
+        return ticket
 
     def tell(self, text: str, timeout: timedelta) -> str:
         """Returns what rank 0 says; all ranks must call it, the others with anything."""
@@ -256,3 +265,8 @@ class Transport:
         program, digest = found
         rest = f"{choice.num_streams} {choice.segment_bytes}".encode()
         return program, zlib.crc32(rest, digest)
+
+
+def _leave(engine: _native.Engine, group: int, kept: list[Any]) -> None:
+    engine.remove_group(group)
+    kept.clear()

@@ -37,14 +37,13 @@ class EngineWork(Work):
         result: list[torch.Tensor],
         notifier: Notifier,
     ) -> None:
-        """Holds the memory until the collective has ended, waited for or not."""
+        """Starts nothing."""
         super().__init__()
         self._ticket = ticket
         self._tensors = tensors
         self._result = result
         self._notifier = notifier
         self._future: torch.futures.Future[Any] | None = None
-        notifier.keep(ticket, tensors)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits for the end.
@@ -94,20 +93,13 @@ class EngineWork(Work):
 class Notifier:
     """A thread that completes futures, in the order of their collectives.
 
-    It also keeps the memory of collectives that nobody waits for. The thread starts with
-    the first one.
+    The thread starts with the first one.
     """
 
     def __init__(self) -> None:
         """Starts nothing yet."""
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._kept: list[tuple[Ticket, Sequence[torch.Tensor]]] = []
-
-    def keep(self, ticket: Ticket, tensors: Sequence[torch.Tensor]) -> None:
-        """Keeps memory until a collective has ended."""
-        self._kept = [one for one in self._kept if one[0].wait(0.0) is None]
-        self._kept.append((ticket, tensors))
 
     def tell(
         self,
