@@ -157,7 +157,9 @@ def test_network_leaves_nothing_behind(rtt_ms):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signals_leave_nothing_behind(number):
     program = f"""
-        import sys, time
+        import signal, sys, time
+        # What was started in the background may have been told to ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.path.append({str(HERE)!r})
         from rig.network import Link, Network
         with Network(2, Link(rate_mbit_per_s=100, rtt_ms=4)) as network:
