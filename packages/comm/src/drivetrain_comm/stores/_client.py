@@ -1,0 +1,265 @@
+"""A Redis server as one job sees it: commands are tried again while it is away."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import secrets
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from drivetrain_comm.stores import _scripts
+from drivetrain_core import DistributedError, MissingLibraryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+    from drivetrain_comm.stores._address import RedisAddress
+
+__all__ = ["Client"]
+
+logger = logging.getLogger(__name__)
+
+_Reply = TypeVar("_Reply")
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+_REPLY_S = 10.0
+
+
+class Client:
+    """Speaks to one server for one job, and notices when it has lost its memory.
+
+    Thread-safe: each thread that is within a command has a connection to itself, made
+    when there is no idle one. It may be used after a fork.
+
+    Args:
+        address: The server and the job.
+        prefix: Of all the keys.
+        rank: Who speaks; for messages.
+        ttl_s: When the server forgets the job after its last sign of life.
+        retry_s: For how long a server that is away is tried again.
+
+    Raises:
+        MissingLibraryError: redis-py is not installed.
+        DistributedError: redis-py does not take the query of the URL.
+    """
+
+    def __init__(
+        self,
+        address: RedisAddress,
+        *,
+        prefix: str,
+        rank: int | None,
+        ttl_s: float,
+        retry_s: float,
+    ) -> None:
+        """Connects to nothing yet."""
+        self.data = prefix
+        self.library = _import_redis()
+        self._who = f"Redis at {address.host}:{address.port}, job {address.job!r}, " + (
+            "rank unknown" if rank is None else f"rank {rank}"
+        )
+        self._retry_s = retry_s
+        self.ttl_ms = max(1, int(ttl_s * 1000))
+        self._mark = secrets.token_hex(8)
+        self._born: bytes | None = None
+        self._is_greeted = False
+        self.is_closed = False
+        self._lock = threading.Lock()
+        self._writers: list[tuple[str, int]] = []
+        try:
+            pool = self.library.ConnectionPool.from_url(
+                address.server_url, **_options(self.library)
+            )
+        except (TypeError, ValueError) as error:
+            message = f"redis-py does not take the URL of {self._who}: {error}"
+            raise DistributedError(message) from None
+        self._redis = self.library.Redis(connection_pool=pool)
+        self._scripts: dict[str, Any] = {}
+
+    def script(self, text: str, key: str, *arguments: object) -> Any:
+        """Runs a script; `key` is for messages."""
+        run = self._scripts.get(text)
+        if run is None:
+            run = self._scripts[text] = self._redis.register_script(text)
+        return self.run(lambda _: run(keys=[self.data], args=arguments), key)
+
+    def once(self, text: str, key: str, *arguments: bytes | str | int) -> bytes:
+        """Runs a script that counts once even if its reply is lost on the way."""
+        # A writer has one write under way, so that one last reply is enough for it.
+        try:
+            writer, number = self._writers.pop()
+        except IndexError:
+            writer, number = secrets.token_hex(8), 0
+        try:
+            reply = self.script(
+                text, key, self.ttl_ms, writer, number, _bytes(key), *arguments
+            )
+            return bytes(reply)
+        finally:
+            self._writers.append((writer, number + 1))
+
+    def block(self, waiter: str, seconds: float, key: str) -> bool:
+        """Returns whether a waiter was woken, which may take some seconds."""
+        name = f"{self.data}:wake:{waiter}"
+        # 0 would be for ever.
+        seconds = max(seconds, 0.01)
+        return bool(self.run(lambda redis: redis.blpop([name], seconds), key))
+
+    def run(self, command: Callable[[Any], _Reply], key: str) -> _Reply:
+        """Returns what a command returns, once the server answers.
+
+        Args:
+            command: Given redis-py's client; it may be called again.
+            key: What it is about, for messages.
+
+        Raises:
+            DistributedError: The server is away for too long, refuses the password or
+                the command, or has forgotten the job.
+        """
+        library = self.library.exceptions
+        refusals = (library.AuthenticationError, library.NoPermissionError)
+        outages = (
+            library.ConnectionError,
+            library.TimeoutError,
+            library.BusyLoadingError,
+            library.ReadOnlyError,
+            OSError,
+        )
+        gone_at: float | None = None
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                if not self._is_greeted:
+                    self._greet()
+                return command(self._redis)
+            except refusals as error:
+                message = (
+                    f"{self._who} refuses this user (key {key!r}): {error}. Check the "
+                    "user and password in the URL"
+                )
+                raise DistributedError(message) from error
+            except outages as error:
+                now = time.monotonic()
+                if gone_at is None:
+                    gone_at = now
+                    self._is_greeted = False
+                    logger.warning("%s does not answer: %s", self._who, error)
+                if now - gone_at + pause_s > self._retry_s:
+                    message = (
+                        f"{self._who} has not answered for {self._retry_s:g} s (key "
+                        f"{key!r}): {error}"
+                    )
+                    raise DistributedError(message) from error
+            except library.ResponseError as error:
+                message = f"{self._who} refuses what is asked of {key!r}: {error}"
+                raise DistributedError(message) from error
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def forget(self) -> None:
+        """Deletes the job's keys from the server."""
+        names = [self.data + end for end in ("", ":need", ":once", ":born")]
+        self.run(lambda redis: redis.delete(*names), "all")
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self.is_closed = True
+        self._redis.connection_pool.disconnect()
+
+    def _greet(self) -> None:
+        with self._lock:
+            if self._is_greeted:
+                return
+            # Only the first greeting may leave a mark: later ones look for it.
+            mark = self._mark if self._born is None else ""
+            born = self._redis.eval(
+                _scripts.GREET, 1, self.data, str(self.ttl_ms), mark
+            )
+            if self._born is None:
+                self._born = bytes(born)
+                _keep_alive(self)
+            elif born != self._born:
+                message = (
+                    f"{self._who} has forgotten the job's keys: it was restarted "
+                    "without persistence, flushed, or short of memory. Start the job "
+                    "again"
+                )
+                raise DistributedError(message)
+            self._is_greeted = True
+
+    def renew(self) -> None:
+        """Has the server remember the job for another time to live."""
+        self._redis.eval(_scripts.GREET, 1, self.data, str(self.ttl_ms), "")
+
+
+def _keep_alive(client: Client) -> None:
+    """Renews the job's time to live for as long as the client lives."""
+    seen = weakref.ref(client)
+    interval_s = client.ttl_ms / 4000
+    errors = (client.library.RedisError, OSError)
+
+    def renew() -> None:
+        while True:
+            time.sleep(interval_s)
+            alive = seen()
+            if alive is None or alive.is_closed:
+                return
+            try:
+                alive.renew()
+            except errors as error:
+                # The next command says so, if the server is still away then.
+                logger.debug("the job's keys were not renewed: %s", error)
+            del alive
+
+    threading.Thread(target=renew, name="drivetrain-redis", daemon=True).start()
+
+
+def _options(library: ModuleType) -> dict[str, Any]:
+    """Returns how redis-py connects: no retries of its own, no greeting of its own."""
+    known = inspect.signature(library.connection.AbstractConnection.__init__).parameters
+    # Who the library is costs two round trips a connection.
+    quiet = ("driver_info",) if "driver_info" in known else ("lib_name", "lib_version")
+    retry = library.retry.Retry(library.backoff.NoBackoff(), 0)
+    return {
+        "protocol": 2,
+        "retry": retry,
+        "socket_connect_timeout": _REPLY_S / 2,
+        "socket_timeout": _REPLY_S,
+        "socket_keepalive": True,
+        **dict.fromkeys(quiet),
+    }
+
+
+def _import_redis() -> ModuleType:
+    try:
+        import redis
+        import redis.backoff
+        import redis.retry
+    except ImportError as error:
+        message = (
+            "a Redis store needs redis-py, which is not installed: "
+            "pip install 'drivetrain-comm[redis]'"
+        )
+        raise MissingLibraryError(message) from error
+    return redis
+
+
+def _bytes(key: str | bytes) -> bytes:
+    return key if isinstance(key, bytes) else key.encode("utf-8", "surrogateescape")
+
+
+def rank_from(environment: Any = os.environ) -> int | None:
+    """Returns the rank that a launcher has set, or None."""
+    text = environment.get("RANK", "")
+    return int(text) if text.isdigit() else None
+
+
+def encode_all(keys: Sequence[str | bytes]) -> list[bytes]:
+    """Returns keys as the server has them; torch's are text or bytes."""
+    return [_bytes(key) for key in keys]
