@@ -29,6 +29,11 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _REPLY_S = 10.0
 
+# One thread of a process renews the keys of all its clients.
+_changed = threading.Condition()
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+_keeper: dict[str, int] = {}
+
 
 class Client:
     """Speaks to one server for one job, and notices when it has lost its memory.
@@ -58,7 +63,7 @@ class Client:
         retry_s: float,
     ) -> None:
         """Connects to nothing yet."""
-        self.data = prefix
+        self.data = self._job = prefix
         self.library = _import_redis()
         self._who = f"Redis at {address.host}:{address.port}, job {address.job!r}, " + (
             "rank unknown" if rank is None else f"rank {rank}"
@@ -69,6 +74,7 @@ class Client:
         self._born: bytes | None = None
         self._is_greeted = False
         self.is_closed = False
+        self.renew_at = 0.0
         self._lock = threading.Lock()
         self._writers: list[tuple[str, int]] = []
         try:
@@ -161,9 +167,14 @@ class Client:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
+    def enter(self, prefix: str) -> None:
+        """Goes on with other keys of the job."""
+        self.data = prefix
+
     def forget(self) -> None:
         """Deletes the job's keys from the server."""
-        names = [self.data + end for end in ("", ":need", ":once", ":born")]
+        names = [self.data + end for end in ("", ":need", ":once")]
+        names += [self._job, f"{self._job}:once", f"{self._job}:born"]
         self.run(lambda redis: redis.delete(*names), "all")
         self.close()
 
@@ -178,9 +189,7 @@ class Client:
                 return
             # Only the first greeting may leave a mark: later ones look for it.
             mark = self._mark if self._born is None else ""
-            born = self._redis.eval(
-                _scripts.GREET, 1, self.data, str(self.ttl_ms), mark
-            )
+            born = self._say(mark)
             if self._born is None:
                 self._born = bytes(born)
                 _keep_alive(self)
@@ -195,29 +204,44 @@ class Client:
 
     def renew(self) -> None:
         """Has the server remember the job for another time to live."""
-        self._redis.eval(_scripts.GREET, 1, self.data, str(self.ttl_ms), "")
+        self._say("")
+
+    def _say(self, mark: str) -> Any:
+        names = self.data, self._job
+        return self._redis.eval(_scripts.GREET, 2, *names, str(self.ttl_ms), mark)
 
 
 def _keep_alive(client: Client) -> None:
-    """Renews the job's time to live for as long as the client lives."""
-    seen = weakref.ref(client)
-    interval_s = client.ttl_ms / 4000
-    errors = (client.library.RedisError, OSError)
+    """Has a thread of this process renew the client's keys while the client lives."""
+    with _changed:
+        client.renew_at = time.monotonic() + client.ttl_ms / 4000
+        _clients.add(client)
+        if _keeper.get("pid") != os.getpid():
+            _keeper["pid"] = os.getpid()
+            threading.Thread(
+                target=_renew, name="drivetrain-redis", daemon=True
+            ).start()
+        _changed.notify()
 
-    def renew() -> None:
-        while True:
-            time.sleep(interval_s)
-            alive = seen()
-            if alive is None or alive.is_closed:
-                return
+
+def _renew() -> None:
+    while True:
+        now = time.monotonic()
+        with _changed:
+            alive = [client for client in _clients if not client.is_closed]
+        due = [client for client in alive if client.renew_at <= now]
+        for client in due:
+            client.renew_at = now + client.ttl_ms / 4000
             try:
-                alive.renew()
-            except errors as error:
+                client.renew()
+            except (client.library.RedisError, OSError) as error:
                 # The next command says so, if the server is still away then.
                 logger.debug("the job's keys were not renewed: %s", error)
-            del alive
-
-    threading.Thread(target=renew, name="drivetrain-redis", daemon=True).start()
+        pause_s = min((client.renew_at - now for client in alive), default=60.0)
+        # Nothing here may keep a client alive that is in use no more.
+        alive, due, client = [], [], None  # type: ignore[assignment]
+        with _changed:
+            _changed.wait(max(pause_s, 0.01))
 
 
 def _options(library: ModuleType) -> dict[str, Any]:

@@ -49,10 +49,10 @@ class RedisStore(Store):
 
     Args:
         url: `redis://[:PASSWORD@]HOST[:PORT]/JOB`, or `rediss://...` for TLS; see
-            `parse_address`. Keys of an earlier job of that name that are not yet
-            forgotten are seen, except by `init_process_group(init_method=URL)`.
+            `parse_address`. Keys of an earlier start of the job that are not yet
+            forgotten are seen, until `join`; `init_process_group(init_method=URL)`
+            joins.
         rank: Who this is, for messages; by default RANK of the environment.
-        generation: Which start of the job; each has keys of its own.
         timeout: How long `get` and `wait` wait.
         ttl: When the server forgets the job after the last sign of life of any rank.
         retry: For how long a server that is away is tried again.
@@ -78,7 +78,6 @@ class RedisStore(Store):
         url: str,
         *,
         rank: int | None = None,
-        generation: int | None = None,
         timeout: timedelta = timedelta(minutes=5),
         ttl: timedelta = timedelta(hours=12),
         retry: timedelta = timedelta(seconds=15),
@@ -86,11 +85,10 @@ class RedisStore(Store):
         """Connects to nothing yet."""
         super().__init__()
         self.address = parse_address(url)
-        start = "" if generation is None else f":{generation}"
         self.client = Client(
             self.address,
             # The braces keep a job on one node of a Redis cluster.
-            prefix=f"drivetrain:{{{self.address.job}}}{start}",
+            prefix=f"drivetrain:{{{self.address.job}}}",
             rank=rank_from() if rank is None else rank,
             ttl_s=ttl.total_seconds(),
             retry_s=retry.total_seconds(),

@@ -47,11 +47,12 @@ def register_redis() -> None:
 def join(store: RedisStore, rank: int, world_size: int, timeout: timedelta) -> int:
     """Waits until all ranks of one start of the job have come.
 
-    Keys of an earlier start, even of one that was killed, are of another generation. A
-    rank that was killed while it waited here counts as present for 20 s more.
+    From then on the store has keys of that start only: those of an earlier one, even of
+    one that was killed, are of another generation. A rank that was killed while it
+    waited here counts as present for 20 s more.
 
     Args:
-        store: Of the job, without a generation.
+        store: New, and used by nobody else yet.
         rank: This one.
         world_size: How many come.
         timeout: How long to wait for them.
@@ -74,6 +75,7 @@ def join(store: RedisStore, rank: int, world_size: int, timeout: timedelta) -> i
             with contextlib.suppress(StoreTimeoutError):
                 store.wait([f"{generation}/complete"], timedelta(seconds=left_s))
                 is_complete = True
+                client.enter(f"{client.data}:{generation}")
                 return generation
             if time.monotonic() >= deadline:
                 raise _absence(store, generation, world_size, timeout)
@@ -109,12 +111,12 @@ def _handle(
     if not 0 <= rank < world_size:
         message = f"rank {rank} of a world of {world_size}: it must be 0 to one less"
         raise DistributedError(message)
-    meeting = RedisStore(url, rank=rank, timeout=timeout)
+    store = RedisStore(url, rank=rank, timeout=timeout)
     try:
-        generation = join(meeting, rank, world_size, timeout)
-    finally:
-        meeting.close()
-    store = RedisStore(url, rank=rank, generation=generation, timeout=timeout)
+        join(store, rank, world_size, timeout)
+    except BaseException:
+        store.close()
+        raise
     yield store, rank, world_size
     message = "ranks do not meet again through redis://: start the processes again"
     raise DistributedError(message)

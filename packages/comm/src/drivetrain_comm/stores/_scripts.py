@@ -7,7 +7,7 @@ keys is known at once. Beside it stand, with the same prefix:
     :need      for each id, how many keys are still missing
     :wake:ID   a list that gets one element when none is
     :once      the last reply to each writer, so that a repeated write counts once
-    :born      a mark that is gone when the server has lost its memory
+    :born      a mark of the job that is gone when the server has lost its memory
 
 Checking for keys and being counted as waiting is one step here, and so is writing a key
 and waking those who wait: no wake-up can be lost, and nobody has to ask again.
@@ -130,12 +130,13 @@ redis.call('DEL', data .. ':wake:' .. id)
 return missing
 """
 
-# ARGV: time to live, a random mark or nothing. Returns the mark that stands.
+# KEYS[2] is the job, of which KEYS[1] is one start. ARGV: time to live, a random mark or
+# nothing. Returns the mark that stands.
 GREET = """
-local born = KEYS[1] .. ':born'
+local born = KEYS[2] .. ':born'
 if ARGV[2] ~= '' then redis.call('SET', born, ARGV[2], 'NX') end
-for _, name in ipairs({'', ':born', ':once'}) do
-  redis.call('PEXPIRE', KEYS[1] .. name, ARGV[1])
+for _, name in ipairs({KEYS[1], KEYS[1] .. ':once', KEYS[2], born}) do
+  redis.call('PEXPIRE', name, ARGV[1])
 end
 return redis.call('GET', born)
 """

@@ -1,4 +1,4 @@
-"""For tests: a store that counts what is asked of it."""
+"""A store that counts what is asked of it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class CountingStore(Store):
         self._inner: Any = inner
         self.operations: list[Operation] = []
         self._lock = threading.Lock()
-        self.set_timeout(self._inner.timeout)
+        self.set_timeout(inner.timeout)  # type: ignore[attr-defined]
 
     @property
     def counts(self) -> Counter[str]:
