@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import os
@@ -71,15 +72,16 @@ class Client:
         self._retry_s = retry_s
         self.ttl_ms = max(1, int(ttl_s * 1000))
         self._mark = secrets.token_hex(8)
-        self._born: bytes | None = None
-        self._is_greeted = False
+        self._born: Any = None
         self.is_closed = False
         self.renew_at = 0.0
         self._lock = threading.Lock()
         self._writers: list[tuple[str, int]] = []
         try:
             pool = self.library.ConnectionPool.from_url(
-                address.server_url, **_options(self.library)
+                address.server_url,
+                redis_connect_func=self._greet,
+                **_options(self.library),
             )
         except (TypeError, ValueError) as error:
             message = f"redis-py does not take the URL of {self._who}: {error}"
@@ -140,8 +142,6 @@ class Client:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                if not self._is_greeted:
-                    self._greet()
                 return command(self._redis)
             except refusals as error:
                 message = (
@@ -153,7 +153,6 @@ class Client:
                 now = time.monotonic()
                 if gone_at is None:
                     gone_at = now
-                    self._is_greeted = False
                     logger.warning("%s does not answer: %s", self._who, error)
                 if now - gone_at + pause_s > self._retry_s:
                     message = (
@@ -183,32 +182,43 @@ class Client:
         self.is_closed = True
         self._redis.connection_pool.disconnect()
 
-    def _greet(self) -> None:
+    def _greet(self, connection: Any) -> None:
+        """Looks on each new connection whether the server still knows the job.
+
+        redis-py replaces broken connections without a word, also by such to a server
+        that was restarted and is empty.
+        """
+        try:
+            connection.on_connect()
+            self._look_for_mark(connection)
+        except BaseException:
+            connection.disconnect()
+            raise
+
+    def _look_for_mark(self, connection: Any) -> None:
         with self._lock:
-            if self._is_greeted:
-                return
             # Only the first greeting may leave a mark: later ones look for it.
             mark = self._mark if self._born is None else ""
-            born = self._say(mark)
+            names = self.data, self._job
+            connection.send_command(
+                "EVAL", _scripts.GREET, 2, *names, str(self.ttl_ms), mark
+            )
+            born = connection.read_response()
             if self._born is None:
-                self._born = bytes(born)
+                self._born = born
                 _keep_alive(self)
-            elif born != self._born:
-                message = (
-                    f"{self._who} has forgotten the job's keys: it was restarted "
-                    "without persistence, flushed, or short of memory. Start the job "
-                    "again"
-                )
-                raise DistributedError(message)
-            self._is_greeted = True
+            is_known = born == self._born
+        if not is_known:
+            message = (
+                f"{self._who} has forgotten the job's keys: it was restarted "
+                "without persistence, flushed, or short of memory. Start the job again"
+            )
+            raise DistributedError(message)
 
     def renew(self) -> None:
         """Has the server remember the job for another time to live."""
-        self._say("")
-
-    def _say(self, mark: str) -> Any:
         names = self.data, self._job
-        return self._redis.eval(_scripts.GREET, 2, *names, str(self.ttl_ms), mark)
+        self._redis.eval(_scripts.GREET, 2, *names, str(self.ttl_ms), "")
 
 
 def _keep_alive(client: Client) -> None:
@@ -244,6 +254,7 @@ def _renew() -> None:
             _changed.wait(max(pause_s, 0.01))
 
 
+@functools.cache
 def _options(library: ModuleType) -> dict[str, Any]:
     """Returns how redis-py connects: no retries of its own, no greeting of its own."""
     known = inspect.signature(library.connection.AbstractConnection.__init__).parameters
