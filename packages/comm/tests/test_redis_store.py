@@ -1,6 +1,7 @@
 """torch's contract of a store, on RedisStore and beside it on torch's own; and outages."""
 
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -254,7 +255,7 @@ def test_redis_store_wakes_all_who_wait_under_contention(shared_server, opened):
     for thread in threads:
         thread.join(60)
     assert not failures
-    leftover = store.client.run(lambda r: r.keys("drivetrain:{contention}:w*"), "all")
+    leftover = store.client.run("all", "KEYS", "drivetrain:{contention}:w*")
     assert leftover == []
 
 
@@ -276,16 +277,16 @@ def test_redis_store_counts_each_addition_of_many_threads_once(shared_server, op
 def test_redis_store_does_not_add_twice_when_the_reply_is_lost(shared_server, opened):
     store = opened(shared_server.url("once"), retry=timedelta(seconds=10))
     store.add("n", 1)
-    run, lost = store.client._redis.execute_command, []
+    run, lost = store.client._command, []
 
-    def lose_one_reply(*arguments, **options):
-        reply = run(*arguments, **options)
-        if not lost and arguments[0] == "EVALSHA":
+    def lose_one_reply(*arguments):
+        reply = run(*arguments)
+        if not lost and arguments[0] in {"EVALSHA", "EVAL"}:
             lost.append(arguments)
             raise redis.ConnectionError("the connection broke after the command")
         return reply
 
-    store.client._redis.execute_command = lose_one_reply
+    store.client._command = lose_one_reply
     assert store.add("n", 5) == 6
     assert lost
     lost.clear()
@@ -336,6 +337,22 @@ def test_redis_store_connects_late_and_once(server, opened):
         store.get("key")
     assert look.info("clients")["connected_clients"] == 2
     look.close()
+
+
+def _set_in_a_fork(store):
+    pid = os.fork()
+    if pid == 0:
+        store.set("child", "1")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded")
+def test_redis_store_after_a_fork(shared_server, opened):
+    store = opened(shared_server.url("fork"))
+    store.set("parent", "1")
+    _set_in_a_fork(store)
+    assert store.multi_get(["child", "parent"]) == [b"1", b"1"]
 
 
 def test_redis_store_survives_a_short_outage(server, opened):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import logging
 import os
@@ -10,13 +11,13 @@ import secrets
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from drivetrain_comm.stores import _scripts
 from drivetrain_core import DistributedError, MissingLibraryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from types import ModuleType
 
     from drivetrain_comm.stores._address import RedisAddress
@@ -25,7 +26,6 @@ __all__ = ["Client"]
 
 logger = logging.getLogger(__name__)
 
-_Reply = TypeVar("_Reply")
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _REPLY_S = 10.0
@@ -34,6 +34,10 @@ _REPLY_S = 10.0
 _changed = threading.Condition()
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 _keeper: dict[str, int] = {}
+
+
+class _UnknownScriptError(DistributedError):
+    """The server has not seen a script yet."""
 
 
 class Client:
@@ -86,15 +90,16 @@ class Client:
         except (TypeError, ValueError) as error:
             message = f"redis-py does not take the URL of {self._who}: {error}"
             raise DistributedError(message) from None
-        self._redis = self.library.Redis(connection_pool=pool)
-        self._scripts: dict[str, Any] = {}
+        self._new_connection = pool.make_connection
+        self._idle: list[Any] = []
 
     def script(self, text: str, key: str, *arguments: object) -> Any:
         """Runs a script; `key` is for messages."""
-        run = self._scripts.get(text)
-        if run is None:
-            run = self._scripts[text] = self._redis.register_script(text)
-        return self.run(lambda _: run(keys=[self.data], args=arguments), key)
+        words = (1, self.data, *arguments)
+        try:
+            return self.run(key, "EVALSHA", _digest(text), *words)
+        except _UnknownScriptError:
+            return self.run(key, "EVAL", text, *words)
 
     def once(self, text: str, key: str, *arguments: bytes | str | int) -> bytes:
         """Runs a script that counts once even if its reply is lost on the way."""
@@ -113,17 +118,16 @@ class Client:
 
     def block(self, waiter: str, seconds: float, key: str) -> bool:
         """Returns whether a waiter was woken, which may take some seconds."""
-        name = f"{self.data}:wake:{waiter}"
         # 0 would be for ever.
-        seconds = max(seconds, 0.01)
-        return bool(self.run(lambda redis: redis.blpop([name], seconds), key))
+        most_s = f"{max(seconds, 0.01):.3f}"
+        return bool(self.run(key, "BLPOP", f"{self.data}:wake:{waiter}", most_s))
 
-    def run(self, command: Callable[[Any], _Reply], key: str) -> _Reply:
-        """Returns what a command returns, once the server answers.
+    def run(self, key: str, *words: object) -> Any:
+        """Returns the reply to a command, once the server answers.
 
         Args:
-            command: Given redis-py's client; it may be called again.
             key: What it is about, for messages.
+            *words: The command; it may be sent again.
 
         Raises:
             DistributedError: The server is away for too long, refuses the password or
@@ -142,7 +146,9 @@ class Client:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                return command(self._redis)
+                return self._command(*words)
+            except library.NoScriptError as error:
+                raise _UnknownScriptError from error
             except refusals as error:
                 message = (
                     f"{self._who} refuses this user (key {key!r}): {error}. Check the "
@@ -174,19 +180,45 @@ class Client:
         """Deletes the job's keys from the server."""
         names = [self.data + end for end in ("", ":need", ":once")]
         names += [self._job, f"{self._job}:once", f"{self._job}:born"]
-        self.run(lambda redis: redis.delete(*names), "all")
+        self.run("all", "DEL", *names)
         self.close()
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections that nobody is using."""
         self.is_closed = True
-        self._redis.connection_pool.disconnect()
+        while self._idle:
+            self._idle.pop().disconnect()
+
+    def _command(self, *words: object) -> Any:
+        # redis-py's own pool and client take as long as the server and the network.
+        connection = self._take()
+        try:
+            connection.send_command(*words)
+            reply = connection.read_response()
+        except self.library.ResponseError:
+            self._idle.append(connection)
+            raise
+        except BaseException:
+            # Its reply may still come, and must not be taken for that of another.
+            connection.disconnect()
+            raise
+        self._idle.append(connection)
+        return reply
+
+    def _take(self) -> Any:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return self._new_connection()
+            # After a fork, the parent's connections are not ours to use.
+            if connection.pid == os.getpid():
+                return connection
 
     def _greet(self, connection: Any) -> None:
         """Looks on each new connection whether the server still knows the job.
 
-        redis-py replaces broken connections without a word, also by such to a server
-        that was restarted and is empty.
+        It may have been restarted meanwhile, and be empty.
         """
         try:
             connection.on_connect()
@@ -218,7 +250,12 @@ class Client:
     def renew(self) -> None:
         """Has the server remember the job for another time to live."""
         names = self.data, self._job
-        self._redis.eval(_scripts.GREET, 2, *names, str(self.ttl_ms), "")
+        self._command("EVAL", _scripts.GREET, 2, *names, self.ttl_ms, "")
+
+
+@functools.cache
+def _digest(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _keep_alive(client: Client) -> None:

@@ -6,7 +6,7 @@ import math
 import secrets
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import Store
@@ -139,7 +139,8 @@ class RedisStore(Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         """Returns whether all the keys are set."""
-        return not keys or not self._missing(keys)
+        names = encode_all(keys)
+        return not keys or not self.client.script(_scripts.MISSING, keys[0], *names)
 
     def delete_key(self, key: str) -> bool:
         """Deletes a key, and returns whether it was set."""
@@ -147,7 +148,7 @@ class RedisStore(Store):
 
     def num_keys(self) -> int:
         """Returns the number of keys of the job."""
-        return int(self.client.run(lambda redis: redis.hlen(self.client.data), "all"))
+        return int(self.client.run("all", "HLEN", self.client.data))
 
     # C++ looks these two up by these names.
     deleteKey = delete_key  # noqa: N815
@@ -155,7 +156,7 @@ class RedisStore(Store):
 
     def list_keys(self) -> list[str]:
         """Returns the keys of the job."""
-        found = self.client.run(lambda redis: redis.hkeys(self.client.data), "all")
+        found = self.client.run("all", "HKEYS", self.client.data)
         return [key.decode("utf-8", "surrogateescape") for key in found]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
@@ -181,9 +182,7 @@ class RedisStore(Store):
         names = encode_all(keys)
         deadline = time.monotonic() + self.timeout.total_seconds()
         while True:
-            found = self.client.run(
-                lambda redis: redis.hmget(self.client.data, names), keys[0]
-            )
+            found = self.client.run(keys[0], "HMGET", self.client.data, *names)
             if None not in found:
                 return [bytes(value) for value in found]
             lacking = [k for k, value in zip(keys, found, strict=True) if value is None]
@@ -241,17 +240,6 @@ class RedisStore(Store):
             missing = client.script(_scripts.LEAVE, first, waiter, *names)
             if missing and time.monotonic() >= deadline:
                 _give_up(missing, timeout)
-
-    def _missing(self, keys: Sequence[str]) -> bool:
-        names = encode_all(keys)
-
-        def look(redis: Any) -> list[bool]:
-            with redis.pipeline(transaction=False) as pipe:
-                for name in names:
-                    pipe.hexists(self.client.data, name)
-                return list(pipe.execute())
-
-        return not all(self.client.run(look, keys[0]))
 
 
 def _give_up(missing: Sequence[bytes], timeout: timedelta) -> None:

@@ -90,7 +90,7 @@ def _absence(
     store: RedisStore, generation: int, world_size: int, timeout: timedelta
 ) -> StoreTimeoutError:
     keys = [f"{generation}/place/{rank}" for rank in range(world_size)]
-    places = store.client.run(lambda redis: redis.hmget(store.client.data, keys), "all")
+    places = store.client.run("all", "HMGET", store.client.data, *keys)
     absent = [rank for rank, place in enumerate(places) if place is None]
     names = ", ".join(map(str, absent[:_MOST_NAMED]))
     more = len(absent) - _MOST_NAMED

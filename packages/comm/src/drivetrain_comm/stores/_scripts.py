@@ -23,6 +23,7 @@ __all__ = [
     "GREET",
     "JOIN",
     "LEAVE",
+    "MISSING",
     "RESIGN",
     "SET",
     "WAIT",
@@ -111,6 +112,17 @@ end
 if missing > 0 then
   redis.call('HSET', data .. ':need', id, missing)
   redis.call('PEXPIRE', data .. ':need', ARGV[1])
+end
+return missing
+"""
+
+# ARGV: keys. Returns the keys that are missing.
+MISSING = """
+local missing = {}
+for i = 1, #ARGV do
+  if redis.call('HEXISTS', KEYS[1], ARGV[i]) == 0 then
+    missing[#missing + 1] = ARGV[i]
+  end
 end
 return missing
 """
