@@ -343,6 +343,7 @@ def _set_in_a_fork(store):
     pid = os.fork()
     if pid == 0:
         store.set("child", "1")
+        store.add("n", 1)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
@@ -351,8 +352,10 @@ def _set_in_a_fork(store):
 def test_redis_store_after_a_fork(shared_server, opened):
     store = opened(shared_server.url("fork"))
     store.set("parent", "1")
+    store.add("n", 1)
     _set_in_a_fork(store)
     assert store.multi_get(["child", "parent"]) == [b"1", b"1"]
+    assert store.add("n", 1) == 3
 
 
 def test_redis_store_survives_a_short_outage(server, opened):

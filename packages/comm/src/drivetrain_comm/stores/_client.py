@@ -109,8 +109,10 @@ class Client:
         except IndexError:
             writer, number = secrets.token_hex(8), 0
         try:
+            # A fork goes on with the same numbers.
+            name = f"{writer}.{os.getpid()}"
             reply = self.script(
-                text, key, self.ttl_ms, writer, number, _bytes(key), *arguments
+                text, key, self.ttl_ms, name, number, _bytes(key), *arguments
             )
             return bytes(reply)
         finally:
