@@ -10,6 +10,7 @@ import sys
 import ddp
 import gpu
 import links
+import startup
 from kills import kills
 from tuner import tuner
 
@@ -23,6 +24,7 @@ TABLE = [
     ),
     ("tuner", "<= 1.02 x the best of all, < 5% of 50 steps", tuner),
     *links.BARS,
+    *startup.TABLE,
     ("kills", "all are told, within the time-out", kills),
     ("gpu-overhead", "<= 1% of a step", gpu.overhead),
 ]

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drivetrain_comm._ddp import attach, bucket_cap_mb
 from drivetrain_comm._process_group import TunedProcessGroupFactory
 from drivetrain_comm._settings import settings_from
+from drivetrain_comm.stores import register_redis
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,7 @@ _factory: dict[str, TunedProcessGroupFactory] = {}
 
 
 def register() -> None:
-    """Makes the backend `"drivetrain"` known to torch, and nothing else.
+    """Makes the backend `"drivetrain"` and `redis://` known to torch, and nothing else.
 
     Importing this package after torch does it.
 
@@ -47,6 +48,7 @@ def register() -> None:
         ...     "drivetrain", store=dist.HashStore(), rank=0, world_size=1)
         >>> dist.destroy_process_group()
     """
+    register_redis()
     if BACKEND.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(BACKEND, _make_group, devices=["cpu", "cuda"])
     _patch(DistributedDataParallel, "__init__", _with_small_buckets)

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from drivetrain_core import DistributedError
 
-__all__ = ["RedisAddress", "parse_address"]
+__all__ = ["SCHEMES", "RedisAddress", "parse_address"]
 
 SCHEMES = ("redis", "rediss")
 _PORT = 6379

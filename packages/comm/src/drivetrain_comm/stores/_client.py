@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.stores._address import RedisAddress
 
-__all__ = ["Client"]
+__all__ = ["Client", "encode_all", "rank_from"]
 
 logger = logging.getLogger(__name__)
 
