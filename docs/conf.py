@@ -33,7 +33,10 @@ public_modules = [p["name"].replace("-", "_") for p in PACKAGES]
 public_modules += [
     f"drivetrain_core.{name}" for name in ("commands", "lazy", "services", "testing")
 ]
-public_modules += [f"drivetrain_comm.{name}" for name in ("groups", "horovod", "stores", "testing", "topology")]
+public_modules += [
+    f"drivetrain_comm.{name}"
+    for name in ("groups", "horovod", "stores", "testing", "topology")
+]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
