@@ -119,12 +119,6 @@ DRIVETRAIN_EXPORT void drivetrain_comm_v1_free_program(
   delete program;
 }
 
-DRIVETRAIN_EXPORT int drivetrain_comm_v1_is_defined(std::int32_t type,
-                                                    std::int32_t operation) {
-  return drivetrain::is_defined(static_cast<drivetrain::Type>(type),
-                                static_cast<drivetrain::Operation>(operation));
-}
-
 DRIVETRAIN_EXPORT std::shared_ptr<Ticket>* drivetrain_comm_v1_submit(Engine* engine,
                                                                      const Call* call,
                                                                      Text* error) {
@@ -166,13 +160,6 @@ DRIVETRAIN_EXPORT double drivetrain_comm_v1_ended_at_s(
 
 DRIVETRAIN_EXPORT void drivetrain_comm_v1_free_ticket(std::shared_ptr<Ticket>* ticket) {
   delete ticket;
-}
-
-DRIVETRAIN_EXPORT void drivetrain_comm_v1_reduce(void* target, const void* source,
-                                                 std::uint64_t bytes, std::int32_t type,
-                                                 std::int32_t operation) {
-  drivetrain::reduce(target, source, bytes, static_cast<drivetrain::Type>(type),
-                     static_cast<drivetrain::Operation>(operation));
 }
 
 }  // extern "C"

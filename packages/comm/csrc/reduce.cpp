@@ -230,13 +230,6 @@ std::size_t size_of(Type type) {
   return 0;
 }
 
-bool is_defined(Type type, Operation operation) {
-  if (size_of(type) == 0) return false;
-  const bool is_integral = type <= Type::i64;
-  return operation <= Operation::maximum ||
-         (is_integral && operation <= Operation::bxor);
-}
-
 void reduce(void* target, const void* source, std::size_t bytes, Type type,
             Operation operation) {
   auto* to = static_cast<char*>(target);

@@ -12,9 +12,6 @@ enum class Operation : std::int32_t { sum, product, minimum, maximum, band, bor,
 
 std::size_t size_of(Type type);
 
-// Whether the operation is defined on the type.
-bool is_defined(Type type, Operation operation);
-
 // target[i] = target[i] op source[i], for as many whole elements as the bytes hold.
 // Sixteen-bit floats are reduced in 32 bits and rounded to nearest even.
 void reduce(void* target, const void* source, std::size_t bytes, Type type,

@@ -254,3 +254,24 @@ def test_ranks_may_lay_tensors_out_differently():
     found = run_ranks(reduces_what_lies_apart, 2, process_group=False)
     wanted = 2 * torch.arange(12.0).reshape(3, 4).t()
     assert all(torch.equal(one, wanted) for one in found)
+
+
+FIXED = ["stock", "ring", "halving", "hierarchical-ring"]
+
+
+def trains_with_each_fixed():
+    found = {}
+    for name in FIXED:
+        _, state, phase = train(f"fixed-{name}", {"algorithm": name})
+        found[name] = state, phase
+    return found
+
+
+def test_algorithm_can_be_fixed_where_others_would_do_as_well():
+    # Between two ranks of one host all of them are the same exchange.
+    found = run_ranks(trains_with_each_fixed, 2, process_group=False, timeout_s=90)
+    for ranks in zip(*(one.items() for one in found), strict=True):
+        (name, (state, phase)), (_, (other, _)) = ranks
+        assert torch.equal(state, other), name
+        assert (phase is None) == (name == "stock"), name
+        assert torch.allclose(state, found[0]["stock"][0], rtol=0, atol=1e-12), name

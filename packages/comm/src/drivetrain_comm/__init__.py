@@ -1,8 +1,8 @@
 """Unchanged DDP, as fast as its network allows.
 
-Importing this package imports no torch. Where torch is there already, its backend
-`"drivetrain"` becomes known, and nothing else happens; `import drivetrain_comm.auto`
-enables tuned process groups for unchanged scripts.
+Importing this package imports no torch. Where torch is there already, the backend
+`"drivetrain"` becomes known to it, and nothing changes for groups of other backends;
+`import drivetrain_comm.auto` enables tuned process groups for unchanged scripts.
 """
 
 from __future__ import annotations

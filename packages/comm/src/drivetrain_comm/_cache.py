@@ -76,12 +76,10 @@ class Found:
     Args:
         tactic: The fastest.
         network: On which it was.
-        span_s: How long the gradients of a step were on their way.
     """
 
     tactic: Tactic
     network: Network
-    span_s: float
 
 
 def dump_tactic(tactic: Tactic) -> str:
@@ -114,7 +112,6 @@ def load(name: str, environment: Mapping[str, str] = os.environ) -> Found | None
         return Found(
             tactic=load_tactic(json.dumps(found["tactic"])),
             network=Network(**found["network"]),
-            span_s=float(found["span_s"]),
         )
     except FileNotFoundError:
         return None

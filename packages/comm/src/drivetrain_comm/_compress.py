@@ -80,7 +80,7 @@ class Exact:
         self._group.notifier.tell(
             ticket, [(part.future, part.buffer) for part in parts]
         )
-        return ticket  # type: ignore[no-any-return]
+        return ticket
 
 
 class Cast:
@@ -119,4 +119,4 @@ class Cast:
         self._group.notifier.tell(
             ticket, [(part.future, part.buffer) for part in parts], first=cast_back
         )
-        return ticket  # type: ignore[no-any-return]
+        return ticket

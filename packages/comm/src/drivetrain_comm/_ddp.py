@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from drivetrain_comm._choice import STOCK
 from drivetrain_comm._compress import Cast, Exact
 from drivetrain_comm._fusion import Fusion, merge_buckets
 from drivetrain_comm._pilot import Pilot
@@ -92,6 +93,8 @@ def _obstacle(ddp: Any, group: TunedProcessGroup) -> str | None:
         return "the module is not on the CPU"
     if ddp._comm_hooks or ddp.mixed_precision is not None:
         return "the module has a communication hook of its own"
+    if group.settings.algorithm == STOCK:
+        return "the algorithm is fixed to torch's own"
     lacks = group.transport.lacks
     return f"there is no engine ({lacks})" if lacks else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from drivetrain_comm._process_group import TunedProcessGroup
+    from drivetrain_comm._settings import Settings
 
 __all__ = ["BACKEND", "disable", "enable", "is_enabled", "register"]
 
@@ -33,13 +35,24 @@ BACKEND = "drivetrain"
 
 _lock = threading.Lock()
 _originals: dict[tuple[Any, str], Any] = {}
-_factory: dict[str, TunedProcessGroupFactory] = {}
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """What groups are made with: the settings of `enable`, and its last factory."""
+
+    settings: Settings | None = None
+    factory: TunedProcessGroupFactory | None = None
+
+
+_chosen = _Chosen()
 
 
 def register() -> None:
-    """Makes the backend `"drivetrain"` and `redis://` known to torch, and nothing else.
+    """Makes the backend `"drivetrain"` and `redis://` known to torch.
 
-    Importing this package after torch does it.
+    DDP modules over groups of that backend merge their gradients; others, and groups of
+    other backends, are as before. Importing this package after torch does it.
 
     Example:
         >>> register()
@@ -72,7 +85,7 @@ def enable(**settings: Any) -> None:
         True
         >>> disable()
     """
-    _factory["settings"] = settings_from(**settings)  # type: ignore[assignment]
+    _chosen.settings = settings_from(**settings)
     register()
     for module in (dist, distributed_c10d):
         _patch(module, "init_process_group", _with_tuned_group)
@@ -84,7 +97,7 @@ def disable() -> None:
         for (owner, name), original in _originals.items():
             setattr(owner, name, original)
         _originals.clear()
-        _factory.clear()
+        _chosen.settings = _chosen.factory = None
 
 
 def is_enabled() -> bool:
@@ -109,10 +122,8 @@ def _with_tuned_group(original: Callable[..., None]) -> Callable[..., None]:
             logger.info("backend %s is left as it is", backend)
             original(backend, *args, **kwargs)
             return
-        settings = _factory.get("settings")
-        _factory["group"] = TunedProcessGroupFactory(
-            inner or None,
-            settings=settings,  # type: ignore[arg-type]
+        _chosen.factory = TunedProcessGroupFactory(
+            inner or None, settings=_chosen.settings
         )
         if kwargs.pop("pg_options", None) is not None:
             logger.warning("pg_options are not used by the backend %s", BACKEND)
@@ -135,7 +146,7 @@ def _inner_backend(backend: str | None) -> str | None:
 def _make_group(
     store: Store, rank: int, world_size: int, timeout: timedelta
 ) -> TunedProcessGroup:
-    factory = _factory.get("group") or TunedProcessGroupFactory()
+    factory = _chosen.factory or TunedProcessGroupFactory()
     return factory(store, rank, world_size, timeout)
 
 

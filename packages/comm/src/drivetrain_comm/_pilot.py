@@ -148,19 +148,15 @@ class Pilot:
                 text = _cache.dump_tactic(found.tactic)
         text = self._group.tell(text)
         tactic = _cache.load_tactic(text) if text else None
-        algorithms = self._group.transport.algorithms
-        return tactic if tactic and tactic.choice.algorithm in algorithms else None
+        return (
+            tactic if tactic and tactic.choice.algorithm in self._group.loads else None
+        )
 
     def _keep(self, trial: Trial, sizes: Sequence[int]) -> None:
         winner = trial.winner
         assert winner is not None
         if self._group.rank() == 0 and self._group.settings.cache:
-            spans = trial.history[winner]
-            found = _cache.Found(
-                tactic=winner,
-                network=self._group.network,
-                span_s=statistics.median(spans) if spans else 0.0,
-            )
+            found = _cache.Found(tactic=winner, network=self._group.network)
             _cache.save(self._name_of(sizes), found)
 
     def _name_of(self, sizes: Sequence[int]) -> str:

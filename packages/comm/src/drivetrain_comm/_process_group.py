@@ -1,4 +1,4 @@
-"""A process group of torch whose all-reduces go to the engine where that is faster."""
+"""A process group of torch whose all-reduces on the CPU are carried out by the engine."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from drivetrain_comm._cost import Network
     from drivetrain_comm._load import Load
+    from drivetrain_comm._native import Ticket
     from drivetrain_comm._settings import Settings
 
 __all__ = ["TunedProcessGroup", "TunedProcessGroupFactory"]
@@ -127,13 +128,13 @@ class TunedProcessGroup(dist.ProcessGroup):
 
     @property
     def loads(self) -> dict[str, Load]:
-        """What each algorithm of the engine asks of the network."""
+        """What each algorithm of the engine that may be chosen asks of the network."""
         if not self._loads:
-            hosts = self.transport.hosts
+            fixed, hosts = self.settings.algorithm, self.transport.hosts
+            # One that is fixed may be no better here than another, and works all the same.
+            names = [fixed] if fixed else self.transport.algorithms
             self._loads = {
-                name: load_of_algorithm(name, hosts)
-                for name in self.transport.algorithms
-                if name != STOCK
+                name: load_of_algorithm(name, hosts) for name in names if name != STOCK
             }
         return self._loads
 
@@ -165,7 +166,7 @@ class TunedProcessGroup(dist.ProcessGroup):
 
     def reduce_pieces(
         self, tensors: Sequence[torch.Tensor], operation: str, choice: Choice
-    ) -> Any:
+    ) -> Ticket:
         """Begins to reduce tensors in place as one vector, on the engine.
 
         Returns:
@@ -193,13 +194,13 @@ class TunedProcessGroup(dist.ProcessGroup):
         choice = self.choose(size_bytes)
         if choice.algorithm == STOCK or self.transport.lacks:
             return self._stock(tensors, options)
-        seconds = options.timeout.total_seconds()
         if not all(tensor.is_contiguous() for tensor in tensors):
             return self._through_copies(tensors, options)
+        seconds = options.timeout.total_seconds()
         ticket = self.transport.all_reduce(
             tensors, operation, choice, seconds if seconds > 0 else self.timeout_s
         )
-        return EngineWork(ticket, tensors, list(tensors), self.notifier)
+        return EngineWork(ticket, list(tensors), self.notifier)
 
     def _through_copies(self, tensors: Sequence[torch.Tensor], options: Any) -> Work:
         """Reduces tensors whose elements lie apart; ends before it returns."""

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Tactic", "Trial", "candidates"]
 
-_BUCKET_BYTES = tuple((1 << 20) * size for size in (1, 2, 4, 8, 16, 32, 64, 1 << 20))
+_BUCKET_BYTES = tuple((1 << 20) * size for size in (1, 2, 4, 8, 16, 32, 64))
+# More than any model has.
+_ALL_BYTES = 1 << 50
 # How much worse than the best a candidate may be, as the model says.
 _WITHIN = 1.1
 _NUM_CANDIDATES = 6
@@ -49,8 +51,9 @@ class Tactic:
 
     def __str__(self) -> str:
         """For people: `ring, 4 streams, buckets of 8 MiB`."""
-        size = self.bucket_bytes / (1 << 20)
-        return f"{self.choice}, buckets of {min(size, 1 << 20):g} MiB"
+        if self.bucket_bytes == _ALL_BYTES:
+            return f"{self.choice}, all at once"
+        return f"{self.choice}, buckets of {self.bucket_bytes / (1 << 20):g} MiB"
 
 
 def candidates(
@@ -68,7 +71,7 @@ def candidates(
         settings: What is fixed.
     """
     total = sum(bucket.size_bytes for bucket in buckets)
-    sizes = [size for size in _BUCKET_BYTES if size < total] + [_BUCKET_BYTES[-1]]
+    sizes = [size for size in _BUCKET_BYTES if size < total] + [_ALL_BYTES]
     if settings.bucket_mb is not None:
         sizes = [int(settings.bucket_mb * (1 << 20))]
     streams = [settings.streams] if settings.streams else useful_streams(network)

@@ -25,7 +25,6 @@ class EngineWork(Work):
 
     Args:
         ticket: What the engine gave.
-        tensors: Its memory, kept until the end.
         result: What its future holds.
         notifier: Tells the future.
     """
@@ -33,14 +32,12 @@ class EngineWork(Work):
     def __init__(
         self,
         ticket: Ticket,
-        tensors: Sequence[torch.Tensor],
         result: list[torch.Tensor],
         notifier: Notifier,
     ) -> None:
         """Starts nothing."""
         super().__init__()
         self._ticket = ticket
-        self._tensors = tensors
         self._result = result
         self._notifier = notifier
         self._future: torch.futures.Future[Any] | None = None

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from drivetrain_comm._steps import Kind, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["finish", "split", "steps"]
+__all__ = ["finish", "scatter_then_gather", "split", "steps"]
 
 
 def split(chunks: Sequence[int], num_blocks: int) -> list[Sequence[int]]:
@@ -33,3 +33,27 @@ def steps(kind: Kind, peer: int, chunks: Iterable[int]) -> list[Step]:
 def finish(chunks: Iterable[int]) -> list[Step]:
     """Returns the steps that end the reduction of chunks."""
     return steps(Kind.FINISH, -1, chunks)
+
+
+def scatter_then_gather(
+    ranks: Sequence[int],
+    me: int,
+    chunks: Sequence[int],
+    reduce_scatter: Callable[..., list[Step]],
+    all_gather: Callable[..., list[Step]],
+) -> list[Step]:
+    """Returns an all-reduce: each rank reduces one block, and all get all blocks.
+
+    Args:
+        ranks: Those who take part.
+        me: One of them.
+        chunks: What is reduced.
+        reduce_scatter: Given ranks, one of them and the blocks, returns its steps.
+        all_gather: Likewise.
+    """
+    blocks = split(chunks, len(ranks))
+    return [
+        *reduce_scatter(ranks, me, blocks),
+        *finish(blocks[ranks.index(me)]),
+        *all_gather(ranks, me, blocks),
+    ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivetrain_comm._steps import Kind, Step
-from drivetrain_comm.algorithms._blocks import finish, split, steps
+from drivetrain_comm.algorithms._blocks import scatter_then_gather, steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,12 +37,7 @@ def all_reduce(ranks: Sequence[int], me: int, chunks: Sequence[int]) -> list[Ste
         [('SEND', 0, 0), ('REDUCE', 0, 1), ('FINISH', -1, 1), ('SEND', 0, 1),
          ('RECEIVE', 0, 0)]
     """
-    blocks = split(chunks, len(ranks))
-    return [
-        *reduce_scatter(ranks, me, blocks),
-        *finish(blocks[ranks.index(me)]),
-        *all_gather(ranks, me, blocks),
-    ]
+    return scatter_then_gather(ranks, me, chunks, reduce_scatter, all_gather)
 
 
 def reduce_scatter(

@@ -69,7 +69,7 @@ class Client:
     ) -> None:
         """Connects to nothing yet."""
         self.data = self._job = prefix
-        self.library = _import_redis()
+        self.redis = _import_redis()
         self._who = f"Redis at {address.host}:{address.port}, job {address.job!r}, " + (
             "rank unknown" if rank is None else f"rank {rank}"
         )
@@ -82,10 +82,10 @@ class Client:
         self._lock = threading.Lock()
         self._writers: list[tuple[str, int]] = []
         try:
-            pool = self.library.ConnectionPool.from_url(
+            pool = self.redis.ConnectionPool.from_url(
                 address.server_url,
                 redis_connect_func=self._greet,
-                **_options(self.library),
+                **_options(self.redis),
             )
         except (TypeError, ValueError) as error:
             message = f"redis-py does not take the URL of {self._who}: {error}"
@@ -135,13 +135,13 @@ class Client:
             DistributedError: The server is away for too long, refuses the password or
                 the command, or has forgotten the job.
         """
-        library = self.library.exceptions
-        refusals = (library.AuthenticationError, library.NoPermissionError)
+        raised = self.redis.exceptions
+        refusals = (raised.AuthenticationError, raised.NoPermissionError)
         outages = (
-            library.ConnectionError,
-            library.TimeoutError,
-            library.BusyLoadingError,
-            library.ReadOnlyError,
+            raised.ConnectionError,
+            raised.TimeoutError,
+            raised.BusyLoadingError,
+            raised.ReadOnlyError,
             OSError,
         )
         gone_at: float | None = None
@@ -149,7 +149,7 @@ class Client:
         while True:
             try:
                 return self._command(*words)
-            except library.NoScriptError as error:
+            except raised.NoScriptError as error:
                 raise _UnknownScriptError from error
             except refusals as error:
                 message = (
@@ -168,7 +168,7 @@ class Client:
                         f"{key!r}): {error}"
                     )
                     raise DistributedError(message) from error
-            except library.ResponseError as error:
+            except raised.ResponseError as error:
                 message = f"{self._who} refuses what is asked of {key!r}: {error}"
                 raise DistributedError(message) from error
             time.sleep(pause_s)
@@ -197,7 +197,7 @@ class Client:
         try:
             connection.send_command(*words)
             reply = connection.read_response()
-        except self.library.ResponseError:
+        except self.redis.ResponseError:
             self._idle.append(connection)
             raise
         except BaseException:
@@ -283,7 +283,7 @@ def _renew() -> None:
             client.renew_at = now + client.ttl_ms / 4000
             try:
                 client.renew()
-            except (client.library.RedisError, OSError) as error:
+            except (client.redis.RedisError, OSError) as error:
                 # The next command says so, if the server is still away then.
                 logger.debug("the job's keys were not renewed: %s", error)
         pause_s = min((client.renew_at - now for client in alive), default=60.0)
@@ -294,12 +294,12 @@ def _renew() -> None:
 
 
 @functools.cache
-def _options(library: ModuleType) -> dict[str, Any]:
+def _options(redis: ModuleType) -> dict[str, Any]:
     """Returns how redis-py connects: no retries of its own, no greeting of its own."""
-    known = inspect.signature(library.connection.AbstractConnection.__init__).parameters
-    # Who the library is costs two round trips a connection.
+    known = inspect.signature(redis.connection.AbstractConnection.__init__).parameters
+    # Telling the server who asks costs two round trips a connection.
     quiet = ("driver_info",) if "driver_info" in known else ("lib_name", "lib_version")
-    retry = library.retry.Retry(library.backoff.NoBackoff(), 0)
+    retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
     return {
         "protocol": 2,
         "retry": retry,
