@@ -1,11 +1,14 @@
-"""Nothing that a test enables outlives it."""
+"""Nothing that a test enables or starts outlives it."""
 
 import os
+from datetime import timedelta
 
 import pytest
 import torch
 
 from drivetrain_comm._enable import disable
+from drivetrain_comm.stores import RedisStore
+from drivetrain_comm.testing import RedisServer
 
 
 @pytest.fixture(autouse=True)
@@ -20,3 +23,32 @@ def as_before(monkeypatch, tmp_path_factory):
     yield
     torch.set_num_threads(num_threads)
     disable()
+
+
+@pytest.fixture(scope="module")
+def shared_server():
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server():
+    """One that a test may kill."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def opened(request):
+    """Makes stores that are closed at the end."""
+    stores = []
+
+    def make(url, **options):
+        options.setdefault("retry", timedelta(seconds=0.5))
+        store = RedisStore(url, **options)
+        stores.append(store)
+        return store
+
+    yield make
+    for store in stores:
+        store.close()

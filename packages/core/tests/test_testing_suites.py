@@ -1,13 +1,9 @@
-"""The contract suites find what is broken, and `run_ranks` leaves nothing behind."""
+"""The contract suites find what is broken."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -30,7 +26,6 @@ from drivetrain_core.services import (
 from drivetrain_core.services._checkpoint_folder import Folder
 from drivetrain_core.services._dcp_checkpointer import DurableSave
 from drivetrain_core.testing import (
-    RankError,
     RecordingListener,
     check_batch_plan,
     check_checkpointer,
@@ -39,7 +34,6 @@ from drivetrain_core.testing import (
     check_notice_source,
     check_process_group_factory,
     check_state_source,
-    run_ranks,
 )
 from drivetrain_core.testing._clauses import must_raise, require
 
@@ -495,110 +489,3 @@ class Careless(TorchProcessGroupFactory):
 def test_broken_process_group_factory_is_found(factory, world_size, clause):
     with breaks(clause):
         check_process_group_factory(factory, world_sizes=[world_size])
-
-
-# Ranks. Most of these run a built-in function, so that the rank imports no torch.
-
-
-def test_run_ranks_returns_results_by_rank():
-    place = "[__import__('os').environ[n] for n in ('RANK', 'WORLD_SIZE', 'X')]"
-    results = run_ranks(eval, 3, place, process_group=False, env={"X": "x"})
-    assert results == [[str(rank), "3", "x"] for rank in range(3)]
-
-
-def test_run_ranks_gives_closures_and_their_process_group():
-    offset = torch.tensor([10.0])
-
-    def total():
-        tensor = offset + dist.get_rank()
-        dist.all_reduce(tensor)
-        return tensor
-
-    assert [t.item() for t in run_ranks(total, 2)] == [21.0, 21.0]
-
-
-def test_run_ranks_shows_the_rank_that_failed_and_ends_the_others():
-    program = """
-import os, time
-if os.environ["RANK"] == "1":
-    raise KeyError("the culprit")
-time.sleep(600)
-"""
-    with pytest.raises(RankError, match="rank 1 of 2 failed") as caught:
-        run_ranks(exec, 2, program, process_group=False, timeout_s=300)
-    assert caught.value.rank == 1
-    assert "KeyError: 'the culprit'" in str(caught.value)
-    assert "Traceback" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("function", "argument", "message"),
-    [
-        (
-            os.system,
-            "echo last words; kill -SEGV $PPID",
-            "ended by SIGSEGV.*last words",
-        ),
-        (os._exit, 7, "ended with exit code 7"),
-        (os._exit, 0, "ended with exit code 0 and no result"),
-    ],
-    ids=["signal", "code", "early"],
-)
-def test_run_ranks_tells_how_a_rank_died_and_what_it_wrote(function, argument, message):
-    with pytest.raises(RankError, match=f"(?s)rank 0 of 1 {message}"):
-        run_ranks(function, 1, argument, process_group=False)
-
-
-def hang(path):
-    """Returns a command that tells its parent's and its own number, and hangs."""
-    return (
-        f"echo hanging; echo $PPID $$ > {path}.part; mv {path}.part {path}; sleep 600"
-    )
-
-
-def is_alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-def test_run_ranks_ends_what_hangs_with_its_children(tmp_path):
-    path = tmp_path / "pids"
-    with pytest.raises(RankError, match="the time was up while rank 0 of 1") as caught:
-        run_ranks(os.system, 1, hang(path), process_group=False, timeout_s=3)
-    assert "hanging" in str(caught.value)
-    for pid in path.read_text().split():
-        assert not is_alive(pid)
-
-
-def test_ranks_end_when_their_caller_is_killed(tmp_path):
-    path = tmp_path / "pids"
-    code = f"""
-import os
-from drivetrain_core.testing import run_ranks
-run_ranks(os.system, 1, {hang(path)!r}, process_group=False, timeout_s=600)
-"""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    caller = subprocess.Popen([sys.executable, "-c", code], env=env)
-    try:
-        wait_until(path.exists)
-    finally:
-        caller.kill()
-        caller.wait()
-    rank, child = path.read_text().split()
-    wait_until(lambda: not is_alive(rank) and not is_alive(child))
-
-
-def wait_until(condition, timeout_s=60.0):
-    """Waits for what no event tells: another process's file, or its end."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_result_that_cannot_cross_is_an_error():
-    with pytest.raises(RankError, match="cannot pickle"):
-        run_ranks(eval, 1, "(i for i in range(3))", process_group=False)
