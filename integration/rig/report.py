@@ -33,7 +33,8 @@ class Bench:
             )
         self._scenario = scenario
         self._num_warmup = num_warmup
-        self._options = ["--steps", num_steps, *options]
+        self._num_steps = num_steps
+        self._options = options
 
     def __enter__(self):
         link = self._scenario.link
@@ -65,13 +66,12 @@ class Bench:
             "step_bound_s": scenario.step_bound_s(best.bytes_per_s, self._rtt_s()),
         }
 
-    def train(self, launcher=None, bucket_cap_mb=None):
-        """Trains once; returns the training and its figures."""
+    def train(self, launcher=None, bucket_cap_mb=None, *, num_steps=None):
+        """Trains once, as long as always or as is said; returns it and its figures."""
         cap = [] if bucket_cap_mb is None else ["--bucket-cap-mb", bucket_cap_mb]
+        options = ["--steps", num_steps or self._num_steps, *self._options, *cap]
         before = self._network.stats()
-        done = train(
-            self._network, self._scenario, *self._options, *cap, launcher=launcher
-        )
+        done = train(self._network, self._scenario, *options, launcher=launcher)
         after = self._network.stats()
         counted = done.steps_s[self._num_warmup :]
         median = statistics.median(counted)

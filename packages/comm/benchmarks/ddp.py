@@ -30,15 +30,18 @@ _SWEPT_MB = (4, 8, 12)
 def compare(scenario, num_pairs, sweeps):
     """Returns the figures of one scenario."""
     found = {"stock": [], "tuned": [], "loss": []}
-    with kept_apart(), Bench(scenario, num_steps=_NUM_STEPS, num_warmup=5) as bench:
+    with (
+        kept_apart(),
+        Bench(scenario, num_steps=_NUM_STEPS, num_warmup=_NUM_WARMUP) as bench,
+    ):
         found["topology"] = bench.topology()
         found["conditions"] = bench.conditions()
         for pair in range(num_pairs):
             stock, figures = bench.train(None)
             found["stock"].append(figures)
             is_first = pair == 0
-            with lasting(bench, _NUM_TUNED if is_first else _NUM_STEPS):
-                tuned, figures = bench.train(_LAUNCHER)
+            num_steps = _NUM_TUNED if is_first else _NUM_STEPS
+            tuned, figures = bench.train(_LAUNCHER, num_steps=num_steps)
             found["tuned"].append(figures)
             if is_first:
                 # The steps before the tuner has decided count for nothing here.
@@ -69,25 +72,18 @@ def ratios(found):
 
 
 @contextmanager
-def lasting(bench, num_steps):
-    """Lets trainings take another number of steps."""
-    options, warmup = bench._options, bench._num_warmup
-    bench._options = ["--steps", num_steps, *options[2:]]
-    yield
-    bench._options, bench._num_warmup = options, warmup
-
-
-@contextmanager
 def kept_apart():
-    """Gives trainings a folder of their own for what they find."""
-    name = "DRIVETRAIN_COMM_CACHE"
-    before = os.environ.get(name)
+    """Gives trainings a cache of their own, and the launchers of this folder."""
+    before = dict(os.environ)
+    folders = [str(Path(__file__).parent), before.get("PYTHONPATH", "")]
     with tempfile.TemporaryDirectory() as folder:
-        os.environ[name] = folder
-        yield
-    os.environ.pop(name)
-    if before is not None:
-        os.environ[name] = before
+        os.environ["DRIVETRAIN_COMM_CACHE"] = folder
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+        try:
+            yield Path(folder)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
 
 def measure(names, num_pairs, sweeps, keep=None):

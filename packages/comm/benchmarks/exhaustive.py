@@ -1,7 +1,8 @@
 """A launcher that tries every tactic in turns, and writes down how long each took.
 
-`python -m exhaustive train.py`, with EXHAUSTIVE_FILE for what rank 0 finds. It stands
-beside the tuner, which tries a few.
+`python -m exhaustive train.py`, with EXHAUSTIVE_FILE for what rank 0 finds, and in
+EXHAUSTIVE_CHOICE what the tuner chose. In the end that choice and the best of all take
+turns for longer: the least of many short measurements is least by luck as well.
 """
 
 import json
@@ -9,51 +10,68 @@ import os
 import statistics
 from pathlib import Path
 
-from drivetrain_comm import _pilot, auto
+from drivetrain_comm import Choice, _pilot, auto
+from drivetrain_comm._cache import dump_tactic, load_tactic
+from drivetrain_comm._choice import STOCK
 from drivetrain_comm._pick import useful_streams
 from drivetrain_comm._tuner import Tactic
 
 NUM_ROUNDS = 3
 NUM_COLD = 4
-SIZES = tuple(mb << 20 for mb in (1, 2, 4, 8, 16, 1 << 20))
+NUM_FINALISTS = 4
+NUM_FINAL_ROUNDS = 10
+SIZES = tuple(mb << 20 for mb in (1, 2, 4, 8, 16, 25, 1 << 20))
 
 
 def all_tactics(group):
     """Every algorithm with every number of streams and size of buckets."""
-    from drivetrain_comm import Choice
-
+    streams = {
+        name: useful_streams(group.network) if load.link else [1]
+        for name, load in group.loads.items()
+    }
     return [
         Tactic(
             bucket_bytes=size,
             choice=Choice(algorithm=algorithm, num_streams=num_streams),
         )
-        for algorithm, load in group.loads.items()
-        for num_streams in (useful_streams(group.network) if load.link else [1])
+        for algorithm, counts in {STOCK: [1], **streams}.items()
+        for num_streams in counts
         for size in SIZES
     ]
 
 
 def num_steps(num_tactics):
-    return NUM_COLD + NUM_ROUNDS * num_tactics + 2
+    finals = NUM_FINAL_ROUNDS * (NUM_FINALISTS + 1)
+    return NUM_COLD + NUM_ROUNDS * num_tactics + finals + 2
+
+
+def in_turns(pilot, tactics, num_rounds):
+    """Returns the median span of each, the slowest rank's."""
+    spans = {tactic: [] for tactic in tactics}
+    for turn in range(num_rounds):
+        for tactic in tactics if turn % 2 == 0 else tactics[::-1]:
+            record = yield tactic
+            spans[tactic].append(record.span_s)
+    medians = pilot._agree([statistics.median(spans[one]) for one in tactics])
+    return dict(zip(tactics, medians, strict=True))
 
 
 def search(self, cold):
     """Takes the place of the tuner's own search."""
     for _ in range(NUM_COLD):
         yield cold
-    tactics = all_tactics(self._group)
-    spans = {tactic: [] for tactic in tactics}
-    for turn in range(NUM_ROUNDS):
-        for tactic in tactics if turn % 2 == 0 else tactics[::-1]:
-            record = yield tactic
-            spans[tactic].append(record.span_s)
-    names = list(spans)
-    values = self._agree([statistics.median(spans[name]) for name in names])
+    every = yield from in_turns(self, all_tactics(self._group), NUM_ROUNDS)
+    finalists = sorted(every, key=every.__getitem__)[:NUM_FINALISTS]
+    chosen = load_tactic(os.environ["EXHAUSTIVE_CHOICE"])
+    both = list(dict.fromkeys([chosen, *finalists]))
+    final = yield from in_turns(self, both, NUM_FINAL_ROUNDS)
     if self._group.rank() == 0:
-        found = {str(name): value for name, value in zip(names, values, strict=True)}
+        found = {
+            name: {dump_tactic(tactic): seconds for tactic, seconds in spans.items()}
+            for name, spans in (("every", every), ("final", final))
+        }
         Path(os.environ["EXHAUSTIVE_FILE"]).write_text(json.dumps(found, indent=1))
-    best = min(range(len(names)), key=values.__getitem__)
-    self.trial = _pilot.Trial(tactics=[names[best]])
+    self.trial = _pilot.Trial(tactics=[min(final, key=final.__getitem__)])
 
 
 if __name__ == "__main__":

@@ -156,6 +156,50 @@ def test_tuner_has_committed_after_fifty_steps():
     assert all(torch.equal(state, states[0]) for state in states)
 
 
+def stock_wins(kind, bucket_bytes):
+    from drivetrain_comm._choice import Choice
+    from drivetrain_comm._pilot import Pilot
+    from drivetrain_comm._tuner import Tactic
+
+    tactic = Tactic(bucket_bytes=bucket_bytes, choice=Choice(algorithm="stock"))
+    Pilot._predict = lambda _, __: [(tactic, 1.0)]
+    return train(kind, {}, 12)
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 3000, 1 << 40])
+def test_torchs_own_backend_may_win_the_trial(bucket_bytes):
+    found = run_ranks(stock_wins, 4, "plain", bucket_bytes, process_group=False)
+    stock = run_ranks(train, 4, "plain", None, 12, process_group=False)
+    assert {phase for _, _, phase in found} == {"committed"}
+    for (_, ours, _), (_, theirs, _) in zip(found, stock, strict=True):
+        assert torch.equal(ours, found[0][1])
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
+
+
+def leaves_while_stock_reduces():
+    """The last rank goes in mid-training; returns what each is told."""
+
+    class Leaves(torch.nn.Linear):
+        def forward(self, x):
+            self.turn = getattr(self, "turn", 0) + 1
+            if self.turn == 9 and os.environ["RANK"] == "1":
+                raise KeyError("left")
+            return super().forward(x)
+
+    globals()["model_of"] = lambda _: Leaves(16, 16)
+    try:
+        stock_wins("leaves", 1)
+    except (KeyError, RuntimeError) as error:
+        return f"{type(error).__name__} {error}"
+    return ""
+
+
+def test_rank_that_leaves_while_stock_reduces_is_no_hang():
+    told, left = run_ranks(leaves_while_stock_reduces, 2, process_group=False)
+    assert left == "KeyError 'left'"
+    assert "Error" in told
+
+
 def joins():
     from torch.nn.parallel import DistributedDataParallel
 
@@ -198,7 +242,7 @@ def test_second_run_on_the_same_hosts_starts_with_what_was_found():
     first, second, files = found[0]
     assert (first, second) == ("committed", "committed")
     assert len(files) == 1
-    assert files[0]["tactic"]["choice"]["algorithm"] == "direct"
+    assert files[0]["tactic"]["choice"]["algorithm"] in {"direct", "stock"}
 
 
 def copies_and_looks_first():

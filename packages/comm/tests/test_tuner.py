@@ -6,10 +6,15 @@ import pytest
 
 from drivetrain_comm._choice import Choice
 from drivetrain_comm._cost import Network, cost_of
-from drivetrain_comm._pick import cheapest, load_of_algorithm, useful_streams
+from drivetrain_comm._pick import (
+    cheapest,
+    load_of_algorithm,
+    load_of_stock,
+    useful_streams,
+)
 from drivetrain_comm._predict import Bucket, merged, span_s
 from drivetrain_comm._settings import Settings, settings_from
-from drivetrain_comm._tuner import Tactic, Trial, candidates
+from drivetrain_comm._tuner import Tactic, Trial, candidates, with_stock
 from drivetrain_core import DistributedError
 
 TWO_BY_FOUR = [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -65,6 +70,39 @@ def test_candidates_keep_to_what_is_fixed(settings, wanted):
     found = candidates(ready(), loads(TWO_BY_FOUR), network(), settings)
     assert found
     assert all(wanted(tactic) for tactic, _ in found)
+
+
+def stock_of(hosts, settings=None, names=None):
+    """The tactics of torch's own backend among the candidates."""
+    settings, measured = settings or Settings(), network(delay_s=1e-5)
+    names = {n: load for n, load in loads(hosts).items() if not names or n in names}
+    found = candidates(ready(), names, measured, settings)
+    stock = load_of_stock(hosts)
+    both = with_stock(found, ready(), stock, measured, settings)
+    assert [s for _, s in both] == sorted(s for _, s in both)
+    assert {t for t, _ in found} <= {t for t, _ in both}
+    return [t for t, _ in both if t.choice.algorithm == "stock"]
+
+
+def test_stock_has_a_trial_where_it_may_win_and_none_where_it_cannot():
+    (one,) = stock_of([list(range(8))])
+    assert one.bucket_bytes == 25 * MB
+    assert stock_of(EIGHT, names=["ring"])
+    shuffled = [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert not stock_of(shuffled)
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [{"algorithm": "ring"}, {"streams": 1}, {"compression": "bf16"}],
+)
+def test_stock_has_no_trial_where_it_cannot_do_what_is_fixed(fixed):
+    assert not stock_of([list(range(8))], Settings(**fixed))
+
+
+def test_stock_keeps_to_a_size_of_buckets_that_is_fixed():
+    (one,) = stock_of([list(range(8))], Settings(bucket_mb=2))
+    assert one.bucket_bytes == 2 * MB
 
 
 def test_cheapest_takes_few_hops_for_short_vectors_and_few_bytes_for_long_ones():

@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
+from drivetrain_comm._choice import STOCK
+from drivetrain_comm._stock import StockTicket
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch._C._distributed_c10d import GradBucket
 
     from drivetrain_comm._choice import Choice
+    from drivetrain_comm._native import Ticket
     from drivetrain_comm._process_group import TunedProcessGroup
 
 __all__ = ["Cast", "Compressor", "Exact", "Outcome", "Part"]
@@ -58,7 +62,7 @@ class Compressor(Protocol):
 
 
 class Exact:
-    """Sends gradients as they are, without copying them.
+    """Sends gradients as they are, on the engine or on torch's own backend.
 
     Args:
         group: The ranks.
@@ -76,7 +80,10 @@ class Exact:
     def reduce(self, parts: Sequence[Part], choice: Choice) -> Outcome:
         """Averages in place."""
         tensors = [part.buffer for part in parts]
-        ticket = self._group.reduce_pieces(tensors, "AVG", choice)
+        if choice.algorithm == STOCK:
+            ticket: Ticket | StockTicket = StockTicket(self._group.inner, tensors)
+        else:
+            ticket = self._group.reduce_pieces(tensors, "AVG", choice)
         self._group.notifier.tell(
             ticket, [(part.future, part.buffer) for part in parts]
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from drivetrain_comm._choice import MOST_STREAMS, Choice, available, steps_of
 from drivetrain_comm._cost import cost_of
 from drivetrain_comm._load import load_of
+from drivetrain_comm.algorithms import ring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from drivetrain_comm._cost import Network
     from drivetrain_comm._load import Load
 
-__all__ = ["cheapest", "guess", "load_of_algorithm", "useful_streams"]
+__all__ = ["cheapest", "guess", "load_of_algorithm", "load_of_stock", "useful_streams"]
 
 # Below this the number of hops counts, above it the number of bytes.
 _SHORT_BYTES = 64 << 10
@@ -34,6 +36,22 @@ def load_of_algorithm(name: str, hosts: Sequence[Sequence[int]]) -> Load:
     ranks = sorted(rank for host in hosts for rank in host)
     whole = [steps_of(name, hosts, rank) for rank in ranks]
     return load_of([steps for steps, _ in whole], whole[0][1], hosts)
+
+
+def load_of_stock(hosts: Sequence[Sequence[int]]) -> Load:
+    """Returns what Gloo asks of the network: a ring in the order of the ranks.
+
+    Args:
+        hosts: The ranks of each host.
+
+    Example:
+        >>> load_of_stock([[0, 1], [2, 3]]).link, load_of_stock([[0, 2], [1, 3]]).link
+        (1.5, 3.0)
+    """
+    ranks = sorted(chain.from_iterable(hosts))
+    num_chunks = ring.num_chunks(len(ranks))
+    whole = [ring.all_reduce(ranks, rank, range(num_chunks)) for rank in ranks]
+    return load_of(whole, num_chunks, hosts)
 
 
 def useful_streams(network: Network) -> list[int]:

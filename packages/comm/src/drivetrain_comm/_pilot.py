@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from drivetrain_comm import _cache
+from drivetrain_comm._choice import STOCK
+from drivetrain_comm._pick import load_of_stock
 from drivetrain_comm._predict import Bucket
 from drivetrain_comm._probe import agree_on_most
-from drivetrain_comm._tuner import Tactic, Trial, candidates
+from drivetrain_comm._tuner import Tactic, Trial, candidates, with_stock
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -94,12 +96,7 @@ class Pilot:
         records: list[StepRecord] = []
         while len(records) < _NUM_PROFILED:
             records.append((yield cold))
-        self.predicted = candidates(
-            self._typical_buckets(records),
-            self._group.loads,
-            self._group.network,
-            self._group.settings,
-        )
+        self.predicted = self._predict(self._typical_buckets(records))
         known = self._known(records[-1])
         if known is not None:
             self.trial = Trial(tactics=[known])
@@ -115,6 +112,12 @@ class Pilot:
             self.trial.record(self._agree(spans))
         self._keep(self.trial, records[-1].sizes)
         self._say("the fastest of those tried")
+
+    def _predict(self, buckets: list[Bucket]) -> list[tuple[Tactic, float]]:
+        group = self._group
+        found = candidates(buckets, group.loads, group.network, group.settings)
+        stock = load_of_stock(group.transport.hosts)
+        return with_stock(found, buckets, stock, group.network, group.settings)
 
     def _say(self, because: str) -> None:
         assert self.trial is not None
@@ -148,9 +151,8 @@ class Pilot:
                 text = _cache.dump_tactic(found.tactic)
         text = self._group.tell(text)
         tactic = _cache.load_tactic(text) if text else None
-        return (
-            tactic if tactic and tactic.choice.algorithm in self._group.loads else None
-        )
+        algorithms = {*self._group.loads, STOCK}
+        return tactic if tactic and tactic.choice.algorithm in algorithms else None
 
     def _keep(self, trial: Trial, sizes: Sequence[int]) -> None:
         winner = trial.winner

@@ -11,7 +11,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from drivetrain_comm._choice import Choice
+from drivetrain_comm._choice import STOCK, Choice
 from drivetrain_comm._pick import useful_streams
 from drivetrain_comm._predict import span_s
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from drivetrain_comm._predict import Bucket
     from drivetrain_comm._settings import Settings
 
-__all__ = ["Tactic", "Trial", "candidates"]
+__all__ = ["Tactic", "Trial", "candidates", "with_stock"]
 
 _BUCKET_BYTES = tuple((1 << 20) * size for size in (1, 2, 4, 8, 16, 32, 64))
 # More than any model has.
@@ -31,6 +31,10 @@ _ALL_BYTES = 1 << 50
 # How much worse than the best a candidate may be, as the model says.
 _WITHIN = 1.1
 _NUM_CANDIDATES = 6
+# What DDP itself collects, and how much worse than the best torch's backend may be
+# predicted to be and have a trial all the same: of it the model knows least.
+_STOCK_BUCKET_BYTES = 25 << 20
+_STOCK_WITHIN = 1.5
 # The rounds of a trial: how many steps for each that is left, and how many stay.
 _ROUNDS = ((2, 4), (2, 3), (3, 2), (4, 1))
 # What is slower than the best by as much goes before its time.
@@ -97,6 +101,34 @@ def _diverse(ranked: list[tuple[Tactic, float]]) -> list[tuple[Tactic, float]]:
     picked = list(firsts.values())[: _NUM_CANDIDATES // 2]
     picked += [pair for pair in ranked if pair not in picked]
     return sorted(picked[:_NUM_CANDIDATES], key=lambda pair: pair[1])
+
+
+def with_stock(
+    found: Sequence[tuple[Tactic, float]],
+    buckets: Sequence[Bucket],
+    load: Load,
+    network: Network,
+    settings: Settings,
+) -> list[tuple[Tactic, float]]:
+    """Returns candidates, and torch's own way among them wherever it may win.
+
+    Args:
+        found: What `candidates` returned.
+        buckets: When DDP's buckets are ready, and their sizes.
+        load: What torch's backend asks of the network.
+        network: What was measured.
+        settings: What is fixed. What torch's backend cannot do leaves it out.
+    """
+    if settings.algorithm or settings.streams or settings.compression != "none":
+        return list(found)
+    size = _STOCK_BUCKET_BYTES
+    if settings.bucket_mb is not None:
+        size = int(settings.bucket_mb * (1 << 20))
+    seconds = span_s(buckets, size, load, network, 1)
+    if seconds > found[0][1] * _STOCK_WITHIN:
+        return list(found)
+    stock = Tactic(bucket_bytes=size, choice=Choice(algorithm=STOCK))
+    return sorted([*found, (stock, seconds)], key=lambda pair: pair[1])
 
 
 @dataclass(kw_only=True, slots=True)

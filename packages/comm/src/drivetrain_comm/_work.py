@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from drivetrain_comm._native import Ticket
+    from drivetrain_comm._stock import StockTicket
 
 __all__ = ["EngineWork", "Notifier"]
 
@@ -100,7 +101,7 @@ class Notifier:
 
     def tell(
         self,
-        ticket: Ticket,
+        ticket: Ticket | StockTicket,
         futures: Sequence[tuple[torch.futures.Future[Any], object]],
         *,
         first: Callable[[], None] | None = None,
