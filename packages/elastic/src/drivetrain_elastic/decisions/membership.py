@@ -1,0 +1,242 @@
+"""Who trains together: the world of ranks, from one change of membership to the next.
+
+A worker is a process that can hold a rank. A world is an ordered set of workers, numbered
+by an epoch that only grows. Whoever dies leaves at once, and the rest go on without it if
+they are enough; whoever is to leave, or is ready to join, changes the world at the end of
+a step.
+
+              ready            in the next world
+    starting ------> standby ------------------> member ---> gone
+                        ^                          |
+                        '----- one too many -------'
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from drivetrain_core import ProgramError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "MembershipConfig",
+    "MembershipState",
+    "Status",
+    "Verdict",
+    "Worker",
+    "World",
+    "next_world",
+]
+
+
+class Status(StrEnum):
+    """What a worker is doing."""
+
+    STARTING = "starting"
+    STANDBY = "standby"
+    MEMBER = "member"
+    LEAVING = "leaving"
+
+
+class Worker(NamedTuple):
+    """A process that can hold a rank.
+
+    Attributes:
+        name: Which one; no two workers of a job ever have the same.
+        node: Where it runs.
+        slot: Its place on the node, from 0.
+        status: What it is doing.
+    """
+
+    name: str
+    node: str
+    slot: int
+    status: Status = Status.STARTING
+
+
+class World(NamedTuple):
+    """Workers that train together.
+
+    Attributes:
+        epoch: Counts the worlds of a job, from 1.
+        members: The names of the workers, by rank.
+        reason: Why the world is what it is, for people.
+    """
+
+    epoch: int
+    members: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MembershipConfig:
+    """What a world may be.
+
+    Args:
+        min_workers: No step is made with fewer.
+        max_workers: More stand by.
+        unit: The number of ranks is a multiple of this one: those of a model's copy.
+        last_call_s: How long the first world waits for more than the least.
+
+    Raises:
+        ProgramError: The numbers contradict each other.
+    """
+
+    min_workers: int
+    max_workers: int
+    unit: int = 1
+    last_call_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        if self.unit < 1 or self.min_workers < 1:
+            message = (
+                "min_workers and unit must be at least 1, got "
+                f"{self.min_workers} and {self.unit}"
+            )
+            raise ProgramError(message)
+        if self.min_workers > self.max_workers:
+            message = (
+                f"min_workers must not be more than max_workers, got "
+                f"{self.min_workers} and {self.max_workers}"
+            )
+            raise ProgramError(message)
+        if self.max_workers // self.unit * self.unit < self.min_workers:
+            message = (
+                f"no multiple of unit {self.unit} lies from {self.min_workers} to "
+                f"{self.max_workers}"
+            )
+            raise ProgramError(message)
+
+
+@dataclass(kw_only=True, slots=True)
+class MembershipState:
+    """The workers of a job and their world.
+
+    Attributes:
+        workers: All that are there, by name.
+        nodes: Nodes in the order in which they first came, which is that of ranks.
+        world: The last one; None before the first.
+        last_join_s: When a worker last became ready.
+    """
+
+    workers: dict[str, Worker] = field(default_factory=dict)
+    nodes: list[str] = field(default_factory=list)
+    world: World | None = None
+    last_join_s: float = 0.0
+
+    def add(self, worker: Worker) -> None:
+        """Takes in a worker."""
+        self.workers[worker.name] = worker
+        if worker.node not in self.nodes:
+            self.nodes.append(worker.node)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Forgets workers that are gone."""
+        for name in names:
+            self.workers.pop(name, None)
+
+    def set_status(self, name: str, status: Status, now_s: float) -> None:
+        """Notes what a worker is doing."""
+        self.workers[name] = self.workers[name]._replace(status=status)
+        if status == Status.STANDBY:
+            self.last_join_s = now_s
+
+    def enter(self, world: World) -> None:
+        """Makes a world the current one."""
+        self.world = world
+        for name, worker in self.workers.items():
+            if name in world.members:
+                status = Status.MEMBER
+            elif worker.status == Status.MEMBER:
+                status = Status.STANDBY
+            else:
+                status = worker.status
+            self.workers[name] = worker._replace(status=status)
+
+
+class Verdict(NamedTuple):
+    """What `next_world` decided.
+
+    Attributes:
+        world: The next world; None to keep what stands.
+        reason: Why.
+        wait_s: After how many seconds to ask again; None when something has changed.
+        is_short: Whether too few workers are left to train at all.
+    """
+
+    world: World | None
+    reason: str
+    wait_s: float | None = None
+    is_short: bool = False
+
+
+def next_world(
+    now_s: float, state: MembershipState, config: MembershipConfig
+) -> Verdict:
+    """Decides whether the world changes, and into what.
+
+    Args:
+        now_s: The time, on the master's monotonic clock.
+        state: Of the workers.
+        config: What a world may be.
+
+    Example:
+        >>> state = MembershipState()
+        >>> for slot in range(3):
+        ...     state.add(Worker(f"a/{slot}", "a", slot, Status.STANDBY))
+        >>> config = MembershipConfig(min_workers=2, max_workers=3)
+        >>> state.enter(next_world(0.0, state, config).world)
+        >>> state.remove(["a/1"])
+        >>> next_world(0.0, state, config).world
+        World(epoch=2, members=('a/0', 'a/2'), reason='a/1 is gone')
+    """
+    able = [
+        worker
+        for worker in state.workers.values()
+        if worker.status in {Status.MEMBER, Status.STANDBY}
+    ]
+    # Members stay: one that stands by only takes a place that is free.
+    able.sort(key=lambda w: (w.status != Status.MEMBER, *_place(w, state)))
+    size = min(len(able), config.max_workers) // config.unit * config.unit
+    if size < config.min_workers:
+        reason = f"{len(able)} workers are ready, of {config.min_workers} at least"
+        return Verdict(None, reason, is_short=True)
+    current = state.world
+    if current is None:
+        wait_s = state.last_join_s + config.last_call_s - now_s
+        if size < config.max_workers and wait_s > 0:
+            return Verdict(None, "more workers may come", wait_s=wait_s)
+    chosen = sorted(able[:size], key=lambda w: _place(w, state))
+    members = tuple(worker.name for worker in chosen)
+    if current is not None and members == current.members:
+        return Verdict(None, "nothing has changed")
+    epoch = 1 if current is None else current.epoch + 1
+    reason = _difference(current, members, state)
+    return Verdict(World(epoch, members, reason), reason)
+
+
+def _place(worker: Worker, state: MembershipState) -> tuple[int, int, str]:
+    return state.nodes.index(worker.node), worker.slot, worker.name
+
+
+def _difference(
+    current: World | None, members: tuple[str, ...], state: MembershipState
+) -> str:
+    if current is None:
+        return f"{len(members)} workers are ready"
+    parts = []
+    lost = [name for name in current.members if name not in members]
+    for says, names in (
+        ("gone", [n for n in lost if n not in state.workers]),
+        ("leaving", [n for n in lost if n in state.workers]),
+        ("new", [n for n in members if n not in current.members]),
+    ):
+        if names:
+            verb = "is" if len(names) == 1 else "are"
+            parts.append(f"{', '.join(names)} {verb} {says}")
+    return "; ".join(parts)

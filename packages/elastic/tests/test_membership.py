@@ -1,0 +1,161 @@
+"""Worlds of ranks: who is in, in which order, and when they change."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drivetrain_core import ProgramError
+from drivetrain_elastic.decisions.membership import (
+    MembershipConfig,
+    MembershipState,
+    Status,
+    Worker,
+    next_world,
+)
+
+
+def config(least=2, most=4, **others):
+    return MembershipConfig(min_workers=least, max_workers=most, **others)
+
+
+def ready(*names):
+    """Workers such as `a/0`, all standing by."""
+    state = MembershipState()
+    for name in names:
+        node, slot = name.split("/")
+        state.add(Worker(name, node, int(slot), Status.STANDBY))
+    return state
+
+
+def enter(state, settings, now_s=100.0):
+    world = next_world(now_s, state, settings).world
+    state.enter(world)
+    return world
+
+
+def test_first_world_waits_for_more_than_the_least_but_not_for_long():
+    state = ready("a/0", "a/1")
+    state.set_status("a/1", Status.STANDBY, 10.0)
+    verdict = next_world(10.25, state, config(last_call_s=1.0))
+    assert (verdict.world, verdict.wait_s) == (None, 0.75)
+    world = next_world(11.0, state, config(last_call_s=1.0)).world
+    assert (world.epoch, world.members) == (1, ("a/0", "a/1"))
+
+
+def test_first_world_that_is_full_waits_for_nobody():
+    state = ready("a/0", "a/1")
+    state.set_status("a/1", Status.STANDBY, 10.0)
+    assert next_world(10.0, state, config(2, 2)).world.members == ("a/0", "a/1")
+
+
+def test_ranks_follow_nodes_as_they_came_and_slots():
+    world = enter(ready("b/1", "a/1", "b/0", "a/0"), config())
+    assert world.members == ("b/0", "b/1", "a/0", "a/1")
+
+
+def test_survivors_go_on_at_once_and_a_standby_takes_the_place():
+    state = ready("a/0", "a/1", "a/2", "a/3")
+    enter(state, config())
+    state.remove(["a/1"])
+    assert enter(state, config()).members == ("a/0", "a/2", "a/3")
+    state.add(Worker("a/1#2", "a", 1))
+    assert next_world(0.0, state, config()).reason == "nothing has changed"
+    state.set_status("a/1#2", Status.STANDBY, 0.0)
+    world = enter(state, config())
+    assert (world.epoch, world.members) == (3, ("a/0", "a/1#2", "a/2", "a/3"))
+    assert world.reason == "a/1#2 is new"
+
+
+def test_members_are_not_replaced_by_those_who_stand_by():
+    state = ready("b/0", "b/1", "a/0", "a/1")
+    state.nodes = ["a", "b"]
+    state.set_status("a/0", Status.STARTING, 0.0)
+    assert enter(state, config(2, 2, last_call_s=0)).members == ("a/1", "b/0")
+    state.set_status("a/0", Status.STANDBY, 0.0)
+    assert next_world(0.0, state, config(2, 2)).world is None
+
+
+def test_who_is_leaving_is_left_out_by_name():
+    state = ready("a/0", "a/1", "b/0")
+    enter(state, config(last_call_s=0))
+    state.set_status("a/1", Status.LEAVING, 0.0)
+    world = enter(state, config())
+    assert world.members == ("a/0", "b/0")
+    assert world.reason == "a/1 is leaving"
+    assert state.workers["a/1"].status == Status.LEAVING
+
+
+def test_too_few_workers_wait_and_say_so():
+    state = ready("a/0", "a/1")
+    enter(state, config(last_call_s=0))
+    state.remove(["a/0"])
+    verdict = next_world(0.0, state, config())
+    assert verdict.is_short
+    assert verdict.reason == "1 workers are ready, of 2 at least"
+
+
+def test_worlds_have_whole_units():
+    state = ready("a/0", "a/1", "a/2", "a/3", "a/4")
+    settings = config(2, 5, unit=2, last_call_s=0)
+    assert len(enter(state, settings).members) == 4
+    state.remove(["a/1", "a/4"])
+    world = enter(state, settings)
+    assert world.members == ("a/0", "a/2")
+    assert state.workers["a/3"].status == Status.STANDBY
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"min_workers": 0}, "at least 1, got 0 and 1"),
+        ({"unit": 0}, "at least 1, got 2 and 0"),
+        ({"min_workers": 5}, "not be more than max_workers, got 5 and 4"),
+        ({"min_workers": 3, "unit": 5}, "no multiple of unit 5 lies from 3 to 4"),
+    ],
+)
+def test_config_says_what_contradicts(changes, says):
+    with pytest.raises(ProgramError, match=says):
+        MembershipConfig(**{"min_workers": 2, "max_workers": 4, **changes})
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), unit=st.integers(1, 3))
+def test_worlds_keep_to_the_rules_whatever_happens(data, unit):
+    least, most = 2, 7
+    settings_ = config(least, most, unit=unit, last_call_s=0)
+    state, epoch, serial = MembershipState(), 0, 0
+    for _ in range(30):
+        what = data.draw(st.sampled_from(["add", "ready", "lost", "leave", "decide"]))
+        names = sorted(state.workers)
+        if what == "add":
+            node = data.draw(st.sampled_from("abc"))
+            state.add(Worker(f"{node}/{serial}", node, serial % 4))
+            serial += 1
+        elif what == "ready" and names:
+            name = data.draw(st.sampled_from(names))
+            if state.workers[name].status == Status.STARTING:
+                state.set_status(name, Status.STANDBY, 0.0)
+        elif what == "lost" and names:
+            state.remove(data.draw(st.sets(st.sampled_from(names))))
+        elif what == "leave" and names:
+            state.set_status(data.draw(st.sampled_from(names)), Status.LEAVING, 0.0)
+        verdict = next_world(0.0, state, settings_)
+        assert verdict.reason
+        able = {
+            name
+            for name, one in state.workers.items()
+            if one.status in {Status.MEMBER, Status.STANDBY}
+        }
+        if verdict.world is None:
+            continue
+        epoch += 1
+        members = verdict.world.members
+        assert verdict.world.epoch == epoch
+        assert least <= len(members) <= most
+        assert len(members) % unit == 0
+        assert set(members) <= able
+        assert len(able) - len(members) < unit or len(members) > most - unit
+        stayed = {n for n, w in state.workers.items() if w.status == Status.MEMBER}
+        assert stayed <= set(members) or set(members) <= stayed
+        state.enter(verdict.world)
+        assert next_world(0.0, state, settings_).world is None
