@@ -1,0 +1,11 @@
+"""What the master must not forget, kept where a crash does not reach it.
+
+A journal is a list of records to which only the master appends that claimed it last.
+"""
+
+from __future__ import annotations
+
+from drivetrain_elastic.journal._record import Journal, JournalError, Record
+from drivetrain_elastic.journal._sqlite import SqliteJournal
+
+__all__ = ["Journal", "JournalError", "Record", "SqliteJournal"]
