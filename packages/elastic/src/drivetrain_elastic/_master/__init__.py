@@ -1,0 +1,1 @@
+"""The master of a job: a server around the decisions."""

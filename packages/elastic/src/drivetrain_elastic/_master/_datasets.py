@@ -1,0 +1,245 @@
+"""Deals datasets to workers: decisions, the journal, and those who wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from drivetrain_core import ProgramError
+from drivetrain_elastic._master._dataset_records import (
+    apply_record,
+    opened,
+    record_of,
+    whole,
+)
+from drivetrain_elastic.decisions.shards import (
+    Closed,
+    DatasetState,
+    append,
+    commit,
+    lease,
+    return_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from drivetrain_elastic._master._ledger import Ledger
+    from drivetrain_elastic.decisions.shards import (
+        DatasetSpec,
+        Event,
+        Lease,
+        Returned,
+    )
+    from drivetrain_elastic.journal import Record
+
+__all__ = ["Datasets"]
+
+logger = logging.getLogger(__name__)
+
+_MOST_SHARDS = 10_000
+
+
+class Datasets:
+    """All datasets of a job; used from one event loop.
+
+    What is decided counts at once for later decisions, and is told to its worker when
+    the journal has it.
+
+    Args:
+        ledger: Where it is written.
+        patience_s: How long a worker may hold shards without a word.
+    """
+
+    def __init__(self, ledger: Ledger, *, patience_s: float = 60.0) -> None:
+        self.states: dict[str, DatasetState] = {}
+        self._ledger = ledger
+        self._patience_s = patience_s
+        self._changes: dict[str, asyncio.Event] = {}
+        self._heard_s: dict[str, float] = {}
+
+    def replay(self, record: Record) -> bool:
+        """Takes a record of the journal; returns whether it was about datasets."""
+        is_ours = apply_record(self.states, record)
+        if is_ours:
+            now_s = time.monotonic()
+            for state in self.states.values():
+                for one in state.leased.values():
+                    self._heard_s[one.worker] = now_s
+        return is_ours
+
+    def dump(self) -> list[Record]:
+        """Returns records that take the place of all that were written."""
+        return [whole(state) for state in self.states.values()]
+
+    async def open(self, spec: DatasetSpec) -> DatasetState:
+        """Makes a dataset known, or finds it known already.
+
+        Raises:
+            ProgramError: It is known, and is another one.
+        """
+        state = self.states.get(spec.name)
+        if state is None:
+            state = self.states[spec.name] = DatasetState(spec=spec)
+            await self._ledger.append([opened(spec)])
+            logger.info("dataset %s: %s", spec.name, spec)
+        elif state.spec != spec:
+            mine, theirs = asdict(state.spec), asdict(spec)
+            parts = [
+                f"{name} is {mine[name]!r}, not {theirs[name]!r}"
+                for name in mine
+                if mine[name] != theirs[name]
+            ]
+            message = f"dataset {spec.name!r} stands already: {'; '.join(parts)}"
+            raise ProgramError(message)
+        return state
+
+    def find(self, name: str) -> DatasetState:
+        """Returns a dataset.
+
+        Raises:
+            ProgramError: There is none of this name.
+        """
+        try:
+            return self.states[name]
+        except KeyError:
+            known = ", ".join(sorted(self.states)) or "none"
+            message = f"there is no dataset {name!r}; there is {known}"
+            raise ProgramError(message) from None
+
+    async def lease(
+        self, name: str, worker: str, num_shards: int, timeout_s: float
+    ) -> tuple[list[Lease], bool]:
+        """Leases shards, and waits for some if there are none now.
+
+        Returns:
+            The leases, and whether all shards are done.
+
+        Raises:
+            ProgramError: There is no such dataset, or the number is out of range.
+        """
+        if not 1 <= num_shards <= _MOST_SHARDS:
+            message = f"num_shards must be 1 to {_MOST_SHARDS}, got {num_shards}"
+            raise ProgramError(message)
+        end_s = time.monotonic() + timeout_s
+        while True:
+            state = self.find(name)
+            self.hear(worker)
+            event = lease(state, worker, num_shards)
+            if event is not None:
+                await self._do(state, [event])
+                return list(event.leases), False
+            if state.is_finished and state.is_closed:
+                return [], True
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                return [], False
+            change = self._changes.setdefault(name, asyncio.Event())
+            try:
+                async with asyncio.timeout(left_s):
+                    await change.wait()
+            except TimeoutError:
+                return [], False
+
+    async def commit(
+        self, name: str, worker: str, commits: Sequence[tuple[int, int]]
+    ) -> list[str]:
+        """Takes reports of fences and places; returns for each why it does not count."""
+        state = self.find(name)
+        self.hear(worker)
+        refusals, records = [], []
+        for fence, upto in commits:
+            event, why = commit(state, worker, fence, upto)
+            refusals.append(why)
+            if event is not None:
+                state.apply(event)
+                records.append(record_of(name, event))
+        # Also a report that repeats another one waits until that one is durable.
+        await self._ledger.append(records)
+        self._tell(name)
+        return refusals
+
+    async def give_back(
+        self, name: str, worker: str, fences: Collection[int], failed: bool, reason: str
+    ) -> list[str]:
+        """Takes shards back; returns for each why it was not this worker's."""
+        state = self.find(name)
+        self.hear(worker)
+        wanted = set(fences)
+        mine = return_of(state, [worker], failed=failed, reason=reason)
+        events = [event for event in mine if event.fence in wanted]
+        await self._do(state, events)
+        held = {event.fence for event in events}
+        return [
+            "" if fence in held else f"lease {fence} is not held by {worker}"
+            for fence in fences
+        ]
+
+    async def grow(self, name: str, num_samples: int, *, close: bool) -> DatasetState:
+        """Adds samples to a source, and closes it if asked.
+
+        Raises:
+            ProgramError: It grows no more.
+        """
+        state = self.find(name)
+        events: list[Event] = []
+        if num_samples:
+            event, why = append(state, num_samples)
+            if event is None:
+                raise ProgramError(why)
+            events.append(event)
+        if close and not state.is_closed:
+            events.append(Closed())
+        await self._do(state, events)
+        return state
+
+    async def lose(
+        self, workers: Collection[str], *, failed: bool, reason: str
+    ) -> None:
+        """Takes back all that workers hold that are gone."""
+        for state in self.states.values():
+            events = return_of(state, workers, failed=failed, reason=reason)
+            if events:
+                logger.info("%d shards come back: %s", len(events), reason)
+            await self._do(state, events)
+        for worker in workers:
+            self._heard_s.pop(worker, None)
+
+    def hear(self, worker: str) -> None:
+        """Notes that a worker is there."""
+        self._heard_s[worker] = time.monotonic()
+
+    async def expire(self, present: Collection[str]) -> None:
+        """Takes back what workers hold that have been silent for too long.
+
+        Args:
+            present: Workers that are known to be there in another way.
+        """
+        now_s = time.monotonic()
+        for worker in present:
+            if worker in self._heard_s:
+                self._heard_s[worker] = now_s
+        gone = [w for w, at in self._heard_s.items() if now_s - at > self._patience_s]
+        if gone:
+            reason = f"{', '.join(gone)} said nothing for {self._patience_s:g} s"
+            await self.lose(gone, failed=False, reason=reason)
+
+    async def _do(
+        self, state: DatasetState, events: Sequence[Event] | list[Returned]
+    ) -> None:
+        if not events:
+            return
+        name = state.spec.name
+        for event in events:
+            state.apply(event)
+        await self._ledger.append([record_of(name, event) for event in events])
+        self._tell(name)
+
+    def _tell(self, name: str) -> None:
+        """Wakes those who wait for shards of a dataset."""
+        change = self._changes.pop(name, None)
+        if change is not None:
+            change.set()

@@ -1,0 +1,427 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Done(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FromAgent(_message.Message):
+    __slots__ = ("hello", "worker", "heartbeat")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    worker: WorkerReport
+    heartbeat: Heartbeat
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("node", "host", "pid", "num_slots", "workers", "epoch")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    host: str
+    pid: int
+    num_slots: int
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerReport]
+    epoch: int
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class WorkerReport(_message.Message):
+    __slots__ = ("name", "slot", "state", "exit_code", "reason")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNKNOWN: _ClassVar[WorkerReport.State]
+        STARTING: _ClassVar[WorkerReport.State]
+        READY: _ClassVar[WorkerReport.State]
+        FINISHED: _ClassVar[WorkerReport.State]
+        FAILED: _ClassVar[WorkerReport.State]
+        LEFT: _ClassVar[WorkerReport.State]
+    UNKNOWN: WorkerReport.State
+    STARTING: WorkerReport.State
+    READY: WorkerReport.State
+    FINISHED: WorkerReport.State
+    FAILED: WorkerReport.State
+    LEFT: WorkerReport.State
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    slot: int
+    state: WorkerReport.State
+    exit_code: int
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., slot: _Optional[int] = ..., state: _Optional[_Union[WorkerReport.State, str]] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerProgress]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerProgress, _Mapping]]] = ...) -> None: ...
+
+class WorkerProgress(_message.Message):
+    __slots__ = ("name", "pid", "step", "step_s", "silent_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    pid: int
+    step: int
+    step_s: float
+    silent_s: float
+    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., silent_s: _Optional[float] = ...) -> None: ...
+
+class ToAgent(_message.Message):
+    __slots__ = ("welcome", "world", "command")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    WORLD_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    world: World
+    command: Command
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., world: _Optional[_Union[World, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("incarnation", "heartbeat_s")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    heartbeat_s: float
+    def __init__(self, incarnation: _Optional[int] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
+
+class World(_message.Message):
+    __slots__ = ("epoch", "members", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("name", "node")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    node: str
+    def __init__(self, name: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
+
+class Command(_message.Message):
+    __slots__ = ("what", "worker", "reason", "within_s")
+    class What(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NOTHING: _ClassVar[Command.What]
+        STOP_ALL: _ClassVar[Command.What]
+        RESTART_WORKER: _ClassVar[Command.What]
+        LEAVE: _ClassVar[Command.What]
+    NOTHING: Command.What
+    STOP_ALL: Command.What
+    RESTART_WORKER: Command.What
+    LEAVE: Command.What
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_S_FIELD_NUMBER: _ClassVar[int]
+    what: Command.What
+    worker: str
+    reason: str
+    within_s: float
+    def __init__(self, what: _Optional[_Union[Command.What, str]] = ..., worker: _Optional[str] = ..., reason: _Optional[str] = ..., within_s: _Optional[float] = ...) -> None: ...
+
+class Key(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    def __init__(self, key: _Optional[str] = ...) -> None: ...
+
+class KeyValue(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: bytes
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class KeysRequest(_message.Message):
+    __slots__ = ("keys", "timeout_s")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    timeout_s: float
+    def __init__(self, keys: _Optional[_Iterable[str]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class Values(_message.Message):
+    __slots__ = ("values", "found")
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    found: bool
+    def __init__(self, values: _Optional[_Iterable[bytes]] = ..., found: _Optional[bool] = ...) -> None: ...
+
+class Addition(_message.Message):
+    __slots__ = ("key", "amount", "call")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    AMOUNT_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    amount: int
+    call: bytes
+    def __init__(self, key: _Optional[str] = ..., amount: _Optional[int] = ..., call: _Optional[bytes] = ...) -> None: ...
+
+class Number(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class Comparison(_message.Message):
+    __slots__ = ("key", "expected", "desired")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    DESIRED_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    expected: bytes
+    desired: bytes
+    def __init__(self, key: _Optional[str] = ..., expected: _Optional[bytes] = ..., desired: _Optional[bytes] = ...) -> None: ...
+
+class Dataset(_message.Message):
+    __slots__ = ("name", "num_samples", "shard_size", "num_epochs", "shuffle", "seed", "max_failures")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SHARD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    SHUFFLE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    MAX_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_samples: int
+    shard_size: int
+    num_epochs: int
+    shuffle: str
+    seed: int
+    max_failures: int
+    def __init__(self, name: _Optional[str] = ..., num_samples: _Optional[int] = ..., shard_size: _Optional[int] = ..., num_epochs: _Optional[int] = ..., shuffle: _Optional[str] = ..., seed: _Optional[int] = ..., max_failures: _Optional[int] = ...) -> None: ...
+
+class LeaseRequest(_message.Message):
+    __slots__ = ("dataset", "worker", "num_shards", "timeout_s", "with_indices")
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    WITH_INDICES_FIELD_NUMBER: _ClassVar[int]
+    dataset: str
+    worker: str
+    num_shards: int
+    timeout_s: float
+    with_indices: bool
+    def __init__(self, dataset: _Optional[str] = ..., worker: _Optional[str] = ..., num_shards: _Optional[int] = ..., timeout_s: _Optional[float] = ..., with_indices: _Optional[bool] = ...) -> None: ...
+
+class Shard(_message.Message):
+    __slots__ = ("fence", "epoch", "start", "end", "indices")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    fence: int
+    epoch: int
+    start: int
+    end: int
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, fence: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., indices: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LeaseReply(_message.Message):
+    __slots__ = ("shards", "finished")
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    shards: _containers.RepeatedCompositeFieldContainer[Shard]
+    finished: bool
+    def __init__(self, shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., finished: _Optional[bool] = ...) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("dataset", "worker", "commits")
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    dataset: str
+    worker: str
+    commits: _containers.RepeatedCompositeFieldContainer[Commit]
+    def __init__(self, dataset: _Optional[str] = ..., worker: _Optional[str] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("fence", "upto")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    UPTO_FIELD_NUMBER: _ClassVar[int]
+    fence: int
+    upto: int
+    def __init__(self, fence: _Optional[int] = ..., upto: _Optional[int] = ...) -> None: ...
+
+class CommitReply(_message.Message):
+    __slots__ = ("refusals",)
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    refusals: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, refusals: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReturnRequest(_message.Message):
+    __slots__ = ("dataset", "worker", "fences", "failed", "reason")
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    FENCES_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    dataset: str
+    worker: str
+    fences: _containers.RepeatedScalarFieldContainer[int]
+    failed: bool
+    reason: str
+    def __init__(self, dataset: _Optional[str] = ..., worker: _Optional[str] = ..., fences: _Optional[_Iterable[int]] = ..., failed: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Growth(_message.Message):
+    __slots__ = ("dataset", "num_samples", "close")
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    dataset: str
+    num_samples: int
+    close: bool
+    def __init__(self, dataset: _Optional[str] = ..., num_samples: _Optional[int] = ..., close: _Optional[bool] = ...) -> None: ...
+
+class DeadShard(_message.Message):
+    __slots__ = ("epoch", "start", "end", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    start: int
+    end: int
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DatasetStatus(_message.Message):
+    __slots__ = ("dataset", "num_samples_done", "num_shards_done", "num_leased", "num_waiting", "dead", "finished")
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_DONE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARDS_DONE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEASED_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    dataset: Dataset
+    num_samples_done: int
+    num_shards_done: int
+    num_leased: int
+    num_waiting: int
+    dead: _containers.RepeatedCompositeFieldContainer[DeadShard]
+    finished: bool
+    def __init__(self, dataset: _Optional[_Union[Dataset, _Mapping]] = ..., num_samples_done: _Optional[int] = ..., num_shards_done: _Optional[int] = ..., num_leased: _Optional[int] = ..., num_waiting: _Optional[int] = ..., dead: _Optional[_Iterable[_Union[DeadShard, _Mapping]]] = ..., finished: _Optional[bool] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeStatus(_message.Message):
+    __slots__ = ("node", "host", "pid", "num_slots", "silent_s", "workers")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    host: str
+    pid: int
+    num_slots: int
+    silent_s: float
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., silent_s: _Optional[float] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("name", "status", "rank", "pid", "step", "step_s", "silent_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    status: str
+    rank: int
+    pid: int
+    step: int
+    step_s: float
+    silent_s: float
+    def __init__(self, name: _Optional[str] = ..., status: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., silent_s: _Optional[float] = ...) -> None: ...
+
+class Status(_message.Message):
+    __slots__ = ("job", "incarnation", "epoch", "world_size", "reason", "up_s", "nodes", "datasets")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    UP_S_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    DATASETS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    incarnation: int
+    epoch: int
+    world_size: int
+    reason: str
+    up_s: float
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    datasets: _containers.RepeatedCompositeFieldContainer[DatasetStatus]
+    def __init__(self, job: _Optional[str] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., up_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("follow",)
+    FROM_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    follow: bool
+    def __init__(self, follow: _Optional[bool] = ..., **kwargs) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("number", "at_s", "kind", "subject", "reason")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    at_s: float
+    kind: str
+    subject: str
+    reason: str
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("name", "within_s", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    within_s: float
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., within_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class StopRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,101 @@
+"""The calls of the master's service, for servers and clients alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from google.protobuf import message_factory
+
+from drivetrain_elastic.protocol import _messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "API",
+    "MAX_MESSAGE_BYTES",
+    "METHODS",
+    "SERVICE",
+    "Method",
+    "credentials",
+]
+
+API = "1"
+"""The version of the service that this package speaks."""
+
+MAX_MESSAGE_BYTES = 16 << 20
+"""What a message may have; a larger one is refused before it is read."""
+
+_AUTHORIZATION, _API = "authorization", "drivetrain-api"
+
+
+class Method(NamedTuple):
+    """A call of the service.
+
+    Attributes:
+        name: What it is called.
+        path: How gRPC calls it.
+        request: The class of what is sent.
+        reply: The class of what comes back.
+        sends_many: Whether the client sends a stream.
+        gets_many: Whether the server does.
+    """
+
+    name: str
+    path: str
+    request: Any
+    reply: Any
+    sends_many: bool
+    gets_many: bool
+
+    @property
+    def kind(self) -> str:
+        """The form of the call, as gRPC names it: `unary_unary`, for example."""
+        return f"{_form(self.sends_many)}_{_form(self.gets_many)}"
+
+    @property
+    def read_request(self) -> Callable[[bytes], Any]:
+        """Makes a request of bytes."""
+        reader: Callable[[bytes], Any] = self.request.FromString
+        return reader
+
+    @property
+    def read_reply(self) -> Callable[[bytes], Any]:
+        """Makes a reply of bytes."""
+        reader: Callable[[bytes], Any] = self.reply.FromString
+        return reader
+
+
+def _form(is_stream: bool) -> str:
+    return "stream" if is_stream else "unary"
+
+
+def _methods() -> tuple[str, dict[str, Method]]:
+    (service,) = _messages.DESCRIPTOR.services_by_name.values()
+    found = {}
+    for method in service.methods:
+        found[method.name] = Method(
+            name=method.name,
+            path=f"/{service.full_name}/{method.name}",
+            request=message_factory.GetMessageClass(method.input_type),
+            reply=message_factory.GetMessageClass(method.output_type),
+            sends_many=method.client_streaming,
+            gets_many=method.server_streaming,
+        )
+    return service.full_name, found
+
+
+SERVICE, METHODS = _methods()
+
+
+def credentials(token: str) -> tuple[tuple[str, str], ...]:
+    """Returns the metadata that every call carries.
+
+    Args:
+        token: Of the job.
+
+    Example:
+        >>> credentials("secret")
+        (('authorization', 'Bearer secret'), ('drivetrain-api', '1'))
+    """
+    return ((_AUTHORIZATION, f"Bearer {token}"), (_API, API))
