@@ -19,11 +19,16 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from drivetrain_core import ProgramError
 from drivetrain_elastic._numbers import Numbers
+from drivetrain_elastic._permutation import permuted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
 
 __all__ = [
     "Appended",
@@ -38,6 +43,7 @@ __all__ = [
     "Shard",
     "append",
     "commit",
+    "indices_of",
     "lease",
     "return_of",
 ]
@@ -231,6 +237,10 @@ class DatasetState:
         epoch, place = 0, number
         if spec.num_shards is not None:
             epoch, place = divmod(number, spec.num_shards)
+            if spec.shuffle == "shards":
+                (place,) = permuted(
+                    place, place + 1, num=spec.num_shards, seed=spec.seed, epoch=epoch
+                ).tolist()
         if spec.num_epochs is not None and epoch >= spec.num_epochs:
             return None
         start = place * spec.shard_size
@@ -271,6 +281,28 @@ class DatasetState:
                 self.num_samples += num_samples
             case Closed():
                 self.is_closed = True
+
+
+def indices_of(
+    spec: DatasetSpec, *, epoch: int, start: int, end: int
+) -> NDArray[np.int64]:
+    """Returns the samples at some places of an epoch.
+
+    Args:
+        spec: The dataset.
+        epoch: Which pass over it.
+        start: The first place.
+        end: One after the last place.
+
+    Example:
+        >>> spec = DatasetSpec(name="d", num_samples=6, shard_size=3)
+        >>> halves = (indices_of(spec, epoch=0, start=at, end=at + 3) for at in (0, 3))
+        >>> sorted(index for half in halves for index in half.tolist())
+        [0, 1, 2, 3, 4, 5]
+    """
+    if spec.shuffle != "samples" or spec.num_samples is None:
+        return np.arange(start, end, dtype=np.int64)
+    return permuted(start, end, num=spec.num_samples, seed=spec.seed, epoch=epoch)
 
 
 def lease(state: DatasetState, worker: str, num_shards: int) -> Leased | None:

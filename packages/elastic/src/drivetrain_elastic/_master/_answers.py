@@ -1,0 +1,198 @@
+"""The master's answers to calls about keys, datasets and events."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from drivetrain_core import DrivetrainError
+from drivetrain_elastic.decisions.shards import DatasetSpec, indices_of
+from drivetrain_elastic.journal import JournalError
+from drivetrain_elastic.protocol import _messages as pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from drivetrain_elastic._master._datasets import Datasets
+    from drivetrain_elastic._master._events import EventLog
+    from drivetrain_elastic._master._keys import Keys
+    from drivetrain_elastic.decisions.shards import DatasetState, Lease
+
+__all__ = ["Answers", "dataset_status"]
+
+
+def _told(method: Any) -> Any:
+    """Answers what a caller has done wrong, or what the journal says, with a status."""
+
+    @functools.wraps(method)
+    async def wrapped(self: Any, request: Any, context: Any) -> Any:
+        try:
+            return await method(self, request, context)
+        except JournalError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except (DrivetrainError, ValueError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    return wrapped
+
+
+class Answers:
+    """Carries calls out; each method is named after its call.
+
+    Args:
+        keys: The store.
+        datasets: What is dealt out.
+        events: What happened.
+    """
+
+    def __init__(self, keys: Keys, datasets: Datasets, events: EventLog) -> None:
+        self._keys = keys
+        self._datasets = datasets
+        self._events = events
+
+    @_told
+    async def SetKey(self, request: pb.KeyValue, _: Any) -> pb.Done:  # noqa: N802
+        """Sets a value."""
+        self._keys.set(request.key, request.value)
+        return pb.Done()
+
+    @_told
+    async def GetKeys(self, request: pb.KeysRequest, _: Any) -> pb.Values:  # noqa: N802
+        """Returns values, and waits for them."""
+        values = await self._keys.get(list(request.keys), request.timeout_s)
+        return pb.Values(values=values or [], found=values is not None)
+
+    @_told
+    async def AddToKey(self, request: pb.Addition, _: Any) -> pb.Number:  # noqa: N802
+        """Adds to a number."""
+        return pb.Number(
+            number=self._keys.add(request.key, request.amount, request.call)
+        )
+
+    @_told
+    async def CompareKey(  # noqa: N802
+        self, request: pb.Comparison, _: Any
+    ) -> pb.KeyValue:
+        """Sets a value if it is what is expected."""
+        value = self._keys.compare_set(request.key, request.expected, request.desired)
+        return pb.KeyValue(key=request.key, value=value)
+
+    @_told
+    async def DeleteKey(self, request: pb.Key, _: Any) -> pb.Number:  # noqa: N802
+        """Deletes a key."""
+        return pb.Number(number=self._keys.delete(request.key))
+
+    @_told
+    async def CountKeys(self, request: pb.Key, _: Any) -> pb.Number:  # noqa: N802
+        """Counts the keys that begin so."""
+        return pb.Number(number=self._keys.count(request.key))
+
+    @_told
+    async def OpenDataset(  # noqa: N802
+        self, request: pb.Dataset, _: Any
+    ) -> pb.DatasetStatus:
+        """Makes a dataset known."""
+        spec = DatasetSpec(
+            name=request.name,
+            num_samples=request.num_samples or None,
+            shard_size=request.shard_size,
+            num_epochs=request.num_epochs or None,
+            shuffle=request.shuffle,
+            seed=request.seed,
+            max_failures=request.max_failures,
+        )
+        return dataset_status(await self._datasets.open(spec))
+
+    @_told
+    async def LeaseShards(  # noqa: N802
+        self, request: pb.LeaseRequest, _: Any
+    ) -> pb.LeaseReply:
+        """Leases shards, and waits for them."""
+        leases, finished = await self._datasets.lease(
+            request.dataset, request.worker, request.num_shards, request.timeout_s
+        )
+        spec = self._datasets.find(request.dataset).spec
+        shards = [_shard(one, spec, request.with_indices) for one in leases]
+        return pb.LeaseReply(shards=shards, finished=finished)
+
+    @_told
+    async def CommitShards(  # noqa: N802
+        self, request: pb.CommitRequest, _: Any
+    ) -> pb.CommitReply:
+        """Takes reports of what was read."""
+        refusals = await self._datasets.commit(
+            request.dataset,
+            request.worker,
+            [(one.fence, one.upto) for one in request.commits],
+        )
+        return pb.CommitReply(refusals=refusals)
+
+    @_told
+    async def ReturnShards(  # noqa: N802
+        self, request: pb.ReturnRequest, _: Any
+    ) -> pb.CommitReply:
+        """Takes shards back."""
+        refusals = await self._datasets.give_back(
+            request.dataset,
+            request.worker,
+            list(request.fences),
+            request.failed,
+            request.reason,
+        )
+        return pb.CommitReply(refusals=refusals)
+
+    @_told
+    async def GrowDataset(  # noqa: N802
+        self, request: pb.Growth, _: Any
+    ) -> pb.DatasetStatus:
+        """Adds samples to a source."""
+        state = await self._datasets.grow(
+            request.dataset, request.num_samples, close=request.close
+        )
+        return dataset_status(state)
+
+    async def WatchEvents(  # noqa: N802
+        self, request: pb.EventsRequest, _: Any
+    ) -> AsyncIterator[pb.Event]:
+        """Yields events."""
+        start = getattr(request, "from")
+        async for event in self._events.watch(start, follow=request.follow):
+            yield pb.Event(**event._asdict())
+
+
+def dataset_status(state: DatasetState) -> pb.DatasetStatus:
+    """Returns how far a dataset is, as a message."""
+    spec = state.spec
+    return pb.DatasetStatus(
+        dataset=pb.Dataset(
+            name=spec.name,
+            num_samples=state.num_samples,
+            shard_size=spec.shard_size,
+            num_epochs=spec.num_epochs or 0,
+            shuffle=spec.shuffle,
+            seed=spec.seed,
+            max_failures=spec.max_failures,
+        ),
+        num_samples_done=state.num_samples_done,
+        num_shards_done=len(state.done),
+        num_leased=len(state.leased),
+        num_waiting=len(state.waiting),
+        dead=[
+            pb.DeadShard(
+                epoch=shard.epoch, start=shard.start, end=shard.end, reason=reason
+            )
+            for shard, reason in state.dead
+        ],
+        finished=state.is_finished and state.is_closed,
+    )
+
+
+def _shard(one: Lease, spec: DatasetSpec, with_indices: bool) -> pb.Shard:
+    _, epoch, start, end, _ = one.shard
+    message = pb.Shard(fence=one.fence, epoch=epoch, start=start, end=end)
+    if with_indices:
+        found = indices_of(spec, epoch=epoch, start=start, end=end)
+        message.indices.extend(found.tolist())
+    return message

@@ -1,0 +1,92 @@
+"""A gRPC server that answers calls of the master's service, and nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from drivetrain_core import ProgramError
+from drivetrain_elastic._master._gate import Gate
+from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, SERVICE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["is_loopback", "serve"]
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", 16 << 10),
+    # A second server on a port in use must fail, not share it.
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+async def serve(
+    answers: Mapping[str, Any],
+    address: str,
+    *,
+    token: str,
+    credentials: grpc.ServerCredentials | None = None,
+) -> tuple[grpc.aio.Server, int]:
+    """Starts a server.
+
+    Args:
+        answers: For each call its coroutine function, or asynchronous generator function
+            where it answers with a stream.
+        address: Where to listen, `host:port`; port 0 takes one that is free.
+        token: Of the job.
+        credentials: For TLS. Without them only this machine may be served.
+
+    Returns:
+        The server and its port.
+
+    Raises:
+        ProgramError: The address cannot be had, or would be open to others without TLS.
+    """
+    if credentials is None and not is_loopback(address):
+        message = (
+            f"{address} can be reached from other machines, so the master needs a "
+            "certificate there: pass tls="
+        )
+        raise ProgramError(message)
+    server = grpc.aio.server(
+        interceptors=[Gate(token)], options=_OPTIONS, maximum_concurrent_rpcs=None
+    )
+    handlers = {}
+    for name, method in METHODS.items():
+        make = getattr(grpc, f"{method.kind}_rpc_method_handler")
+        handlers[name] = make(
+            answers[name],
+            request_deserializer=method.read_request,
+            response_serializer=method.reply.SerializeToString,
+        )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, handlers),)
+    )
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        message = f"the master cannot listen at {address}: is the port in use?"
+        raise ProgramError(message) from error
+    await server.start()
+    return server, port
+
+
+def is_loopback(address: str) -> bool:
+    """Returns whether only this machine can reach an address.
+
+    Example:
+        >>> [is_loopback(a) for a in ("127.0.0.1:0", "localhost:5", "[::1]:5", "0.0.0.0:5")]
+        [True, True, True, False]
+    """
+    host = address.rsplit(":", 1)[0].strip("[]")
+    return host in {"localhost", "::1"} or host.startswith(("127.", "unix"))
