@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -45,12 +46,17 @@ class Answers:
         keys: The store.
         datasets: What is dealt out.
         events: What happened.
+        incarnation: Which master this is.
     """
 
-    def __init__(self, keys: Keys, datasets: Datasets, events: EventLog) -> None:
+    def __init__(
+        self, keys: Keys, datasets: Datasets, events: EventLog, incarnation: int
+    ) -> None:
         self._keys = keys
         self._datasets = datasets
         self._events = events
+        self._incarnation = incarnation
+        self._began_s = time.monotonic()
 
     @_told
     async def SetKey(self, request: pb.KeyValue, _: Any) -> pb.Done:  # noqa: N802
@@ -82,7 +88,7 @@ class Answers:
     @_told
     async def DeleteKey(self, request: pb.Key, _: Any) -> pb.Number:  # noqa: N802
         """Deletes a key."""
-        return pb.Number(number=self._keys.delete(request.key))
+        return pb.Number(number=int(self._keys.delete(request.key)))
 
     @_told
     async def CountKeys(self, request: pb.Key, _: Any) -> pb.Number:  # noqa: N802
@@ -111,7 +117,11 @@ class Answers:
     ) -> pb.LeaseReply:
         """Leases shards, and waits for them."""
         leases, finished = await self._datasets.lease(
-            request.dataset, request.worker, request.num_shards, request.timeout_s
+            request.dataset,
+            request.worker,
+            request.num_shards,
+            request.timeout_s,
+            set(request.held),
         )
         spec = self._datasets.find(request.dataset).spec
         shards = [_shard(one, spec, request.with_indices) for one in leases]
@@ -152,6 +162,17 @@ class Answers:
             request.dataset, request.num_samples, close=request.close
         )
         return dataset_status(state)
+
+    @_told
+    async def GetStatus(  # noqa: N802
+        self, _: pb.StatusRequest, __: Any
+    ) -> pb.Status:
+        """Returns how the job stands."""
+        return pb.Status(
+            incarnation=self._incarnation,
+            up_s=time.monotonic() - self._began_s,
+            datasets=[dataset_status(s) for s in self._datasets.states.values()],
+        )
 
     async def WatchEvents(  # noqa: N802
         self, request: pb.EventsRequest, _: Any

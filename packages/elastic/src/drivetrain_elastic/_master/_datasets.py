@@ -111,9 +111,22 @@ class Datasets:
             raise ProgramError(message) from None
 
     async def lease(
-        self, name: str, worker: str, num_shards: int, timeout_s: float
+        self,
+        name: str,
+        worker: str,
+        num_shards: int,
+        timeout_s: float,
+        held: Collection[int],
     ) -> tuple[list[Lease], bool]:
         """Leases shards, and waits for some if there are none now.
+
+        Args:
+            name: Of the dataset.
+            worker: Who asks.
+            num_shards: How many it wants at most.
+            timeout_s: How long it waits.
+            held: The leases that it knows of. Any others were in a reply that it did not
+                get, and end.
 
         Returns:
             The leases, and whether all shards are done.
@@ -124,6 +137,10 @@ class Datasets:
         if not 1 <= num_shards <= _MOST_SHARDS:
             message = f"num_shards must be 1 to {_MOST_SHARDS}, got {num_shards}"
             raise ProgramError(message)
+        unknown = return_of(
+            self.find(name), [worker], failed=False, reason="a reply did not arrive"
+        )
+        await self._do(self.find(name), [e for e in unknown if e.fence not in held])
         end_s = time.monotonic() + timeout_s
         while True:
             state = self.find(name)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+import errno
+import socket
+import time
 
 import grpc
 
@@ -10,11 +13,9 @@ from drivetrain_core import ProgramError
 from drivetrain_elastic._master._gate import Gate
 from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, SERVICE
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 __all__ = ["is_loopback", "serve"]
 
+_HANDOVER_S = 2.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", 16 << 10),
@@ -28,7 +29,7 @@ _OPTIONS = (
 
 
 async def serve(
-    answers: Mapping[str, Any],
+    answers: object,
     address: str,
     *,
     token: str,
@@ -37,8 +38,8 @@ async def serve(
     """Starts a server.
 
     Args:
-        answers: For each call its coroutine function, or asynchronous generator function
-            where it answers with a stream.
+        answers: Has a coroutine method for each call, or an asynchronous generator where
+            the call answers with a stream. A call without one is not served.
         address: Where to listen, `host:port`; port 0 takes one that is free.
         token: Of the job.
         credentials: For TLS. Without them only this machine may be served.
@@ -60,15 +61,18 @@ async def serve(
     )
     handlers = {}
     for name, method in METHODS.items():
+        if not hasattr(answers, name):
+            continue
         make = getattr(grpc, f"{method.kind}_rpc_method_handler")
         handlers[name] = make(
-            answers[name],
+            getattr(answers, name),
             request_deserializer=method.read_request,
             response_serializer=method.reply.SerializeToString,
         )
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, handlers),)
     )
+    await _until_free(address)
     try:
         if credentials is None:
             port = server.add_insecure_port(address)
@@ -79,6 +83,24 @@ async def serve(
         raise ProgramError(message) from error
     await server.start()
     return server, port
+
+
+async def _until_free(address: str) -> None:
+    """Waits for the master before this one to let go of the port, for a moment."""
+    host, port = address.rsplit(":", 1)
+    end_s = time.monotonic() + _HANDOVER_S
+    while int(port) and time.monotonic() < end_s:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host.strip("[]"), int(port)))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    return
+            else:
+                return
+        await asyncio.sleep(0.01)
 
 
 def is_loopback(address: str) -> bool:

@@ -218,18 +218,20 @@ class Dataset(_message.Message):
     def __init__(self, name: _Optional[str] = ..., num_samples: _Optional[int] = ..., shard_size: _Optional[int] = ..., num_epochs: _Optional[int] = ..., shuffle: _Optional[str] = ..., seed: _Optional[int] = ..., max_failures: _Optional[int] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("dataset", "worker", "num_shards", "timeout_s", "with_indices")
+    __slots__ = ("dataset", "worker", "num_shards", "timeout_s", "with_indices", "held")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     WITH_INDICES_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     worker: str
     num_shards: int
     timeout_s: float
     with_indices: bool
-    def __init__(self, dataset: _Optional[str] = ..., worker: _Optional[str] = ..., num_shards: _Optional[int] = ..., timeout_s: _Optional[float] = ..., with_indices: _Optional[bool] = ...) -> None: ...
+    held: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, dataset: _Optional[str] = ..., worker: _Optional[str] = ..., num_shards: _Optional[int] = ..., timeout_s: _Optional[float] = ..., with_indices: _Optional[bool] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Shard(_message.Message):
     __slots__ = ("fence", "epoch", "start", "end", "indices")

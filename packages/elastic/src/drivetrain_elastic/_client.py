@@ -1,0 +1,148 @@
+"""Calls to the master of a job."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from drivetrain_core import DistributedError, ProgramError
+from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, credentials
+
+if TYPE_CHECKING:
+    from typing import Self
+
+__all__ = ["MasterClient", "MasterError", "RefusedError", "address_and_token"]
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # A master that is started again is found at once.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
+_TRANSIENT = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+
+
+class MasterError(DistributedError):
+    """The master does not answer, or could not do what was asked."""
+
+
+class RefusedError(DistributedError, ValueError):
+    """The master refuses a call: its token, its version or what it asks for is wrong."""
+
+
+def address_and_token(
+    address: str | None = None, token: str | None = None
+) -> tuple[str, str]:
+    """Returns where the master is and the token: as given, or from the environment.
+
+    Args:
+        address: `host:port`; by default DRIVETRAIN_ELASTIC_MASTER.
+        token: Of the job; by default DRIVETRAIN_ELASTIC_TOKEN.
+
+    Raises:
+        ProgramError: One of them is nowhere to be found.
+    """
+    address = address or os.environ.get("DRIVETRAIN_ELASTIC_MASTER")
+    token = token or os.environ.get("DRIVETRAIN_ELASTIC_TOKEN")
+    for name, value in (("MASTER", address), ("TOKEN", token)):
+        if not value:
+            message = (
+                f"the job's master is not known: pass its address and token, or set "
+                f"DRIVETRAIN_ELASTIC_{name}"
+            )
+            raise ProgramError(message)
+    assert address
+    assert token
+    return address, token
+
+
+class MasterClient:
+    """A connection to a master, kept through the master's death; safe in any thread.
+
+    A call that meets no master is repeated until one answers or the time is up. All calls
+    of the service may be repeated: what was done already is not done again.
+
+    Args:
+        address: `host:port`.
+        token: Of the job.
+        patience_s: How long a call waits for a master.
+        tls: Credentials of the channel; None where the master is on this machine.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        *,
+        patience_s: float = 30.0,
+        tls: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self.address = address
+        self._patience_s = patience_s
+        self._metadata = credentials(token)
+        if tls is None:
+            self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(address, tls, options=_OPTIONS)
+        self._calls = {
+            name: getattr(self._channel, method.kind)(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.read_reply,
+            )
+            for name, method in METHODS.items()
+        }
+
+    def call(
+        self, name: str, request: Any, *, timeout_s: float = 10.0, wait_s: float = 0.0
+    ) -> Any:
+        """Makes a call and returns the reply.
+
+        Args:
+            name: Of the call.
+            request: Its message.
+            timeout_s: How long a master may take for the answer.
+            wait_s: How much longer the call itself asks it to wait.
+
+        Raises:
+            RefusedError: The master refuses the call.
+            MasterError: No master has answered in time.
+        """
+        end_s = time.monotonic() + self._patience_s
+        pause_s = _FIRST_WAIT_S
+        while True:
+            try:
+                return self._calls[name](
+                    request, timeout=timeout_s + wait_s, metadata=self._metadata
+                )
+            except grpc.RpcError as error:
+                if error.code() not in _TRANSIENT:
+                    raise RefusedError(str(error.details())) from error
+                if time.monotonic() + pause_s > end_s:
+                    message = (
+                        f"the master at {self.address} has not answered {name} for "
+                        f"{self._patience_s:g} s: {error.details()}"
+                    )
+                    raise MasterError(message) from error
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_WAIT_S)
+
+    def stream(self, name: str, request: Any, timeout_s: float | None = None) -> Any:
+        """Begins a call that answers with a stream, and returns the stream."""
+        return self._calls[name](request, timeout=timeout_s, metadata=self._metadata)
+
+    def close(self) -> None:
+        """Ends the connection, and what is under way on it."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,177 @@
+"""The master of a job, in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from drivetrain_core import ProgramError
+from drivetrain_elastic._master._answers import Answers
+from drivetrain_elastic._master._datasets import Datasets
+from drivetrain_elastic._master._events import EventLog
+from drivetrain_elastic._master._keys import Keys
+from drivetrain_elastic._master._ledger import Ledger
+from drivetrain_elastic._master._secret import make_token
+from drivetrain_elastic._master._server import serve
+from drivetrain_elastic.journal import JournalError, SqliteJournal
+
+if TYPE_CHECKING:
+    import os
+    from typing import Any, Self
+
+    import grpc
+
+    from drivetrain_elastic.journal import Journal
+
+__all__ = ["Master"]
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 1.0
+# A journal is made shorter when it has more records than this.
+_MOST_RECORDS = 100_000
+_START_S = 30.0
+
+
+class Master:
+    """Serves a job until it is stopped; a context manager.
+
+    What it has told anybody is in its journal: a master that is started on the same
+    journal goes on where the one before it was, and one that was replaced stops.
+
+    Args:
+        journal: The file of the journal.
+        address: Where to listen, `host:port`; port 0 takes one that is free.
+        token: Whoever knows it may take part; a new one by default.
+        tls: Certificates of the server. Without them only this machine can reach it.
+        patience_s: How long a worker may hold shards without a word.
+
+    Attributes:
+        address: Where it listens.
+        token: The token.
+        incarnation: How many masters the journal has had.
+
+    Raises:
+        JournalError: The journal cannot be used.
+        ProgramError: The address cannot be had, or is open to others without TLS.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with Master(f"{folder}/job.db") as master:
+        ...         print(master.incarnation, master.address.startswith("127.0.0.1:"))
+        1 True
+    """
+
+    def __init__(
+        self,
+        journal: str | os.PathLike[str],
+        *,
+        address: str = "127.0.0.1:0",
+        token: str | None = None,
+        tls: grpc.ServerCredentials | None = None,
+        patience_s: float = 60.0,
+    ) -> None:
+        self.address = address
+        self.token = token or make_token()
+        self._tls = tls
+        self._journal = SqliteJournal(journal)
+        self.incarnation = self._journal.incarnation
+        self._patience_s = patience_s
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._started = threading.Event()
+        self._errors: list[BaseException] = []
+        self._thread = threading.Thread(
+            target=self._run, name="drivetrain-master", daemon=True
+        )
+        self._thread.start()
+        if not self._started.wait(_START_S):
+            message = f"the master did not start within {_START_S:g} s"
+            raise ProgramError(message)
+        if self._errors:
+            self._thread.join()
+            raise self._errors.pop()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:  # noqa: BLE001
+            # Whoever made the master gets it, or whoever stops it.
+            self._errors.append(error)
+        finally:
+            self._started.set()
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        ledger = Ledger(self._journal)
+        try:
+            datasets = Datasets(ledger, patience_s=self._patience_s)
+            events = EventLog(ledger)
+            _replay(self._journal, datasets, events)
+            answers = Answers(Keys(), datasets, events, self.incarnation)
+            host = self.address.rsplit(":", 1)[0]
+            server, port = await serve(
+                answers, self.address, token=self.token, credentials=self._tls
+            )
+            self.address = f"{host}:{port}"
+            await events.add("master", str(self.incarnation), "it has begun to serve")
+            logger.info("master %d serves at %s", self.incarnation, self.address)
+            self._started.set()
+            await self._watch(datasets)
+            await server.stop(grace=0.5)
+        finally:
+            await ledger.close()
+
+    async def _watch(self, datasets: Datasets) -> None:
+        while not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._stopping.wait()
+            try:
+                await datasets.expire(())
+            except JournalError as error:
+                logger.warning("this master gives way: %s", error)
+                return
+
+    def stop(self) -> None:
+        """Ends the service; what was told stays in the journal.
+
+        Raises:
+            BaseException: What the service has failed with.
+        """
+        self._submit(self._stopping.set)
+        self._thread.join()
+        if self._errors:
+            raise self._errors.pop()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until the service has ended; returns whether it has."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _submit(self, call: Any) -> None:
+        # The loop may have ended by itself.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _replay(journal: Journal, datasets: Datasets, events: EventLog) -> None:
+    """Brings back what the masters before this one had written."""
+    records = journal.records()
+    for record in records:
+        if not datasets.replay(record) and not events.replay(record):
+            message = f"the journal has a record of a kind unknown here: {record.kind}"
+            raise JournalError(message)
+    if len(records) > _MOST_RECORDS:
+        journal.replace([*datasets.dump(), *events.dump()])

@@ -1,0 +1,194 @@
+"""The command `drivetrain-elastic`, also `drivetrain elastic`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_core.commands import run_command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main", "populate_parser"]
+
+
+def populate_parser(parser: argparse.ArgumentParser) -> None:
+    """Adds the commands of this package to a parser.
+
+    Each sets `run`, a function from the parsed arguments to the exit status.
+
+    Args:
+        parser: The parser, empty or a sub-parser of another command.
+    """
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    master = commands.add_parser(
+        "master", help="serve a job until a signal ends it", allow_abbrev=False
+    )
+    master.add_argument("--journal", required=True, metavar="FILE")
+    master.add_argument("--address", default="127.0.0.1:0", metavar="HOST:PORT")
+    master.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="the job's token, readable by its owner only; made when it is missing",
+        required=True,
+    )
+    master.add_argument(
+        "--patience-s",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long a worker may hold shards without a word",
+    )
+    master.add_argument("--tls-certificate", metavar="FILE")
+    master.add_argument("--tls-key", metavar="FILE")
+    master.set_defaults(run=_serve)
+
+    for name, help_text, run in (
+        ("status", "how the job stands", _status),
+        ("shards", "how far each dataset is", _shards),
+        ("events", "what has happened", _events),
+    ):
+        one = commands.add_parser(name, help=help_text, allow_abbrev=False)
+        one.add_argument("--address", metavar="HOST:PORT", help="of the master")
+        one.add_argument("--token-file", metavar="FILE")
+        one.add_argument("--json", action="store_true")
+        one.set_defaults(run=run)
+    one.add_argument("--follow", action="store_true", help="and what is to come")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status.
+
+    Args:
+        argv: The arguments; None for those of the process.
+
+    Example:
+        >>> main(["status", "--token-file", "none"])
+        1
+    """
+    parser = argparse.ArgumentParser(
+        prog="drivetrain-elastic",
+        description="Training that outlives its machines.",
+        allow_abbrev=False,
+    )
+    populate_parser(parser)
+    args = parser.parse_args(argv)
+    return run_command("drivetrain-elastic", args.run, args)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from drivetrain_elastic import Master
+    from drivetrain_elastic._master._secret import make_token, read_token, write_token
+    from drivetrain_elastic._master._tls import server_credentials
+
+    if not Path(arguments.token_file).exists():
+        write_token(arguments.token_file, make_token())
+    tls = server_credentials(arguments.tls_certificate, arguments.tls_key)
+    # A signal that comes while the master starts ends it as well.
+    ending = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    token = read_token(arguments.token_file)
+    with Master(
+        arguments.journal,
+        address=arguments.address,
+        token=token,
+        tls=tls,
+        patience_s=arguments.patience_s,
+    ) as master:
+        print(f"master {master.incarnation} at {master.address}", flush=True)
+        while not master.wait(0.0):
+            if signal.sigtimedwait(ending, 0.5):
+                break
+    return 0
+
+
+def _client(arguments: argparse.Namespace) -> Any:
+    from drivetrain_elastic._client import MasterClient, address_and_token
+    from drivetrain_elastic._master._secret import read_token
+
+    token = read_token(arguments.token_file) if arguments.token_file else None
+    return MasterClient(*address_and_token(arguments.address, token), patience_s=5.0)
+
+
+def _get_status(arguments: argparse.Namespace) -> Any:
+    from drivetrain_elastic.protocol import _messages as pb
+
+    with _client(arguments) as client:
+        return client.call("GetStatus", pb.StatusRequest())
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    status = _get_status(arguments)
+    if arguments.json:
+        _print_json(status)
+        return 0
+    print(f"master {status.incarnation}, up {status.up_s:.0f} s")
+    _print_datasets(status.datasets)
+    return 0
+
+
+def _shards(arguments: argparse.Namespace) -> int:
+    status = _get_status(arguments)
+    if arguments.json:
+        for dataset in status.datasets:
+            _print_json(dataset)
+    else:
+        _print_datasets(status.datasets)
+    return 0
+
+
+def _events(arguments: argparse.Namespace) -> int:
+    import datetime as dt
+
+    from drivetrain_elastic.protocol import _messages as pb
+
+    with _client(arguments) as client:
+        request = pb.EventsRequest(follow=arguments.follow)
+        for event in client.stream("WatchEvents", request):
+            if arguments.json:
+                _print_json(event)
+                continue
+            at = dt.datetime.fromtimestamp(event.at_s).astimezone()
+            print(
+                f"{at:%Y-%m-%d %H:%M:%S} {event.kind} {event.subject}: {event.reason}"
+            )
+            sys.stdout.flush()
+    return 0
+
+
+def _print_datasets(datasets: Sequence[Any]) -> None:
+    for one in datasets:
+        spec = one.dataset
+        epochs = f" x {spec.num_epochs} epochs" if spec.num_epochs != 1 else ""
+        state = "finished" if one.finished else f"{one.num_leased} shards leased"
+        print(
+            f"{spec.name}: {one.num_samples_done} of {spec.num_samples}{epochs} samples "
+            f"done, {state}, {one.num_waiting} came back, {len(one.dead)} put aside"
+        )
+        for shard in one.dead:
+            print(
+                f"  put aside: epoch {shard.epoch}, places {shard.start} to {shard.end}: "
+                f"{shard.reason}"
+            )
+
+
+def _print_json(message: Any) -> None:
+    from google.protobuf.json_format import MessageToDict
+
+    fields = MessageToDict(
+        message,
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
+    )
+    print(json.dumps(fields), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
