@@ -75,6 +75,7 @@ def train(kind, settings, num_steps=8):
         )
 
         ddp.register_comm_hook(None, allreduce_hook)
+    forward = torch.compile(ddp, backend="eager") if kind == "compiled" else ddp
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
     generator = torch.Generator().manual_seed(rank)
     losses = []
@@ -82,9 +83,9 @@ def train(kind, settings, num_steps=8):
         x = torch.rand(8, 16, generator=generator, dtype=torch.float64)
         if kind == "no_sync" and step % 2:
             with ddp.no_sync():
-                ddp(x).square().mean().backward()
+                forward(x).square().mean().backward()
             continue
-        loss = ddp(x).square().mean()
+        loss = forward(x).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -110,6 +111,7 @@ KINDS = [
     "cap",
     "own_hook",
     "no_sync",
+    "compiled",
 ]
 
 

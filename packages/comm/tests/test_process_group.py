@@ -190,3 +190,13 @@ def test_rank_that_leaves_ends_the_others_collectives(how, says):
         message, seconds = found[rank]
         assert says in message
         assert seconds < 20
+
+
+def test_enable_after_the_group_was_made_says_so(caplog):
+    import drivetrain_comm
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    drivetrain_comm.enable()
+    assert not isinstance(dist.group.WORLD, TunedProcessGroup)
+    dist.destroy_process_group()
+    assert [r.getMessage() for r in caplog.records if "came after" in r.getMessage()]

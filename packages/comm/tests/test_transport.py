@@ -295,3 +295,24 @@ def refuses():
 
 def test_reductions_that_are_not_defined_are_refused():
     run_ranks(refuses, 2, process_group=False)
+
+
+def reduces_all_halves():
+    from drivetrain_comm._choice import Choice
+
+    it = transport(2)
+    halves = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.float16)
+    found = {}
+    for shift in (0, 1, 1 << 10, 1 << 15, 12_345):
+        other = halves.roll(shift)
+        mine = (other if it.rank else halves).clone()
+        it.all_reduce([mine], "SUM", Choice(algorithm="direct"), 20.0).finish()
+        wanted = halves.float().add(other.float()).half()
+        found[shift] = torch.equal(mine.nan_to_num(7), wanted.nan_to_num(7))
+    dist_barrier(it)
+    return found
+
+
+def test_halves_are_rounded_as_torch_does_subnormal_ones_too():
+    for found in run_ranks(reduces_all_halves, 2, process_group=False):
+        assert all(found.values()), found

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._compile import _disable_dynamo
 from torch.distributed.distributed_c10d import PrefixStore
 
 from drivetrain_comm._choice import STOCK, Choice
@@ -177,6 +178,8 @@ class TunedProcessGroup(dist.ProcessGroup):
         """
         return self.transport.all_reduce(tensors, operation, choice, self.timeout_s)
 
+    # DDP's reducer calls a group from C++, within what torch.compile may be looking at.
+    @_disable_dynamo
     def allreduce(
         self,
         tensors: Sequence[torch.Tensor] | torch.Tensor,
@@ -218,6 +221,7 @@ class TunedProcessGroup(dist.ProcessGroup):
         coalesced.reduceOp = options.reduceOp
         return self.inner.allreduce_coalesced(list(tensors), coalesced)
 
+    @_disable_dynamo
     def allreduce_coalesced(
         self, tensors: Sequence[torch.Tensor], opts: Any = None
     ) -> Work:
@@ -266,7 +270,7 @@ def _forward(name: str) -> Any:
 
     method.__name__ = name
     method.__doc__ = "Is left to torch's backend."
-    return method
+    return _disable_dynamo(method)
 
 
 # Not inherited: for a class in Python, torch calls the inherited form with the GIL held,
