@@ -45,11 +45,16 @@ class Engine {
   using Command = std::function<void()>;
 
   void run();
+  void guarded(const Command& command);
   int timeout_ms();
   void post(Command command);
   Group* find(std::uint64_t group);
   void greeted(Guest& guest);
   void forget(Guest& guest);
+  bool has_silent_guests() const;
+  void make_room(Group::Time now);
+  void open_doors();
+  void has_no_descriptor();
   void fail_all(const std::string& why);
 
   Loop loop_;
@@ -60,6 +65,7 @@ class Engine {
   std::map<std::uint64_t, Token> tokens_;
   std::vector<std::unique_ptr<Guest>> guests_;
   std::vector<std::unique_ptr<Guest>> left_;  // until the stack is unwound
+  bool is_crowded_ = false;  // the doors are shut until a guest has greeted or gone
   std::atomic<std::uint64_t> num_groups_{0};
 
   std::mutex mutex_;
