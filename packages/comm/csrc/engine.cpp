@@ -218,6 +218,7 @@ std::uint64_t Engine::add_group(const Token& token, std::int32_t rank,
 }
 
 void Engine::greeted(Guest& guest) {
+  if (removed_.count(guest.hello().token) > 0) return forget(guest);
   for (auto& entry : groups_) {
     if (tokens_[entry.first] != guest.hello().token) continue;
     guest.hand_over(*entry.second);
@@ -275,11 +276,18 @@ void Engine::fail_group(std::uint64_t group, std::string why) {
   });
 }
 
+void Engine::remove(std::uint64_t group) {
+  groups_.erase(group);
+  const auto found = tokens_.find(group);
+  if (found == tokens_.end()) return;
+  removed_.insert(found->second);
+  tokens_.erase(found);
+}
+
 void Engine::remove_group(std::uint64_t group) {
   auto removed = std::make_shared<std::promise<void>>();
   post([this, group, removed] {
-    groups_.erase(group);
-    tokens_.erase(group);
+    remove(group);
     removed->set_value();
   });
   removed->get_future().wait();

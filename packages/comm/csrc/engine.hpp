@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -50,6 +51,7 @@ class Engine {
   void post(Command command);
   Group* find(std::uint64_t group);
   void greeted(Guest& guest);
+  void remove(std::uint64_t group);
   void forget(Guest& guest);
   bool has_silent_guests() const;
   void make_room(Group::Time now);
@@ -63,6 +65,7 @@ class Engine {
   std::unique_ptr<Door> local_door_;
   std::map<std::uint64_t, std::unique_ptr<Group>> groups_;
   std::map<std::uint64_t, Token> tokens_;
+  std::set<Token> removed_;  // whoever comes for them comes too late
   std::vector<std::unique_ptr<Guest>> guests_;
   std::vector<std::unique_ptr<Guest>> left_;  // until the stack is unwound
   bool is_crowded_ = false;  // the doors are shut until a guest has greeted or gone

@@ -225,6 +225,18 @@ def test_strangers_that_connect_change_nothing():
     run_ranks(survives_strangers, 3, process_group=False)
 
 
+def test_whoever_comes_for_a_group_that_is_gone_is_sent_away():
+    import socket
+    import struct
+
+    engine, token = _native.engine("127.0.0.1"), os.urandom(16)
+    engine.remove_group(engine.add_group(token, 1, 2, 0))
+    with socket.create_connection((engine.host, engine.port)) as late:
+        late.sendall(struct.pack("<II16sii", 0x48435444, 1, token, 0, 0))
+        late.settimeout(5)
+        assert late.recv(1) == b""
+
+
 def survives_many_silent_strangers():
     import resource
     import socket
