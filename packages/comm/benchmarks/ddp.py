@@ -23,7 +23,7 @@ from drivetrain_core.testing import Row, surroundings
 
 _LAUNCHER = "drivetrain_comm.auto"
 _NUM_TUNED = 56
-_NUM_STEPS, _NUM_WARMUP = 14, 5
+_NUM_STEPS, _NUM_WARMUP = 12, 5
 _SWEPT_MB = (4, 8, 12)
 
 

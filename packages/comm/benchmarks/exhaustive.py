@@ -2,13 +2,16 @@
 
 `python -m exhaustive train.py`, with EXHAUSTIVE_FILE for what rank 0 finds, and in
 EXHAUSTIVE_CHOICE what the tuner chose. In the end that choice and the best of all take
-turns for longer: the least of many short measurements is least by luck as well.
+turns for longer, with that at which tuning layer by layer ends: the least of many short
+measurements is least by luck as well.
 """
 
 import json
 import os
 import statistics
 from pathlib import Path
+
+from layers import layers
 
 from drivetrain_comm import Choice, _pilot, auto
 from drivetrain_comm._cache import dump_tactic, load_tactic
@@ -41,7 +44,7 @@ def all_tactics(group):
 
 
 def num_steps(num_tactics):
-    finals = NUM_FINAL_ROUNDS * (NUM_FINALISTS + 1)
+    finals = NUM_FINAL_ROUNDS * (NUM_FINALISTS + 2)
     return NUM_COLD + NUM_ROUNDS * num_tactics + finals + 2
 
 
@@ -63,8 +66,9 @@ def search(self, cold):
     every = yield from in_turns(self, all_tactics(self._group), NUM_ROUNDS)
     finalists = sorted(every, key=every.__getitem__)[:NUM_FINALISTS]
     chosen = load_tactic(os.environ["EXHAUSTIVE_CHOICE"])
-    both = list(dict.fromkeys([chosen, *finalists]))
-    final = yield from in_turns(self, both, NUM_FINAL_ROUNDS)
+    layered = layers(every)["layer by layer"]
+    finalists = list(dict.fromkeys([chosen, layered, *finalists]))
+    final = yield from in_turns(self, finalists, NUM_FINAL_ROUNDS)
     if self._group.rank() == 0:
         found = {
             name: {dump_tactic(tactic): seconds for tactic, seconds in spans.items()}

@@ -8,7 +8,7 @@ from drivetrain_comm import Choice, _pilot, auto
 from drivetrain_comm._choice import STOCK
 from drivetrain_comm._tuner import Tactic
 
-SIZES = tuple(mb << 20 for mb in (1, 2, 4, 8, 16, 25))
+SIZES = tuple(mb << 20 for mb in (1, 4, 8, 25))
 
 
 def predict(_, __):

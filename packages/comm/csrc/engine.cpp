@@ -24,6 +24,7 @@ class Engine::Door final : public EventHandler {
     ::close(fd_);
   }
   void on_event(std::uint32_t events) override;
+  void open() { engine_.loop_.poller().change(fd_, EPOLLIN, *this); }
 
  private:
   Engine& engine_;
@@ -36,6 +37,8 @@ namespace {
 // Whoever connects says who it is at once; the group of one who has may be made later.
 constexpr std::chrono::seconds most_silence(10);
 constexpr std::chrono::minutes most_patience(30);
+// A rank has long said it by then, where descriptors are short.
+constexpr std::chrono::seconds least_silence(1);
 constexpr int look_again_ms = 1000;
 
 }  // namespace
@@ -54,7 +57,10 @@ class Engine::Guest final : public EventHandler {
   }
 
   void on_event(std::uint32_t) override {
-    if (!receive()) return engine_.forget(*this);
+    if (!receive()) {
+      if (is_local_ && errno == EMFILE) engine_.has_no_descriptor();
+      return engine_.forget(*this);
+    }
     if (num_bytes_ < sizeof hello_) return;
     if (!check(hello_).empty()) return engine_.forget(*this);
     leave();
@@ -63,6 +69,10 @@ class Engine::Guest final : public EventHandler {
 
   bool is_late(Group::Time now) const {
     return now - since_ > (has_left_ ? most_patience : most_silence);
+  }
+
+  bool is_silent(Group::Time now) const {
+    return !has_left_ && now - since_ > least_silence;
   }
 
   const Hello& hello() const { return hello_; }
@@ -111,9 +121,11 @@ void Engine::Door::on_event(std::uint32_t) {
   if (errno != EMFILE && errno != ENFILE) return;
   // Whoever knocks would be announced for ever.
   engine_.loop_.poller().change(fd_, 0, *this);
-  engine_.fail_all(
-      "this process has too many open files for another connection: "
-      "raise the limit (ulimit -n) or use fewer streams");
+  if (engine_.has_silent_guests()) {
+    engine_.is_crowded_ = true;
+    return;
+  }
+  engine_.has_no_descriptor();
 }
 
 Engine::Engine(const std::string& host, const std::string& local_name) {
@@ -145,15 +157,28 @@ void Engine::run() {
       const std::lock_guard<std::mutex> lock(mutex_);
       commands.swap(commands_);
     }
-    try {
-      for (const Command& command : commands) command();
+    // Each by itself: somebody waits for every one of them.
+    for (const Command& command : commands) guarded(command);
+    guarded([this] {
       left_.clear();
       loop_.turn(timeout_ms());
-    } catch (const std::exception& error) {
-      // No memory, or no descriptors: the ranks are told, and the process lives on.
-      fail_all(error.what());
-    }
+    });
   }
+}
+
+void Engine::guarded(const Command& command) {
+  try {
+    command();
+  } catch (const std::exception& error) {
+    // No memory, or no descriptors: the ranks are told, and the process lives on.
+    fail_all(error.what());
+  }
+}
+
+void Engine::has_no_descriptor() {
+  fail_all(
+      "this process has too many open files for another connection: "
+      "raise the limit (ulimit -n) or use fewer streams");
 }
 
 void Engine::fail_all(const std::string& why) {
@@ -166,6 +191,7 @@ int Engine::timeout_ms() {
   for (auto& entry : groups_) next = std::min(next, entry.second->check_deadlines(now));
   for (std::size_t i = guests_.size(); i-- > 0;)
     if (guests_[i]->is_late(now)) forget(*guests_[i]);
+  if (is_crowded_) make_room(now);
   const int most = guests_.empty() ? -1 : look_again_ms;
   if (next == Group::Time::max()) return most;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - now).count();
@@ -183,6 +209,7 @@ std::uint64_t Engine::add_group(const Token& token, std::int32_t rank,
   post([=] {
     tokens_[id] = token;
     groups_[id] = std::make_unique<Group>(loop_, token, rank, num_ranks, buffer_bytes);
+    open_doors();
     for (std::size_t i = guests_.size(); i-- > 0;)
       if (guests_[i]->has_greeted() && guests_[i]->hello().token == token)
         greeted(*guests_[i]);
@@ -191,6 +218,7 @@ std::uint64_t Engine::add_group(const Token& token, std::int32_t rank,
 }
 
 void Engine::greeted(Guest& guest) {
+  if (removed_.count(guest.hello().token) > 0) return forget(guest);
   for (auto& entry : groups_) {
     if (tokens_[entry.first] != guest.hello().token) continue;
     guest.hand_over(*entry.second);
@@ -204,6 +232,27 @@ void Engine::forget(Guest& guest) {
   if (found == guests_.end()) return;
   left_.push_back(std::move(*found));
   guests_.erase(found);
+}
+
+bool Engine::has_silent_guests() const {
+  return std::any_of(guests_.begin(), guests_.end(),
+                     [](const auto& one) { return !one->has_greeted(); });
+}
+
+// Strangers who hold descriptors go before a group fails for want of one.
+void Engine::make_room(Group::Time now) {
+  const std::size_t num_guests = guests_.size();
+  for (std::size_t i = num_guests; i-- > 0;)
+    if (guests_[i]->is_silent(now)) forget(*guests_[i]);
+  if (guests_.size() == num_guests && has_silent_guests()) return;
+  is_crowded_ = false;
+  left_.clear();
+  open_doors();
+}
+
+void Engine::open_doors() {
+  tcp_door_->open();
+  if (local_door_) local_door_->open();
 }
 
 void Engine::set_address(std::uint64_t group, std::int32_t peer, Address address) {
@@ -227,11 +276,18 @@ void Engine::fail_group(std::uint64_t group, std::string why) {
   });
 }
 
+void Engine::remove(std::uint64_t group) {
+  groups_.erase(group);
+  const auto found = tokens_.find(group);
+  if (found == tokens_.end()) return;
+  removed_.insert(found->second);
+  tokens_.erase(found);
+}
+
 void Engine::remove_group(std::uint64_t group) {
   auto removed = std::make_shared<std::promise<void>>();
   post([this, group, removed] {
-    groups_.erase(group);
-    tokens_.erase(group);
+    remove(group);
     removed->set_value();
   });
   removed->get_future().wait();

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -45,11 +46,17 @@ class Engine {
   using Command = std::function<void()>;
 
   void run();
+  void guarded(const Command& command);
   int timeout_ms();
   void post(Command command);
   Group* find(std::uint64_t group);
   void greeted(Guest& guest);
+  void remove(std::uint64_t group);
   void forget(Guest& guest);
+  bool has_silent_guests() const;
+  void make_room(Group::Time now);
+  void open_doors();
+  void has_no_descriptor();
   void fail_all(const std::string& why);
 
   Loop loop_;
@@ -58,8 +65,10 @@ class Engine {
   std::unique_ptr<Door> local_door_;
   std::map<std::uint64_t, std::unique_ptr<Group>> groups_;
   std::map<std::uint64_t, Token> tokens_;
+  std::set<Token> removed_;  // whoever comes for them comes too late
   std::vector<std::unique_ptr<Guest>> guests_;
   std::vector<std::unique_ptr<Guest>> left_;  // until the stack is unwound
+  bool is_crowded_ = false;  // the doors are shut until a guest has greeted or gone
   std::atomic<std::uint64_t> num_groups_{0};
 
   std::mutex mutex_;

@@ -55,7 +55,11 @@ void Group::submit(Request request) {
     }
   if (!broken_.empty()) return ticket->finish(broken_);
   const std::uint64_t sequence = next_sequence_++;
-  auto made = std::make_unique<Collective>(std::move(request), sequence, *this);
+  std::unique_ptr<Collective> made;
+  const bool is_made = guarded([&] {
+    made = std::make_unique<Collective>(std::move(request), sequence, *this);
+  });
+  if (!is_made) return ticket->finish(broken_);
   Collective& collective = *made;
   active_.emplace(sequence, std::move(made));
   // Ways to all its peers, so that those who have nothing to send learn of a death too.

@@ -163,6 +163,7 @@ bool receive_with(int socket, void* data, std::size_t size, std::size_t num_desc
   message.msg_iovlen = 1;
   message.msg_control = control.data();
   message.msg_controllen = control.size();
+  errno = 0;
   const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); got > 0 && header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
@@ -171,6 +172,9 @@ bool receive_with(int socket, void* data, std::size_t size, std::size_t num_desc
     std::memcpy(descriptors.data(), CMSG_DATA(header),
                 descriptors.size() * sizeof(int));
   }
+  // The kernel says no more than that some are missing.
+  if ((message.msg_flags & MSG_CTRUNC) != 0 && descriptors.size() < num_descriptors)
+    errno = EMFILE;
   return got == static_cast<ssize_t>(size) && descriptors.size() == num_descriptors;
 }
 

@@ -44,7 +44,8 @@ void set_buffers(int fd, int buffer_bytes);
 void set_no_delay(int fd);
 
 // Descriptors beside bytes, over a local connection. Both return whether all went well;
-// what was received closes with the process's exec.
+// what was received closes with the process's exec. errno is EMFILE where there was no
+// room for a descriptor.
 bool send_with(int socket, const void* data, std::size_t size,
                const std::vector<int>& descriptors);
 bool receive_with(int socket, void* data, std::size_t size, std::size_t num_descriptors,

@@ -41,7 +41,7 @@ auto guard(Text* error, F f) -> decltype(f()) {
   }
 }
 
-// Infinity is no number of nanoseconds.
+// Infinity is no number of nanoseconds, nor are some thousand years.
 std::chrono::nanoseconds nanoseconds(double seconds) {
   const std::chrono::duration<double> most(1e9);
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -145,10 +145,7 @@ DRIVETRAIN_EXPORT std::shared_ptr<Ticket>* drivetrain_comm_v1_submit(Engine* eng
 DRIVETRAIN_EXPORT int drivetrain_comm_v1_wait(std::shared_ptr<Ticket>* ticket,
                                               double timeout_s, Text* error) {
   error->data[0] = '\0';
-  const std::chrono::duration<double> timeout(timeout_s);
-  const auto nanoseconds =
-      std::chrono::duration_cast<std::chrono::nanoseconds>(timeout);
-  if (!(*ticket)->wait_for(nanoseconds)) return 0;
+  if (!(*ticket)->wait_for(nanoseconds(timeout_s))) return 0;
   say(error, (*ticket)->error().c_str());
   return 1;
 }

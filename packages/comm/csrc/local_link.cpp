@@ -134,8 +134,12 @@ void LocalLink::on_event(std::uint32_t) {
   }
   char answer;
   std::vector<int> descriptors;
-  if (!receive_with(socket_, &answer, 1, 1, descriptors))
-    return lose("it did not answer a greeting");
+  if (!receive_with(socket_, &answer, 1, 1, descriptors)) {
+    const bool is_full = errno == EMFILE;
+    for (const int one : descriptors) ::close(one);
+    return lose(is_full ? "no room for a descriptor of it: raise the limit (ulimit -n)"
+                        : "it did not answer a greeting");
+  }
   peer_bell_ = descriptors[0];
   start();
 }

@@ -75,6 +75,7 @@ def train(kind, settings, num_steps=8):
         )
 
         ddp.register_comm_hook(None, allreduce_hook)
+    forward = torch.compile(ddp, backend="eager") if kind == "compiled" else ddp
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
     generator = torch.Generator().manual_seed(rank)
     losses = []
@@ -82,9 +83,9 @@ def train(kind, settings, num_steps=8):
         x = torch.rand(8, 16, generator=generator, dtype=torch.float64)
         if kind == "no_sync" and step % 2:
             with ddp.no_sync():
-                ddp(x).square().mean().backward()
+                forward(x).square().mean().backward()
             continue
-        loss = ddp(x).square().mean()
+        loss = forward(x).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -110,6 +111,7 @@ KINDS = [
     "cap",
     "own_hook",
     "no_sync",
+    "compiled",
 ]
 
 
@@ -157,6 +159,7 @@ def test_tuner_has_committed_after_fifty_steps():
 
 
 def stock_wins(kind, bucket_bytes):
+    """Trains where torch's own backend is the only candidate."""
     from drivetrain_comm._choice import Choice
     from drivetrain_comm._pilot import Pilot
     from drivetrain_comm._tuner import Tactic
@@ -166,14 +169,19 @@ def stock_wins(kind, bucket_bytes):
     return train(kind, {}, 12)
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 3000, 1 << 40])
-def test_torchs_own_backend_may_win_the_trial(bucket_bytes):
-    found = run_ranks(stock_wins, 4, "plain", bucket_bytes, process_group=False)
-    stock = run_ranks(train, 4, "plain", None, 12, process_group=False)
-    assert {phase for _, _, phase in found} == {"committed"}
-    for (_, ours, _), (_, theirs, _) in zip(found, stock, strict=True):
-        assert torch.equal(ours, found[0][1])
-        assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
+def stock_wins_with_buckets_of(sizes):
+    found = [train("plain", None, 12)]
+    return found + [stock_wins(f"stock-{size}", size) for size in sizes]
+
+
+def test_torchs_own_backend_may_win_the_trial():
+    sizes = (1, 3000, 1 << 40)
+    ranks = run_ranks(stock_wins_with_buckets_of, 4, sizes, process_group=False)
+    for (_, wanted, _), *found in ranks:
+        assert [phase for _, _, phase in found] == ["committed"] * len(sizes)
+        for (_, ours, _), (_, first, _) in zip(found, ranks[0][1:], strict=True):
+            assert torch.equal(ours, first)
+            assert torch.allclose(ours, wanted, rtol=0, atol=1e-12)
 
 
 def leaves_while_stock_reduces():

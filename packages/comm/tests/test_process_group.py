@@ -190,3 +190,55 @@ def test_rank_that_leaves_ends_the_others_collectives(how, says):
         message, seconds = found[rank]
         assert says in message
         assert seconds < 20
+
+
+def test_enable_after_the_group_was_made_says_so(caplog):
+    import drivetrain_comm
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    drivetrain_comm.enable()
+    assert not isinstance(dist.group.WORLD, TunedProcessGroup)
+    dist.destroy_process_group()
+    assert [r.getMessage() for r in caplog.records if "came after" in r.getMessage()]
+
+
+def strided():
+    from drivetrain_comm import _enable
+
+    _enable.enable()
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    # The ranks meet in the first one.
+    dist.all_reduce(torch.ones(1))
+    x = torch.arange(6.0).view(2, 3).t()
+    # Nobody waits within a collective that was asked not to.
+    if rank == 0:
+        work = dist.all_reduce(x, async_op=True)
+        dist.send(torch.ones(1), 1)
+    else:
+        dist.recv(torch.empty(1), 0)
+        work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    found = [x.flatten().tolist()]
+    y = torch.ones(2, 2).t()[:, :1]
+    future = dist.all_reduce(y, async_op=True).get_future()
+    found.append(future.wait()[0].flatten().tolist())
+    parameter = torch.nn.Parameter(torch.ones(3, 2).t())
+    dist.all_reduce(parameter)
+    halves = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    dist.all_reduce(halves, op=dist.ReduceOp.AVG)
+    with torch.inference_mode():
+        inferred = torch.ones(3, 2).t()
+    dist.all_reduce(inferred)
+    found.append([parameter.sum().item(), halves.sum().item(), inferred.sum().item()])
+    forgotten = torch.ones(3, 2).t()
+    dist.all_reduce(forgotten, async_op=True)
+    dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
+    found.append(forgotten.sum().item())
+    dist.destroy_process_group()
+    return found
+
+
+def test_tensors_whose_elements_lie_apart():
+    for found in run_ranks(strided, 2, process_group=False):
+        assert found == [[0, 6, 2, 8, 4, 10], [2, 2], [12, 2, 12], 12]

@@ -63,6 +63,26 @@ def test_redis_store_says_that_the_server_lost_its_memory(server, opened):
         store.get("key")
 
 
+def test_redis_store_is_renewed_after_another_server_has_lost_its_memory(
+    server, opened
+):
+    with RedisServer() as other:
+        lost = opened(other.url("lost"), ttl=timedelta(seconds=1))
+        kept = opened(server.url("kept"), ttl=timedelta(seconds=1))
+        lost.set("key", "1")
+        kept.set("key", "1")
+        other.kill()
+        other.start()
+        look = redis.Redis(port=server.port)
+        # Longer than the server remembers by itself.
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline:
+            assert look.keys("*")
+            time.sleep(0.1)
+        look.close()
+        assert kept.get("key") == b"1"
+
+
 def test_redis_store_that_was_never_there(opened):
     with RedisServer() as server:
         url = server.url("absent")

@@ -1,6 +1,8 @@
 """The engine reduces any tensors exactly, over sockets and shared memory."""
 
 import os
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -223,6 +225,106 @@ def test_strangers_that_connect_change_nothing():
     run_ranks(survives_strangers, 3, process_group=False)
 
 
+def test_whoever_comes_for_a_group_that_is_gone_is_sent_away():
+    import socket
+    import struct
+
+    engine, token = _native.engine("127.0.0.1"), os.urandom(16)
+    engine.remove_group(engine.add_group(token, 1, 2, 0))
+    with socket.create_connection((engine.host, engine.port)) as late:
+        late.sendall(struct.pack("<II16sii", 0x48435444, 1, token, 0, 0))
+        late.settimeout(5)
+        assert late.recv(1) == b""
+
+
+def survives_many_silent_strangers():
+    import resource
+    import socket
+
+    from drivetrain_comm._choice import Choice
+
+    it = transport(1)
+    choice = Choice(algorithm="direct")
+    engine = it._engine
+    if it.rank == 1:
+        in_use = len(list(Path("/proc/self/fd").iterdir()))
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 16, hard))
+        it._store.set("there", f"{engine.host} {engine.port}")
+        it._store.get("surrounded")
+    else:
+        host, port = it._store.get("there").decode().split()
+        strangers = [socket.create_connection((host, int(port))) for _ in range(32)]
+        it._store.set("surrounded", "")
+    x = torch.ones(1000)
+    it.all_reduce([x], "SUM", choice, 15.0).finish()
+    assert x[0] == 2
+    if it.rank == 0:
+        for stranger in strangers:
+            stranger.close()
+    dist_barrier(it)
+
+
+def test_silent_strangers_give_way_where_descriptors_are_short():
+    run_ranks(survives_many_silent_strangers, 2, process_group=False)
+
+
+def recovers_from_a_lack_of_descriptors(ranks_per_host):
+    import resource
+    import time
+
+    from drivetrain_comm._choice import Choice
+
+    it = transport(ranks_per_host)
+    choice = Choice(algorithm="direct", num_streams=8)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if it.rank == 1:
+        in_use = len(list(Path("/proc/self/fd").iterdir()))
+        room = 3 if ranks_per_host == 1 else 0
+        resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + room, hard))
+    it._store.set(f"ready/{it.rank}", "")
+    it._store.wait([f"ready/{1 - it.rank}"])
+    began, said = time.monotonic(), ""
+    try:
+        it.all_reduce([torch.ones(9)], "SUM", choice, 15.0).finish()
+    except DistributedError as error:
+        said = str(error)
+    took_s = time.monotonic() - began
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    it.close()
+    again = transport(ranks_per_host, "again")
+    x = torch.ones(9)
+    again.all_reduce([x], "SUM", choice, 15.0).finish()
+    dist_barrier(again)
+    return said, took_s, x[0].item()
+
+
+@pytest.mark.parametrize("ranks_per_host", [1, 2])
+def test_group_after_one_that_lacked_descriptors_is_as_any(ranks_per_host):
+    found = run_ranks(
+        recovers_from_a_lack_of_descriptors, 2, ranks_per_host, process_group=False
+    )
+    assert "too many open files" in found[1][0]
+    for said, took_s, value in found:
+        assert said
+        assert took_s < 10
+        assert value == 2
+
+
+def waits_for_ever():
+    from drivetrain_comm._choice import Choice
+
+    it = transport(1)
+    ticket = it.all_reduce([torch.ones(9)], "SUM", Choice(algorithm="direct"), 15.0)
+    error = ticket.wait(1e13)
+    dist_barrier(it)
+    return error
+
+
+def test_wait_takes_any_number_of_seconds():
+    assert run_ranks(waits_for_ever, 2, process_group=False) == ["", ""]
+
+
 def member(**changes):
     from drivetrain_comm._meeting import Member
 
@@ -241,12 +343,18 @@ def member(**changes):
 
 
 def test_rank_of_another_version_is_named():
-    from drivetrain_comm._meeting import find_contradiction
+    import json
+    from datetime import timedelta
 
-    ranks = [member(), member(), member(version="0.2.0", protocol=2)]
-    found = find_contradiction(ranks)
-    assert "rank 2 runs drivetrain-comm 0.2.0 (protocol 2), rank 0 0.1.0" in found
-    assert find_contradiction(ranks[:2]) is None
+    from drivetrain_comm._meeting import meet
+
+    store = dist.HashStore()
+    # It has more to say than this version knows.
+    other = {**asdict(member(version="0.2.0", protocol=2)), "colour": "red"}
+    store.set("member/1", json.dumps(other))
+    says = r"rank 1 runs drivetrain-comm 0\.2\.0 \(protocol 2\), rank 0 0\.1\.0"
+    with pytest.raises(DistributedError, match=says):
+        meet(store, 0, 2, member(), timedelta(seconds=5))
 
 
 def meets_in_vain():
@@ -290,8 +398,33 @@ def refuses():
         it.all_reduce(
             [torch.ones(2, dtype=torch.int32)], "AVG", Choice(algorithm="direct"), 5.0
         )
+    freed = torch.ones(3, 2)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(DistributedError, match=r"shape \(3, 2\) .* has no memory"):
+        it.all_reduce([freed], "SUM", Choice(algorithm="direct"), 5.0)
     dist_barrier(it)
 
 
 def test_reductions_that_are_not_defined_are_refused():
     run_ranks(refuses, 2, process_group=False)
+
+
+def reduces_all_halves():
+    from drivetrain_comm._choice import Choice
+
+    it = transport(2)
+    halves = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.float16)
+    found = {}
+    for shift in (0, 1, 1 << 10, 1 << 15, 12_345):
+        other = halves.roll(shift)
+        mine = (other if it.rank else halves).clone()
+        it.all_reduce([mine], "SUM", Choice(algorithm="direct"), 20.0).finish()
+        wanted = halves.float().add(other.float()).half()
+        found[shift] = torch.equal(mine.nan_to_num(7), wanted.nan_to_num(7))
+    dist_barrier(it)
+    return found
+
+
+def test_halves_are_rounded_as_torch_does_subnormal_ones_too():
+    for found in run_ranks(reduces_all_halves, 2, process_group=False):
+        assert all(found.values()), found

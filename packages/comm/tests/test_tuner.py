@@ -184,7 +184,8 @@ def test_settings_refuse_what_cannot_be(given, says):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("STREAMS", "many"), ("TUNE", "yes"), ("BUCKET_MB", "")]
+    ("name", "text"),
+    [("STREAMS", "many"), ("TUNE", "yes"), ("ALGORITHM", "fast"), ("BUCKET_MB", "")],
 )
 def test_settings_of_the_environment_are_checked(name, text):
     environment = {f"DRIVETRAIN_COMM_{name}": text}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import tempfile
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drivetrain_comm._choice import Choice
 from drivetrain_comm._cost import Network
@@ -94,10 +95,17 @@ def dump_tactic(tactic: Tactic) -> str:
 
 
 def load_tactic(text: str) -> Tactic:
-    """Returns the tactic that a text describes."""
+    """Returns the tactic that a text describes.
+
+    Raises:
+        ValueError: A number is none.
+    """
     fields = json.loads(text)
     choice = Choice(**fields["choice"])
-    return Tactic(bucket_bytes=fields["bucket_bytes"], choice=choice)
+    tactic = Tactic(bucket_bytes=fields["bucket_bytes"], choice=choice)
+    for number in (tactic.bucket_bytes, choice.num_streams, choice.segment_bytes):
+        _check(number, int)
+    return tactic
 
 
 def load(name: str, environment: Mapping[str, str] = os.environ) -> Found | None:
@@ -111,13 +119,26 @@ def load(name: str, environment: Mapping[str, str] = os.environ) -> Found | None
         found = json.loads(file.read_text())
         return Found(
             tactic=load_tactic(json.dumps(found["tactic"])),
-            network=Network(**found["network"]),
+            network=_load_network(found["network"]),
         )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         logger.warning("%s is not used: %s", file, error)
         return None
+
+
+def _load_network(fields: dict[str, Any]) -> Network:
+    for number in fields.values():
+        _check(number, int, float)
+    return Network(**fields)
+
+
+def _check(number: Any, *kinds: type) -> None:
+    is_number = isinstance(number, kinds)
+    if not is_number or not 0 <= number < math.inf:
+        message = f"it has {number!r} in place of a number"
+        raise ValueError(message)
 
 
 def save(name: str, found: Found, environment: Mapping[str, str] = os.environ) -> None:

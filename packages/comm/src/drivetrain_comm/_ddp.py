@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from drivetrain_comm._compress import Compressor
 
-__all__ = ["attach", "bucket_cap_mb"]
+__all__ = ["attach", "bucket_cap_mb", "needs_hook"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,16 +57,19 @@ def bucket_cap_mb(
     return min(max(total_mb / _NUM_BUCKETS, _LEAST_MB), _MOST_MB)
 
 
-def attach(ddp: Any) -> None:
-    """Gives a DDP module the hook, unless it has one of the user's, or needs none.
+def needs_hook(ddp: Any) -> bool:
+    """Returns whether `attach` is due before this forward pass.
 
-    Called before each forward pass; all but the first return at once.
+    `torch.compile` traces this, and not `attach`.
     """
     if getattr(ddp, "_drivetrain_fusion", None) is not None:
-        return
+        return False
     # Other passes are not made by all ranks at the same time.
-    if not torch.is_grad_enabled() or not ddp.require_backward_grad_sync:
-        return
+    return torch.is_grad_enabled() and bool(ddp.require_backward_grad_sync)
+
+
+def attach(ddp: Any) -> None:
+    """Gives a DDP module the hook, unless it has one of the user's, or needs none."""
     # A copy of a module has the hooks' names, but not the hooks.
     ddp._comm_hooks = [one for one in ddp._comm_hooks if one[0] is not merge_buckets]
     ddp._drivetrain_fusion = False

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch._compile import _disable_dynamo
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from drivetrain_comm._ddp import attach, bucket_cap_mb
+from drivetrain_comm._ddp import attach, bucket_cap_mb, needs_hook
 from drivetrain_comm._process_group import TunedProcessGroupFactory
 from drivetrain_comm._settings import settings_from
 from drivetrain_comm.stores import register_redis
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 BACKEND = "drivetrain"
 """The name for `torch.distributed.init_process_group`."""
+
+_USUAL_BUCKET_BYTES = 25 << 20
 
 _lock = threading.Lock()
 _originals: dict[tuple[Any, str], Any] = {}
@@ -86,6 +89,11 @@ def enable(**settings: Any) -> None:
         >>> disable()
     """
     _chosen.settings = settings_from(**settings)
+    if dist.is_initialized():
+        logger.warning(
+            "enable() came after init_process_group(): the group that exists stays as it"
+            " is; call it before"
+        )
     register()
     for module in (dist, distributed_c10d):
         _patch(module, "init_process_group", _with_tuned_group)
@@ -153,18 +161,26 @@ def _make_group(
 def _with_small_buckets(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         # Positional arguments as far as the size of buckets are nobody's habit.
+        cap = None
         if kwargs.get("bucket_cap_mb") is None and len(args) < 5:
             cap = bucket_cap_mb(module, kwargs)
-            if cap is not None:
-                kwargs["bucket_cap_mb"] = cap
-        original(self, module, *args, **kwargs)
+        if cap is None:
+            original(self, module, *args, **kwargs)
+            return
+        original(self, module, *args, **{**kwargs, "bucket_cap_mb": cap})
+        # Now only torch.compile reads it, which cuts its graphs there.
+        self.bucket_bytes_cap = _USUAL_BUCKET_BYTES
 
     return __init__
 
 
 def _with_hook(original: Callable[..., Any]) -> Callable[..., Any]:
+    # Imports the compiler when it is first called only, unlike torch.compiler.disable.
+    attach_untraced = _disable_dynamo(attach)
+
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        attach(self)
+        if needs_hook(self):
+            attach_untraced(self)
         return original(self, *inputs, **kwargs)
 
     return forward

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from torch._compile import _disable_dynamo
+
 from drivetrain_comm._pilot import StepRecord
 from drivetrain_comm._predict import Bucket
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Fusion", "merge_buckets"]
 
 
+@_disable_dynamo
 def merge_buckets(fusion, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """The hook that DDP calls; it has no annotations since torch compares them."""
     return fusion.take(bucket)

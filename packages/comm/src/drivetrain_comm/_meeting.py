@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import DistributedError
 
@@ -104,6 +104,10 @@ def meet(
         store.set("roster", json.dumps(whole))
     _wait(store, ["roster"], timeout)
     found = json.loads(store.get("roster"))
+    # What another version says may not be what a member of this one is.
+    wrong = _find_other_protocol(found["members"], rank, mine)
+    if wrong:
+        raise DistributedError(wrong)
     members = tuple(Member(**member) for member in found["members"])
     if members[rank].nonce != mine.nonce:
         message = (
@@ -117,16 +121,23 @@ def meet(
     return Roster(token=bytes.fromhex(found["token"]), members=members)
 
 
+def _find_other_protocol(
+    said: Sequence[dict[str, Any]], rank: int, mine: Member
+) -> str | None:
+    for peer, member in enumerate(said):
+        if member.get("protocol") != mine.protocol:
+            return (
+                f"rank {peer} runs drivetrain-comm {member.get('version')} (protocol "
+                f"{member.get('protocol')}), rank {rank} {mine.version} (protocol "
+                f"{mine.protocol}): install the same version on all ranks"
+            )
+    return None
+
+
 def find_contradiction(members: Sequence[Member]) -> str | None:
     """Returns how ranks contradict each other, naming them and their values, or None."""
     first = members[0]
     for rank, member in enumerate(members):
-        if member.protocol != first.protocol:
-            return (
-                f"rank {rank} runs drivetrain-comm {member.version} (protocol "
-                f"{member.protocol}), rank 0 {first.version} (protocol "
-                f"{first.protocol}): install the same version on all ranks"
-            )
         if member.settings != first.settings:
             return (
                 f"rank {rank} has the settings {member.settings}, rank 0 "

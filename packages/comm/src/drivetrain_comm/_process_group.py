@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._compile import _disable_dynamo
 from torch.distributed.distributed_c10d import PrefixStore
 
 from drivetrain_comm._choice import STOCK, Choice
@@ -21,7 +22,7 @@ from drivetrain_core import DistributedError
 from drivetrain_core.services import TorchProcessGroupFactory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import timedelta
 
     from torch._C._distributed_c10d import Work
@@ -177,6 +178,8 @@ class TunedProcessGroup(dist.ProcessGroup):
         """
         return self.transport.all_reduce(tensors, operation, choice, self.timeout_s)
 
+    # DDP's reducer calls a group from C++, within what torch.compile may be looking at.
+    @_disable_dynamo
     def allreduce(
         self,
         tensors: Sequence[torch.Tensor] | torch.Tensor,
@@ -188,27 +191,22 @@ class TunedProcessGroup(dist.ProcessGroup):
             tensors = [tensors]
         options = _options(opts, timeout)
         operation = _name_of(options.reduceOp)
-        if self.size() == 1 or not all(_fits(t, operation) for t in tensors):
+        fits = bool(tensors) and all(_fits(t, operation) for t in tensors)
+        if self.size() == 1 or not fits:
             return self._stock(tensors, options)
         size_bytes = sum(tensor.nbytes for tensor in tensors)
         choice = self.choose(size_bytes)
         if choice.algorithm == STOCK or self.transport.lacks:
             return self._stock(tensors, options)
-        if not all(tensor.is_contiguous() for tensor in tensors):
-            return self._through_copies(tensors, options)
         seconds = options.timeout.total_seconds()
+        vector, copy_back = _contiguous(tensors)
         ticket = self.transport.all_reduce(
-            tensors, operation, choice, seconds if seconds > 0 else self.timeout_s
+            vector, operation, choice, seconds if seconds > 0 else self.timeout_s
         )
-        return EngineWork(ticket, list(tensors), self.notifier)
-
-    def _through_copies(self, tensors: Sequence[torch.Tensor], options: Any) -> Work:
-        """Reduces tensors whose elements lie apart; ends before it returns."""
-        copies = [tensor.contiguous() for tensor in tensors]
-        work = self.allreduce(copies, options)
-        work.wait()
-        for tensor, copy in zip(tensors, copies, strict=True):
-            tensor.copy_(copy)
+        work = EngineWork(ticket, list(tensors), self.notifier, last=copy_back)
+        if copy_back is not None:
+            # Nobody need wait for it.
+            work.get_future()
         return work
 
     def _stock(self, tensors: Sequence[torch.Tensor], options: Any) -> Work:
@@ -218,6 +216,7 @@ class TunedProcessGroup(dist.ProcessGroup):
         coalesced.reduceOp = options.reduceOp
         return self.inner.allreduce_coalesced(list(tensors), coalesced)
 
+    @_disable_dynamo
     def allreduce_coalesced(
         self, tensors: Sequence[torch.Tensor], opts: Any = None
     ) -> Work:
@@ -266,7 +265,7 @@ def _forward(name: str) -> Any:
 
     method.__name__ = name
     method.__doc__ = "Is left to torch's backend."
-    return method
+    return _disable_dynamo(method)
 
 
 # Not inherited: for a class in Python, torch calls the inherited form with the GIL held,
@@ -364,3 +363,20 @@ def _fits(tensor: torch.Tensor, operation: str) -> bool:
         and tensor.layout == torch.strided
         and is_supported(tensor.dtype, operation)
     )
+
+
+def _contiguous(
+    tensors: Sequence[torch.Tensor],
+) -> tuple[Sequence[torch.Tensor], Callable[[], None] | None]:
+    """Returns tensors whose elements lie side by side, and what copies them back."""
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return tensors, None
+    copies = [tensor.contiguous() for tensor in tensors]
+
+    def copy_back() -> None:
+        # Parameters and tensors of inference are changed in place all the same.
+        with torch.inference_mode():
+            for tensor, copy in zip(tensors, copies, strict=True):
+                tensor.copy_(copy)
+
+    return copies, copy_back

@@ -113,6 +113,12 @@ def settings_from(
             found[name] = convert(text)
         except (KeyError, ValueError):
             _refuse(variable, text, _WANTED[convert])
+        # Alone, so that what is wrong is known to stand in the environment.
+        try:
+            Settings(**{name: found[name]})
+        except DistributedError as error:
+            message = f"in the variable {variable}: {error}"
+            raise DistributedError(message) from None
     return replace(Settings(), **found)
 
 

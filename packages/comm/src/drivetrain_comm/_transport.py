@@ -210,8 +210,16 @@ class Transport:
             operation, factor = "SUM", 1 / self.world_size
             if dtype.itemsize == 2:
                 # A sum of many could be more than sixteen bits can say.
-                torch._foreach_mul_(list(tensors), factor)
+                with torch.no_grad():
+                    torch._foreach_mul_(list(tensors), factor)
                 factor = 1.0
+        for tensor in tensors:
+            if tensor.nbytes and not tensor.data_ptr():
+                message = (
+                    f"a tensor of shape {tuple(tensor.shape)} and {dtype} has no memory: "
+                    "its storage was freed, as FSDP does with parameters not in use"
+                )
+                raise DistributedError(message)
         pieces = (_native.Piece * len(tensors))(
             *(_native.Piece(tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
         )

@@ -28,6 +28,7 @@ class EngineWork(Work):
         ticket: What the engine gave.
         result: What its future holds.
         notifier: Tells the future.
+        last: Called once when it has ended well, before anybody learns of it.
     """
 
     def __init__(
@@ -35,6 +36,8 @@ class EngineWork(Work):
         ticket: Ticket,
         result: list[torch.Tensor],
         notifier: Notifier,
+        *,
+        last: Callable[[], None] | None = None,
     ) -> None:
         """Starts nothing."""
         super().__init__()
@@ -42,6 +45,8 @@ class EngineWork(Work):
         self._result = result
         self._notifier = notifier
         self._future: torch.futures.Future[Any] | None = None
+        self._last = last
+        self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits for the end.
@@ -55,6 +60,7 @@ class EngineWork(Work):
         seconds = timeout.total_seconds() if timeout else 0.0
         if seconds <= 0:
             self._ticket.finish()
+            self._complete()
             return True
         error = self._ticket.wait(seconds)
         if error is None:
@@ -62,15 +68,16 @@ class EngineWork(Work):
             raise DistributedError(message)
         if error:
             raise DistributedError(error)
+        self._complete()
         return True
 
     def is_completed(self) -> bool:
         """Whether it has ended."""
-        return self._ticket.wait(0.0) is not None
+        return self._ended() is not None
 
     def is_success(self) -> bool:
         """Whether it has ended well."""
-        return self._ticket.wait(0.0) == ""
+        return self._ended() == ""
 
     def synchronize(self) -> None:
         """Waits for the end."""
@@ -84,8 +91,21 @@ class EngineWork(Work):
         """Returns a future of the result."""
         if self._future is None:
             self._future = torch.futures.Future()
-            self._notifier.tell(self._ticket, [(self._future, self._result)])
+            pair = self._future, self._result
+            self._notifier.tell(self._ticket, [pair], first=self._complete)
         return self._future
+
+    def _ended(self) -> str | None:
+        error = self._ticket.wait(0.0)
+        if error == "":
+            self._complete()
+        return error
+
+    def _complete(self) -> None:
+        with self._lock:
+            if self._last is not None:
+                self._last()
+            self._last = None
 
 
 class Notifier:

@@ -18,7 +18,7 @@ enable()
 
 def _main() -> None:
     arguments = sys.argv[1:]
-    if not arguments:
+    if not arguments or arguments == ["-m"]:
         sys.exit(
             "usage: python -m drivetrain_comm.auto [-m MODULE | SCRIPT] [ARGUMENT]..."
         )

@@ -63,7 +63,7 @@ def _run(args: argparse.Namespace) -> int:
     ]
     if several:
         rows.append(["socket buffers", _buffers(network)])
-    print_table(f"{len(hosts)} hosts with {[len(r) for r in hosts]} ranks", rows)
+    print_table(f"hosts with {[len(r) for r in hosts]} ranks", rows)
     pairs = [[human(size), str(choice)] for size, choice in choices.items()]
     print_table("what is chosen", [["all-reduce of", "algorithm"], *pairs])
     return 0

@@ -283,8 +283,9 @@ def _renew() -> None:
             client.renew_at = now + client.ttl_ms / 4000
             try:
                 client.renew()
-            except (client.redis.RedisError, OSError) as error:
-                # The next command says so, if the server is still away then.
+            except (client.redis.RedisError, DistributedError, OSError) as error:
+                # The next command says so, if the server is still away then or has
+                # forgotten the job. Other clients' keys are renewed in any case.
                 logger.debug("the job's keys were not renewed: %s", error)
         pause_s = min((client.renew_at - now for client in alive), default=60.0)
         # Nothing here may keep a client alive that is in use no more.
