@@ -37,6 +37,7 @@ public_modules += [
     f"drivetrain_comm.{name}"
     for name in ("groups", "horovod", "stores", "testing", "topology")
 ]
+public_modules += ["drivetrain_elastic.journal"]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
@@ -57,7 +58,7 @@ BUILTINS = "|".join(name for name in dir(builtins) if name[0] != "_")
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        rf"(?:{STDLIB}|numpy|torch|nn|dist|accelerate|lightning|transformers)\..*",
+        rf"(?:{STDLIB}|numpy|torch|nn|dist|grpc|accelerate|lightning|transformers)\..*",
     ),
     (r"py:.*", rf"{BUILTINS}|\.\.\."),
 ]

@@ -270,6 +270,7 @@ def test_tls_needs_both_files(pair):
         server_credentials("none.pem", "none.pem")
 
 
+@pytest.mark.extra
 def test_what_python_has_of_the_protocol_is_what_the_file_says(tmp_path):
     pytest.importorskip("grpc_tools")
     import importlib.util

@@ -78,6 +78,18 @@ def test_commit_counts_from_the_first_that_is_not_committed(client):
     assert list(client()) == list(range(7, 20))
 
 
+def test_worker_that_has_samples_to_commit_does_not_wait_for_others(client):
+    first, second = client(num=8), client(num=8)
+    assert [next(iter(worker)) for worker in (first, second)] == [0, 4]
+    # Each holds a shard. One that waited for the other's would wait for ever.
+    assert list(first) == [1, 2, 3]
+    assert not first.finished
+    first.commit()
+    second.give_back()
+    assert [index for index in first if first.commit() is None] == [4, 5, 6, 7]
+    assert first.finished
+
+
 def test_worker_that_is_silent_loses_its_shards(job, client, monkeypatch):
     master = job(patience_s=0.5)
     monkeypatch.setattr("drivetrain_elastic._shard_client._SIGN_OF_LIFE_S", 3600)
@@ -112,7 +124,7 @@ def test_shards_of_a_reply_that_was_lost_are_leased_again(job, client):
             pb.LeaseRequest(dataset="d", worker="w", num_shards=2, held=[1]),
         )
     assert [shard.start for shard in lost.shards] == [4, 8]
-    assert list(worker) == list(range(4, 20))
+    assert list(worker) == list(range(1, 20))
 
 
 def _where(worker):

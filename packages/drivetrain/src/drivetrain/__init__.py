@@ -1,7 +1,8 @@
 """All packages of Drivetrain at once, and which versions of them are installed.
 
 The packages keep their own import names: `drivetrain_core`, `drivetrain_checkpoint`,
-`drivetrain_comm`, `drivetrain_optim`. Importing this one imports none of them, and no torch.
+`drivetrain_comm`, `drivetrain_elastic`, `drivetrain_optim`. Importing this one imports
+none of them, and no torch.
 """
 
 from __future__ import annotations

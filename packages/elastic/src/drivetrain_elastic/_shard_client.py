@@ -119,11 +119,12 @@ class ShardClient:
         self.worker = worker or f"worker-{uuid.uuid4().hex[:12]}"
         self._prefetch = prefetch
         self._client = MasterClient(*address_and_token(address, token))
-        # Shards in the order in which they are read: some have been handed out whole, the
-        # first of the rest in part.
+        # Shards in the order in which they are read: those of which samples were handed
+        # out, the last one perhaps in part, and those that come next.
         self._held: deque[_Held] = deque()
         self._fresh: deque[_Held] = deque()
-        self._at = 0
+        self._current: _Held | None = None
+        self._place = 0
         self._num_uncommitted = 0
         self.epoch = 0
         self.finished = False
@@ -158,15 +159,21 @@ class ShardClient:
         ends, if this worker has samples to commit itself, for which others may wait.
         Then `finished` is False: commit, and iterate again.
         """
-        while self._fresh or self._lease():
-            shard = self._fresh.popleft()
-            self._held.append(shard)
+        while self._current or self._fresh or self._lease():
+            if self._current is None:
+                self._current = self._fresh.popleft()
+                self._held.append(self._current)
+                self._place = self._current.start
+            shard = self._current
             self.epoch = shard.epoch
             indices = indices_of(
-                self.spec, epoch=shard.epoch, start=shard.start, end=shard.end
+                self.spec, epoch=shard.epoch, start=self._place, end=shard.end
             )
             for index in indices.tolist():
+                self._place += 1
                 self._num_uncommitted += 1
+                if self._place == shard.end:
+                    self._current = None
                 yield index
 
     def commit(self, num_samples: int | None = None) -> None:
@@ -232,6 +239,7 @@ class ShardClient:
         shards = [*self._held, *self._fresh]
         self._held.clear()
         self._fresh.clear()
+        self._current = None
         self._num_uncommitted = 0
         if shards:
             self._client.call(
