@@ -11,7 +11,12 @@ from collections.abc import Iterator
 import pytest
 
 # Distributions whose import name is another one.
-IMPORT_NAMES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
+IMPORT_NAMES = {
+    "grpcio": "grpc",
+    "protobuf": "google",
+    "pyyaml": "yaml",
+    "scikit-learn": "sklearn",
+}
 
 
 def imported(tree: ast.AST) -> Iterator[str]:

@@ -48,7 +48,7 @@ __all__ = [
     "return_of",
 ]
 
-SHUFFLES = ("none", "samples", "shards")
+_SHUFFLES = ("none", "samples", "shards")
 
 
 class Shard(NamedTuple):
@@ -113,9 +113,9 @@ class DatasetSpec:
         if not self.name:
             message = "a dataset must have a name"
             raise ProgramError(message)
-        if self.shuffle not in SHUFFLES:
+        if self.shuffle not in _SHUFFLES:
             message = (
-                f"dataset {self.name!r}: shuffle must be one of {', '.join(SHUFFLES)}, "
+                f"dataset {self.name!r}: shuffle must be one of {', '.join(_SHUFFLES)}, "
                 f"got {self.shuffle!r}"
             )
             raise ProgramError(message)

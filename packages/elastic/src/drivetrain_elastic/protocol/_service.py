@@ -70,8 +70,7 @@ def _form(is_stream: bool) -> str:
     return "stream" if is_stream else "unary"
 
 
-def _methods() -> tuple[str, dict[str, Method]]:
-    (service,) = _messages.DESCRIPTOR.services_by_name.values()
+def _methods(service: Any) -> dict[str, Method]:
     found = {}
     for method in service.methods:
         found[method.name] = Method(
@@ -82,10 +81,16 @@ def _methods() -> tuple[str, dict[str, Method]]:
             sends_many=method.client_streaming,
             gets_many=method.server_streaming,
         )
-    return service.full_name, found
+    return found
 
 
-SERVICE, METHODS = _methods()
+(_described,) = _messages.DESCRIPTOR.services_by_name.values()
+
+SERVICE: str = _described.full_name
+"""What gRPC calls the service."""
+
+METHODS = _methods(_described)
+"""Its calls, by name."""
 
 
 def credentials(token: str) -> tuple[tuple[str, str], ...]:
