@@ -31,10 +31,9 @@ class ElasticDistributedSampler(Sampler[int]):
     consumed is not read again, and nothing is left out.
 
     A position counts the samples of the epoch that all ranks together have consumed. It
-    moves by itself as samples are handed out, which is exact where batches are loaded
-    when they are asked for. A `DataLoader` with workers loads ahead: then call `advance`
-    after each step, or use torchdata's `StatefulDataLoader`, which keeps the position of
-    each rank itself.
+    moves when `advance` says so: loaders read ahead, and a step may be thrown away, so
+    that what was handed out says nothing of what was trained on. Torchdata's
+    `StatefulDataLoader` keeps the position of each rank itself, and needs no call.
 
     Args:
         dataset: Whatever has a length.
@@ -53,10 +52,10 @@ class ElasticDistributedSampler(Sampler[int]):
 
     Example:
         >>> sampler = ElasticDistributedSampler(range(8), 4, 0, shuffle=False)
-        >>> it = iter(sampler)
-        >>> next(it)
+        >>> next(iter(sampler))
         0
-        >>> state = sampler.state_dict()  # four ranks have read 0, 1, 2 and 3
+        >>> sampler.advance(4)  # four ranks have trained on 0, 1, 2 and 3
+        >>> state = sampler.state_dict()
         >>> resumed = ElasticDistributedSampler(range(8), 2, 1, shuffle=False)
         >>> resumed.load_state_dict(state)
         >>> list(resumed)
@@ -92,8 +91,7 @@ class ElasticDistributedSampler(Sampler[int]):
         self.resize(num_replicas, rank)
         # Where the pass that is under way began, and what was consumed since.
         self._start = 0
-        self._advanced: int | None = None
-        self._pass: _Pass | None = None
+        self._advanced = 0
         # A position that was loaded is where the next pass begins, and only that one.
         self._next_start: int | None = None
 
@@ -127,16 +125,10 @@ class ElasticDistributedSampler(Sampler[int]):
         """How many samples of the epoch all ranks together have consumed."""
         if self._next_start is not None:
             return self._next_start
-        if self._advanced is not None:
-            consumed = self._advanced
-        else:
-            consumed = 0 if self._pass is None else self._pass.num_consumed
-        return min(self._start + consumed, self._num_samples)
+        return self._start + self._advanced
 
     def advance(self, num_samples: int) -> None:
-        """Says that all ranks together have consumed more samples, and trained on them.
-
-        Once called, only what it is told counts, until the next pass.
+        """Says that all ranks together have trained on more samples.
 
         Args:
             num_samples: Of all ranks; not those that were read to fill up an epoch.
@@ -144,19 +136,18 @@ class ElasticDistributedSampler(Sampler[int]):
         Raises:
             ValueError: It is negative, or more than the epoch has left.
         """
-        left = self._num_samples - self._start - (self._advanced or 0)
+        left = self._num_samples - self.position
         if not 0 <= num_samples <= left:
             message = f"an epoch with {left} samples left cannot advance {num_samples}"
             raise ValueError(message)
-        self._advanced = (self._advanced or 0) + num_samples
+        self._advanced += num_samples
 
     def __iter__(self) -> _Pass:
         """Begins a pass: from a position that was loaded, or over the whole epoch."""
         self._start = self._next_start or 0
         self._next_start = None
-        self._advanced = None
-        self._pass = _Pass(self)
-        return self._pass
+        self._advanced = 0
+        return _Pass(self)
 
     def __len__(self) -> int:
         """Returns how many samples this rank reads in the next pass."""
@@ -221,8 +212,7 @@ class ElasticDistributedSampler(Sampler[int]):
         self.epoch = epoch
         self._start = 0
         self._next_start = position
-        self._advanced = None
-        self._pass = None
+        self._advanced = 0
 
     @property
     def _tail(self) -> str:
@@ -248,18 +238,12 @@ class _Pass:
 
     def __init__(self, sampler: ElasticDistributedSampler) -> None:
         self._sampler = sampler
-        self._start_with(0)
+        self._begin()
 
-    def _start_with(self, num_read: int) -> None:
-        sampler = self._sampler
-        self._num_replicas = sampler.num_replicas
-        self._indices = sampler._part()
-        self._at = num_read
-
-    @property
-    def num_consumed(self) -> int:
-        """What all ranks have read since the start, if each is as far as this one."""
-        return self._at * self._num_replicas
+    def _begin(self) -> None:
+        self._num_replicas = self._sampler.num_replicas
+        self._indices = self._sampler._part()
+        self._at = 0
 
     def __iter__(self) -> _Pass:
         return self
@@ -273,8 +257,11 @@ class _Pass:
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of all ranks, if each is as far as this one."""
         sampler = self._sampler
-        position = min(sampler._start + self.num_consumed, sampler._num_samples)
-        return {**sampler.state_dict(), "position": position}
+        position = sampler._start + self._at * self._num_replicas
+        return {
+            **sampler.state_dict(),
+            "position": min(position, sampler._num_samples),
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from a position of any number of ranks."""
@@ -282,5 +269,4 @@ class _Pass:
         sampler.load_state_dict(state_dict)
         sampler._start = sampler._next_start or 0
         sampler._next_start = None
-        sampler._pass = self
-        self._start_with(0)
+        self._begin()
