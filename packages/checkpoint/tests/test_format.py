@@ -20,9 +20,9 @@ from drivetrain_checkpoint import (
 )
 from drivetrain_checkpoint._image import DTYPE_BYTES, PAGE, plan_image
 from drivetrain_checkpoint._manifest import RootManifest
-from drivetrain_checkpoint._plain import from_json, to_json
 from drivetrain_checkpoint._save_plan import EntryTexts
 from drivetrain_core import CheckpointError
+from drivetrain_core.services.plain_json import from_json, to_json
 
 tensors = st.dictionaries(
     st.text(min_size=1, max_size=8),

@@ -139,6 +139,16 @@ def test_sampler_of_an_epoch_that_was_finished_has_nothing_left():
     assert len(list(second)) == 5
 
 
+def test_sampler_advances_from_a_position_that_was_loaded():
+    sampler = ElasticDistributedSampler(range(10), 1, 0, shuffle=False)
+    sampler.load_state_dict({**sampler.state_dict(), "position": 7})
+    sampler.advance(2)
+    assert sampler.position == 9
+    with pytest.raises(ValueError, match="1 samples left"):
+        sampler.advance(2)
+    assert list(sampler) == [9]
+
+
 def test_sampler_begins_at_a_position_once():
     sampler = ElasticDistributedSampler(range(10), 1, 0, shuffle=False)
     state = {**sampler.state_dict(), "position": 7}

@@ -19,12 +19,12 @@ from drivetrain_checkpoint._dcp.values import entry_of_tensor, entry_of_value
 from drivetrain_checkpoint._export import export_safetensors, read_bytes
 from drivetrain_checkpoint._foreign.detect import open_source
 from drivetrain_checkpoint._foreign.native import NativeSource
-from drivetrain_checkpoint._plain import to_json
 from drivetrain_checkpoint._storage.open import open_storage, resolve
 from drivetrain_checkpoint._storage.protocol import as_storage_error
 from drivetrain_checkpoint._torch_file import torch_save
 from drivetrain_checkpoint._write_alone import write_alone
 from drivetrain_core import CheckpointError
+from drivetrain_core.services.plain_json import to_json
 
 if TYPE_CHECKING:
     import io

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_checkpoint._fill import fill
 from drivetrain_checkpoint._find import find
 from drivetrain_checkpoint._pieces import DTYPES
-from drivetrain_checkpoint._plain import from_json
 from drivetrain_core.services import TensorSpec, plan_restoration
+from drivetrain_core.services.plain_json import from_json
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

@@ -18,7 +18,7 @@ from drivetrain_checkpoint._pieces import (
     layout_of,
     local_block,
 )
-from drivetrain_checkpoint._plain import to_json
+from drivetrain_core.services.plain_json import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

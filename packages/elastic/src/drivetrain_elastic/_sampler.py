@@ -140,7 +140,10 @@ class ElasticDistributedSampler(Sampler[int]):
         if not 0 <= num_samples <= left:
             message = f"an epoch with {left} samples left cannot advance {num_samples}"
             raise ValueError(message)
-        self._advanced += num_samples
+        if self._next_start is not None:
+            self._next_start += num_samples
+        else:
+            self._advanced += num_samples
 
     def __iter__(self) -> _Pass:
         """Begins a pass: from a position that was loaded, or over the whole epoch."""

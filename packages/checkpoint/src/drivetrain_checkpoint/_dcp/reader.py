@@ -21,11 +21,11 @@ from torch.futures import Future
 from drivetrain_checkpoint._dcp.values import MAPPINGS, is_value, value_of
 from drivetrain_checkpoint._pick import Picked, pick
 from drivetrain_checkpoint._pieces import DTYPES
-from drivetrain_checkpoint._plain import from_json
 from drivetrain_checkpoint._read_blocks import Wanted, read_blocks
 from drivetrain_checkpoint._storage.open import resolve
 from drivetrain_core import CheckpointError
 from drivetrain_core.services import unwritable
+from drivetrain_core.services.plain_json import from_json
 
 if TYPE_CHECKING:
     import os

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drivetrain_checkpoint._plain import to_json
 from drivetrain_core import CheckpointError
+from drivetrain_core.services.plain_json import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

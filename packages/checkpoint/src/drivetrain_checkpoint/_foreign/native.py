@@ -8,9 +8,9 @@ import numpy as np
 
 from drivetrain_checkpoint._dcp.values import MAPPINGS, is_value, value_of
 from drivetrain_checkpoint._pieces import DTYPES
-from drivetrain_checkpoint._plain import from_json
 from drivetrain_checkpoint._read_blocks import read_blocks, wanted_of
 from drivetrain_core.services import TensorSpec
+from drivetrain_core.services.plain_json import from_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         Switch,
     )
     from drivetrain_core.services.packed_state import PackedState
+    from drivetrain_core.services.plain_json import from_json, to_json
     from drivetrain_core.services.process_group import ProcessGroupFactory
     from drivetrain_core.services.restoration import Restoration, plan_restoration
     from drivetrain_core.services.state_packer import StatePacker, pack_state
@@ -83,11 +84,13 @@ __all__ = [
     "TensorSpec",
     "TorchProcessGroupFactory",
     "destroy_process_group",
+    "from_json",
     "get_service",
     "init_process_group",
     "pack_state",
     "plan_restoration",
     "service_factory",
+    "to_json",
     "unwritable",
 ]
 
@@ -120,11 +123,13 @@ _HOME = {
     "TensorSpec": "state_source",
     "TorchProcessGroupFactory": "_torch_process_group",
     "destroy_process_group": "_torch_process_group",
+    "from_json": "plain_json",
     "get_service": "_lookup",
     "init_process_group": "_torch_process_group",
     "pack_state": "state_packer",
     "plan_restoration": "restoration",
     "service_factory": "_lookup",
+    "to_json": "plain_json",
     "unwritable": "_unwritable",
 }
 
