@@ -1,0 +1,229 @@
+"""Losses of a training that loses, gains and leaves ranks are those of one that does not."""
+
+import os
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from drivetrain_core.services import TorchProcessGroupFactory
+from drivetrain_core.testing import run_ranks
+from drivetrain_elastic._loop import ElasticLoop
+from drivetrain_elastic._schedule import Schedule
+from drivetrain_elastic._seat import Seat
+
+NUM_STEPS, BATCH, NUM_SAMPLES = 40, 12, 100
+
+
+class Worlds:
+    """Tells of worlds that somebody writes to a store; one thread asks for the next."""
+
+    def __init__(self, name, connect):
+        self.name = name
+        self._connect = connect
+        self._heard, self._gone, self.steps = [], set(), []
+        self._change = threading.Condition()
+        self._listeners = []
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self):
+        store = self._connect()
+        for epoch in range(1, 100):
+            try:
+                text = store.get(f"seats/{epoch}").decode()
+            except RuntimeError:
+                return  # the store has gone: the test is over
+            members, gone = (part.split() for part in text.split("|"))
+            rank = members.index(self.name) if self.name in members else -1
+            seat = Seat(epoch, rank, tuple(members), ("node",) * len(members))
+            with self._change:
+                self._gone |= set(gone)
+                self._heard.append(seat)
+                self._change.notify_all()
+            for listener in self._listeners:
+                listener(seat)
+
+    def latest(self):
+        return self._heard[-1] if self._heard else None
+
+    def wait(self, newer_than, timeout_s):
+        with self._change:
+            self._change.wait_for(
+                lambda: self._heard and self._heard[-1].epoch > newer_than, timeout_s
+            )
+            return self._heard[-1] if self._heard[-1].epoch > newer_than else None
+
+    def subscribe(self, heard):
+        self._listeners.append(heard)
+        return lambda: self._listeners.remove(heard)
+
+    def is_gone(self, name):
+        return name in self._gone
+
+    def report_step(self, step, seconds):
+        self.steps.append((step, time.monotonic()))
+
+    def report_broken(self, epoch, reason):
+        pass
+
+
+def connect():
+    return dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
+
+
+def make_model():
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
+    model = torch.nn.Sequential(*layers).double()
+    return model, torch.optim.AdamW(model.parameters(), lr=0.02)
+
+
+def samples():
+    generator = torch.Generator().manual_seed(4)
+    x = torch.rand(NUM_SAMPLES, 6, generator=generator, dtype=torch.float64)
+    return x, torch.sin(3 * x).sum(1, keepdim=True)
+
+
+def part_loss(model, part):
+    x, y = samples()
+    return (model(x[part.indices]) - y[part.indices]).square().mean()
+
+
+def alone():
+    """The same steps in one process: the loss of each over its global batch."""
+    model, optimizer = make_model()
+    schedule = Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH, seed=2)
+    losses = []
+    for step in range(1, NUM_STEPS + 1):
+        (part,) = schedule.parts(step, world_size=1, rank=0)
+        optimizer.zero_grad()
+        loss = part_loss(model, part)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, [one.detach() for one in model.parameters()]
+
+
+def worker(script):
+    """Trains; rank 0 of the processes also plays the master, and follows the script."""
+    at = int(os.environ["RANK"])
+    name, store = f"w{at}", connect()
+    plan = script.get(name, {})
+    if at == 0:
+        threading.Thread(target=master, args=(connect(), script), daemon=True).start()
+    if "joins" in plan:
+        store.wait(["midway"])
+        store.set(f"ready/{name}", "1")
+    worlds = Worlds(name, connect)
+    model, optimizer = make_model()
+    if "joins" in plan or at == 1:
+        for one in model.parameters():
+            one.data.add_(7.0)  # what it makes itself must not matter
+    loop = ElasticLoop(
+        model,
+        optimizer,
+        schedule=Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH, seed=2),
+        num_steps=NUM_STEPS,
+        seats=worlds,
+        store=dist.PrefixStore("job", store),
+        factory=TorchProcessGroupFactory("gloo"),
+        timeout=timedelta(seconds=30),
+        num_micro_batches=2,
+        patience_s=30,
+    )
+    losses, sizes = {}, {}
+    for step in loop:
+        losses[step.number] = 0.0
+        sizes[step.number] = step.world_size
+        with step:
+            for number, part in enumerate(step.parts()):
+                loss = part_loss(model, part) * part.weight
+                loss.backward()
+                losses[step.number] += loss.item()
+                if plan.get("dies") == (step.number, number):
+                    store.set(f"dead/{name}", "1")
+                    del losses[step.number], sizes[step.number]
+                    return losses, sizes, None, None
+        if at == 0 and step.number == 5:
+            store.set("midway", "1")
+        if plan.get("leaves") == step.number:
+            store.set(f"leaving/{name}", "1")
+        time.sleep(0.01)
+    parameters = [one.detach() for one in model.parameters()]
+    return losses, sizes, parameters, loop.step
+
+
+def master(store, script):
+    """Writes worlds as workers die, leave and come, in the order of the script."""
+    members = [name for name in ("w0", "w1", "w2", "w3") if name in script["first"]]
+    epoch = 1
+    store.set(f"seats/{epoch}", f"{' '.join(members)}|")
+    for what, name in script["events"]:
+        store.wait([f"{what}/{name}"])
+        if what == "ready":
+            members = sorted([*members, name])
+        else:
+            members.remove(name)
+        epoch += 1
+        gone = name if what == "dead" else ""
+        store.set(f"seats/{epoch}", f"{' '.join(members)}|{gone}")
+
+
+SCRIPTS = {
+    "undisturbed": {"first": ["w0", "w1", "w2"], "events": []},
+    "death": {
+        "first": ["w0", "w1", "w2"],
+        "events": [("dead", "w2")],
+        "w2": {"dies": (10, 1)},
+    },
+    "two deaths": {
+        "first": ["w0", "w1", "w2"],
+        "events": [("dead", "w1"), ("dead", "w2")],
+        "w1": {"dies": (5, 0)},
+        "w2": {"dies": (12, 1)},
+    },
+    "leave": {
+        "first": ["w0", "w1", "w2"],
+        "events": [("leaving", "w1")],
+        "w1": {"leaves": 7},
+    },
+    "death and replacement": {
+        "first": ["w0", "w1"],
+        "events": [("dead", "w1"), ("ready", "w2")],
+        "w1": {"dies": (6, 0)},
+        "w2": {"joins": True},
+    },
+    "growth": {
+        "first": ["w0", "w1"],
+        "events": [("ready", "w2")],
+        "w2": {"joins": True},
+    },
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_losses_are_those_of_the_undisturbed_training(name):
+    script = SCRIPTS[name]
+    wanted, parameters = alone()
+    ranks = run_ranks(worker, 3, script, process_group=False, timeout_s=60)
+    done = [rank for rank in ranks if rank[3] == NUM_STEPS]
+    left = {n for what, n in script["events"] if what != "ready"}
+    assert len(done) == 3 - len(left)
+    for _, _, mine, _ in done:
+        # All alike bit by bit, and like the single process within rounding.
+        assert all(map(torch.equal, mine, done[0][2]))
+        for one, other in zip(mine, parameters, strict=True):
+            assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+    # A step's loss is the sum of its parts. Of a step that was made again, each rank's
+    # last attempt counts.
+    first = next(rank for rank in done if 1 in rank[0])
+    for step in range(1, NUM_STEPS + 1):
+        world_size = first[1][step]
+        parts = [r[0][step] for r in ranks if r[1].get(step) == world_size]
+        assert len(parts) == world_size, step
+        assert sum(parts) == pytest.approx(wanted[step - 1], rel=1e-9)
