@@ -42,16 +42,16 @@ class Step:
 
     Attributes:
         number: From 1. It comes again if a rank is lost before the step counts.
+        epoch: Of the world that makes it.
         world_size: The number of ranks that share the global batch.
         rank: This one.
     """
 
-    def __init__(
-        self, loop: ElasticLoop, number: int, world_size: int, rank: int
-    ) -> None:
+    def __init__(self, loop: ElasticLoop, number: int, seat: Seat) -> None:
         self.number = number
-        self.world_size = world_size
-        self.rank = rank
+        self.epoch = seat.epoch
+        self.world_size = len(seat.members)
+        self.rank = seat.rank
         self._loop = loop
 
     def parts(self) -> Iterator[Part]:
@@ -137,8 +137,7 @@ class ElasticLoop:
         try:
             while self._prepare():
                 assert self._seat is not None
-                seat = self._seat
-                yield Step(self, self.step + 1, len(seat.members), seat.rank)
+                yield Step(self, self.step + 1, self._seat)
         finally:
             self._unsubscribe()
             self._reducer.close()
@@ -210,7 +209,7 @@ class ElasticLoop:
         latest = self._seats.latest()
         heard = torch.tensor([0 if latest is None else latest.epoch])
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX
+        options.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]
         try:
             self._vote = self._group.group.allreduce([heard], options), heard
         except RuntimeError as error:
@@ -268,6 +267,10 @@ class ElasticLoop:
                 world_size=len(seat.members),
                 timeout=self._timeout,
             )
+            # What was heard while the group was made found none to break off.
+            latest = self._seats.latest()
+            if latest is not None:
+                self._hear(latest)
             self._agree(seat)
         except RuntimeError as error:
             # Somebody was lost while the world formed: there will be another one.
