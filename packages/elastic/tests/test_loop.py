@@ -1,5 +1,6 @@
 """Losses of a training that loses, gains and leaves ranks are those of one that does not."""
 
+import contextlib
 import os
 import threading
 import time
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from drivetrain_core.services import TorchProcessGroupFactory
-from drivetrain_core.testing import run_ranks
+from drivetrain_core.testing import RankError, run_ranks
 from drivetrain_elastic._loop import ElasticLoop
 from drivetrain_elastic._schedule import Schedule
 from drivetrain_elastic._seat import Seat
@@ -109,6 +110,10 @@ def alone():
     return losses, [one.detach() for one in model.parameters()]
 
 
+class DiedError(Exception):
+    """A worker ends in the middle of a step."""
+
+
 def worker(script):
     """Trains; rank 0 of the processes also plays the master, and follows the script."""
     at = int(os.environ["RANK"])
@@ -140,14 +145,16 @@ def worker(script):
     for step in loop:
         losses[step.number] = 0.0
         epochs[step.number] = step.epoch
-        with step:
+        with contextlib.suppress(DiedError), step:
             for number, part in enumerate(step.parts()):
                 loss = part_loss(model, part) * part.weight
                 loss.backward()
                 losses[step.number] += loss.item()
                 if plan.get("dies") == (step.number, number):
                     store.set(f"dead/{name}", "1")
-                    return losses, epochs, None, None
+                    raise DiedError
+        if "dies" in plan and step.number == plan["dies"][0]:
+            return losses, epochs, None, None
         if at == 0 and step.number == 5:
             store.set("midway", "1")
         if plan.get("leaves") == step.number:
@@ -225,3 +232,30 @@ def test_losses_are_those_of_the_undisturbed_training(name):
         epoch = first[1][step]
         parts = [r[0][step] for r in ranks if r[1].get(step) == epoch]
         assert sum(parts) == pytest.approx(wanted[step - 1], rel=1e-9), step
+
+
+def leaves_early():
+    model, optimizer = make_model()
+    store = dist.HashStore()
+    store.set("seats/1", "w0|")
+    loop = ElasticLoop(
+        model,
+        optimizer,
+        schedule=Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH),
+        num_steps=3,
+        seats=Worlds("w0", lambda: store),
+        store=dist.PrefixStore("job", dist.HashStore()),
+        factory=TorchProcessGroupFactory("gloo"),
+        timeout=timedelta(seconds=10),
+        num_micro_batches=2,
+    )
+    for step in loop:
+        with step:
+            for part in step.parts():
+                part_loss(model, part).backward()
+                break
+
+
+def test_step_that_is_left_before_its_end_is_an_error():
+    with pytest.raises(RankError, match="step 1 was left before all of its parts"):
+        run_ranks(leaves_early, 1, process_group=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from drivetrain_core import DistributedError
+from drivetrain_core import DistributedError, ProgramError
 from drivetrain_elastic._group import WorldGroup
 from drivetrain_elastic._reducer import GradientReducer
 from drivetrain_elastic._transfer import give_state, state_digest, take_state
@@ -53,6 +53,7 @@ class Step:
         self.world_size = len(seat.members)
         self.rank = seat.rank
         self._loop = loop
+        self._has_all = False
 
     def parts(self) -> Iterator[Part]:
         """Yields what this rank computes; there may be nothing.
@@ -60,14 +61,22 @@ class Step:
         Each part's mean loss is to be multiplied by its weight, and to go backward.
         """
         yield from self._loop._parts()
+        self._has_all = True
 
     def __enter__(self) -> Self:
         self._loop._begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._loop._finish()
+        if kind is not None:
+            return
+        if not self._has_all:
+            message = (
+                f"step {self.number} was left before all of its parts were computed: its "
+                "gradients would be wrong on all ranks"
+            )
+            raise ProgramError(message)
+        self._loop._finish()
 
 
 class ElasticLoop:

@@ -72,6 +72,7 @@ class GradientReducer:
         self._group: ProcessGroup | None = None
         self._works: list[Any] = []
         self._num_sent = 0
+        self._failed: RuntimeError | None = None
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -83,6 +84,7 @@ class GradientReducer:
         self._group = None
         self._works = []
         self._num_sent = 0
+        self._failed = None
         for bucket in self._buckets:
             bucket.buffer.zero_()
             # Whatever took its place, such as an optimizer's zero_grad, gives way.
@@ -104,9 +106,13 @@ class GradientReducer:
             return
         self._home[parameter].num_missing -= 1
         while self._num_sent < len(self._buckets):
-            if self._buckets[self._num_sent].num_missing > 0:
+            if self._failed or self._buckets[self._num_sent].num_missing > 0:
                 break
-            self._send()
+            try:
+                self._send()
+            except RuntimeError as error:
+                # A backward pass of the user's is no place to tell of it: `finish` is.
+                self._failed = error
 
     def _send(self) -> None:
         assert self._group is not None
@@ -125,9 +131,9 @@ class GradientReducer:
                 no sums.
         """
         self._group = group
-        failed: RuntimeError | None = None
+        failed = self._failed
         try:
-            while self._num_sent < len(self._buckets):
+            while not failed and self._num_sent < len(self._buckets):
                 self._send()
         except RuntimeError as error:
             failed = error
