@@ -23,7 +23,7 @@ def store():
 def world(epoch, rank, size):
     return WorldGroup(
         TorchProcessGroupFactory("gloo"),
-        store(),
+        dist.PrefixStore(str(epoch), store()),
         epoch=epoch,
         rank=rank,
         world_size=size,

@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from drivetrain_core.services import TorchProcessGroupFactory
 from drivetrain_core.testing import RankError, run_ranks
+from drivetrain_elastic._connection import Connection
 from drivetrain_elastic._loop import ElasticLoop
-from drivetrain_elastic._schedule import Schedule
+from drivetrain_elastic._schedule import Position, Schedule
 from drivetrain_elastic._seat import Seat
 
 NUM_STEPS, BATCH, NUM_SAMPLES = 40, 12, 100
@@ -64,10 +65,26 @@ class Worlds:
     def is_gone(self, name):
         return name in self._gone
 
+    def is_leaving(self):
+        seat = self.latest()
+        return seat is not None and self.has_left(seat)
+
+    def has_left(self, seat):
+        return bool(self.steps) and seat.rank < 0
+
+    def report_ready(self):
+        pass
+
+    def report_phase(self, phase):
+        pass
+
     def report_step(self, step, seconds):
         self.steps.append((step, time.monotonic()))
 
     def report_broken(self, epoch, reason):
+        pass
+
+    def report_end(self, *, is_finished):
         pass
 
 
@@ -100,8 +117,11 @@ def alone():
     model, optimizer = make_model()
     schedule = Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH, seed=2)
     losses = []
-    for step in range(1, NUM_STEPS + 1):
-        (part,) = schedule.parts(step, world_size=1, rank=0)
+    position = Position()
+    for _ in range(NUM_STEPS):
+        block = schedule.block(position, num_copies=1)
+        position = schedule.after(block)
+        (part,) = schedule.parts(block, num_copies=1, copy=0)
         optimizer.zero_grad()
         loss = part_loss(model, part)
         loss.backward()
@@ -134,9 +154,11 @@ def worker(script):
         optimizer,
         schedule=Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH, seed=2),
         num_steps=NUM_STEPS,
-        seats=worlds,
-        store=dist.PrefixStore("job", store),
-        factory=TorchProcessGroupFactory("gloo"),
+        connection=Connection(
+            worlds,
+            dist.PrefixStore("job", store),
+            lambda: TorchProcessGroupFactory("gloo"),
+        ),
         timeout=timedelta(seconds=30),
         num_micro_batches=2,
         patience_s=30,
@@ -243,9 +265,11 @@ def leaves_early():
         optimizer,
         schedule=Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH),
         num_steps=3,
-        seats=Worlds("w0", lambda: store),
-        store=dist.PrefixStore("job", dist.HashStore()),
-        factory=TorchProcessGroupFactory("gloo"),
+        connection=Connection(
+            Worlds("w0", lambda: store),
+            dist.PrefixStore("job", dist.HashStore()),
+            lambda: TorchProcessGroupFactory("gloo"),
+        ),
         timeout=timedelta(seconds=10),
         num_micro_batches=2,
     )

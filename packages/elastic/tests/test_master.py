@@ -249,7 +249,7 @@ def test_master_over_tls_serves_other_machines(tmp_path):
     if not shutil.which("openssl"):
         pytest.skip("no openssl")
     subprocess.run(words.split(), cwd=tmp_path, check=True, capture_output=True)
-    from drivetrain_elastic._master._tls import server_credentials
+    from drivetrain_elastic._tls import server_credentials
 
     certificate, key = (tmp_path / name for name in ("cert.pem", "key.pem"))
     tls = server_credentials(str(certificate), str(key))
@@ -262,7 +262,7 @@ def test_master_over_tls_serves_other_machines(tmp_path):
 
 @pytest.mark.parametrize("pair", [("cert.pem", None), (None, "key.pem")])
 def test_tls_needs_both_files(pair):
-    from drivetrain_elastic._master._tls import server_credentials
+    from drivetrain_elastic._tls import server_credentials
 
     with pytest.raises(ProgramError, match="both a certificate and its key"):
         server_credentials(*pair)

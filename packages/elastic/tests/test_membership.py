@@ -1,5 +1,7 @@
 """Worlds of ranks: who is in, in which order, and when they change."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,8 +102,11 @@ def test_worlds_have_whole_units():
     assert len(enter(state, settings).members) == 4
     state.remove(["a/1", "a/4"])
     world = enter(state, settings)
-    assert world.members == ("a/0", "a/2")
-    assert state.workers["a/3"].status == Status.STANDBY
+    # The copy that lost one of its two waits until it is whole.
+    assert world.members == ("a/2", "a/3")
+    assert state.workers["a/0"].status == Status.STANDBY
+    state.add(Worker("a/1#2", "a", 1, Status.STANDBY))
+    assert enter(state, settings).members == ("a/0", "a/1#2", "a/2", "a/3")
 
 
 @pytest.mark.parametrize(
@@ -122,14 +127,16 @@ def test_config_says_what_contradicts(changes, says):
 @given(data=st.data(), unit=st.integers(1, 3))
 def test_worlds_keep_to_the_rules_whatever_happens(data, unit):
     least, most = 2, 7
-    settings_ = config(least, most, unit=unit, last_call_s=0)
+    settings_ = config(least, most, unit=unit, last_call_s=0, settle_s=0)
     state, epoch, serial = MembershipState(), 0, 0
     for _ in range(30):
         what = data.draw(st.sampled_from(["add", "ready", "lost", "leave", "decide"]))
         names = sorted(state.workers)
         if what == "add":
             node = data.draw(st.sampled_from("abc"))
-            state.add(Worker(f"{node}/{serial}", node, serial % 4))
+            slots = {w.slot for w in state.workers.values() if w.node == node}
+            slot = min(set(range(31)) - slots)
+            state.add(Worker(f"{node}/{serial}", node, slot))
             serial += 1
         elif what == "ready" and names:
             name = data.draw(st.sampled_from(names))
@@ -154,7 +161,12 @@ def test_worlds_keep_to_the_rules_whatever_happens(data, unit):
         assert least <= len(members) <= most
         assert len(members) % unit == 0
         assert set(members) <= able
-        assert len(able) - len(members) < unit or len(members) > most - unit
+        copies = Counter(
+            (state.workers[name].node, state.workers[name].slot // unit)
+            for name in able
+        )
+        num_whole = sum(num == unit for num in copies.values())
+        assert len(members) == min(num_whole, most // unit) * unit
         stayed = {n for n, w in state.workers.items() if w.status == Status.MEMBER}
         assert stayed <= set(members) or set(members) <= stayed
         state.enter(verdict.world)

@@ -96,7 +96,10 @@ def test_world_of_new_ranks_only_is_an_error():
 @pytest.mark.parametrize(
     ("one", "says"),
     [
-        (Progress(1, 1), "rank 1 has applied step 1 and reduced step 1 while another"),
+        (
+            Progress(1, 1),
+            "rank 1 has applied step 1 and reduced step 1 while another rank has step 3",
+        ),
         (Progress(3, 2), "rank 1 has applied step 3 and reduced step 2"),
         (Progress(1, 3), "rank 1 has applied step 1 and reduced step 3"),
     ],

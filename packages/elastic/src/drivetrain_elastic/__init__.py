@@ -10,29 +10,44 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_core.lazy import load_export as _load_export
 
 if TYPE_CHECKING:
+    from drivetrain_elastic._agent._agent import Agent
+    from drivetrain_elastic._agent._config import AgentConfig
     from drivetrain_elastic._client import MasterError, RefusedError
+    from drivetrain_elastic._loop import ElasticLoop
     from drivetrain_elastic._master._master import Master
     from drivetrain_elastic._sampler import ElasticDistributedSampler
+    from drivetrain_elastic._scaling import BatchScaling
+    from drivetrain_elastic._schedule import Schedule
     from drivetrain_elastic._shard_client import LostLeaseError, ShardClient
     from drivetrain_elastic._version import __version__
 
 __all__ = [
+    "Agent",
+    "AgentConfig",
+    "BatchScaling",
     "ElasticDistributedSampler",
+    "ElasticLoop",
     "LostLeaseError",
     "Master",
     "MasterError",
     "RefusedError",
+    "Schedule",
     "ShardClient",
     "__version__",
 ]
 
 _HOMES = {
     "__version__": "_version",
+    "Agent": "_agent._agent",
+    "AgentConfig": "_agent._config",
+    "BatchScaling": "_scaling",
     "ElasticDistributedSampler": "_sampler",
+    "ElasticLoop": "_loop",
     "LostLeaseError": "_shard_client",
     "Master": "_master._master",
     "MasterError": "_client",
     "RefusedError": "_client",
+    "Schedule": "_schedule",
     "ShardClient": "_shard_client",
 }
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from drivetrain_core import DistributedError, ProgramError
+from drivetrain_elastic._tls import channel_credentials
 from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, credentials
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ class MasterClient:
         address: `host:port`.
         token: Of the job.
         patience_s: How long a call waits for a master.
-        tls: Credentials of the channel; None where the master is on this machine.
+        tls: Credentials of the channel; by default those of DRIVETRAIN_ELASTIC_TLS_CA,
+            or none, where the master is on this machine.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class MasterClient:
         self.address = address
         self._patience_s = patience_s
         self._metadata = credentials(token)
+        tls = tls or channel_credentials()
         if tls is None:
             self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         else:

@@ -15,8 +15,6 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.distributed_c10d import PrefixStore
-
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from datetime import timedelta
@@ -34,7 +32,7 @@ class WorldGroup:
 
     Args:
         factory: Makes the process group.
-        store: Where the ranks of all worlds of the job meet.
+        store: Where its ranks meet, and no others.
         epoch: Of the world.
         rank: This one.
         world_size: The number of ranks.
@@ -60,8 +58,7 @@ class WorldGroup:
     ) -> None:
         self.epoch = epoch
         before = _sockets()
-        own = PrefixStore(f"world/{epoch}", store)
-        self.group: ProcessGroup = factory(own, rank, world_size, timeout)
+        self.group: ProcessGroup = factory(store, rank, world_size, timeout)
         self._sockets = _connected(_sockets() - before)
         self._is_broken = False
 

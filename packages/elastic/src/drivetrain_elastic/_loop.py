@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import logging
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from drivetrain_core import DistributedError, ProgramError
-from drivetrain_elastic._group import WorldGroup
-from drivetrain_elastic._reducer import GradientReducer
-from drivetrain_elastic._transfer import give_state, state_digest, take_state
-from drivetrain_elastic.decisions.steps import Do, Progress, resolve
+from drivetrain_elastic._agreement import agree
+from drivetrain_elastic._connection import connect
+from drivetrain_elastic._schedule import Block
+from drivetrain_elastic._training import Training
+from drivetrain_elastic._world import World, call_roll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping
-    from datetime import timedelta
     from typing import Self
 
-    from torch.distributed.distributed_c10d import Store
+    from torch.distributed import Work
 
-    from drivetrain_core.services import ProcessGroupFactory
+    from drivetrain_core.services import Checkpointer, ProcessGroupFactory
+    from drivetrain_elastic._connection import Connection
+    from drivetrain_elastic._scaling import BatchScaling
     from drivetrain_elastic._schedule import Part, Schedule
-    from drivetrain_elastic._seat import Seat, SeatSource
-    from drivetrain_elastic.decisions.steps import Resolution
+    from drivetrain_elastic._seat import Seat
 
 __all__ = ["ElasticLoop", "Step"]
 
 logger = logging.getLogger(__name__)
 
-_STEP = "drivetrain.step"
 _FINISHED = "finished"
-_POLL_S = 0.002
-_GRADIENTS_TAG = 0x4752
+_TIMEOUT = timedelta(seconds=60)
 
 
 class Step:
@@ -84,22 +84,51 @@ class ElasticLoop:
 
     When a rank is lost, the step in flight is finished or made again, and the rest go on
     with the same global batches; a rank that is new takes the state from another one.
+    Under `drivetrain-elastic run` the agent tells of worlds; a script that is started by
+    itself is a world of one.
 
     Args:
         model: On this rank.
         optimizer: Of its parameters.
         schedule: Which samples each step trains on.
         num_steps: How many steps there are.
-        seats: Tells of worlds.
-        store: Where the ranks of all worlds meet.
-        factory: Makes process groups.
-        timeout: How long ranks wait for each other.
-        state: What else moves to a new rank, by name; the loop's own entries are added.
+        num_epochs: In their place, how often the data is read.
+        scaling: How the learning rate follows the batch, for schedules whose batch follows
+            the ranks.
+        state: What else belongs to the state, by name, such as a schedule of learning
+            rates: what has a `state_dict`, or plain data.
         num_micro_batches: How many passes a rank makes a step, at most.
+        checkpointer: Saves the state, from rank 0, and restores it when a training
+            begins that no rank has the state of.
+        save_every: After how many steps; 0 for never.
+        timeout: How long ranks wait for each other.
         patience_s: How long to wait for a world.
+        factory: Makes process groups; by default the one that is installed.
+        connection: To whoever tells of worlds; by default that of the environment.
 
     Attributes:
         step: The last step that counts.
+
+    Raises:
+        DistributedError: The agent does not answer, or no world came in time.
+
+    Example:
+        >>> from drivetrain_elastic import ElasticLoop, Schedule
+        >>> model = torch.nn.Linear(2, 1)
+        >>> data = torch.rand(8, 2)
+        >>> loop = ElasticLoop(
+        ...     model,
+        ...     torch.optim.SGD(model.parameters(), lr=0.1),
+        ...     schedule=Schedule(num_samples=8, global_batch=4),
+        ...     num_steps=3,
+        ... )
+        >>> for step in loop:
+        ...     with step:
+        ...         for part in step.parts():
+        ...             loss = model(data[part.indices]).square().mean()
+        ...             (loss * part.weight).backward()
+        >>> loop.step
+        3
     """
 
     def __init__(
@@ -108,69 +137,97 @@ class ElasticLoop:
         optimizer: torch.optim.Optimizer,
         *,
         schedule: Schedule,
-        num_steps: int,
-        seats: SeatSource,
-        store: Store,
-        factory: ProcessGroupFactory,
-        timeout: timedelta,
+        num_steps: int | None = None,
+        num_epochs: int | None = None,
+        scaling: BatchScaling | None = None,
         state: MutableMapping[str, object] | None = None,
         num_micro_batches: int = 1,
-        patience_s: float = 600.0,
+        checkpointer: Checkpointer | None = None,
+        save_every: int = 0,
+        timeout: timedelta = _TIMEOUT,
+        patience_s: float = 3600.0,
+        factory: ProcessGroupFactory | None = None,
+        connection: Connection | None = None,
     ) -> None:
-        self.step = 0
+        if (num_steps is None) == (num_epochs is None):
+            message = (
+                "a loop needs either num_steps or num_epochs, got "
+                f"{num_steps} and {num_epochs}"
+            )
+            raise ProgramError(message)
+        if save_every and checkpointer is None:
+            message = f"save_every={save_every} needs a checkpointer"
+            raise ProgramError(message)
         self._schedule = schedule
         self._num_steps = num_steps
-        self._seats = seats
-        self._store = store
-        self._factory = factory
+        self._num_epochs = num_epochs
+        self._seats, self._store, make = connection or connect()
+        self._factory = factory or make()
         self._timeout = timeout
         self._num_micro_batches = num_micro_batches
         self._patience_s = patience_s
-        self._optimizer = optimizer
-        self._state: MutableMapping[str, object] = {
-            "model": model,
-            "optimizer": optimizer,
-            **(state or {}),
-        }
-        self._reducer = GradientReducer(model.parameters())
-        self._seat: Seat | None = None
-        self._group: WorldGroup | None = None
-        self._reduced = 0
-        self._has_state = False
-        self._vote: tuple[Any, torch.Tensor] | None = None
+        self._checkpointer = checkpointer
+        self._save_every = save_every
+        others = {} if state is None else state
+        self._training = Training(model, optimizer, others, schedule, scaling)
+        self._block = Block(0, 0, 0)
+        self._world: World | None = None
+        self._epoch = 0
+        self._vote: tuple[Work, torch.Tensor] | None = None
         self._began_s = 0.0
-        self._unsubscribe = seats.subscribe(self._hear)
+        self._unsubscribe = self._seats.subscribe(self._hear)
+
+    @property
+    def step(self) -> int:
+        """The last step that counts."""
+        return self._training.step
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps count."""
+        if self._num_steps is not None:
+            return self._training.step >= self._num_steps
+        assert self._num_epochs is not None
+        return self._training.position.epoch >= self._num_epochs
 
     def __iter__(self) -> Iterator[Step]:
         """Yields steps until the last one counts, or this worker has no place any more."""
+        self._restore()
+        self._seats.report_ready()
         try:
             while self._prepare():
-                assert self._seat is not None
-                yield Step(self, self.step + 1, self._seat)
+                assert self._world is not None
+                yield Step(self, self.step + 1, self._world.seat)
+            self._seats.report_phase("ending")
+            if self._checkpointer is not None:
+                self._checkpointer.flush()
+            self._seats.report_end(is_finished=self.is_done)
         finally:
             self._unsubscribe()
-            self._reducer.close()
-            if self._group is not None:
-                self._group.close()
+            self._training.reducer.close()
+            self._leave_world()
+
+    # ---- one step ----
 
     def _prepare(self) -> bool:
         """Comes to the start of the next step; returns whether there is one here."""
         while True:
-            if self._seat is None or self._group is None:
-                if not self._enter(0 if self._seat is None else self._seat.epoch):
+            if self._world is None:
+                if not self._enter():
                     return False
                 continue
+            self._seats.report_phase("waiting")
             try:
                 pending = self._count_votes()
             except RuntimeError as error:
-                if self.step == self._num_steps and self._store.check([_FINISHED]):
+                if self.is_done and self._store.check([_FINISHED]):
                     return False
                 self._break(str(error))
                 continue
-            if pending > self._seat.epoch:
-                self._leave_group()
+            if pending > self._epoch:
+                self._leave_world()
                 continue
-            if self.step < self._num_steps:
+            if not self.is_done:
                 return True
             # All have the last step, though some may not know it yet: whose vote breaks
             # off, since this rank goes, finds it here.
@@ -178,49 +235,53 @@ class ElasticLoop:
             return False
 
     def _begin(self) -> None:
+        self._seats.report_phase("computing")
         self._began_s = time.monotonic()
-        self._reducer.begin()
+        assert self._world is not None
+        self._block = self._training.begin(self._world.seat.num_copies)
 
     def _parts(self) -> Iterator[Part]:
-        assert self._seat is not None
-        assert self._group is not None
+        assert self._world is not None
+        seat = self._world.seat
         parts = self._schedule.parts(
-            self.step + 1,
-            world_size=len(self._seat.members),
-            rank=self._seat.rank,
+            self._block,
+            num_copies=seat.num_copies,
+            copy=seat.copy,
             num_micro_batches=self._num_micro_batches,
         )
         for at, part in enumerate(parts):
             if at == len(parts) - 1:
-                self._reducer.send_with(self._group.group)
+                self._training.reducer.send_with(self._world.peers)
             yield part
 
     def _finish(self) -> None:
         """Reduces, applies and votes; or breaks the world off, and leaves the rest."""
-        assert self._group is not None
+        assert self._world is not None
+        self._seats.report_phase("waiting")
+        training = self._training
         try:
-            self._reducer.finish(self._group.group)
+            training.reducer.finish(self._world.peers)
+            training.reduced = training.step + 1
+            if self._world.seat.unit > 1:
+                # Other parts of the model may not have theirs.
+                self._world.everyone.allreduce([torch.zeros(1)]).wait()
         except RuntimeError as error:
             self._break(str(error))
             return
-        self._reduced = self.step + 1
-        self._apply()
+        training.apply()
+        self._save()
         self._cast_vote()
         self._seats.report_step(self.step, time.monotonic() - self._began_s)
 
-    def _apply(self) -> None:
-        self._optimizer.step()
-        self.step += 1
-
     def _cast_vote(self) -> None:
         """Tells all ranks that this one has its gradients, and of which world it knows."""
-        assert self._group is not None
+        assert self._world is not None
         latest = self._seats.latest()
         heard = torch.tensor([0 if latest is None else latest.epoch])
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]
         try:
-            self._vote = self._group.group.allreduce([heard], options), heard
+            self._vote = self._world.everyone.allreduce([heard], options), heard
         except RuntimeError as error:
             self._break(str(error))
 
@@ -232,55 +293,79 @@ class ElasticLoop:
         work.wait()
         return int(heard)
 
+    # ---- checkpoints ----
+
+    def _restore(self) -> None:
+        """Begins where a checkpoint is, unless another rank is further."""
+        if self._checkpointer is None or self._checkpointer.latest() is None:
+            return
+        entries: dict[str, Any] = self._training.entries()
+        self._checkpointer.restore(entries)
+        self._training.set_entries(entries)
+
+    def _save(self) -> None:
+        assert self._world is not None
+        if not self._save_every or self.step % self._save_every:
+            return
+        if self._world.seat.copy == 0:
+            assert self._checkpointer is not None
+            self._checkpointer.save(self.step, self._training.entries())
+
+    # ---- worlds ----
+
     def _hear(self, seat: Seat) -> None:
         """Wakes this rank, from a thread, if it waits for one that is gone."""
-        current, group = self._seat, self._group
-        if current is None or group is None or seat.epoch <= current.epoch:
+        world = self._world
+        if world is None or seat.epoch <= world.seat.epoch:
             return
-        lost = set(current.members) - set(seat.members)
+        lost = set(world.seat.members) - set(seat.members)
         if any(self._seats.is_gone(name) for name in lost):
-            group.break_off()
+            world.break_off()
 
     def _break(self, reason: str) -> None:
-        assert self._seat is not None
-        epoch, latest = self._seat.epoch, self._seats.latest()
-        if latest is None or latest.epoch <= epoch:
-            logger.info("world %d is broken: %s", epoch, reason)
-            self._seats.report_broken(epoch, reason)
-        self._leave_group()
+        latest = self._seats.latest()
+        if latest is None or latest.epoch <= self._epoch:
+            logger.info("world %d is broken: %s", self._epoch, reason)
+            self._seats.report_broken(self._epoch, reason)
+        self._leave_world()
 
-    def _leave_group(self) -> None:
+    def _leave_world(self) -> None:
         self._vote = None
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        if self._world is not None:
+            self._world.close()
+            self._world = None
 
-    def _enter(self, epoch: int) -> bool:
-        """Enters a newer world; returns whether this worker has a place in it."""
-        seat = self._seats.wait(epoch, self._patience_s)
-        if seat is None:
-            message = f"no world after {epoch} came within {self._patience_s:g} s"
-            raise DistributedError(message)
-        self._seat = seat
-        if seat.rank < 0:
-            # One that stands by waits for a place; one that had its place has left.
-            return not self._has_state
-        if not self._all_come(seat):
+    def _enter(self) -> bool:
+        """Enters a newer world; returns whether this worker goes on."""
+        self._seats.report_phase("waiting for a world")
+        seat = self._seats.wait(self._epoch, self._patience_s)
+        if seat is None or seat.rank < 0:
+            if self._seats.is_leaving():
+                return False
+            if seat is None:
+                message = (
+                    f"no world after {self._epoch} came within {self._patience_s:g} s"
+                )
+                raise DistributedError(message)
+            self._epoch = seat.epoch
             return True
+        self._epoch = seat.epoch
+        self._seats.report_phase("entering a world")
         try:
-            self._group = WorldGroup(
-                self._factory,
-                self._store,
-                epoch=seat.epoch,
-                rank=seat.rank,
-                world_size=len(seat.members),
-                timeout=self._timeout,
-            )
-            # What was heard while the group was made found none to break off.
+            if not call_roll(
+                seat, self._store, timeout=self._timeout, is_over=self._is_over
+            ):
+                return True
+            self._world = World(seat, self._factory, self._store, self._timeout)
+            # What was heard while the groups were made found none to break off.
             latest = self._seats.latest()
             if latest is not None:
                 self._hear(latest)
-            self._agree(seat)
+            done = agree(self._training, self._world)
+            logger.info(
+                "rank %d of %d in world %d, step %d: %s",
+                *(seat.rank, len(seat.members), seat.epoch, self.step, done),
+            )
         except RuntimeError as error:
             # Somebody was lost while the world formed: there will be another one.
             if isinstance(error, DistributedError):
@@ -288,84 +373,6 @@ class ElasticLoop:
             self._break(str(error))
         return True
 
-    def _all_come(self, seat: Seat) -> bool:
-        """Waits for all ranks of a world; returns whether it is still the newest then.
-
-        Making a group cannot be broken off, so that it is begun only with all there.
-        """
-        keys = [f"world/{seat.epoch}/here/{rank}" for rank in range(len(seat.members))]
-        self._store.set(keys[seat.rank], "1")
-        end_s = time.monotonic() + self._timeout.total_seconds()
-        while not self._store.check(keys):
-            latest = self._seats.latest()
-            if latest is not None and latest.epoch > seat.epoch:
-                return False
-            if time.monotonic() > end_s:
-                self._break(f"not all ranks came within {self._timeout}")
-                return False
-            time.sleep(_POLL_S)
-        return True
-
-    def _agree(self, seat: Seat) -> None:
-        """Brings all ranks of a world to the same step."""
-        assert self._group is not None
-        group = self._group.group
-        mine = torch.tensor([self.step, self._reduced, not self._has_state])
-        all_ = [torch.zeros_like(mine) for _ in seat.members]
-        group.allgather([all_], [mine]).wait()
-        rows = [row.tolist() for row in all_]
-        if all(is_new for _, _, is_new in rows):
-            self._begin_alike(seat)
-            return
-        progress = [
-            Progress(step, reduced, bool(is_new), node)
-            for (step, reduced, is_new), node in zip(rows, seat.nodes, strict=True)
-        ]
-        self._carry_out(resolve(progress), seat.rank)
-
-    def _begin_alike(self, seat: Seat) -> None:
-        """Gives the state of the first rank of the first world to those that differ."""
-        assert self._group is not None
-        group = self._group.group
-        state = {**self._state, _STEP: self.step}
-        mine = torch.tensor([state_digest(state)])
-        digests = [torch.zeros_like(mine) for _ in seat.members]
-        group.allgather([digests], [mine]).wait()
-        for taker, digest in enumerate(digests):
-            if torch.equal(digest, digests[0]):
-                continue
-            if seat.rank == 0:
-                give_state(group, taker, state)
-            elif seat.rank == taker:
-                self._take(0)
-        self._has_state = True
-
-    def _take(self, source: int) -> None:
-        """Receives the state of another rank."""
-        assert self._group is not None
-        into: dict[str, Any] = {**self._state, _STEP: 0}
-        take_state(self._group.group, source, into)
-        self.step = self._reduced = into[_STEP]
-        self._has_state = True
-
-    def _carry_out(self, resolution: Resolution, rank: int) -> None:
-        assert self._group is not None
-        group, actions = self._group.group, resolution.actions
-        for taker, action in enumerate(actions):
-            if action.do != Do.TAKE_GRADIENTS or rank not in {taker, action.source}:
-                continue
-            for buffer in self._reducer.buffers:
-                if rank == taker:
-                    group.recv([buffer], action.source, _GRADIENTS_TAG).wait()
-                else:
-                    group.send([buffer], taker, _GRADIENTS_TAG).wait()
-        if actions[rank].do in {Do.TAKE_GRADIENTS, Do.APPLY}:
-            self._reduced = resolution.step
-            self._apply()
-        for taker, action in enumerate(actions):
-            if action.do != Do.TAKE_STATE:
-                continue
-            if rank == taker:
-                self._take(action.source)
-            elif rank == action.source:
-                give_state(group, taker, {**self._state, _STEP: self.step})
+    def _is_over(self) -> bool:
+        latest = self._seats.latest()
+        return latest is not None and latest.epoch > self._epoch

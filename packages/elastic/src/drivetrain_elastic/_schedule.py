@@ -1,8 +1,9 @@
-"""Which samples a step trains on, as a function of its number alone.
+"""Which samples a step trains on, as a function of how far the training is in its data.
 
-N samples are read in global batches of G, epoch after epoch, each in an order of its own.
-The last batch of an epoch has what is left, unless it is dropped. So the number of a step
-says all of where a training is in its data: whatever ranks there were before, and will be.
+N samples are read epoch after epoch, each in an order of its own, in global batches: of G
+samples whatever ranks there are, or of so many for each copy of the model. The last batch
+of an epoch has what is left, unless it is dropped. So one position says all of where a
+training is in its data, whatever ranks there were before, and will be.
 """
 
 from __future__ import annotations
@@ -17,7 +18,19 @@ from drivetrain_elastic._order import epoch_order, part_of_block
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Block", "Part", "Schedule"]
+__all__ = ["Block", "Part", "Position", "Schedule"]
+
+
+class Position(NamedTuple):
+    """How far a training is in its data.
+
+    Attributes:
+        epoch: Which pass over the data.
+        start: How many places of the epoch's order have been read.
+    """
+
+    epoch: int = 0
+    start: int = 0
 
 
 class Block(NamedTuple):
@@ -53,74 +66,108 @@ class Schedule:
 
     Args:
         num_samples: N.
-        global_batch: G.
+        global_batch: G, the same whatever ranks there are: steps, learning rate and losses
+            are those of a training that nothing happened to.
+        batch_per_copy: In its place, how many samples each copy of the model reads in a
+            step: more copies make larger batches, for which `BatchScaling` is.
         seed: Of the orders.
         shuffle: Whether there are any.
         drop_last: Whether what does not fill a batch at the end of an epoch is left out.
 
     Raises:
-        ProgramError: A number is out of range, or nothing would be left.
+        ProgramError: A number is out of range, both batches are given or none, or nothing
+            would be left.
 
     Example:
         >>> schedule = Schedule(num_samples=10, global_batch=4, shuffle=False)
-        >>> [schedule.block(step) for step in (1, 3, 4)]
-        [Block(epoch=0, start=0, size=4), Block(epoch=0, start=8, size=2), \
-Block(epoch=1, start=0, size=4)]
-        >>> schedule.parts(3, world_size=2, rank=1)
+        >>> position = Position()
+        >>> for _ in range(4):
+        ...     block = schedule.block(position, num_copies=2)
+        ...     position = schedule.after(block)
+        ...     print(block)
+        Block(epoch=0, start=0, size=4)
+        Block(epoch=0, start=4, size=4)
+        Block(epoch=0, start=8, size=2)
+        Block(epoch=1, start=0, size=4)
+        >>> schedule.parts(Block(0, 8, 2), num_copies=2, copy=1)
         [Part(indices=[9], weight=0.5)]
     """
 
     num_samples: int
-    global_batch: int
+    global_batch: int | None = None
+    batch_per_copy: int | None = None
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
-        if self.num_samples < 1 or self.global_batch < 1:
+        if (self.global_batch is None) == (self.batch_per_copy is None):
             message = (
-                "num_samples and global_batch must be at least 1, got "
-                f"{self.num_samples} and {self.global_batch}"
+                "a schedule needs either global_batch or batch_per_copy, got "
+                f"{self.global_batch} and {self.batch_per_copy}"
             )
             raise ProgramError(message)
-        if self.drop_last and self.num_samples < self.global_batch:
+        batch = self.global_batch or self.batch_per_copy or 0
+        if self.num_samples < 1 or batch < 1:
             message = (
-                f"a dataset of {self.num_samples} samples has no whole batch of "
-                f"{self.global_batch}, and drop_last leaves out what is not whole"
+                "num_samples and the batch must be at least 1, got "
+                f"{self.num_samples} and {batch}"
+            )
+            raise ProgramError(message)
+        if self.global_batch is not None:
+            self._check_whole(batch)
+
+    def _check_whole(self, batch: int) -> None:
+        if self.drop_last and self.num_samples < batch:
+            message = (
+                f"a dataset of {self.num_samples} samples has no whole batch of {batch}, "
+                "and drop_last leaves out what is not whole"
             )
             raise ProgramError(message)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """How many steps an epoch has."""
-        whole, rest = divmod(self.num_samples, self.global_batch)
-        return whole + (rest > 0 and not self.drop_last)
-
-    def block(self, step: int) -> Block:
-        """Returns the samples of a step.
+    def block(self, position: Position, *, num_copies: int) -> Block:
+        """Returns the samples of the next step.
 
         Args:
-            step: From 1.
+            position: How far the training is.
+            num_copies: How many copies of the model there are.
+
+        Raises:
+            ProgramError: There are so many copies that no batch is whole.
         """
-        epoch, at = divmod(step - 1, self.steps_per_epoch)
-        start = at * self.global_batch
-        return Block(epoch, start, min(self.global_batch, self.num_samples - start))
+        batch = self.global_batch
+        if batch is None:
+            assert self.batch_per_copy is not None
+            batch = self.batch_per_copy * num_copies
+            self._check_whole(batch)
+        epoch, start = position
+        if self.drop_last and self.num_samples - start < batch:
+            epoch, start = epoch + 1, 0
+        return Block(epoch, start, min(batch, self.num_samples - start))
+
+    def after(self, block: Block) -> Position:
+        """Returns how far a training is that has made the step of a block."""
+        end = block.start + block.size
+        whole = self.global_batch if self.drop_last else None
+        if end >= self.num_samples or (whole and self.num_samples - end < whole):
+            return Position(block.epoch + 1, 0)
+        return Position(block.epoch, end)
 
     def parts(
-        self, step: int, *, world_size: int, rank: int, num_micro_batches: int = 1
+        self, block: Block, *, num_copies: int, copy: int, num_micro_batches: int = 1
     ) -> list[Part]:
-        """Returns what one rank computes in a step.
+        """Returns what one copy of the model computes in a step.
 
         Args:
-            step: From 1.
-            world_size: The number of ranks.
-            rank: This one.
+            block: The samples of the step.
+            num_copies: How many copies there are.
+            copy: Which one.
             num_micro_batches: How many forward and backward passes it makes at most; fewer
                 where it has fewer samples, and none where it has none.
         """
-        epoch, start, size = self.block(step)
-        mine = part_of_block(start, size, world_size=world_size, rank=rank)
+        epoch, start, size = block
+        mine = part_of_block(start, size, world_size=num_copies, rank=copy)
         order = _order(self.num_samples, epoch, self.seed, self.shuffle)
         parts = []
         for at in range(num_micro_batches):

@@ -18,24 +18,39 @@ class Seat(NamedTuple):
         rank: This worker's; -1 if it has none there.
         members: The names of the workers, by rank.
         nodes: Where they run, by rank.
+        unit: How many ranks, one after the other, hold a copy of the model together.
+
+    Example:
+        >>> seat = Seat(3, 2, ("a", "b", "c", "d"), ("n", "n", "m", "m"), unit=2)
+        >>> seat.num_copies, seat.copy, seat.part, seat.peers
+        (2, 1, 0, (0, 2))
     """
 
     epoch: int
     rank: int
     members: tuple[str, ...]
     nodes: tuple[str, ...]
+    unit: int = 1
 
-    def follows_without(self, before: Seat) -> bool:
-        """Whether a member of an earlier world has no place in this one.
+    @property
+    def num_copies(self) -> int:
+        """How many copies of the model there are."""
+        return len(self.members) // self.unit
 
-        Example:
-            >>> one = Seat(1, 0, ("a", "b"), ("n", "n"))
-            >>> Seat(2, 0, ("a", "b", "c"), ("n",) * 3).follows_without(one)
-            False
-            >>> Seat(2, 0, ("a", "c"), ("n",) * 2).follows_without(one)
-            True
-        """
-        return bool(set(before.members) - set(self.members))
+    @property
+    def copy(self) -> int:
+        """Which copy this worker has a part of."""
+        return self.rank // self.unit
+
+    @property
+    def part(self) -> int:
+        """Which part of its copy this worker has."""
+        return self.rank % self.unit
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The ranks that have the same part, by copy."""
+        return tuple(range(self.part, len(self.members), self.unit))
 
 
 class SeatSource(Protocol):
@@ -45,7 +60,10 @@ class SeatSource(Protocol):
         """Returns the last world that this worker has heard of."""
 
     def wait(self, newer_than: int, timeout_s: float) -> Seat | None:
-        """Returns a world of a higher epoch as soon as there is one; None if not."""
+        """Returns a world of a higher epoch as soon as there is one.
+
+        None if the time is up, or if this worker is to leave.
+        """
 
     def subscribe(self, heard: Callable[[Seat], None]) -> Callable[[], None]:
         """Calls a function, from a thread, for each world; returns what ends that."""
@@ -53,8 +71,20 @@ class SeatSource(Protocol):
     def is_gone(self, name: str) -> bool:
         """Whether a worker is known to be gone, rather than about to leave."""
 
+    def is_leaving(self) -> bool:
+        """Whether this worker is to end when the world no longer has it."""
+
+    def report_ready(self) -> None:
+        """Tells that this worker can take a place."""
+
+    def report_phase(self, phase: str) -> None:
+        """Tells what this worker does from now on."""
+
     def report_step(self, step: int, seconds: float) -> None:
         """Tells how far this worker is."""
 
     def report_broken(self, epoch: int, reason: str) -> None:
         """Tells that collectives of a world fail, so that another one is needed."""
+
+    def report_end(self, *, is_finished: bool) -> None:
+        """Tells that this worker has made all steps, or has left before."""

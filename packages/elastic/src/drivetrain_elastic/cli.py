@@ -9,6 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core.commands import run_command
+from drivetrain_elastic._demo_command import populate_demo_parser
+from drivetrain_elastic._run_command import populate_run_parser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +27,18 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         parser: The parser, empty or a sub-parser of another command.
     """
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser(
+        "run", help="train on this node, whatever dies", allow_abbrev=False
+    )
+    populate_run_parser(run)
+
+    demo = commands.add_parser(
+        "demo",
+        help="train, kill workers, and see training go on",
+        allow_abbrev=False,
+    )
+    populate_demo_parser(demo)
 
     master = commands.add_parser(
         "master", help="serve a job until a signal ends it", allow_abbrev=False
@@ -46,10 +60,16 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     )
     master.add_argument("--tls-certificate", metavar="FILE")
     master.add_argument("--tls-key", metavar="FILE")
+    master.add_argument(
+        "--with-parent",
+        action="store_true",
+        help="end when the process that started this one does",
+    )
     master.set_defaults(run=_serve)
 
-    for name, help_text, run in (
+    for name, help_text, show in (
         ("status", "how the job stands", _status),
+        ("nodes", "who trains where", _nodes),
         ("shards", "how far each dataset is", _shards),
         ("events", "what has happened", _events),
     ):
@@ -57,8 +77,27 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         one.add_argument("--address", metavar="HOST:PORT", help="of the master")
         one.add_argument("--token-file", metavar="FILE")
         one.add_argument("--json", action="store_true")
-        one.set_defaults(run=run)
+        one.set_defaults(run=show)
     one.add_argument("--follow", action="store_true", help="and what is to come")
+
+    for name, help_text, ask in (
+        ("leave", "let a node go at the end of a step", _leave),
+        ("stop", "end the job", _stop),
+    ):
+        one = commands.add_parser(name, help=help_text, allow_abbrev=False)
+        one.add_argument("--address", metavar="HOST:PORT", help="of the master")
+        one.add_argument("--token-file", metavar="FILE")
+        one.add_argument("--reason", default="somebody asked for it", metavar="TEXT")
+        one.set_defaults(run=ask)
+        if ask is _leave:
+            one.add_argument("node", metavar="NODE")
+            one.add_argument(
+                "--within-s",
+                type=float,
+                default=30.0,
+                metavar="SECONDS",
+                help="after which its workers are ended",
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,9 +124,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
     from drivetrain_elastic import Master
-    from drivetrain_elastic._master._secret import make_token, read_token, write_token
-    from drivetrain_elastic._master._tls import server_credentials
+    from drivetrain_elastic._agent._parent import end_with_parent
+    from drivetrain_elastic._secret import make_token, read_token, write_token
+    from drivetrain_elastic._tls import server_credentials
 
+    if arguments.with_parent:
+        end_with_parent()
     if not Path(arguments.token_file).exists():
         write_token(arguments.token_file, make_token())
     tls = server_credentials(arguments.tls_certificate, arguments.tls_key)
@@ -111,7 +153,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _client(arguments: argparse.Namespace) -> Any:
     from drivetrain_elastic._client import MasterClient, address_and_token
-    from drivetrain_elastic._master._secret import read_token
+    from drivetrain_elastic._secret import read_token
 
     token = read_token(arguments.token_file) if arguments.token_file else None
     return MasterClient(*address_and_token(arguments.address, token), patience_s=5.0)
@@ -130,7 +172,41 @@ def _status(arguments: argparse.Namespace) -> int:
         _print_json(status)
         return 0
     print(f"master {status.incarnation}, up {status.up_s:.0f} s")
+    if status.epoch:
+        print(f"world {status.epoch} of {status.world_size} workers: {status.reason}")
+    if status.ended:
+        print(f"ended with {status.exit_code}: {status.ended}")
+    _print_nodes(status.nodes)
     _print_datasets(status.datasets)
+    return 0
+
+
+def _nodes(arguments: argparse.Namespace) -> int:
+    status = _get_status(arguments)
+    if arguments.json:
+        for node in status.nodes:
+            _print_json(node)
+    else:
+        _print_nodes(status.nodes)
+    return 0
+
+
+def _leave(arguments: argparse.Namespace) -> int:
+    from drivetrain_elastic.protocol import _messages as pb
+
+    request = pb.LeaveRequest(
+        node=arguments.node, within_s=arguments.within_s, reason=arguments.reason
+    )
+    with _client(arguments) as client:
+        client.call("Leave", request)
+    return 0
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    from drivetrain_elastic.protocol import _messages as pb
+
+    with _client(arguments) as client:
+        client.call("Stop", pb.StopRequest(reason=arguments.reason))
     return 0
 
 
@@ -161,6 +237,18 @@ def _events(arguments: argparse.Namespace) -> int:
             )
             sys.stdout.flush()
     return 0
+
+
+def _print_nodes(nodes: Sequence[Any]) -> None:
+    for node in nodes:
+        where = f"process {node.pid} on {node.host}"
+        print(f"node {node.node}: {where}, heard of {node.silent_s:.1f} s ago")
+        for one in node.workers:
+            rank = f"rank {one.rank}" if one.rank >= 0 else "no rank"
+            print(
+                f"  {one.name}: {one.status}, {rank}, process {one.pid}, step {one.step} "
+                f"in {one.step_s:.3f} s, {one.phase} for {one.phase_s:.1f} s"
+            )
 
 
 def _print_datasets(datasets: Sequence[Any]) -> None:

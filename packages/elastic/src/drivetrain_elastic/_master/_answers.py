@@ -1,4 +1,4 @@
-"""The master's answers to calls about keys, datasets and events."""
+"""The master's answers to its calls."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from drivetrain_core import DrivetrainError
+from drivetrain_elastic._master._nodes import DuplicateNodeError
 from drivetrain_elastic.decisions.shards import DatasetSpec, indices_of
 from drivetrain_elastic.journal import JournalError
 from drivetrain_elastic.protocol import _messages as pb
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from drivetrain_elastic._master._datasets import Datasets
     from drivetrain_elastic._master._events import EventLog
     from drivetrain_elastic._master._keys import Keys
+    from drivetrain_elastic._master._nodes import Nodes
     from drivetrain_elastic.decisions.shards import DatasetState, Lease
 
 __all__ = ["Answers", "dataset_status"]
@@ -31,12 +33,18 @@ def _told(method: Any) -> Any:
     async def wrapped(self: Any, request: Any, context: Any) -> Any:
         try:
             return await method(self, request, context)
-        except JournalError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except (DrivetrainError, ValueError) as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            await context.abort(_status_of(error), str(error))
 
     return wrapped
+
+
+def _status_of(error: Exception) -> grpc.StatusCode:
+    if isinstance(error, JournalError):
+        return grpc.StatusCode.UNAVAILABLE
+    if isinstance(error, DuplicateNodeError):
+        return grpc.StatusCode.ALREADY_EXISTS
+    return grpc.StatusCode.INVALID_ARGUMENT
 
 
 class Answers:
@@ -46,17 +54,46 @@ class Answers:
         keys: The store.
         datasets: What is dealt out.
         events: What happened.
+        nodes: Who is there.
         incarnation: Which master this is.
     """
 
     def __init__(
-        self, keys: Keys, datasets: Datasets, events: EventLog, incarnation: int
+        self,
+        keys: Keys,
+        datasets: Datasets,
+        events: EventLog,
+        nodes: Nodes,
+        incarnation: int,
     ) -> None:
         self._keys = keys
         self._datasets = datasets
         self._events = events
+        self._nodes = nodes
         self._incarnation = incarnation
         self._began_s = time.monotonic()
+
+    async def Attend(  # noqa: N802
+        self, requests: AsyncIterator[pb.FromAgent], context: Any
+    ) -> AsyncIterator[Any]:
+        """Keeps the line to an agent."""
+        try:
+            async for message in self._nodes.attend(requests):
+                yield message
+        except (DrivetrainError, ValueError) as error:
+            await context.abort(_status_of(error), str(error))
+
+    @_told
+    async def Leave(self, request: pb.LeaveRequest, _: Any) -> pb.Done:  # noqa: N802
+        """Lets a node leave."""
+        self._nodes.leave(request.node, request.within_s, request.reason)
+        return pb.Done()
+
+    @_told
+    async def Stop(self, request: pb.StopRequest, _: Any) -> pb.Done:  # noqa: N802
+        """Ends the job."""
+        self._nodes.stop(request.reason, request.exit_code)
+        return pb.Done()
 
     @_told
     async def SetKey(self, request: pb.KeyValue, _: Any) -> pb.Done:  # noqa: N802
@@ -168,11 +205,13 @@ class Answers:
         self, _: pb.StatusRequest, __: Any
     ) -> pb.Status:
         """Returns how the job stands."""
-        return pb.Status(
+        status = pb.Status(
             incarnation=self._incarnation,
             up_s=time.monotonic() - self._began_s,
             datasets=[dataset_status(s) for s in self._datasets.states.values()],
         )
+        self._nodes.describe(status)
+        return status
 
     async def WatchEvents(  # noqa: N802
         self, request: pb.EventsRequest, _: Any

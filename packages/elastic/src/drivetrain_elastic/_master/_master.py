@@ -14,8 +14,9 @@ from drivetrain_elastic._master._datasets import Datasets
 from drivetrain_elastic._master._events import EventLog
 from drivetrain_elastic._master._keys import Keys
 from drivetrain_elastic._master._ledger import Ledger
-from drivetrain_elastic._master._secret import make_token
+from drivetrain_elastic._master._nodes import Nodes
 from drivetrain_elastic._master._server import serve
+from drivetrain_elastic._secret import make_token
 from drivetrain_elastic.journal import JournalError, SqliteJournal
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ _TICK_S = 1.0
 # A journal is made shorter when it has more records than this.
 _MOST_RECORDS = 100_000
 _START_S = 30.0
+_HEARTBEATS = 4
 
 
 class Master:
@@ -48,6 +50,8 @@ class Master:
         token: Whoever knows it may take part; a new one by default.
         tls: Certificates of the server. Without them only this machine can reach it.
         patience_s: How long a worker may hold shards without a word.
+        node_timeout_s: After what silence a node is gone; its agent is heard of four
+            times as often.
 
     Attributes:
         address: Where it listens.
@@ -74,6 +78,7 @@ class Master:
         token: str | None = None,
         tls: grpc.ServerCredentials | None = None,
         patience_s: float = 60.0,
+        node_timeout_s: float = 2.0,
     ) -> None:
         self.address = address
         self.token = token or make_token()
@@ -81,6 +86,7 @@ class Master:
         self._journal = SqliteJournal(journal)
         self.incarnation = self._journal.incarnation
         self._patience_s = patience_s
+        self._node_timeout_s = node_timeout_s
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._started = threading.Event()
@@ -112,8 +118,18 @@ class Master:
         try:
             datasets = Datasets(ledger, patience_s=self._patience_s)
             events = EventLog(ledger)
-            _replay(self._journal, datasets, events)
-            answers = Answers(Keys(), datasets, events, self.incarnation)
+            keys = Keys()
+            nodes = Nodes(
+                ledger,
+                events,
+                keys,
+                incarnation=self.incarnation,
+                heartbeat_s=self._node_timeout_s / _HEARTBEATS,
+                timeout_s=self._node_timeout_s,
+            )
+            _replay(self._journal, datasets, events, nodes)
+            nodes.begin()
+            answers = Answers(keys, datasets, events, nodes, self.incarnation)
             host = self.address.rsplit(":", 1)[0]
             server, port = await serve(
                 answers, self.address, token=self.token, credentials=self._tls
@@ -122,21 +138,28 @@ class Master:
             await events.add("master", str(self.incarnation), "it has begun to serve")
             logger.info("master %d serves at %s", self.incarnation, self.address)
             self._started.set()
-            await self._watch(datasets)
+            await self._watch(datasets, nodes)
             await server.stop(grace=0.5)
         finally:
             await ledger.close()
 
-    async def _watch(self, datasets: Datasets) -> None:
-        while not self._stopping.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_TICK_S):
-                    await self._stopping.wait()
-            try:
-                await datasets.expire(())
-            except JournalError as error:
-                logger.warning("this master gives way: %s", error)
-                return
+    async def _watch(self, datasets: Datasets, nodes: Nodes) -> None:
+        """Decides what nobody asks for, until this master is stopped or replaced."""
+        work = [
+            asyncio.create_task(one)
+            for one in (self._stopping.wait(), nodes.run(), _expire(datasets))
+        ]
+        try:
+            await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in work:
+                one.cancel()
+            results = await asyncio.gather(*work, return_exceptions=True)
+        for result in results:
+            if isinstance(result, JournalError):
+                logger.warning("this master gives way: %s", result)
+            elif isinstance(result, Exception):
+                raise result
 
     def stop(self) -> None:
         """Ends the service; what was told stays in the journal.
@@ -166,12 +189,21 @@ class Master:
         self.stop()
 
 
-def _replay(journal: Journal, datasets: Datasets, events: EventLog) -> None:
+async def _expire(datasets: Datasets) -> None:
+    while True:
+        await asyncio.sleep(_TICK_S)
+        await datasets.expire(())
+
+
+def _replay(
+    journal: Journal, datasets: Datasets, events: EventLog, nodes: Nodes
+) -> None:
     """Brings back what the masters before this one had written."""
     records = journal.records()
+    keepers = datasets, events, nodes
     for record in records:
-        if not datasets.replay(record) and not events.replay(record):
+        if not any(one.replay(record) for one in keepers):
             message = f"the journal has a record of a kind unknown here: {record.kind}"
             raise JournalError(message)
     if len(records) > _MOST_RECORDS:
-        journal.replace([*datasets.dump(), *events.dump()])
+        journal.replace([entry for one in keepers for entry in one.dump()])

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import socket
 import time
+from typing import Any
 
 import grpc
 
@@ -67,7 +68,7 @@ async def serve(
         handlers[name] = make(
             getattr(answers, name),
             request_deserializer=method.read_request,
-            response_serializer=method.reply.SerializeToString,
+            response_serializer=_serialize,
         )
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, handlers),)
@@ -83,6 +84,14 @@ async def serve(
         raise ProgramError(message) from error
     await server.start()
     return server, port
+
+
+def _serialize(message: Any) -> bytes:
+    """Returns the bytes of a message; one that goes to many is made into them once."""
+    if isinstance(message, bytes):
+        return message
+    made: bytes = message.SerializeToString()
+    return made
 
 
 async def _until_free(address: str) -> None:

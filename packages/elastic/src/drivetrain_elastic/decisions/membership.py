@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from drivetrain_core import ProgramError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 __all__ = [
     "MembershipConfig",
@@ -48,7 +48,7 @@ class Worker(NamedTuple):
     Attributes:
         name: Which one; no two workers of a job ever have the same.
         node: Where it runs.
-        slot: Its place on the node, from 0.
+        slot: Its place on the node, from 0; nobody else has it.
         status: What it is doing.
     """
 
@@ -79,8 +79,11 @@ class MembershipConfig:
     Args:
         min_workers: No step is made with fewer.
         max_workers: More stand by.
-        unit: The number of ranks is a multiple of this one: those of a model's copy.
+        unit: Worlds have a multiple of so many workers, those whose slots on a node make
+            up a copy of the model; a copy that is not whole stands by.
         last_call_s: How long the first world waits for more than the least.
+        settle_s: How long a world that only grows, or that is broken though nobody is
+            gone, waits for what else may come.
 
     Raises:
         ProgramError: The numbers contradict each other.
@@ -90,6 +93,7 @@ class MembershipConfig:
     max_workers: int
     unit: int = 1
     last_call_s: float = 1.0
+    settle_s: float = 0.1
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
@@ -122,12 +126,16 @@ class MembershipState:
         nodes: Nodes in the order in which they first came, which is that of ranks.
         world: The last one; None before the first.
         last_join_s: When a worker last became ready.
+        broken_s: When the world was found broken; None while it is whole.
+        broken_why: What was found.
     """
 
     workers: dict[str, Worker] = field(default_factory=dict)
     nodes: list[str] = field(default_factory=list)
     world: World | None = None
     last_join_s: float = 0.0
+    broken_s: float | None = None
+    broken_why: str = ""
 
     def add(self, worker: Worker) -> None:
         """Takes in a worker."""
@@ -146,9 +154,16 @@ class MembershipState:
         if status == Status.STANDBY:
             self.last_join_s = now_s
 
+    def set_broken(self, epoch: int, why: str, now_s: float) -> None:
+        """Notes that the collectives of a world fail, if it is the current one."""
+        is_current = self.world is not None and epoch == self.world.epoch
+        if is_current and self.broken_s is None:
+            self.broken_s, self.broken_why = now_s, why
+
     def enter(self, world: World) -> None:
         """Makes a world the current one."""
         self.world = world
+        self.broken_s = None
         for name, worker in self.workers.items():
             if name in world.members:
                 status = Status.MEMBER
@@ -195,40 +210,66 @@ def next_world(
         >>> next_world(0.0, state, config).world
         World(epoch=2, members=('a/0', 'a/2'), reason='a/1 is gone')
     """
-    able = [
-        worker
-        for worker in state.workers.values()
-        if worker.status in {Status.MEMBER, Status.STANDBY}
-    ]
-    # Members stay: one that stands by only takes a place that is free.
-    able.sort(key=lambda w: (w.status != Status.MEMBER, *_place(w, state)))
-    size = min(len(able), config.max_workers) // config.unit * config.unit
+    copies = _whole_copies(state, config.unit)
+    num_able = len(copies) * config.unit
+    size = min(num_able, config.max_workers // config.unit * config.unit)
     if size < config.min_workers:
-        reason = f"{len(able)} workers are ready, of {config.min_workers} at least"
+        reason = f"{num_able} workers are ready, of {config.min_workers} at least"
         return Verdict(None, reason, is_short=True)
     current = state.world
     if current is None:
         wait_s = state.last_join_s + config.last_call_s - now_s
         if size < config.max_workers and wait_s > 0:
             return Verdict(None, "more workers may come", wait_s=wait_s)
-    chosen = sorted(able[:size], key=lambda w: _place(w, state))
-    members = tuple(worker.name for worker in chosen)
-    if current is not None and members == current.members:
-        return Verdict(None, "nothing has changed")
-    epoch = 1 if current is None else current.epoch + 1
+        members = _in_order(copies[: size // config.unit], state)
+        reason = f"{size} workers are ready"
+        return Verdict(World(1, members, reason), reason)
+    members = _in_order(copies[: size // config.unit], state)
     reason = _difference(current, members, state)
-    return Verdict(World(epoch, members, reason), reason)
+    if members == current.members:
+        if state.broken_s is None:
+            return Verdict(None, "nothing has changed")
+        reason = f"collectives failed: {state.broken_why}"
+        wait_s = state.broken_s + config.settle_s - now_s
+    elif set(current.members) <= set(members):
+        wait_s = state.last_join_s + config.settle_s - now_s
+    else:
+        wait_s = 0.0
+    if wait_s > 0:
+        return Verdict(None, reason, wait_s=wait_s)
+    return Verdict(World(current.epoch + 1, members, reason), reason)
 
 
-def _place(worker: Worker, state: MembershipState) -> tuple[int, int, str]:
-    return state.nodes.index(worker.node), worker.slot, worker.name
+def _whole_copies(state: MembershipState, unit: int) -> list[list[Worker]]:
+    """Returns the copies of the model that can take part, those that do so far first."""
+    order = {node: at for at, node in enumerate(state.nodes)}
+    copies: dict[tuple[int, int], list[Worker]] = {}
+    for worker in state.workers.values():
+        if worker.status in {Status.MEMBER, Status.STANDBY}:
+            place = order[worker.node], worker.slot // unit
+            copies.setdefault(place, []).append(worker)
+    whole = [
+        (any(one.status != Status.MEMBER for one in copy), place, copy)
+        for place, copy in copies.items()
+        if len(copy) == unit
+    ]
+    # Members stay: one that stands by only takes a place that is free.
+    whole.sort(key=lambda entry: entry[:2])
+    return [copy for _, _, copy in whole]
+
+
+def _in_order(
+    copies: Sequence[Sequence[Worker]], state: MembershipState
+) -> tuple[str, ...]:
+    order = {node: at for at, node in enumerate(state.nodes)}
+    chosen = [worker for copy in copies for worker in copy]
+    chosen.sort(key=lambda one: (order[one.node], one.slot))
+    return tuple(worker.name for worker in chosen)
 
 
 def _difference(
-    current: World | None, members: tuple[str, ...], state: MembershipState
+    current: World, members: tuple[str, ...], state: MembershipState
 ) -> str:
-    if current is None:
-        return f"{len(members)} workers are ready"
     parts = []
     lost = [name for name in current.members if name not in members]
     for says, names in (

@@ -5,8 +5,8 @@ it. Every shard of every epoch is, at any time, in exactly one of these states:
 
     to do -> leased -> done
       ^        |
-      |        v
-      `--- returned -> dead (failed too often; kept for a person to look at)
+      |        |-----> dead (failed too often; kept for a person to look at)
+      '--------'
 
 A lease has a fence, a number that no other lease has: what a worker reports about a shard
 counts only with the fence under which it holds it. Part of a shard may be committed; what
@@ -59,7 +59,7 @@ class Shard(NamedTuple):
         epoch: Which pass over the dataset.
         start: The first place.
         end: One after the last.
-        num_failures: How often it came back.
+        num_failures: How often a worker failed on it.
     """
 
     number: int

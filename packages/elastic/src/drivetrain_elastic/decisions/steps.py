@@ -16,6 +16,11 @@ them. So there are two cases, and what the survivors know tells them apart:
 
 Either way all survivors stand at the same step. No step is lost, and at most one is made
 again.
+
+Where several ranks hold a copy of the model together, gradients are reduced among the
+ranks that hold the same part of it. One of those reductions may end while another is
+broken off, so that there the vote of all ranks comes before the update: who has applied
+it proves that everybody has the gradients, and if nobody has, all make the step again.
 """
 
 from __future__ import annotations
@@ -40,12 +45,16 @@ class Progress(NamedTuple):
         reduced: The last step whose reduced gradients it has got whole.
         is_new: Whether it has no state yet.
         node: Where it runs.
+        part: Which part of the model it holds.
+        epoch: Of the last world in which it came to the same step as all others.
     """
 
     applied: int
     reduced: int
     is_new: bool = False
     node: str = ""
+    part: int = 0
+    epoch: int = 0
 
 
 class Do(StrEnum):
@@ -81,11 +90,17 @@ class Resolution(NamedTuple):
     actions: tuple[Action, ...]
 
 
-def resolve(progress: Sequence[Progress]) -> Resolution:
+def resolve(progress: Sequence[Progress], *, votes_first: bool = False) -> Resolution:
     """Decides what each rank of a new world does about the step in flight.
+
+    A rank that was not in the last world in which all came to the same step, or did not
+    get that far in it, takes the state anew: others may be steps ahead, and have none of
+    the gradients that it lacks.
 
     Args:
         progress: Of each rank, in their order.
+        votes_first: Whether updates are applied after the vote, as they are where the
+            model has several parts.
 
     Raises:
         DistributedError: No rank has any state, or the ranks cannot have come so far
@@ -105,28 +120,37 @@ def resolve(progress: Sequence[Progress]) -> Resolution:
     if not old:
         message = "no rank of this world has the state of the training"
         raise DistributedError(message)
-    step = max(progress[rank].reduced for rank in old)
+    newest = max(progress[rank].epoch for rank in old)
+    old = [rank for rank in old if progress[rank].epoch == newest]
+    if votes_first:
+        step = max(progress[rank].applied for rank in old)
+    else:
+        step = max(progress[rank].reduced for rank in old)
     for rank in old:
         _check(rank, progress[rank], step)
     # Who has what others lack: the step's gradients, and so the state after it.
-    owners = [rank for rank in old if progress[rank].reduced == step]
+    owners = [rank for rank in old if progress[rank].reduced >= step]
     num_taken: Counter[int] = Counter()
 
     def source_for(taker: int) -> int:
-        node = progress[taker].node
+        one = progress[taker]
+        able = [rank for rank in owners if progress[rank].part == one.part]
+        if not able:
+            message = f"no rank has part {one.part} of the state of the training"
+            raise DistributedError(message)
         best = min(
-            owners, key=lambda rank: (num_taken[rank], progress[rank].node != node)
+            able, key=lambda rank: (num_taken[rank], progress[rank].node != one.node)
         )
         num_taken[best] += 1
         return best
 
     actions = []
     for rank, one in enumerate(progress):
-        if one.is_new:
+        if rank not in old:
             actions.append(Action(Do.TAKE_STATE, source_for(rank)))
         elif one.applied == step:
             actions.append(Action(Do.NOTHING))
-        elif one.reduced == step:
+        elif one.reduced >= step:
             actions.append(Action(Do.APPLY))
         else:
             actions.append(Action(Do.TAKE_GRADIENTS, source_for(rank)))
@@ -138,6 +162,6 @@ def _check(rank: int, one: Progress, step: int) -> None:
     if not (one.applied <= one.reduced <= one.applied + 1 and one.applied >= step - 1):
         message = (
             f"rank {rank} has applied step {one.applied} and reduced step {one.reduced} "
-            f"while another rank has reduced step {step}"
+            f"while another rank has step {step}"
         )
         raise DistributedError(message)

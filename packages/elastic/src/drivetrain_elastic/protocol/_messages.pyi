@@ -12,33 +12,83 @@ class Done(_message.Message):
     def __init__(self) -> None: ...
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "worker", "heartbeat")
+    __slots__ = ("hello", "workers", "heartbeat", "broken", "goodbye", "leave", "stuck")
     HELLO_FIELD_NUMBER: _ClassVar[int]
-    WORKER_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    STUCK_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
-    worker: WorkerReport
+    workers: WorkerReports
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    broken: Broken
+    goodbye: Goodbye
+    leave: LeaveRequest
+    stuck: Stuck
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., workers: _Optional[_Union[WorkerReports, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., stuck: _Optional[_Union[Stuck, _Mapping]] = ...) -> None: ...
+
+class Stuck(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "host", "pid", "num_slots", "workers", "epoch")
+    __slots__ = ("node", "host", "pid", "num_slots", "workers", "terms")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     pid: int
     num_slots: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerReport]
+    terms: Terms
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ...) -> None: ...
+
+class Terms(_message.Message):
+    __slots__ = ("min_workers", "max_workers", "unit", "last_call_s", "patience_s")
+    MIN_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    LAST_CALL_S_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
+    min_workers: int
+    max_workers: int
+    unit: int
+    last_call_s: float
+    patience_s: float
+    def __init__(self, min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ..., unit: _Optional[int] = ..., last_call_s: _Optional[float] = ..., patience_s: _Optional[float] = ...) -> None: ...
+
+class WorkerReports(_message.Message):
+    __slots__ = ("reports",)
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    reports: _containers.RepeatedCompositeFieldContainer[WorkerReport]
+    def __init__(self, reports: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ...) -> None: ...
+
+class Broken(_message.Message):
+    __slots__ = ("epoch", "worker", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    worker: str
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., worker: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("name", "slot", "state", "exit_code", "reason")
+    __slots__ = ("name", "slot", "state", "exit_code", "reason", "given_up")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[WorkerReport.State]
@@ -58,12 +108,14 @@ class WorkerReport(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
     name: str
     slot: int
     state: WorkerReport.State
     exit_code: int
     reason: str
-    def __init__(self, name: _Optional[str] = ..., slot: _Optional[int] = ..., state: _Optional[_Union[WorkerReport.State, str]] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    given_up: bool
+    def __init__(self, name: _Optional[str] = ..., slot: _Optional[int] = ..., state: _Optional[_Union[WorkerReport.State, str]] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., given_up: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("workers",)
@@ -72,18 +124,22 @@ class Heartbeat(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerProgress, _Mapping]]] = ...) -> None: ...
 
 class WorkerProgress(_message.Message):
-    __slots__ = ("name", "pid", "step", "step_s", "silent_s")
+    __slots__ = ("name", "pid", "step", "step_s", "silent_s", "phase", "phase_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     pid: int
     step: int
     step_s: float
     silent_s: float
-    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., silent_s: _Optional[float] = ...) -> None: ...
+    phase: str
+    phase_s: float
+    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ...) -> None: ...
 
 class ToAgent(_message.Message):
     __slots__ = ("welcome", "world", "command")
@@ -104,14 +160,16 @@ class Welcome(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
 
 class World(_message.Message):
-    __slots__ = ("epoch", "members", "reason")
+    __slots__ = ("epoch", "members", "reason", "aside")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ASIDE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     reason: str
-    def __init__(self, epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
+    aside: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ..., aside: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("name", "node")
@@ -122,26 +180,26 @@ class Member(_message.Message):
     def __init__(self, name: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("what", "worker", "reason", "within_s")
+    __slots__ = ("what", "reason", "within_s", "exit_code")
     class What(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NOTHING: _ClassVar[Command.What]
         STOP_ALL: _ClassVar[Command.What]
-        RESTART_WORKER: _ClassVar[Command.What]
         LEAVE: _ClassVar[Command.What]
+        DUMP_STACKS: _ClassVar[Command.What]
     NOTHING: Command.What
     STOP_ALL: Command.What
-    RESTART_WORKER: Command.What
     LEAVE: Command.What
+    DUMP_STACKS: Command.What
     WHAT_FIELD_NUMBER: _ClassVar[int]
-    WORKER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     WITHIN_S_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     what: Command.What
-    worker: str
     reason: str
     within_s: float
-    def __init__(self, what: _Optional[_Union[Command.What, str]] = ..., worker: _Optional[str] = ..., reason: _Optional[str] = ..., within_s: _Optional[float] = ...) -> None: ...
+    exit_code: int
+    def __init__(self, what: _Optional[_Union[Command.What, str]] = ..., reason: _Optional[str] = ..., within_s: _Optional[float] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
 class Key(_message.Message):
     __slots__ = ("key",)
@@ -354,7 +412,7 @@ class NodeStatus(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., silent_s: _Optional[float] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("name", "status", "rank", "pid", "step", "step_s", "silent_s")
+    __slots__ = ("name", "status", "rank", "pid", "step", "step_s", "silent_s", "phase", "phase_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -362,6 +420,8 @@ class WorkerStatus(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     status: str
     rank: int
@@ -369,10 +429,12 @@ class WorkerStatus(_message.Message):
     step: int
     step_s: float
     silent_s: float
-    def __init__(self, name: _Optional[str] = ..., status: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., silent_s: _Optional[float] = ...) -> None: ...
+    phase: str
+    phase_s: float
+    def __init__(self, name: _Optional[str] = ..., status: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("job", "incarnation", "epoch", "world_size", "reason", "up_s", "nodes", "datasets")
+    __slots__ = ("job", "incarnation", "epoch", "world_size", "reason", "up_s", "nodes", "datasets", "ended", "exit_code")
     JOB_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -381,6 +443,8 @@ class Status(_message.Message):
     UP_S_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     DATASETS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     job: str
     incarnation: int
     epoch: int
@@ -389,7 +453,9 @@ class Status(_message.Message):
     up_s: float
     nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
     datasets: _containers.RepeatedCompositeFieldContainer[DatasetStatus]
-    def __init__(self, job: _Optional[str] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., up_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ...) -> None: ...
+    ended: str
+    exit_code: int
+    def __init__(self, job: _Optional[str] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., up_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., ended: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("follow",)
@@ -413,17 +479,19 @@ class Event(_message.Message):
     def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("name", "within_s", "reason")
-    NAME_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("node", "within_s", "reason")
+    NODE_FIELD_NUMBER: _ClassVar[int]
     WITHIN_S_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    name: str
+    node: str
     within_s: float
     reason: str
-    def __init__(self, name: _Optional[str] = ..., within_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., within_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class StopRequest(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "exit_code")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    exit_code: int
+    def __init__(self, reason: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import grpc
 
 from drivetrain_core import ProgramError
 
-__all__ = ["server_credentials"]
+__all__ = ["channel_credentials", "server_credentials"]
 
 
 def server_credentials(
@@ -28,9 +29,28 @@ def server_credentials(
     if certificate is None or key is None:
         message = "TLS needs both a certificate and its key, got one of them"
         raise ProgramError(message)
+    return grpc.ssl_server_credentials([(_read(key), _read(certificate))])
+
+
+def channel_credentials(authority: str | None = None) -> grpc.ChannelCredentials | None:
+    """Returns what a client checks the master with, or None if it does not.
+
+    Args:
+        authority: The file of the certificate that vouches for the master's, PEM; by
+            default DRIVETRAIN_ELASTIC_TLS_CA.
+
+    Raises:
+        ProgramError: It cannot be read.
+    """
+    authority = authority or os.environ.get("DRIVETRAIN_ELASTIC_TLS_CA")
+    if not authority:
+        return None
+    return grpc.ssl_channel_credentials(_read(authority))
+
+
+def _read(path: str) -> bytes:
     try:
-        pair = Path(key).read_bytes(), Path(certificate).read_bytes()
+        return Path(path).read_bytes()
     except OSError as error:
         message = f"TLS: {error}"
         raise ProgramError(message) from error
-    return grpc.ssl_server_credentials([pair])

@@ -1,0 +1,242 @@
+"""Faults in a real job of four workers: how long the others wait, and what is lost."""
+
+import itertools
+import os
+import random
+import signal
+import statistics
+import tempfile
+import time
+
+import psutil
+
+from drivetrain_core.testing import Row
+from drivetrain_elastic._local_job import LocalJob, members_of
+
+_FOUR = ["--nproc-per-node", "4", "--max-restarts", "1000"]
+_HEARTBEAT_S = 2.0
+# What a step computes beside the model: together about 50 ms.
+_PAUSE = ["--pause-s", "0.04", "--steps", "1000000"]
+
+
+def kills(quick):
+    """Kills one of four workers again and again, while another one stands by."""
+    trials = faults(5 if quick else 100, kill, "--standbys", "1")
+    return row(trials, pause_s=0.3, full_s=1.5)
+
+
+def cold_kills(quick):
+    """Kills one of four workers with nobody to take its place."""
+    trials = faults(3 if quick else 20, kill, "--standbys", "0")
+    return row(trials, pause_s=0.3, full_s=4.0)
+
+
+def stops(quick):
+    """Stops one of four workers, so that only its silence tells."""
+    trials = faults(2 if quick else 20, stop, "--frozen-s", f"{_HEARTBEAT_S}")
+    return row(trials, pause_s=_HEARTBEAT_S + 0.5, full_s=_HEARTBEAT_S + 1.5)
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+
+
+def stop(pid):
+    os.kill(pid, signal.SIGSTOP)
+
+
+def faults(num, fault, *options):
+    """Returns, for each fault, the survivors' pause and the time to full strength."""
+    dice, trials = random.Random(0), []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalJob(folder, options=[*_FOUR, *options], arguments=_PAUSE) as job,
+    ):
+        job.start_node()
+        wants_spare = "0" not in options
+        for _ in range(num):
+            status = job.wait_for(lambda s: is_whole(s, wants_spare), 120.0)
+            step = max(one.step for one in members_of(status))
+            job.wait_for_step(step + 3 + dice.randrange(3), num_workers=4)
+            time.sleep(dice.uniform(0.0, 0.05))
+            members = job.members()
+            victim = dice.choice(members)
+            at_s = time.monotonic()
+            fault(victim.pid)
+            job.wait_for(
+                lambda s, e=status.epoch: s.epoch > e and is_whole(s, False), 60.0
+            )
+            job.wait_for_step(members[0].step + 3, num_workers=4)
+            trials.append((at_s, victim.pid, {m.pid for m in members}, status.epoch))
+        lines = job.steps()
+    return [measure(lines, *trial) for trial in trials]
+
+
+def is_whole(status, wants_spare):
+    workers = [one for node in status.nodes for one in node.workers]
+    num_members = sum(one.rank >= 0 and one.pid > 0 for one in workers)
+    spares = [one for one in workers if one.status == "spare"]
+    ready = [one for one in spares if one.phase == "waiting for a world"]
+    return num_members == 4 and (ready or not wants_spare)
+
+
+def measure(lines, at_s, victim, pids, epoch):
+    """Returns the pause, the time to full strength and the steps made again, of a fault.
+
+    Both end when a step has been computed: by the last of the survivors, and by the last
+    of four workers.
+    """
+    after = [one for one in lines if one["at_s"] > at_s and one["epoch"] > epoch]
+    survivors = pids - {victim}
+    first = {}
+    for one in after:
+        first.setdefault(one["pid"], one["at_s"])
+    pause_s = max(first[pid] for pid in survivors) - at_s
+    whole = {}
+    for one in after:
+        if one["world_size"] == 4:
+            whole.setdefault(one["rank"], one["at_s"])
+    before = max(one["step"] for one in lines if one["at_s"] <= at_s)
+    again = before + 1 - min(one["step"] for one in after)
+    return pause_s, max(whole.values()) - at_s, again
+
+
+def row(trials, *, pause_s, full_s):
+    """Compares the 99th percentiles (the worst, of few) with their bounds."""
+    pauses, fulls, again = zip(*trials, strict=True)
+    pause, full = p99(pauses), p99(fulls)
+    return Row(
+        figure=f"survivors' pause {statistics.median(pauses):.2f} s, p99 {pause:.2f} s; "
+        f"four again after {statistics.median(fulls):.2f} s, p99 {full:.2f} s; at most "
+        f"{max(again)} step made again ({len(trials)} faults)",
+        holds=pause <= pause_s and full <= full_s and max(again) <= 1,
+        proven_on="cpu-gloo",
+        details={"trials": trials},
+    )
+
+
+def p99(values):
+    return sorted(values)[max(0, round(len(values) * 0.99) - 1)]
+
+
+# ---- nodes ----
+
+
+def two_nodes(folder, *options):
+    job = LocalJob(
+        folder,
+        options=["--nproc-per-node", "2", "--nnodes", "1:2", *options],
+        arguments=_PAUSE,
+    )
+    job.start_node()
+    job.start_node()
+    job.wait_for_step(3, num_workers=4, timeout_s=60.0)
+    return job
+
+
+def gap(lines, pids, from_s, until_s):
+    """Returns the longest time that processes went without a step, and the usual one."""
+    gaps, longest = [], 0.0
+    for pid in pids:
+        times = [one["at_s"] for one in lines if one["pid"] == pid]
+        for before, after in itertools.pairwise(times):
+            gaps.append(after - before)
+            if after > from_s and before < until_s:
+                longest = max(longest, after - before)
+    return longest, statistics.median(gaps)
+
+
+def node_kills(quick):
+    """Kills all processes of a node at once: only its silence tells."""
+    pauses = []
+    for _ in range(1 if quick else 5):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            two_nodes(folder) as job,
+        ):
+            agent = psutil.Process(job.nodes["node1"].pid)
+            survivors = [m.pid for m in job.members()][:2]
+            at_s = time.monotonic()
+            for one in [agent, *agent.children(recursive=True)]:
+                one.kill()
+            epoch = job.status().epoch
+            job.wait_for(lambda s, e=epoch: s.epoch > e)
+            step = max(m.step for m in job.members())
+            job.wait_for_step(step + 5)
+            pauses.append(gap(job.steps(), survivors, at_s, time.monotonic())[0])
+    return Row(
+        figure=f"survivors' pause {max(pauses):.2f} s at most, of {len(pauses)}, with a "
+        f"heartbeat time-out of {_HEARTBEAT_S:g} s",
+        holds=max(pauses) <= _HEARTBEAT_S + 1.0,
+        proven_on="cpu-gloo",
+    )
+
+
+def leaves(quick):
+    """Lets a node leave with a signal, and another one come."""
+    leave_s, join_s, stall_s = [], [], []
+    for _ in range(1 if quick else 5):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            two_nodes(folder) as job,
+        ):
+            survivors = [m.pid for m in job.members()][:2]
+            at_s = time.monotonic()
+            job.nodes["node1"].send_signal(signal.SIGTERM)
+            job.wait_for(lambda s: s.world_size == 2 and len(members_of(s)) == 2)
+            step = max(m.step for m in job.members())
+            job.wait_for_step(step + 5)
+            leave_s.append(gap(job.steps(), survivors, at_s, time.monotonic())[0])
+            job.start_node()
+            job.wait_for(lambda s: any(one.node == "node2" for one in s.nodes))
+            job.wait_for(are_ready)
+            ready_s = time.monotonic()
+            job.wait_for(lambda s: s.world_size == 4 and len(members_of(s)) == 4)
+            step = max(m.step for m in job.members())
+            job.wait_for_step(step + 5, num_workers=4)
+            lines = job.steps()
+            first = [one["at_s"] for one in lines if one["world_size"] == 4]
+            join_s.append(min(s for s in first if s > at_s + 1.0) - ready_s)
+            stall_s.append(gap(lines, survivors, ready_s - 0.5, time.monotonic())[0])
+    holds = max(leave_s) <= 0.3 and max(join_s) <= 2.0
+    return Row(
+        figure=f"pause of a planned leave {max(leave_s):.2f} s; a node that comes makes "
+        f"steps {max(join_s):.2f} s after it is ready, the others wait "
+        f"{max(stall_s):.2f} s (worst of {len(leave_s)})",
+        holds=holds,
+        proven_on="cpu-gloo",
+    )
+
+
+def are_ready(status):
+    nodes = [node for node in status.nodes if node.node == "node2"]
+    workers = [one for node in nodes for one in node.workers if one.status != "spare"]
+    return len(workers) == 2 and all(w.status != "starting" for w in workers)
+
+
+def master_kills(quick):
+    """Kills the master, and looks whether anybody waits."""
+    gaps, serves_s = [], []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalJob(folder, options=_FOUR, arguments=_PAUSE) as job,
+    ):
+        job.start_node()
+        job.wait_for_step(10, num_workers=4)
+        pids = [m.pid for m in job.members()]
+        for _ in range(2 if quick else 20):
+            number = job.status().incarnation
+            (master,) = [p for p in job.processes() if "master" in p.cmdline()]
+            at_s = time.monotonic()
+            master.kill()
+            job.wait_for(lambda s, n=number: s.incarnation > n)
+            serves_s.append(time.monotonic() - at_s)
+            time.sleep(0.5)
+            gaps.append(gap(job.steps(), pids, at_s, time.monotonic()))
+    longest, usual = max(g for g, _ in gaps), gaps[-1][1]
+    return Row(
+        figure=f"a new master serves after {max(serves_s):.2f} s at most, of "
+        f"{len(serves_s)}; the longest step takes {longest:.3f} s, the usual {usual:.3f} s",
+        holds=max(serves_s) <= 1.0 and longest <= usual + 0.2,
+        proven_on="cpu-gloo",
+    )

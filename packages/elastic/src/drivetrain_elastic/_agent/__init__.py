@@ -1,0 +1,1 @@
+"""What runs on each node: it starts workers, watches them and talks to the master."""

@@ -1,0 +1,337 @@
+"""The agent of a node: between its workers and the job's master."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from drivetrain_core import ProgramError
+from drivetrain_elastic._agent._crew import Crew
+from drivetrain_elastic._agent._launcher import Launcher, Program
+from drivetrain_elastic._agent._link import serve_links
+from drivetrain_elastic._agent._master_line import MasterLine
+from drivetrain_elastic._agent._master_process import MasterProcess
+from drivetrain_elastic._agent._output import Output
+from drivetrain_elastic._agent._parent import adopt_orphans, reap_orphans
+from drivetrain_elastic._secret import make_token, write_token
+from drivetrain_elastic.protocol import _messages as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import grpc
+
+    from drivetrain_elastic._agent._config import AgentConfig
+
+__all__ = ["Agent"]
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.1
+_NAP_S = 0.5
+_STUCK_PAUSE_S = 1.0
+_LATE_GRACE_S = 2.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class _Outcome(NamedTuple):
+    """How the agent's work has ended.
+
+    Attributes:
+        exit_code: Of the agent.
+        reason: Why, for people.
+        grace_s: How long the workers that are left have to end.
+    """
+
+    exit_code: int
+    reason: str
+    grace_s: float
+
+
+class Agent:
+    """Runs a script's workers on this node, and replaces those that die.
+
+    Args:
+        program: The script and its arguments; with `is_module`, a module and its.
+        config: How many workers, and how they are run.
+        address: Of the job's master, `host:port`; of several candidates, with commas.
+            None starts a master for this node alone.
+        token: Of the job; needed with an address.
+        tls: Credentials of the channel to the master.
+        is_module: Whether the program is a module.
+        master: A master that this agent keeps running, in place of an address.
+
+    Attributes:
+        reason: Why `run` has returned, for people.
+
+    Raises:
+        ProgramError: An address without a token.
+
+    Example:
+        >>> from drivetrain_elastic import AgentConfig
+        >>> agent = Agent(["train.py", "--lr", "0.1"], AgentConfig(num_workers=4))
+        >>> agent.run()  # doctest: +SKIP
+        0
+    """
+
+    def __init__(
+        self,
+        program: Sequence[str],
+        config: AgentConfig,
+        *,
+        address: str | None = None,
+        token: str | None = None,
+        tls: grpc.ChannelCredentials | None = None,
+        is_module: bool = False,
+        master: MasterProcess | None = None,
+    ) -> None:
+        if token is None and (address is not None or master is not None):
+            message = "an agent that is given a master needs the token of the job"
+            raise ProgramError(message)
+        self._program = Program(tuple(program), is_module, str(Path.cwd()))
+        self._config = config
+        self._address = address
+        self._token = token
+        self._tls = tls
+        self._master = master
+        self.reason = ""
+        self._world: pb.World | None = None
+        self._num_signals = 0
+        self._reported_stuck: set[str] = set()
+
+    def run(self) -> int:
+        """Runs the job's part on this node and returns the exit code for it.
+
+        In the main thread, SIGTERM and SIGINT make the node leave: its workers end after
+        the step in flight if the job goes on elsewhere, and with SIGTERM if not. A second
+        signal kills them.
+
+        Raises:
+            DrivetrainError: The master refuses this agent, or workers cannot be started.
+        """
+        return asyncio.run(self._run())
+
+    async def _run(self) -> int:
+        adopt_orphans()
+        self._outcome: asyncio.Future[_Outcome]
+        self._outcome = asyncio.get_running_loop().create_future()
+        folder = tempfile.mkdtemp(prefix="drivetrain-elastic-")
+        output = Output(self._config.log_folder, tee=self._config.tee)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            if self._address is None and self._master is None:
+                self._master = self._own_master(folder)
+            if self._master is not None:
+                self._address = await self._master.start()
+                tasks.append(asyncio.create_task(self._master.run()))
+            assert self._address is not None
+            assert self._token is not None
+            env = self._environment(f"{folder}/agent")
+            self._launcher = launcher = Launcher(
+                self._program, loaded=self._config.preload, env=env
+            )
+            self._crew = Crew(
+                self._config,
+                launcher,
+                output,
+                env,
+                report=self._report,
+                broken=self._report_broken,
+            )
+            self._line = MasterLine(
+                self._address,
+                self._token,
+                hello=self._hello,
+                heartbeat=self._heartbeat,
+                heard=self._heard,
+                tls=self._tls,
+            )
+            server = await serve_links(
+                f"{folder}/agent", opened=self._crew.opened, heard=self._crew.heard
+            )
+            self._listen_to_signals()
+            self._crew.begin()
+            line = asyncio.create_task(self._line.run())
+            tasks += [line, asyncio.create_task(self._look_after_workers())]
+            ending: list[asyncio.Future[Any]] = [*tasks, self._outcome]
+            await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+            await self._go_home(line)
+            server.close()
+            await launcher.close()
+            for task in tasks:
+                if task.done() and not task.cancelled() and task.exception():
+                    task.result()
+            outcome = self._outcome.result()
+            logger.info("this node has ended with %d: %s", *outcome[:2])
+            self.reason = outcome.reason
+            return outcome.exit_code
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._master is not None:
+                await self._master.close()
+            await output.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _own_master(self, folder: str) -> MasterProcess:
+        """Returns a master for this node alone, whose journal ends with the job."""
+        self._token = make_token()
+        write_token(f"{folder}/token", self._token)
+        options = ["--journal", f"{folder}/job.db", "--token-file", f"{folder}/token"]
+        return MasterProcess("127.0.0.1:0", options)
+
+    def _environment(self, path: str) -> dict[str, str]:
+        env = dict(os.environ)
+        assert self._address is not None
+        assert self._token is not None
+        env["DRIVETRAIN_ELASTIC_AGENT"] = path
+        env["DRIVETRAIN_ELASTIC_MASTER"] = self._address
+        env["DRIVETRAIN_ELASTIC_TOKEN"] = self._token
+        if self._config.num_workers > 1:
+            # As torchrun does: otherwise each worker would use all processors.
+            env.setdefault("OMP_NUM_THREADS", "1")
+        return env
+
+    async def _go_home(self, line: asyncio.Task[None]) -> None:
+        """Ends the workers, and takes leave of the master."""
+        grace_s, reason = 0.0, "the agent has failed"
+        if self._outcome.done():
+            outcome = self._outcome.result()
+            grace_s, reason = outcome.grace_s, outcome.reason
+        await self._crew.stop(reason, grace_s=grace_s)
+        if self._line.is_open and not line.done():
+            self._line.send(pb.FromAgent(goodbye=pb.Goodbye(reason=reason)))
+            self._line.close()
+            await asyncio.wait([line], timeout=2.0)
+
+    # ---- the master ----
+
+    def _hello(self) -> pb.Hello:
+        config = self._config
+        terms = pb.Terms(
+            min_workers=config.min_nodes * config.num_workers,
+            max_workers=config.max_nodes * config.num_workers,
+            unit=config.workers_per_copy,
+            last_call_s=config.last_call_s,
+            patience_s=config.patience_s,
+        )
+        return pb.Hello(
+            node=config.node,
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            num_slots=config.num_workers,
+            workers=self._crew.reports(),
+            terms=terms,
+        )
+
+    def _heartbeat(self) -> pb.Heartbeat:
+        workers = self._crew.workers.values()
+        return pb.Heartbeat(workers=[one.progress() for one in workers])
+
+    def _report(self, reports: list[pb.WorkerReport]) -> None:
+        self._line.send(pb.FromAgent(workers=pb.WorkerReports(reports=reports)))
+
+    def _report_broken(self, epoch: int, worker: str, reason: str) -> None:
+        broken = pb.Broken(epoch=epoch, worker=worker, reason=reason)
+        self._line.send(pb.FromAgent(broken=broken))
+
+    def _heard(self, message: pb.ToAgent) -> None:
+        what = message.WhichOneof("what")
+        if what == "world":
+            self._world = message.world
+            logger.info("world %d: %s", message.world.epoch, message.world.reason)
+            self._crew.show_world(message.world)
+        elif what == "command":
+            self._obey(message.command)
+
+    def _obey(self, command: pb.Command) -> None:
+        if command.what == pb.Command.STOP_ALL:
+            # Workers that have finished still have their last lines to run.
+            grace_s = self._config.grace_s
+            self._end(_Outcome(command.exit_code, command.reason, grace_s))
+        elif command.what == pb.Command.LEAVE:
+            self._leave(command.reason, command.within_s)
+        elif command.what == pb.Command.DUMP_STACKS:
+            logger.warning("stacks of all workers, since %s", command.reason)
+            self._crew.dump_stacks()
+
+    def _end(self, outcome: _Outcome) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(outcome)
+
+    # ---- leaving ----
+
+    def _leave(self, reason: str, within_s: float) -> None:
+        """Lets the workers go at the end of a step, and then the agent."""
+        logger.info("this node leaves within %.1f s: %s", within_s, reason)
+        self._crew.ask_to_leave(reason, within_s)
+        task = asyncio.create_task(self._wait_for_leaving(reason, within_s))
+        self._leaving = task
+
+    async def _wait_for_leaving(self, reason: str, within_s: float) -> None:
+        end_s = time.monotonic() + within_s
+        while self._crew.workers and time.monotonic() < end_s:
+            await asyncio.sleep(0.01)
+        # Those that could not leave in time are asked once more, and not for long.
+        self._end(_Outcome(0, f"the node has left: {reason}", _LATE_GRACE_S))
+
+    def _listen_to_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._signal, number)
+
+    def _signal(self, number: signal.Signals) -> None:
+        self._num_signals += 1
+        grace_s, reason = self._config.grace_s, f"the agent got {number.name}"
+        if self._num_signals > 1:
+            self._end(_Outcome(128 + number, reason, 0.0))
+            with contextlib.suppress(KeyError):
+                for worker in list(self._crew.workers.values()):
+                    self._crew.kill(worker, reason)
+        elif self._goes_on_elsewhere() and self._line.is_open:
+            request = pb.LeaveRequest(
+                node=self._config.node, within_s=grace_s, reason=reason
+            )
+            self._line.send(pb.FromAgent(leave=request))
+        else:
+            self._end(_Outcome(128 + number, reason, grace_s))
+
+    def _goes_on_elsewhere(self) -> bool:
+        nodes = {one.node for one in self._world.members} if self._world else set()
+        return len(nodes - {self._config.node}) > 0
+
+    # ---- the workers ----
+
+    def _reap_orphans(self) -> None:
+        master = self._master.pid if self._master is not None else 0
+        reap_orphans({*self._crew.pids, self._launcher.pid, master})
+
+    async def _look_after_workers(self) -> None:
+        while True:
+            began_s = time.monotonic()
+            await asyncio.sleep(_LOOK_S)
+            overslept_s = time.monotonic() - began_s - _LOOK_S
+            self._reap_orphans()
+            stuck = self._crew.check(overslept_s if overslept_s > _NAP_S else 0.0)
+            for worker, why in stuck:
+                if worker.name in self._reported_stuck:
+                    continue
+                self._reported_stuck.add(worker.name)
+                logger.error("worker %s is stuck: %s", worker.name, why)
+                reason = f"{worker.name} is stuck, {why}"
+                self._line.send(pb.FromAgent(stuck=pb.Stuck(reason=reason)))
+                # Every rank first writes down what it is doing.
+                await asyncio.sleep(_STUCK_PAUSE_S)
+                if self._config.on_stuck == "kill":
+                    self._crew.kill(worker, why)

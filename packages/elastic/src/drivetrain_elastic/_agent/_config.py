@@ -1,0 +1,93 @@
+"""How an agent runs its workers."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+
+from drivetrain_core import ProgramError
+
+__all__ = ["AgentConfig"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentConfig:
+    """How an agent runs its workers.
+
+    Args:
+        num_workers: That train on this node.
+        node: The node's name, unlike all others; by default the host's.
+        min_nodes: No step is made with the workers of fewer nodes.
+        max_nodes: Workers of more nodes stand by.
+        workers_per_copy: Processes that hold one copy of the model together; they find
+            each other as under torchrun, and start, die and are replaced together.
+        num_standbys: Workers that are ready to take the place of one that dies.
+        max_restarts: How many workers may be started anew in one place within an hour.
+        last_call_s: How long the first world waits for more than the fewest nodes.
+        patience_s: How long a job with too few workers waits for more.
+        frozen_s: How long a worker that does nothing may be silent before it is killed.
+        stuck_s: How long a step may compute before its worker counts as stuck.
+        on_stuck: What becomes of a stuck worker, once all have written down what they
+            are doing: "kill" it, or "report" only.
+        grace_s: How long workers have between SIGTERM and SIGKILL.
+        log_folder: Where the output of workers goes; by default that of the agent.
+        tee: Whether output that goes to the log folder is shown as well.
+        preload: Modules that are imported once, for all workers.
+
+    Raises:
+        ProgramError: A value is out of range, or values contradict each other.
+    """
+
+    num_workers: int = 1
+    node: str = field(default_factory=socket.gethostname)
+    min_nodes: int = 1
+    max_nodes: int = 1
+    workers_per_copy: int = 1
+    num_standbys: int = 1
+    max_restarts: int = 10
+    last_call_s: float = 5.0
+    patience_s: float = 600.0
+    frozen_s: float = 2.0
+    stuck_s: float = 600.0
+    on_stuck: str = "kill"
+    grace_s: float = 30.0
+    log_folder: str | None = None
+    tee: bool = False
+    preload: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        for name, least in (
+            ("num_workers", 1),
+            ("min_nodes", 1),
+            ("workers_per_copy", 1),
+            ("num_standbys", 0),
+            ("max_restarts", 0),
+        ):
+            value = getattr(self, name)
+            if value < least:
+                message = f"{name} must be at least {least}, got {value}"
+                raise ProgramError(message)
+        if self.min_nodes > self.max_nodes:
+            message = (
+                "min_nodes must not be more than max_nodes, got "
+                f"{self.min_nodes} and {self.max_nodes}"
+            )
+            raise ProgramError(message)
+        if self.num_workers % self.workers_per_copy:
+            message = (
+                f"num_workers must be a multiple of workers_per_copy, got "
+                f"{self.num_workers} and {self.workers_per_copy}"
+            )
+            raise ProgramError(message)
+        if self.on_stuck not in {"kill", "report"}:
+            message = f"on_stuck must be 'kill' or 'report', got {self.on_stuck!r}"
+            raise ProgramError(message)
+        if not self.node or "/" in self.node:
+            message = (
+                f"a node's name must not be empty and have no '/', got {self.node!r}"
+            )
+            raise ProgramError(message)
+        if self.tee and self.log_folder is None:
+            message = "tee needs a log_folder"
+            raise ProgramError(message)

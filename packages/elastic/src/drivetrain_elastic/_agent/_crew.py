@@ -1,0 +1,406 @@
+"""The workers of a node: started, watched, replaced and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import signal
+import socket
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_core import DistributedError
+from drivetrain_elastic._agent._process import ChildProcess, describe_exit
+from drivetrain_elastic._agent._worker import LocalWorker, Stage
+from drivetrain_elastic._stacks import DUMP_SIGNAL
+from drivetrain_elastic.decisions.liveness import Health, judge_liveness
+from drivetrain_elastic.decisions.respawn import judge_respawn
+from drivetrain_elastic.protocol import _messages as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from drivetrain_elastic._agent._config import AgentConfig
+    from drivetrain_elastic._agent._launcher import Launcher
+    from drivetrain_elastic._agent._link import Link
+    from drivetrain_elastic._agent._output import Output
+
+__all__ = ["Crew"]
+
+logger = logging.getLogger(__name__)
+
+_WINDOW_S = 3600.0
+_QUICK_S = 5.0
+_NOT_ELASTIC = (
+    "ended without an ElasticLoop: a script that makes its own process group runs under "
+    "`torchrun --rdzv-backend=drivetrain`"
+)
+
+
+class Crew:
+    """The workers of a node; used from one event loop.
+
+    Args:
+        config: How they are run.
+        launcher: Starts them.
+        output: Where they write.
+        env: What they see of the environment, besides what tells them who they are.
+        report: Takes what has happened at the same time, for the master.
+        broken: Takes the epoch of a world whose collectives fail, on whom, and why.
+
+    Attributes:
+        workers: Those that live, by name.
+        pids: Processes that have not ended yet, of these and of others.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        launcher: Launcher,
+        output: Output,
+        env: Mapping[str, str],
+        *,
+        report: Callable[[list[pb.WorkerReport]], None],
+        broken: Callable[[int, str, str], None],
+    ) -> None:
+        self._config = config
+        self._launcher = launcher
+        self._output = output
+        self._env = dict(env)
+        self._report = report
+        self._broken = broken
+        self._tag = secrets.token_hex(2)
+        self._serials = itertools.count()
+        self._copies = itertools.count()
+        self._deaths_s: dict[int, list[float]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._was_ready = False
+        self._is_ending = False
+        # Places must be kept where each is a device of its own.
+        self._has_devices = Path("/dev/nvidiactl").exists()
+        self._world: pb.World | None = None
+        self.workers: dict[str, LocalWorker] = {}
+        self.pids: set[int] = set()
+
+    # ---- starting ----
+
+    def begin(self) -> None:
+        """Starts all that are to train and to stand by."""
+        unit = self._config.workers_per_copy
+        for slot in range(0, self._config.num_workers, unit):
+            self._start_copy(slot, is_spare=False)
+        for at in range(self._config.num_standbys):
+            self._start_copy(at * unit % self._config.num_workers, is_spare=True)
+
+    def _start_copy(self, slot: int, *, is_spare: bool, wait_s: float = 0.0) -> None:
+        """Starts the workers of a copy of the model, from a place on."""
+        task = asyncio.create_task(self._start_soon(slot, is_spare, wait_s))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start_soon(self, slot: int, is_spare: bool, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        unit, copy = self._config.workers_per_copy, next(self._copies)
+        port = _free_port() if unit > 1 else 0
+        for at in range(unit):
+            if self._is_ending:
+                return
+            name = f"{self._config.node}/{self._tag}-{next(self._serials)}"
+            worker = LocalWorker(
+                name=name,
+                slot=slot + at,
+                copy=copy,
+                is_spare=is_spare,
+                began_s=time.monotonic(),
+                heard_s=time.monotonic(),
+                phase_began_s=time.monotonic(),
+            )
+            self.workers[name] = worker
+            env = self._env | {
+                "DRIVETRAIN_ELASTIC_WORKER": name,
+                "LOCAL_RANK": str(slot + at),
+                "LOCAL_WORLD_SIZE": str(self._config.num_workers),
+            }
+            if unit > 1:
+                env |= {"RANK": str(at), "WORLD_SIZE": str(unit)}
+                env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            try:
+                with self._output.open(name) as descriptors:
+                    pid = await self._launcher.start(env, descriptors)
+                self.pids.add(pid)
+                worker.process = ChildProcess(pid, partial(self._end, worker))
+            except (OSError, DistributedError) as error:
+                self._bury(worker, f"could not be started: {error}", is_own_fault=True)
+                return
+            logger.info("worker %s is process %d", name, pid)
+            if not is_spare:
+                self._report([worker.report()])
+
+    # ---- what workers say ----
+
+    def opened(self, link: Link) -> bool:
+        """Takes a worker's line; says whether it is one."""
+        del link  # who it is, its first message says
+        return not self._is_ending
+
+    def heard(self, link: Link, message: dict[str, Any]) -> None:
+        """Takes a worker's message."""
+        what = message["what"]
+        if what == "hello":
+            worker = self.workers.get(message["name"])
+            if worker is None:
+                link.close()
+                return
+            worker.link, worker.heard_s = link, time.monotonic()
+            if self._world is not None and not worker.is_spare:
+                self._show(worker)
+            return
+        found = [one for one in self.workers.values() if one.link is link]
+        if not found:
+            return
+        (worker,) = found
+        worker.heard_s = time.monotonic()
+        if what == "beat":
+            worker.take_beat(message)
+        elif what == "broken":
+            self._broken(message["epoch"], worker.name, message["reason"])
+        elif what == "ready":
+            worker.stage = Stage.READY
+            self._was_ready = True
+            if not worker.is_spare:
+                self._report([worker.report()])
+        elif what in {"finished", "left"}:
+            worker.stage = Stage(what)
+
+    # ---- what the master says ----
+
+    def show_world(self, world: pb.World) -> None:
+        """Tells the workers of a world."""
+        self._world = world
+        for worker in self.workers.values():
+            if not worker.is_spare:
+                self._show(worker)
+
+    def _show(self, worker: LocalWorker) -> None:
+        world = self._world
+        assert world is not None
+        if worker.link is None:
+            return
+        members = [one.name for one in world.members]
+        worker.link.send(
+            "world",
+            epoch=world.epoch,
+            rank=members.index(worker.name) if worker.name in members else -1,
+            members=members,
+            nodes=[one.node for one in world.members],
+            aside=list(world.aside),
+            unit=self._config.workers_per_copy,
+        )
+
+    def ask_to_leave(self, reason: str, within_s: float) -> None:
+        """Lets all workers leave at the end of a step; those that stand by go at once."""
+        self._is_ending = True
+        for worker in list(self.workers.values()):
+            if worker.is_spare or worker.stage == Stage.STARTING:
+                self.kill(worker, "the node leaves")
+            elif worker.link is not None:
+                worker.link.send("leave", reason=reason, within_s=within_s)
+
+    def dump_stacks(self) -> None:
+        """Lets all workers write down what they are doing."""
+        for worker in self.workers.values():
+            if worker.link is not None and worker.process is not None:
+                worker.process.signal_alone(DUMP_SIGNAL)
+
+    # ---- dying ----
+
+    def check(self, overslept_s: float) -> list[tuple[LocalWorker, str]]:
+        """Kills workers that are frozen; returns those that are stuck, and why.
+
+        Args:
+            overslept_s: For how long this agent itself has not listened.
+        """
+        stuck = []
+        for worker in list(self.workers.values()):
+            worker.heard_s += overslept_s
+            if worker.process is None or worker.why_killed:
+                continue
+            health, why = judge_liveness(
+                worker.signs(),
+                frozen_s=self._config.frozen_s,
+                stuck_s=self._config.stuck_s,
+            )
+            if health == Health.FROZEN:
+                self.kill(worker, why)
+            elif health == Health.STUCK:
+                stuck.append((worker, why))
+        return stuck
+
+    def kill(self, worker: LocalWorker, why: str) -> None:
+        """Kills a worker."""
+        worker.why_killed = why
+        if worker.process is not None:
+            worker.process.signal(signal.SIGKILL)
+
+    def _end(self, worker: LocalWorker, exit_code: int) -> None:
+        """Notes that a process has ended, and sees to its place."""
+        assert worker.process is not None
+        self.pids.discard(worker.process.pid)
+        if self.workers.get(worker.name) is not worker:
+            return
+        why = describe_exit(exit_code)
+        if worker.why_killed:
+            why = f"was killed: {worker.why_killed}"
+        elif worker.stage == Stage.FINISHED:
+            self._part(worker, pb.WorkerReport.FINISHED, why, exit_code)
+            return
+        elif worker.stage == Stage.LEFT and exit_code == 0:
+            self._part(worker, pb.WorkerReport.LEFT, why, exit_code)
+            return
+        elif exit_code == 0:
+            why = _NOT_ELASTIC
+            if worker.stage == Stage.READY:
+                why = "ended with exit code 0 before the end of the training"
+        self._bury(worker, why, is_own_fault=exit_code >= 0, exit_code=exit_code)
+
+    def _part(
+        self,
+        worker: LocalWorker,
+        state: pb.WorkerReport.State,
+        why: str,
+        exit_code: int,
+    ) -> None:
+        """Lets go of a worker that nobody is to replace."""
+        del self.workers[worker.name]
+        if not worker.is_spare:
+            self._report([_final(worker, state, why, exit_code)])
+        if worker.link is not None:
+            worker.link.close()
+
+    def _bury(
+        self,
+        worker: LocalWorker,
+        why: str,
+        *,
+        is_own_fault: bool,
+        exit_code: int = 1,
+    ) -> None:
+        """Lets go of a worker that has died, and of its copy, and sees to the place."""
+        logger.warning("worker %s %s", worker.name, why)
+        copy = [one for one in self.workers.values() if one.copy == worker.copy]
+        for one in copy:
+            del self.workers[one.name]
+            if one is not worker:
+                self.kill(one, f"{worker.name}, which shares its copy, {why}")
+            if one.link is not None:
+                one.link.close()
+        reports = [
+            _final(
+                one,
+                pb.WorkerReport.FAILED,
+                why if one is worker else one.why_killed,
+                exit_code,
+            )
+            for one in copy
+            if not one.is_spare
+        ]
+        if not self._is_ending:
+            never_ready = worker.stage == Stage.STARTING and not self._was_ready
+            hopeless = is_own_fault and never_ready
+            reports += self._refill(worker, reports, hopeless)
+        if reports:
+            self._report(reports)
+
+    def _refill(
+        self, worker: LocalWorker, reports: list[pb.WorkerReport], hopeless: bool
+    ) -> list[pb.WorkerReport]:
+        """Gives a dead copy's place to one that stands by, or to a new one."""
+        unit = self._config.workers_per_copy
+        slot = worker.slot // unit * unit
+        deaths_s = self._deaths_s.setdefault(slot, [])
+        deaths_s.append(time.monotonic())
+        verdict = judge_respawn(
+            deaths_s,
+            max_restarts=self._config.max_restarts,
+            window_s=_WINDOW_S,
+            quick_s=_QUICK_S,
+            is_hopeless=hopeless,
+        )
+        logger.info("place %d of %s: %s", slot, self._config.node, verdict.reason)
+        if verdict.wait_s is None:
+            for report in reports:
+                report.given_up = True
+                report.reason += f" ({verdict.reason})"
+            return []
+        if worker.is_spare:
+            self._start_copy(slot, is_spare=True, wait_s=max(verdict.wait_s, 1.0))
+            return []
+        spare = self._best_spare(slot)
+        if not spare:
+            self._start_copy(slot, is_spare=False, wait_s=verdict.wait_s)
+            return []
+        for at, one in enumerate(sorted(spare, key=lambda w: w.slot)):
+            one.is_spare, one.slot = False, slot + at
+        self._start_copy(slot, is_spare=True, wait_s=verdict.wait_s)
+        return [one.report() for one in spare]
+
+    def _best_spare(self, slot: int) -> list[LocalWorker]:
+        """Returns the copy that stands by and is furthest, if any fits a place."""
+        copies: dict[int, list[LocalWorker]] = {}
+        for worker in self.workers.values():
+            if worker.is_spare:
+                copies.setdefault(worker.copy, []).append(worker)
+        unit = self._config.workers_per_copy
+        whole = [
+            copy
+            for copy in copies.values()
+            if len(copy) == unit
+            and (not self._has_devices or min(one.slot for one in copy) == slot)
+        ]
+        ready = [c for c in whole if all(one.stage == Stage.READY for one in c)]
+        return (ready or whole or [[]])[0]
+
+    async def stop(self, why: str, *, grace_s: float) -> None:
+        """Ends all workers: SIGTERM, and SIGKILL to those that are not gone in time."""
+        self._is_ending = True
+        for task in list(self._tasks):
+            task.cancel()
+        for worker in self.workers.values():
+            worker.why_killed = worker.why_killed or why
+            if worker.process is None:
+                continue
+            number = signal.SIGTERM if grace_s > 0 else signal.SIGKILL
+            if worker.is_spare:
+                number = signal.SIGKILL
+            worker.process.signal(number)
+        end_s = time.monotonic() + grace_s
+        while self.workers and time.monotonic() < end_s:
+            await asyncio.sleep(0.01)
+        for worker in self.workers.values():
+            if worker.process is not None:
+                worker.process.signal(signal.SIGKILL)
+        while any(worker.process is not None for worker in self.workers.values()):
+            await asyncio.sleep(0.005)
+
+    def reports(self) -> Iterable[pb.WorkerReport]:
+        """Returns what a master is to know of all workers but those that stand by."""
+        return [w.report() for w in self.workers.values() if not w.is_spare]
+
+
+def _final(
+    worker: LocalWorker, state: pb.WorkerReport.State, why: str, exit_code: int
+) -> pb.WorkerReport:
+    return pb.WorkerReport(
+        name=worker.name, slot=worker.slot, state=state, reason=why, exit_code=exit_code
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,112 @@
+"""A process that has imported torch, and from which workers are forked in milliseconds.
+
+Run as `python -m drivetrain_elastic._agent._fork_server DESCRIPTOR MODULE...`. On the
+descriptor, a socket of packets, come requests as JSON, with the worker's standard output
+and error. A worker is the child of a child that ends at once, so that it becomes a child
+of the agent, which is a subreaper: it outlives this process, and dies with the agent.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import runpy
+import signal
+import socket
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from drivetrain_elastic._agent._parent import end_with_parent
+
+__all__ = ["main"]
+
+_MOST_BYTES = 1 << 20
+_ADOPTION_S = 10.0
+
+
+def main() -> None:
+    """Serves until the other end is closed; in a worker, runs its program instead."""
+    # A terminal's interrupt is for the agent.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    for name in sys.argv[2:]:
+        import_module(name)
+    gc.collect()
+    gc.freeze()
+    control.send(b"{}")
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, 2)
+        if not data:
+            return
+        request = json.loads(data)
+        pid = _fork()
+        if pid == 0:
+            control.close()
+            break
+        for descriptor in descriptors:
+            os.close(descriptor)
+        control.send(json.dumps({"pid": pid}).encode())
+    _become_worker(request, descriptors)
+    _run(request)
+
+
+def _fork() -> int:
+    """Returns 0 in a grandchild, and its number here."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read_end)
+        pid = os.fork()
+        if pid:
+            os.write(write_end, str(pid).encode())
+            os._exit(0)
+        os.close(write_end)
+        return 0
+    os.close(write_end)
+    with os.fdopen(read_end) as reader:
+        pid = int(reader.read())
+    os.waitpid(child, 0)
+    return pid
+
+
+def _become_worker(request: dict[str, Any], descriptors: list[int]) -> None:
+    # Of a session of its own: the agent signals it together with its own children.
+    os.setsid()
+    end_s = time.monotonic() + _ADOPTION_S
+    while os.getppid() != request["agent"]:
+        if time.monotonic() > end_s:
+            os._exit(1)
+        time.sleep(0.0005)
+    end_with_parent(request["agent"])
+    for descriptor, standard in zip(descriptors, (1, 2), strict=False):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["folder"])
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def _run(request: dict[str, Any]) -> None:
+    """Runs the program as Python would."""
+    sys.argv = list(request["program"])
+    target = sys.argv[0]
+    if request["is_module"]:
+        sys.path[0] = request["folder"]
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(target).resolve().parent)
+        runpy.run_path(target, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

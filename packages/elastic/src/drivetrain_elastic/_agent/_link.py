@@ -1,0 +1,79 @@
+"""The lines between an agent and the workers on its node: JSON over a local socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import struct
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Link", "serve_links"]
+
+logger = logging.getLogger(__name__)
+
+_LIMIT = 16 << 20
+
+
+class Link:
+    """One worker's line; used from one event loop.
+
+    Args:
+        writer: The way to the worker.
+
+    Attributes:
+        pid: The worker's process, as the system says.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        peer: socket.socket = writer.get_extra_info("socket")
+        size = struct.calcsize("3i")
+        found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        self.pid: int = struct.unpack("3i", found)[0]
+
+    def send(self, what: str, **fields: Any) -> None:
+        """Tells the worker something; nothing happens if it is gone."""
+        line = json.dumps({"what": what, **fields}) + "\n"
+        with contextlib.suppress(OSError, RuntimeError):
+            self._writer.write(line.encode())
+
+    def close(self) -> None:
+        """Ends the line."""
+        self._writer.close()
+
+
+async def serve_links(
+    path: str,
+    *,
+    opened: Callable[[Link], bool],
+    heard: Callable[[Link, dict[str, Any]], None],
+) -> asyncio.Server:
+    """Waits for workers at a socket.
+
+    Args:
+        path: Of the socket.
+        opened: Takes a new line; says whether its process is a worker.
+        heard: Takes each message.
+    """
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = Link(writer)
+        try:
+            if not opened(link):
+                logger.warning("process %d is no worker of this agent", link.pid)
+                return
+            async for line in reader:
+                heard(link, json.loads(line))
+        except (OSError, ValueError) as error:
+            # The worker is dying, or its memory is not what it was: its end is noticed.
+            logger.info("the line to process %d broke: %s", link.pid, error)
+        finally:
+            link.close()
+
+    return await asyncio.start_unix_server(serve, path, limit=_LIMIT)

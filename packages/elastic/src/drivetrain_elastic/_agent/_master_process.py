@@ -1,0 +1,96 @@
+"""A master as a child of the agent, started again whenever it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from drivetrain_core import ProgramError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["MasterProcess"]
+
+logger = logging.getLogger(__name__)
+
+# One that dies sooner than this has not begun to serve: another one would not, either.
+_QUICK_S = 2.0
+_MOST_QUICK_DEATHS = 3
+_END_S = 5.0
+
+
+class MasterProcess:
+    """Keeps a master of a job running; used from one event loop.
+
+    Args:
+        address: Where it listens, `host:port`; port 0 takes one that is free, and keeps it.
+        options: Others of the command `drivetrain-elastic master`.
+    """
+
+    def __init__(self, address: str, options: Sequence[str]) -> None:
+        self._address = address
+        self._options = options
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """The master's process; 0 without one."""
+        return self._process.pid if self._process is not None else 0
+
+    async def start(self) -> str:
+        """Starts the master and returns its address.
+
+        Raises:
+            ProgramError: It does not start; its output says why.
+        """
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "drivetrain_elastic.cli", "master"),
+            *("--with-parent", "--address", self._address, *self._options),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        line = (await self._process.stdout.readline()).decode()
+        if not line:
+            message = "the master did not start; its output says why"
+            raise ProgramError(message)
+        self._address = line.split()[-1]
+        return self._address
+
+    async def run(self) -> None:
+        """Starts it again and again, until this is cancelled.
+
+        Raises:
+            ProgramError: It does not start any more.
+        """
+        num_quick = 0
+        while True:
+            assert self._process is not None
+            began_s = time.monotonic()
+            code = await self._process.wait()
+            logger.warning("the master has ended with %d: starting another one", code)
+            is_quick = time.monotonic() - began_s < _QUICK_S
+            num_quick = num_quick + 1 if is_quick else 0
+            if num_quick >= _MOST_QUICK_DEATHS:
+                message = f"the master has died {num_quick} times as it started"
+                raise ProgramError(message)
+            await self.start()
+
+    async def close(self) -> None:
+        """Ends it."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(_END_S):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()

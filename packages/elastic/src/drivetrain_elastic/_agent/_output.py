@@ -1,0 +1,85 @@
+"""Where the output of workers goes: to files, to the agent's own, or to both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Output"]
+
+_CHUNK_BYTES = 1 << 16
+
+
+class Output:
+    """Opens what workers write to; used from one event loop.
+
+    Each has `stdout.log` and `stderr.log` in a folder of its own.
+
+    Args:
+        folder: Where the folders are; None for the output of this process.
+        tee: Whether lines are shown here as well, with the worker's name before them.
+    """
+
+    def __init__(self, folder: str | None, *, tee: bool = False) -> None:
+        self._folder = folder
+        self._tee = tee
+        self._pumps: set[asyncio.Task[None]] = set()
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[list[int]]:
+        """Gives what a worker gets as its standard output and error, while it starts."""
+        if self._folder is None:
+            yield []
+            return
+        folder = Path(self._folder, name)
+        folder.mkdir(parents=True, exist_ok=True)
+        opened: list[int] = []
+        try:
+            for stem, shown in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+                log = (folder / f"{stem}.log").open("ab", buffering=0)
+                opened.append(self._writer(log, shown, name))
+            yield opened
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
+    def _writer(self, log: IO[bytes], shown: IO[str], name: str) -> int:
+        if not self._tee:
+            with log:
+                return os.dup(log.fileno())
+        read_end, write_end = os.pipe()
+        pump = asyncio.create_task(_pump(read_end, log, shown, name))
+        self._pumps.add(pump)
+        pump.add_done_callback(self._pumps.discard)
+        return write_end
+
+    async def close(self) -> None:
+        """Waits until all that workers wrote is where it belongs."""
+        if self._pumps:
+            await asyncio.wait(self._pumps, timeout=5.0)
+            for pump in self._pumps:
+                pump.cancel()
+
+
+async def _pump(read_end: int, log: IO[bytes], shown: IO[str], name: str) -> None:
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+    source = os.fdopen(read_end, "rb", buffering=0)
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), source
+    )
+    begins_line = True
+    with log, contextlib.closing(transport):
+        while chunk := await reader.read(_CHUNK_BYTES):
+            log.write(chunk)
+            text = chunk.decode(errors="replace")
+            for line in text.splitlines(keepends=True):
+                shown.write(f"[{name}] {line}" if begins_line else line)
+                begins_line = line.endswith("\n")
+            shown.flush()

@@ -1,0 +1,174 @@
+"""A worker's line to the agent of its node, over which it hears of worlds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_core import DistributedError
+from drivetrain_elastic._seat import Seat
+from drivetrain_elastic._stacks import answer_with_stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["AgentSeats"]
+
+logger = logging.getLogger(__name__)
+
+_BEAT_S = 0.5
+
+
+class AgentSeats:
+    """Tells a worker of worlds, as the agent hears of them; safe in any thread.
+
+    Args:
+        path: Of the agent's socket.
+        name: The worker's.
+
+    Raises:
+        DistributedError: There is no agent.
+    """
+
+    def __init__(self, path: str, name: str) -> None:
+        self._name = name
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(path)
+        except OSError as error:
+            message = f"the agent of this node does not answer at {path}: {error}"
+            raise DistributedError(message) from error
+        self._seat: Seat | None = None
+        self._is_leaving = False
+        self._is_closed = False
+        self._aside: set[str] = set()
+        self._change = threading.Condition()
+        self._sending = threading.Lock()
+        self._listeners: list[Callable[[Seat], None]] = []
+        self._step, self._step_s = 0, 0.0
+        self._phase, self._phase_began_s = "starting", time.monotonic()
+        answer_with_stacks()
+        self._send("hello", name=name, pid=os.getpid())
+        for run in (self._listen, self._beat):
+            threading.Thread(target=run, name="drivetrain-seats", daemon=True).start()
+
+    # ---- what the agent says ----
+
+    def _listen(self) -> None:
+        with self._socket.makefile("rb") as lines:
+            for line in lines:
+                self._hear(json.loads(line))
+        with self._change:
+            self._is_closed = True
+            self._change.notify_all()
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        with self._change:
+            if message["what"] == "leave":
+                self._is_leaving = True
+                self._change.notify_all()
+                return
+            seat = Seat(
+                message["epoch"],
+                message["rank"],
+                tuple(message["members"]),
+                tuple(message["nodes"]),
+                message["unit"],
+            )
+            if self._seat is not None and seat.epoch < self._seat.epoch:
+                return
+            self._seat, self._aside = seat, set(message["aside"])
+            self._change.notify_all()
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener(seat)
+
+    def latest(self) -> Seat | None:
+        """Returns the last world that this worker has heard of."""
+        with self._change:
+            return self._seat
+
+    def wait(self, newer_than: int, timeout_s: float) -> Seat | None:
+        """Returns a world of a higher epoch as soon as there is one; None if not."""
+
+        def is_over() -> bool:
+            is_new = self._seat is not None and self._seat.epoch > newer_than
+            return is_new or self._is_leaving or self._is_closed
+
+        with self._change:
+            self._change.wait_for(is_over, timeout_s)
+            if self._is_closed:
+                message = "the agent of this node is gone"
+                raise DistributedError(message)
+            if self._seat is not None and self._seat.epoch > newer_than:
+                return self._seat
+            return None
+
+    def subscribe(self, heard: Callable[[Seat], None]) -> Callable[[], None]:
+        """Calls a function, from a thread, for each world; returns what ends that."""
+        with self._change:
+            self._listeners.append(heard)
+
+        def end() -> None:
+            with self._change:
+                self._listeners.remove(heard)
+
+        return end
+
+    def is_gone(self, name: str) -> bool:
+        """Whether a worker is known to be gone, rather than about to leave."""
+        with self._change:
+            seat = self._seat
+            return (
+                seat is not None
+                and name not in seat.members
+                and name not in self._aside
+            )
+
+    def is_leaving(self) -> bool:
+        """Whether this worker is to end when the world no longer has it."""
+        with self._change:
+            return self._is_leaving
+
+    # ---- what the worker says ----
+
+    def _beat(self) -> None:
+        while not self._is_closed:
+            phase_s = time.monotonic() - self._phase_began_s
+            fields = {"step": self._step, "step_s": self._step_s}
+            self._send("beat", **fields, phase=self._phase, phase_s=phase_s)
+            time.sleep(_BEAT_S)
+
+    def _send(self, what: str, **fields: Any) -> None:
+        line = json.dumps({"what": what, **fields}) + "\n"
+        try:
+            with self._sending:
+                self._socket.sendall(line.encode())
+        except OSError:
+            # The listening thread finds the agent gone, and says so.
+            self._is_closed = True
+
+    def report_ready(self) -> None:
+        """Tells that this worker can take a place."""
+        self._send("ready")
+
+    def report_phase(self, phase: str) -> None:
+        """Tells what this worker does from now on."""
+        self._phase, self._phase_began_s = phase, time.monotonic()
+
+    def report_step(self, step: int, seconds: float) -> None:
+        """Tells how far this worker is."""
+        self._step, self._step_s = step, seconds
+
+    def report_broken(self, epoch: int, reason: str) -> None:
+        """Tells that collectives of a world fail, so that another one is needed."""
+        self._send("broken", epoch=epoch, reason=reason)
+
+    def report_end(self, *, is_finished: bool) -> None:
+        """Tells that this worker has made all steps, or has left before."""
+        self._send("finished" if is_finished else "left")

@@ -1,0 +1,102 @@
+"""How all ranks of a new world come to the same step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from drivetrain_elastic.decisions.steps import Do, Progress, resolve
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from drivetrain_elastic._training import Training
+    from drivetrain_elastic._world import World
+    from drivetrain_elastic.decisions.steps import Resolution
+
+__all__ = ["agree"]
+
+
+def agree(training: Training, world: World) -> str:
+    """Brings this rank to the step of all others; each rank does the same.
+
+    Args:
+        training: Of this rank.
+        world: Its new world.
+
+    Returns:
+        What was done here, for people.
+
+    Raises:
+        RuntimeError: A rank is gone.
+        DistributedError: No rank has the state.
+    """
+    mine = torch.tensor(
+        [training.step, training.reduced, not training.has_state, training.epoch]
+    )
+    seat = world.seat
+    rows = _gather(world.everyone, mine, len(seat.members))
+    if all(is_new for _, _, is_new, _ in rows):
+        done = _begin_alike(training, world)
+    else:
+        progress = [
+            Progress(step, reduced, bool(is_new), node, rank % seat.unit, epoch)
+            for rank, ((step, reduced, is_new, epoch), node) in enumerate(
+                zip(rows, seat.nodes, strict=True)
+            )
+        ]
+        resolution = resolve(progress, votes_first=seat.unit > 1)
+        done = _carry_out(resolution, training, world)
+    training.epoch = seat.epoch
+    return done
+
+
+def _begin_alike(training: Training, world: World) -> str:
+    """Gives the state of the first copy to those that differ."""
+    seat, peers = world.seat, world.peers
+    digests = _gather(peers, torch.tensor([training.digest()]), seat.num_copies)
+    num_differ = 0
+    for taker, digest in enumerate(digests):
+        if digest == digests[0]:
+            continue
+        num_differ += 1
+        if seat.copy == 0:
+            training.give(peers, taker)
+        elif seat.copy == taker:
+            training.take(peers, 0)
+    training.has_state = True
+    training.reduced = training.step
+    return f"{num_differ} copies took the state of the first one"
+
+
+def _carry_out(resolution: Resolution, training: Training, world: World) -> str:
+    seat, peers, actions = world.seat, world.peers, resolution.actions
+    mine = actions[seat.rank]
+    for rank in seat.peers:
+        action, taker = actions[rank], rank // seat.unit
+        if action.do != Do.TAKE_GRADIENTS:
+            continue
+        if rank == seat.rank:
+            training.take_gradients(peers, action.source // seat.unit)
+        elif action.source == seat.rank:
+            training.give_gradients(peers, taker)
+    if mine.do in {Do.TAKE_GRADIENTS, Do.APPLY}:
+        training.apply()
+    # Gradients of a step that is not applied anywhere are made again.
+    training.reduced = training.step
+    for rank in seat.peers:
+        action, taker = actions[rank], rank // seat.unit
+        if action.do != Do.TAKE_STATE:
+            continue
+        if rank == seat.rank:
+            training.take(peers, action.source // seat.unit)
+        elif action.source == seat.rank:
+            training.give(peers, taker)
+    return mine.do.value
+
+
+def _gather(group: ProcessGroup, mine: torch.Tensor, num: int) -> list[list[int]]:
+    all_ = [torch.zeros_like(mine) for _ in range(num)]
+    group.allgather([all_], [mine]).wait()
+    return [row.tolist() for row in all_]

@@ -1,0 +1,38 @@
+"""The line to one agent: what it is told, in order, until the line breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+__all__ = ["Line"]
+
+
+class Line:
+    """Messages on their way to an agent; used from one event loop.
+
+    Args:
+        host: The agent's machine.
+        pid: The agent's process.
+    """
+
+    def __init__(self, host: str, pid: int) -> None:
+        self.host = host
+        self.pid = pid
+        self._messages: asyncio.Queue[Any] = asyncio.Queue()
+
+    def send(self, message: Any) -> None:
+        """Puts a message, or its bytes, on the way."""
+        self._messages.put_nowait(message)
+
+    def close(self) -> None:
+        """Ends the line when what is on the way has been sent."""
+        self._messages.put_nowait(None)
+
+    async def messages(self) -> AsyncIterator[Any]:
+        """Yields messages until the line is closed."""
+        while (message := await self._messages.get()) is not None:
+            yield message

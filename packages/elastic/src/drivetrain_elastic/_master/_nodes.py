@@ -1,0 +1,507 @@
+"""Nodes, the workers on them, and the world that those make up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_core import ProgramError
+from drivetrain_elastic._master._line import Line
+from drivetrain_elastic.decisions.ending import Ending, Results, judge_ending
+from drivetrain_elastic.decisions.membership import (
+    MembershipConfig,
+    MembershipState,
+    Status,
+    Worker,
+    World,
+    next_world,
+)
+from drivetrain_elastic.decisions.presence import judge_presence
+from drivetrain_elastic.journal import Record
+from drivetrain_elastic.protocol import _messages as pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from drivetrain_elastic._master._events import EventLog
+    from drivetrain_elastic._master._keys import Keys
+    from drivetrain_elastic._master._ledger import Ledger
+
+__all__ = ["DuplicateNodeError", "Nodes"]
+
+logger = logging.getLogger(__name__)
+
+# A master that slept for longer than this has not listened, and blames no node for it.
+_NAP_S = 0.5
+_LONGEST_WAIT_S = 1.0
+_NUM_EPOCHS_KEPT = 2
+
+
+class DuplicateNodeError(ProgramError):
+    """Another agent has the same node's name."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Node:
+    """A machine, or a part of one, that runs workers."""
+
+    name: str
+    host: str = ""
+    pid: int = 0
+    num_slots: int = 0
+    line: Line | None = None
+    heard_s: float = 0.0
+    progress: dict[str, pb.WorkerProgress] = field(default_factory=dict)
+
+
+class Nodes:
+    """Keeps who is there, and decides worlds; used from one event loop.
+
+    Args:
+        ledger: Where worlds are written before anybody enters them.
+        events: Where people read of them.
+        keys: In which the ranks of a world meet.
+        incarnation: Which master this is.
+        heartbeat_s: How often an agent is to be heard of.
+        timeout_s: After what silence a node is gone.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        events: EventLog,
+        keys: Keys,
+        *,
+        incarnation: int,
+        heartbeat_s: float,
+        timeout_s: float,
+    ) -> None:
+        self._ledger = ledger
+        self._events = events
+        self._keys = keys
+        self._welcome = pb.Welcome(incarnation=incarnation, heartbeat_s=heartbeat_s)
+        self._timeout_s = timeout_s
+        self._nodes: dict[str, _Node] = {}
+        self._state = MembershipState()
+        self._results = Results()
+        self._config: MembershipConfig | None = None
+        self._patience_s = 0.0
+        self._ending: Ending | None = None
+        self._records: list[Record] = []
+        self._changed = asyncio.Event()
+        self._epochs: deque[int] = deque()
+
+    # ---- the journal ----
+
+    def replay(self, record: Record) -> bool:
+        """Takes a record of the journal; returns whether it was one of these."""
+        body = record.body
+        if record.kind == "terms":
+            self._patience_s = body["patience_s"]
+            self._config = MembershipConfig(**body["config"])
+        elif record.kind == "world":
+            self._state = MembershipState(nodes=self._state.nodes)
+            for name, node, slot in body["members"]:
+                self._state.add(Worker(name, node, slot, Status.MEMBER))
+            members = tuple(name for name, *_ in body["members"])
+            self._state.enter(World(body["epoch"], members, body["reason"]))
+        elif record.kind == "ended":
+            self._ending = Ending(body["exit_code"], body["reason"])
+        else:
+            return False
+        return True
+
+    def dump(self) -> list[Record]:
+        """Returns records that take the place of all that were written."""
+        records = []
+        if self._config is not None:
+            records.append(self._terms())
+        if self._state.world is not None:
+            records.append(self._world(self._state.world))
+        if self._ending is not None:
+            records.append(Record("ended", self._ending._asdict()))
+        return records
+
+    def begin(self) -> None:
+        """Waits from now on for the nodes of the world that was replayed."""
+        now_s = time.monotonic()
+        for worker in self._state.workers.values():
+            self._nodes.setdefault(worker.node, _Node(name=worker.node, heard_s=now_s))
+
+    def _terms(self) -> Record:
+        assert self._config is not None
+        config = asdict(self._config)
+        return Record("terms", {"config": config, "patience_s": self._patience_s})
+
+    def _world(self, world: World) -> Record:
+        workers = [self._state.workers[name] for name in world.members]
+        members = [[one.name, one.node, one.slot] for one in workers]
+        body = {"epoch": world.epoch, "members": members, "reason": world.reason}
+        return Record("world", body)
+
+    # ---- agents ----
+
+    async def attend(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """Takes an agent's messages and yields what it is to know.
+
+        Raises:
+            DuplicateNodeError: Another agent has the name.
+            ProgramError: The first message is no greeting, or its terms are others.
+        """
+        first = await anext(requests, None)
+        if first is None or first.WhichOneof("what") != "hello":
+            message = "the first message of an agent must say who it is"
+            raise ProgramError(message)
+        line = self._open(first.hello)
+        node = self._nodes[first.hello.node]
+        reader = asyncio.create_task(self._read(node, line, requests))
+        try:
+            async for message in line.messages():
+                yield message
+        finally:
+            reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reader
+
+    async def _read(
+        self, node: _Node, line: Line, requests: AsyncIterator[Any]
+    ) -> None:
+        try:
+            async for message in requests:
+                if node.line is not line:
+                    return
+                node.heard_s = time.monotonic()
+                self._take(node, message)
+        except Exception as error:  # noqa: BLE001
+            # The line is broken; the node may come back on another one.
+            logger.info("the line to node %s is broken: %s", node.name, error)
+        finally:
+            line.close()
+            if node.line is line:
+                node.line = None
+
+    def _open(self, hello: pb.Hello) -> Line:
+        name = hello.node
+        if not name:
+            message = "a node must have a name"
+            raise ProgramError(message)
+        self._agree(hello.terms)
+        node = self._nodes.setdefault(name, _Node(name=name))
+        if node.line is not None:
+            if (node.host, node.pid) != (hello.host, hello.pid):
+                message = (
+                    f"node {name!r} is there already: process {node.pid} on {node.host}; "
+                    "give each agent a name of its own"
+                )
+                raise DuplicateNodeError(message)
+            node.line.close()
+        is_new = node.pid == 0
+        node.host, node.pid, node.num_slots = hello.host, hello.pid, hello.num_slots
+        node.line, node.heard_s = Line(hello.host, hello.pid), time.monotonic()
+        if name not in self._state.nodes:
+            self._state.nodes.append(name)
+        if is_new:
+            what = f"process {hello.pid} on {hello.host} with {hello.num_slots} places"
+            self._note("node-joined", name, what)
+        self._meet(node, hello.workers)
+        node.line.send(pb.ToAgent(welcome=self._welcome))
+        if self._state.world is not None:
+            node.line.send(self._world_message())
+        if self._ending is not None:
+            node.line.send(_stop_message(self._ending))
+        self._changed.set()
+        return node.line
+
+    def _agree(self, terms: pb.Terms) -> None:
+        """Takes the terms of the first agent, and holds others to them."""
+        config = MembershipConfig(
+            min_workers=terms.min_workers,
+            max_workers=terms.max_workers,
+            unit=terms.unit,
+            last_call_s=terms.last_call_s,
+        )
+        if self._config is None:
+            self._config, self._patience_s = config, terms.patience_s
+            self._records.append(self._terms())
+        elif config != self._config:
+            message = (
+                f"the job has {_words(self._config)}, this agent says {_words(config)}: "
+                "start all agents of a job with the same options"
+            )
+            raise ProgramError(message)
+
+    def _meet(self, node: _Node, reports: Iterable[pb.WorkerReport]) -> None:
+        """Compares the workers that an agent has with those that were known."""
+        reports = list(reports)
+        here = {report.name for report in reports}
+        known = [w.name for w in self._state.workers.values() if w.node == node.name]
+        self._state.remove(name for name in known if name not in here)
+        for report in reports:
+            self._take_report(node, report)
+
+    def _take(self, node: _Node, message: pb.FromAgent) -> None:
+        what = message.WhichOneof("what")
+        if what == "heartbeat":
+            node.progress = {one.name: one for one in message.heartbeat.workers}
+            return
+        if what == "goodbye":
+            self._lose(node, message.goodbye.reason, is_loss=False)
+        elif what == "workers":
+            for report in message.workers.reports:
+                self._take_report(node, report)
+        elif what == "broken":
+            broken = message.broken
+            why = f"{broken.worker}: {broken.reason}"
+            self._state.set_broken(broken.epoch, why, time.monotonic())
+        elif what == "stuck":
+            self._note("stuck", node.name, message.stuck.reason)
+            self._dump_stacks(message.stuck.reason)
+        elif what == "leave":
+            self.leave(node.name, message.leave.within_s, message.leave.reason)
+        self._changed.set()
+
+    def _take_report(self, node: _Node, report: pb.WorkerReport) -> None:
+        name, state = report.name, report.state
+        worker = self._state.workers.get(name)
+        if state in {pb.WorkerReport.STARTING, pb.WorkerReport.READY}:
+            if worker is None:
+                worker = Worker(name, node.name, report.slot)
+                self._state.add(worker)
+            if state == pb.WorkerReport.READY and worker.status == Status.STARTING:
+                self._state.set_status(name, Status.STANDBY, time.monotonic())
+            return
+        if worker is None:
+            return
+        if state == pb.WorkerReport.FINISHED:
+            self._results.finished.add(name)
+            if report.exit_code:
+                self._fail(name, report.reason)
+            return
+        self._state.remove([name])
+        node.progress.pop(name, None)
+        if state != pb.WorkerReport.FAILED:
+            return
+        self._fail(name, report.reason)
+        if report.given_up:
+            self._results.given_up.append(f"{name} {report.reason}")
+
+    def _fail(self, name: str, reason: str) -> None:
+        self._note("worker-failed", name, reason)
+        if self._results.finished:
+            self._results.failed.append(f"{name} {reason}")
+
+    def _lose(self, node: _Node, why: str, *, is_loss: bool) -> None:
+        names = [w.name for w in self._state.workers.values() if w.node == node.name]
+        self._state.remove(name for name in names if name not in self._results.finished)
+        self._nodes.pop(node.name, None)
+        self._note("node-lost" if is_loss else "node-left", node.name, why)
+        if node.line is not None:
+            node.line.close()
+            node.line = None
+        self._changed.set()
+
+    # ---- what people ask for ----
+
+    def leave(self, name: str, within_s: float, reason: str) -> None:
+        """Lets the workers of a node leave at the end of a step.
+
+        Raises:
+            ProgramError: There is no such node.
+        """
+        node = self._nodes.get(name)
+        if node is None or node.line is None:
+            there = ", ".join(sorted(self._nodes)) or "none"
+            message = f"there is no node {name!r}; there are: {there}"
+            raise ProgramError(message)
+        self._note("leave", name, reason)
+        node.line.send(
+            pb.ToAgent(
+                command=pb.Command(
+                    what=pb.Command.LEAVE, reason=reason, within_s=within_s
+                )
+            )
+        )
+        now_s = time.monotonic()
+        for worker in list(self._state.workers.values()):
+            if worker.node == name:
+                self._state.set_status(worker.name, Status.LEAVING, now_s)
+        self._changed.set()
+
+    def stop(self, reason: str, exit_code: int) -> None:
+        """Ends the job."""
+        if self._ending is None:
+            self._end(Ending(exit_code, reason))
+            self._changed.set()
+
+    def _dump_stacks(self, reason: str) -> None:
+        """Lets all workers write down what they are doing."""
+        command = pb.Command(what=pb.Command.DUMP_STACKS, reason=reason)
+        for node in self._nodes.values():
+            if node.line is not None:
+                node.line.send(pb.ToAgent(command=command))
+
+    def describe(self, status: pb.Status) -> None:
+        """Fills in how the nodes and their workers are."""
+        now_s, world = time.monotonic(), self._state.world
+        members = () if world is None else world.members
+        ranks = {name: rank for rank, name in enumerate(members)}
+        if world is not None:
+            status.epoch, status.reason = world.epoch, world.reason
+            status.world_size = len(members)
+        if self._ending is not None:
+            status.ended, status.exit_code = self._ending.reason, self._ending.exit_code
+        for node in self._nodes.values():
+            entry = status.nodes.add(
+                node=node.name,
+                host=node.host,
+                pid=node.pid,
+                num_slots=node.num_slots,
+                silent_s=now_s - node.heard_s,
+            )
+            workers = self._state.workers.values()
+            here = [one.name for one in workers if one.node == node.name]
+            status_of = {one.name: one.status.value for one in workers}
+            status_of |= dict.fromkeys(self._results.finished, "finished")
+            for name in dict.fromkeys([*here, *node.progress]):
+                one = node.progress.get(name, pb.WorkerProgress())
+                entry.workers.add(
+                    name=name,
+                    # Whom only the agent knows is there to take another one's place.
+                    status=status_of.get(name, "spare"),
+                    rank=ranks.get(name, -1),
+                    pid=one.pid,
+                    step=one.step,
+                    step_s=one.step_s,
+                    silent_s=one.silent_s,
+                    phase=one.phase,
+                    phase_s=one.phase_s,
+                )
+
+    # ---- decisions ----
+
+    async def run(self) -> None:
+        """Decides until it is cancelled.
+
+        Raises:
+            JournalError: Another master has taken over.
+        """
+        while True:
+            self._changed.clear()
+            wait_s = self._decide()
+            if self._records:
+                await self._write()
+                continue
+            began_s = time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+            self._forgive(time.monotonic() - began_s - wait_s)
+
+    def _forgive(self, overslept_s: float) -> None:
+        if overslept_s > _NAP_S:
+            for node in self._nodes.values():
+                node.heard_s += overslept_s
+
+    def _decide(self) -> float:
+        """Changes what is to be changed; returns when to look again, in seconds."""
+        now_s = time.monotonic()
+        heard_s = {node.name: node.heard_s for node in self._nodes.values()}
+        presence = judge_presence(now_s, heard_s, timeout_s=self._timeout_s)
+        for name, silent_s in presence.lost.items():
+            why = f"not heard of for {silent_s:.1f} s"
+            self._lose(self._nodes[name], why, is_loss=True)
+        waits = [_LONGEST_WAIT_S, presence.wait_s]
+        if self._config is None or self._ending is not None:
+            return min(one for one in waits if one is not None)
+        verdict = next_world(now_s, self._state, self._config)
+        results = self._results
+        if not verdict.is_short:
+            results.short_since_s = None
+        elif results.short_since_s is None:
+            results.short_since_s = now_s
+        ending = judge_ending(
+            now_s, self._state, results, verdict, patience_s=self._patience_s
+        )
+        if isinstance(ending, Ending):
+            self._end(ending)
+        elif verdict.world is not None and not results.finished:
+            self._enter(verdict.world)
+        else:
+            waits += [ending, verdict.wait_s]
+        return max(0.0, min(one for one in waits if one is not None))
+
+    def _enter(self, world: World) -> None:
+        self._state.enter(world)
+        self._records.append(self._world(world))
+        self._note("world", str(world.epoch), world.reason)
+
+    def _end(self, ending: Ending) -> None:
+        self._ending = ending
+        self._records.append(Record("ended", ending._asdict()))
+        self._note("ended", str(ending.exit_code), ending.reason)
+
+    def _note(self, kind: str, subject: str, reason: str) -> None:
+        logger.info("%s %s: %s", kind, subject, reason)
+        self._records.append(self._events.make(kind, subject, reason))
+
+    async def _write(self) -> None:
+        """Makes what was decided durable, and tells the agents."""
+        records, self._records = self._records, []
+        await self._ledger.append(records)
+        kinds = {record.kind for record in records}
+        message: Any = None
+        if "ended" in kinds:
+            assert self._ending is not None
+            message = _stop_message(self._ending)
+        elif "world" in kinds:
+            assert self._state.world is not None
+            self._forget_keys(self._state.world.epoch)
+            message = self._world_message().SerializeToString()
+        if message is not None:
+            for node in self._nodes.values():
+                if node.line is not None:
+                    node.line.send(message)
+
+    def _forget_keys(self, epoch: int) -> None:
+        """Deletes what the ranks of worlds before the last one have left behind."""
+        self._epochs.append(epoch)
+        while len(self._epochs) > _NUM_EPOCHS_KEPT:
+            self._keys.forget(f"world/{self._epochs.popleft()}/")
+
+    def _world_message(self) -> Any:
+        world = self._state.world
+        assert world is not None
+        members = [
+            pb.Member(name=name, node=self._state.workers[name].node)
+            for name in world.members
+            if name in self._state.workers
+        ]
+        if len(members) < len(world.members):
+            # Somebody went while it was written: the next one is on its way, and this
+            # one must not be told, since ranks would be wrong.
+            return pb.ToAgent()
+        aside = [name for name in self._state.workers if name not in world.members]
+        return pb.ToAgent(
+            world=pb.World(
+                epoch=world.epoch, members=members, reason=world.reason, aside=aside
+            )
+        )
+
+
+def _stop_message(ending: Ending) -> Any:
+    return pb.ToAgent(
+        command=pb.Command(
+            what=pb.Command.STOP_ALL,
+            reason=ending.reason,
+            exit_code=ending.exit_code,
+        )
+    )
+
+
+def _words(config: MembershipConfig) -> str:
+    return f"{config.min_workers} to {config.max_workers} workers in units of {config.unit}"

@@ -1,0 +1,252 @@
+"""The command `drivetrain-elastic run`: torchrun's options, and an agent."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from drivetrain_core import ProgramError
+
+if TYPE_CHECKING:
+    from drivetrain_elastic import Agent, AgentConfig
+
+__all__ = ["populate_run_parser"]
+
+
+def populate_run_parser(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command to its parser.
+
+    Args:
+        parser: Of the command.
+    """
+    parser.add_argument(
+        "--nproc-per-node",
+        "--nproc_per_node",
+        default="1",
+        metavar="N",
+        help="workers that train on this node; gpu, cpu or auto for one per device",
+    )
+    parser.add_argument(
+        "--nnodes",
+        default="1:1",
+        metavar="MIN:MAX",
+        help="how many nodes train; the job goes on while there are MIN",
+    )
+    parser.add_argument(
+        "--node", metavar="NAME", help="this node's name; by default the host's"
+    )
+    parser.add_argument(
+        "--standbys",
+        type=int,
+        default=1,
+        metavar="N",
+        help="copies of the model's workers that are ready to take another one's place",
+    )
+    parser.add_argument(
+        "--workers-per-copy",
+        type=int,
+        default=1,
+        metavar="N",
+        help="workers that hold one copy of the model together",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        "--max_restarts",
+        type=int,
+        default=10,
+        metavar="N",
+        help="how many workers may be started anew in one place within an hour",
+    )
+    _add_master_options(parser)
+    _add_time_options(parser)
+    parser.add_argument(
+        "--log-dir",
+        "--log_dir",
+        metavar="DIR",
+        help="where the output of workers goes; by default it is shown",
+    )
+    parser.add_argument(
+        "--tee", action="store_true", help="show what goes to --log-dir as well"
+    )
+    parser.add_argument(
+        "--preload",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module that is imported once for all workers; may be given again",
+    )
+    parser.add_argument(
+        "-m", "--module", action="store_true", help="the script is a module's name"
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="the training script")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="of the script"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _add_master_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--standalone",
+        action="store_true",
+        help="one node with a master of its own; the default without --rdzv-endpoint",
+    )
+    parser.add_argument(
+        "--rdzv-endpoint",
+        "--rdzv_endpoint",
+        metavar="HOST:PORT",
+        help="where the job's master is",
+    )
+    parser.add_argument(
+        "--journal",
+        metavar="FILE",
+        help="keep the master running here, with this journal; a job goes on with it",
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="the job's token; by default DRIVETRAIN_ELASTIC_TOKEN",
+    )
+    parser.add_argument("--tls-ca", metavar="FILE", help="who vouches for the master")
+    parser.add_argument("--tls-certificate", metavar="FILE", help="of the master")
+    parser.add_argument("--tls-key", metavar="FILE", help="of the master")
+
+
+def _add_time_options(parser: argparse.ArgumentParser) -> None:
+    for name, default, says in (
+        ("last-call-s", 5.0, "how long the first world waits for more than MIN nodes"),
+        ("patience-s", 600.0, "how long a job with too few workers waits for more"),
+        ("frozen-s", 2.0, "how long a worker that does nothing may be silent"),
+        ("stuck-s", 600.0, "how long a step may compute"),
+        ("grace-s", 30.0, "how long workers have between SIGTERM and SIGKILL"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=float, default=default, metavar="SECONDS", help=says
+        )
+    parser.add_argument(
+        "--on-stuck",
+        choices=("kill", "report"),
+        default="kill",
+        help="what becomes of a worker that is stuck, once all have dumped their stacks",
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import logging
+
+    # What happens to a job is what its log is for.
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
+    )
+    agent = _agent(arguments)
+    code = agent.run()
+    if code:
+        sys.stderr.write(f"drivetrain-elastic: {agent.reason}\n")
+    return code
+
+
+def _agent(arguments: argparse.Namespace) -> Agent:
+    from drivetrain_elastic import Agent
+    from drivetrain_elastic._agent._master_process import MasterProcess
+    from drivetrain_elastic._secret import make_token, read_token, write_token
+    from drivetrain_elastic._tls import channel_credentials
+
+    config = _config(arguments)
+    program = [arguments.script, *arguments.arguments]
+    if not arguments.module and not os.path.exists(arguments.script):  # noqa: PTH110
+        message = f"there is no script {arguments.script!r}"
+        raise ProgramError(message)
+    if arguments.rdzv_endpoint is None or arguments.standalone:
+        if arguments.journal or config.max_nodes > 1:
+            message = "several nodes, or a journal, need --rdzv-endpoint HOST:PORT"
+            raise ProgramError(message)
+        return Agent(program, config, is_module=arguments.module)
+    master = None
+    token = os.environ.get("DRIVETRAIN_ELASTIC_TOKEN")
+    if arguments.journal:
+        if arguments.token_file is None:
+            message = "a master needs --token-file FILE, which is made when missing"
+            raise ProgramError(message)
+        if not os.path.exists(arguments.token_file):  # noqa: PTH110
+            write_token(arguments.token_file, token or make_token())
+        options = ["--journal", arguments.journal, "--token-file", arguments.token_file]
+        if arguments.tls_certificate:
+            options += ["--tls-certificate", arguments.tls_certificate]
+            options += ["--tls-key", arguments.tls_key or ""]
+        master = MasterProcess(arguments.rdzv_endpoint, options)
+    if arguments.tls_ca:
+        # Workers look for it there.
+        os.environ["DRIVETRAIN_ELASTIC_TLS_CA"] = os.path.abspath(arguments.tls_ca)  # noqa: PTH100
+    if arguments.token_file:
+        token = read_token(arguments.token_file)
+    if not token:
+        message = "the job's token: pass --token-file, or set DRIVETRAIN_ELASTIC_TOKEN"
+        raise ProgramError(message)
+    return Agent(
+        program,
+        config,
+        address=arguments.rdzv_endpoint,
+        token=token,
+        tls=channel_credentials(),
+        is_module=arguments.module,
+        master=master,
+    )
+
+
+def _config(arguments: argparse.Namespace) -> AgentConfig:
+    from drivetrain_elastic import AgentConfig
+
+    min_nodes, max_nodes = _range(arguments.nnodes)
+    optional = {"node": arguments.node} if arguments.node else {}
+    return AgentConfig(
+        num_workers=_num_workers(arguments.nproc_per_node),
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        workers_per_copy=arguments.workers_per_copy,
+        num_standbys=arguments.standbys,
+        max_restarts=arguments.max_restarts,
+        last_call_s=arguments.last_call_s,
+        patience_s=arguments.patience_s,
+        frozen_s=arguments.frozen_s,
+        stuck_s=arguments.stuck_s,
+        on_stuck=arguments.on_stuck,
+        grace_s=arguments.grace_s,
+        log_folder=arguments.log_dir,
+        tee=arguments.tee,
+        preload=tuple(arguments.preload),
+        **optional,
+    )
+
+
+def _range(text: str) -> tuple[int, int]:
+    """Returns the fewest and the most nodes.
+
+    Example:
+        >>> _range("2:4"), _range("3")
+        ((2, 4), (3, 3))
+    """
+    first, _, last = text.partition(":")
+    try:
+        return int(first), int(last or first)
+    except ValueError:
+        message = f"--nnodes must be a number or MIN:MAX, got {text!r}"
+        raise ProgramError(message) from None
+
+
+def _num_workers(text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    if text not in {"gpu", "cpu", "auto"}:
+        message = f"--nproc-per-node must be a number, gpu, cpu or auto, got {text!r}"
+        raise ProgramError(message)
+    import torch
+
+    num_gpus = torch.cuda.device_count()
+    if text == "gpu" and not num_gpus:
+        message = "--nproc-per-node gpu: this machine has none that torch can use"
+        raise ProgramError(message)
+    if text == "cpu" or not num_gpus:
+        return os.cpu_count() or 1
+    return num_gpus

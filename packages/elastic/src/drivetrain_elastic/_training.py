@@ -1,0 +1,131 @@
+"""The state of a training on one rank, how far it is, and how it moves to another rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_elastic._reducer import GradientReducer
+from drivetrain_elastic._scaling import ScaledRate
+from drivetrain_elastic._schedule import Block, Position
+from drivetrain_elastic._transfer import give_state, state_digest, take_state
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+    import torch
+    from torch.distributed import ProcessGroup
+
+    from drivetrain_elastic._scaling import BatchScaling
+    from drivetrain_elastic._schedule import Schedule
+
+__all__ = ["Training"]
+
+_PROGRESS = "drivetrain.progress"
+_SCALE = "drivetrain.scale"
+_GRADIENTS_TAG = 0x4752
+
+
+class Training:
+    """What a rank has: a model, an optimizer, and whatever else belongs to the state.
+
+    Args:
+        model: On this rank.
+        optimizer: Of its parameters.
+        others: What else moves to a new rank, by name.
+        schedule: Which samples each step trains on.
+        scaling: How the learning rate follows the batch.
+
+    Attributes:
+        step: The last step that is applied here.
+        position: How far the data has been trained on.
+        num_read: How many samples that were, in all epochs.
+        reduced: The last step whose gradients are here as sums over all ranks.
+        has_state: Whether the state is that of the training, rather than a new one.
+        epoch: Of the last world in which this rank came to the step of all others.
+        reducer: Holds the gradients.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        others: MutableMapping[str, object],
+        schedule: Schedule,
+        scaling: BatchScaling | None = None,
+    ) -> None:
+        self.step = 0
+        self.position = Position()
+        self.num_read = 0
+        self.reduced = 0
+        self.has_state = False
+        self.epoch = 0
+        self.reducer = GradientReducer(model.parameters())
+        self._optimizer = optimizer
+        self._own: dict[str, object] = {"model": model, "optimizer": optimizer}
+        self._others = others
+        self._schedule = schedule
+        self._rate = ScaledRate(scaling)
+        # Of the step in flight.
+        self._block = Block(0, 0, 0)
+        self._num_copies = 1
+
+    def entries(self) -> dict[str, Any]:
+        """Returns the state, as checkpoints and other ranks take it."""
+        progress = [self.step, *self.position, self.num_read]
+        own = {**self._own, _SCALE: self._rate, _PROGRESS: progress}
+        return {**self._others, **own}
+
+    def set_entries(self, entries: Mapping[str, Any]) -> None:
+        """Notes what has been put in place of the state."""
+        for name in self._others:
+            self._others[name] = entries[name]
+        step, epoch, start, self.num_read = entries[_PROGRESS]
+        self.step = self.reduced = step
+        self.position = Position(epoch, start)
+
+    def digest(self) -> int:
+        """Returns a number that two ranks share only if their states are equal."""
+        return state_digest(self.entries())
+
+    def begin(self, num_copies: int) -> Block:
+        """Begins a step, and returns its samples.
+
+        Args:
+            num_copies: How many copies of the model share them.
+        """
+        self._block = self._schedule.block(self.position, num_copies=num_copies)
+        self._num_copies = num_copies
+        self.reducer.begin()
+        return self._block
+
+    def apply(self) -> None:
+        """Makes the step whose gradients are here."""
+        whole = self._schedule.block(Position(), num_copies=self._num_copies).size
+        self._rate.step(self._optimizer, whole, self.num_read)
+        self.step += 1
+        self.num_read += self._block.size
+        self.position = self._schedule.after(self._block)
+
+    def give(self, group: ProcessGroup, to: int) -> None:
+        """Sends the state to another rank."""
+        give_state(group, to, self.entries())
+
+    def take(self, group: ProcessGroup, source: int) -> None:
+        """Receives the state of another rank in place of this one's."""
+        # Until all of it is here, it is neither the old one nor the new one.
+        self.has_state = False
+        entries = self.entries()
+        take_state(group, source, entries)
+        self.set_entries(entries)
+        self.has_state = True
+
+    def give_gradients(self, group: ProcessGroup, to: int) -> None:
+        """Sends the gradients of the last step that was reduced."""
+        for buffer in self.reducer.buffers:
+            group.send([buffer], to, _GRADIENTS_TAG).wait()
+
+    def take_gradients(self, group: ProcessGroup, source: int) -> None:
+        """Receives the gradients of a step that this rank has not reduced."""
+        for buffer in self.reducer.buffers:
+            group.recv([buffer], source, _GRADIENTS_TAG).wait()
+        self.reduced = self.step + 1

@@ -1,0 +1,128 @@
+"""The process groups of one world, as one rank has them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from torch.distributed.distributed_c10d import PrefixStore
+
+from drivetrain_elastic._group import WorldGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from torch.distributed import ProcessGroup
+    from torch.distributed.distributed_c10d import Store
+
+    from drivetrain_core.services import ProcessGroupFactory
+    from drivetrain_elastic._seat import Seat
+
+__all__ = ["World", "call_roll"]
+
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.001, 0.05
+_REPEAT_S = 1.0
+
+
+class World:
+    """The ranks of one world. `break_off` may be called from any thread, the rest not.
+
+    Args:
+        seat: This rank's place.
+        factory: Makes process groups.
+        store: Where the ranks of all worlds meet.
+        timeout: How long ranks wait for each other.
+
+    Attributes:
+        seat: This rank's place.
+
+    Raises:
+        RuntimeError: Not all ranks came in time.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        factory: ProcessGroupFactory,
+        store: Store,
+        timeout: timedelta,
+    ) -> None:
+        self.seat = seat
+        self._groups: list[WorldGroup] = []
+
+        def make(name: str, rank: int, world_size: int) -> ProcessGroup:
+            made = WorldGroup(
+                factory,
+                PrefixStore(f"world/{seat.epoch}/{name}", store),
+                epoch=seat.epoch,
+                rank=rank,
+                world_size=world_size,
+                timeout=timeout,
+            )
+            self._groups.append(made)
+            return made.group
+
+        try:
+            self._everyone = make("all", seat.rank, len(seat.members))
+            self._peers = self._everyone
+            if seat.unit > 1:
+                self._peers = make(f"part/{seat.part}", seat.copy, seat.num_copies)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def everyone(self) -> ProcessGroup:
+        """All ranks."""
+        return self._everyone
+
+    @property
+    def peers(self) -> ProcessGroup:
+        """The ranks that have the same part of the model: all, if it has no parts."""
+        return self._peers
+
+    def break_off(self) -> None:
+        """Ends all operations of this rank and of its peers, with errors."""
+        for group in self._groups:
+            group.break_off()
+
+    def close(self) -> None:
+        """Breaks off what is under way, and lets go of the groups."""
+        for group in self._groups:
+            group.close()
+
+
+def call_roll(
+    seat: Seat, store: Store, *, timeout: timedelta, is_over: Callable[[], bool]
+) -> bool:
+    """Waits for all ranks of a world; returns whether it still stands then.
+
+    Making a group cannot be broken off, so that it is begun only with all there.
+
+    Args:
+        seat: This rank's place.
+        store: Where the ranks of all worlds meet.
+        timeout: How long to wait.
+        is_over: Whether the world has been replaced.
+
+    Raises:
+        RuntimeError: Not all ranks came in time.
+    """
+    keys = [f"world/{seat.epoch}/here/{rank}" for rank in range(len(seat.members))]
+    end_s = time.monotonic() + timeout.total_seconds()
+    poll_s, repeat_s = _FIRST_POLL_S, 0.0
+    while True:
+        if time.monotonic() >= repeat_s:
+            # A store that has lost its memory meanwhile is told again.
+            store.set(keys[seat.rank], "1")
+            repeat_s = time.monotonic() + _REPEAT_S
+        if store.check(keys):
+            return True
+        if is_over():
+            return False
+        if time.monotonic() > end_s:
+            message = f"not all ranks of world {seat.epoch} came within {timeout}"
+            raise RuntimeError(message)
+        time.sleep(poll_s)
+        poll_s = min(poll_s * 1.5, _LONGEST_POLL_S)

@@ -1,0 +1,1 @@
+"""Trainings to try things on."""

@@ -1,0 +1,294 @@
+"""Agents at the master's door: who gets in, what they are told, what becomes of them."""
+
+import queue
+import threading
+
+import grpc
+import pytest
+
+from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol._service import METHODS, credentials
+
+STARTING, READY = pb.WorkerReport.STARTING, pb.WorkerReport.READY
+FINISHED, FAILED = pb.WorkerReport.FINISHED, pb.WorkerReport.FAILED
+
+
+class Agent:
+    """An agent that says what a test wants, and keeps what it hears."""
+
+    def __init__(self, master, node="a", workers=(), pid=1, **terms):
+        self.node, self.pid = node, pid
+        # Time enough for all agents of a test to say what they have.
+        self.terms = {"min_workers": 2, "max_workers": 4, "last_call_s": 0.5, "unit": 1}
+        self.terms |= terms
+        self.heard = queue.Queue()
+        self._out = queue.Queue()
+        self._channel = grpc.insecure_channel(master.address)
+        method = METHODS["Attend"]
+        attend = self._channel.stream_stream(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.read_reply,
+        )
+        terms = pb.Terms(patience_s=self.terms.pop("patience_s", 60), **self.terms)
+        hello = pb.Hello(
+            node=node, host="h", pid=pid, num_slots=2, workers=workers, terms=terms
+        )
+        self._out.put(pb.FromAgent(hello=hello))
+        self._call = attend(
+            iter(self._out.get, None), metadata=credentials(master.token)
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        try:
+            for message in self._call:
+                self.heard.put(message)
+        except grpc.RpcError as error:
+            self.heard.put(error)
+
+    def next(self, what, timeout_s=10.0):
+        """Returns the next message of a kind; other kinds are left out."""
+        while True:
+            message = self.heard.get(timeout=timeout_s)
+            if isinstance(message, Exception):
+                raise message
+            if message.WhichOneof("what") == what:
+                return getattr(message, what)
+
+    def world(self):
+        world = self.next("world")
+        return world.epoch, [one.name for one in world.members]
+
+    def report(self, *reports):
+        reports = [pb.WorkerReport(name=n, slot=s, **more) for n, s, more in reports]
+        self._out.put(pb.FromAgent(workers=pb.WorkerReports(reports=reports)))
+
+    def ready(self, *slots):
+        self.report(
+            *((f"{self.node}/{slot}", slot, {"state": READY}) for slot in slots)
+        )
+
+    def say(self, **what):
+        self._out.put(pb.FromAgent(**what))
+
+    def beat(self):
+        self.say(heartbeat=pb.Heartbeat())
+
+    def hang_up(self):
+        """Breaks the line, as a machine that dies does."""
+        self._call.cancel()
+        self._channel.close()
+
+
+@pytest.fixture
+def agent(job):
+    """Makes agents of a master that is started when it is needed."""
+    agents, masters = [], []
+
+    def make(*args, master=None, **options):
+        if master is None:
+            if not masters:
+                masters.append(job(node_timeout_s=1.0))
+            master = masters[-1]
+        agents.append(Agent(master, *args, **options))
+        return agents[-1]
+
+    make.masters = masters
+    yield make
+    for one in agents:
+        one.hang_up()
+
+
+def worker(node, slot, state=READY):
+    return pb.WorkerReport(name=f"{node}/{slot}", slot=slot, state=state)
+
+
+def test_world_is_formed_pushed_and_follows_deaths(agent):
+    a = agent("a")
+    assert a.next("welcome").incarnation == 1
+    b = agent("b")
+    a.ready(0, 1)
+    b.ready(0, 1)
+    wanted = (1, ["a/0", "a/1", "b/0", "b/1"])
+    assert (a.world(), b.world()) == (wanted, wanted)
+    b.report(("b/1", 1, {"state": FAILED, "reason": "was killed by SIGKILL"}))
+    assert a.world() == (2, ["a/0", "a/1", "b/0"])
+
+
+def test_worker_and_its_replacement_are_one_change(agent):
+    a = agent("a", max_workers=2)
+    a.ready(0, 1)
+    assert a.world() == (1, ["a/0", "a/1"])
+    a.report(("a/1", 1, {"state": FAILED}), ("a/2", 1, {"state": READY}))
+    assert a.world() == (2, ["a/0", "a/2"])
+
+
+def test_node_that_is_silent_is_lost_and_its_workers_with_it(agent):
+    a, b = agent("a"), agent("b")
+    a.ready(0, 1)
+    b.ready(0)
+    a.world()
+    b.hang_up()
+    stop = threading.Event()
+    beating = threading.Thread(
+        target=lambda: [a.beat() for _ in iter(lambda: stop.wait(0.1), True)]
+    )
+    beating.start()
+    try:
+        assert a.world() == (2, ["a/0", "a/1"])
+    finally:
+        stop.set()
+        beating.join()
+
+
+def test_node_whose_line_breaks_for_a_moment_is_not_lost(agent):
+    a = agent("a", max_workers=2)
+    a.ready(0, 1)
+    assert a.world()[0] == 1
+    a.hang_up()
+    again = agent("a", [worker("a", 0), worker("a", 1)], max_workers=2)
+    # The world is told again, and no other one follows.
+    assert again.world() == (1, ["a/0", "a/1"])
+    again.say(broken=pb.Broken(epoch=1, worker="a/0", reason="no route"))
+    assert again.world() == (2, ["a/0", "a/1"])
+
+
+def test_worker_that_died_while_the_line_was_broken_is_gone(agent):
+    a = agent("a")
+    a.ready(0, 1, 2)
+    assert len(a.world()[1]) == 3
+    a.hang_up()
+    again = agent("a", [worker("a", 0), worker("a", 2)])
+    assert again.world() == (2, ["a/0", "a/2"])
+
+
+def test_master_that_is_replaced_keeps_the_world(agent, job):
+    first = job(node_timeout_s=1.0)
+    a = agent("a", master=first, max_workers=2)
+    a.ready(0, 1)
+    assert a.world() == (1, ["a/0", "a/1"])
+    first.stop()
+    second = job(node_timeout_s=1.0)
+    a = agent("a", [worker("a", 0), worker("a", 1)], master=second, max_workers=2)
+    assert a.next("welcome").incarnation == 2
+    assert a.world() == (1, ["a/0", "a/1"])
+    a.report(("a/1", 1, {"state": FAILED}), ("a/2", 1, {"state": READY}))
+    assert a.world() == (2, ["a/0", "a/2"])
+
+
+def test_broken_world_is_formed_anew_and_old_news_is_no_news(agent):
+    a = agent("a", max_workers=2)
+    a.ready(0, 1)
+    assert a.world()[0] == 1
+    for _ in range(2):
+        a.say(broken=pb.Broken(epoch=1, worker="a/0", reason="connection reset"))
+    world = a.next("world")
+    assert (world.epoch, world.reason) == (
+        2,
+        "collectives failed: a/0: connection reset",
+    )
+    a.say(broken=pb.Broken(epoch=1, worker="a/1", reason="late"))
+    a.report(("a/1", 1, {"state": FAILED}), ("a/2", 1, {"state": READY}))
+    assert a.world() == (3, ["a/0", "a/2"])
+
+
+def test_finished_workers_end_the_job_for_all_nodes(agent):
+    a, b = agent("a"), agent("b")
+    a.ready(0)
+    b.ready(0)
+    a.world()
+    a.report(("a/0", 0, {"state": FINISHED}))
+    b.report(("b/0", 0, {"state": FINISHED}))
+    for one in (a, b):
+        command = one.next("command")
+        assert (command.what, command.exit_code) == (pb.Command.STOP_ALL, 0)
+        assert command.reason == "all workers have finished"
+    late = agent("c")
+    assert late.next("command").what == pb.Command.STOP_ALL
+
+
+def test_given_up_places_end_the_job(agent):
+    a = agent("a", max_workers=2)
+    a.ready(0, 1)
+    a.world()
+    gone = {"state": FAILED, "reason": "ended with exit code 3", "given_up": True}
+    a.report(("a/1", 1, gone))
+    command = a.next("command")
+    assert (command.what, command.exit_code) == (pb.Command.STOP_ALL, 1)
+    assert command.reason == (
+        "1 workers are ready, of 2 at least: a/1 ended with exit code 3"
+    )
+
+
+def test_too_few_workers_for_too_long_end_the_job(agent):
+    a = agent("a", patience_s=0.3)
+    a.ready(0)
+    command = a.next("command")
+    assert command.exit_code == 1
+    assert "and no more came within 0.3 s" in command.reason
+
+
+def test_planned_leave_is_told_first_and_changes_the_world(agent):
+    a, b = agent("a"), agent("b")
+    a.ready(0, 1)
+    b.ready(0)
+    assert b.world()[0] == 1
+    b.say(leave=pb.LeaveRequest(node="b", within_s=5.0, reason="spot reclaim"))
+    command = b.next("command")
+    assert (command.what, command.within_s) == (pb.Command.LEAVE, 5.0)
+    world = b.next("world")
+    assert [one.name for one in world.members] == ["a/0", "a/1"]
+    assert list(world.aside) == ["b/0"]
+    assert world.reason == "b/0 is leaving"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        ({"pid": 2}, "ALREADY_EXISTS", "node 'a' is there already: process 1 on h"),
+        ({"node": ""}, "INVALID_ARGUMENT", "a node must have a name"),
+        (
+            {"node": "b", "max_workers": 8},
+            "INVALID_ARGUMENT",
+            "the job has 2 to 4 workers in units of 1, this agent says 2 to 8 workers",
+        ),
+        (
+            {"node": "b", "min_workers": 5},
+            "INVALID_ARGUMENT",
+            "min_workers must not be more than max_workers, got 5 and 4",
+        ),
+    ],
+)
+def test_agent_that_does_not_fit_is_refused(agent, options, code, says):
+    first = agent("a")
+    first.next("welcome")
+    other = agent(**{"node": "a", **options})
+    with pytest.raises(grpc.RpcError) as caught:
+        other.next("welcome")
+    assert caught.value.code().name == code
+    assert says in caught.value.details()
+    first.ready(0, 1)
+    assert first.world()[0] == 1
+
+
+def test_line_that_does_not_begin_with_a_hello_is_refused(agent):
+    first = agent("a")
+    first.next("welcome")
+    first.say(heartbeat=pb.Heartbeat())
+    bad = Agent.__new__(Agent)
+    bad.heard, bad._out = queue.Queue(), queue.Queue()
+    bad._channel = grpc.insecure_channel(agent.masters[0].address)
+    method = METHODS["Attend"]
+    attend = bad._channel.stream_stream(
+        method.path,
+        request_serializer=method.request.SerializeToString,
+        response_deserializer=method.read_reply,
+    )
+    bad._out.put(pb.FromAgent(heartbeat=pb.Heartbeat()))
+    bad._call = attend(
+        iter(bad._out.get, None), metadata=credentials(agent.masters[0].token)
+    )
+    with pytest.raises(grpc.RpcError, match="must say who it is"):
+        next(bad._call)
+    bad._channel.close()

@@ -1,0 +1,137 @@
+"""torchrun agents that meet at the master: restarts, nodes that come, go and fail."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic.protocol import _messages as pb
+
+SCRIPT = """
+import os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+folder, rank, world = sys.argv[1], dist.get_rank(), dist.get_world_size()
+while not os.path.exists(f"{folder}/stop"):
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    assert value.item() == world
+    with open(f"{folder}/{os.getpid()}", "w") as file:
+        file.write(f"{world} {rank} {time.monotonic()}")
+    time.sleep(0.05)
+"""
+
+
+class Torchruns:
+    """torchrun agents of one job."""
+
+    def __init__(self, folder, master, nnodes):
+        self.folder, self.master, self.nnodes = folder, master, nnodes
+        (folder / "script.py").write_text(SCRIPT)
+        (folder / "state").mkdir()
+        self.agents = []
+
+    def start(self):
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1"]
+        command += ["--rdzv-backend=drivetrain", f"--nnodes={self.nnodes}"]
+        command += [f"--rdzv-endpoint={self.master.address}", "--max-restarts=3"]
+        command += ["--local-addr=127.0.0.1", "--rdzv-conf=last_call_timeout=0.5"]
+        command += [str(self.folder / "script.py"), str(self.folder / "state")]
+        env = {**os.environ, "DRIVETRAIN_ELASTIC_TOKEN": self.master.token}
+        output = (self.folder / f"agent{len(self.agents)}.txt").open("w")
+        with output:
+            agent = subprocess.Popen(command, env=env, stdout=output, stderr=output)
+        self.agents.append(agent)
+        return agent
+
+    def workers(self, world_size, since_s, timeout_s=60.0):
+        """Waits until so many workers have made a step since; returns them by rank."""
+        end_s = time.monotonic() + timeout_s
+        while time.monotonic() < end_s:
+            found = {}
+            for path in (self.folder / "state").iterdir():
+                words = path.read_text().split()
+                is_new = len(words) == 3 and float(words[2]) > since_s
+                if is_new and int(words[0]) == world_size:
+                    found[int(words[1])] = int(path.name)
+            if len(found) == world_size:
+                return found
+            time.sleep(0.05)
+        raise AssertionError(self.text())
+
+    def text(self):
+        paths = sorted(self.folder.glob("agent*.txt"))
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in paths)
+
+    def finish(self):
+        (self.folder / "state" / "stop").touch()
+        return [agent.wait(60) for agent in self.agents]
+
+
+@pytest.fixture
+def torchruns(job, tmp_path):
+    made = []
+
+    def make(nnodes):
+        made.append(Torchruns(tmp_path, job(node_timeout_s=2.0), nnodes))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for agent in one.agents:
+            if agent.poll() is None:
+                agent.terminate()
+        for agent in one.agents:
+            agent.wait(60)
+
+
+def test_torchrun_restarts_replaces_and_grows(torchruns):
+    runs = torchruns("1:2")
+    first = runs.start()
+    runs.workers(1, 0.0)
+    # A second node comes: with torchrun's own rendezvous this ends the job.
+    second = runs.start()
+    workers = runs.workers(2, time.monotonic())
+    os.kill(workers[1], signal.SIGKILL)
+    began_s = time.monotonic()
+    again = runs.workers(2, began_s + 0.5)
+    assert set(again.values()).isdisjoint(workers.values())
+    # A node leaves, and the other one goes on at once.
+    second.send_signal(signal.SIGTERM)
+    runs.workers(1, time.monotonic())
+    runs.agents.remove(second)
+    second.wait(60)
+    assert runs.finish() == [0], runs.text()
+    assert first.returncode == 0
+
+
+def test_torchrun_without_the_token_is_refused(job, tmp_path):
+    master = job()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
+    command += ["--rdzv-backend=drivetrain", f"--rdzv-endpoint={master.address}"]
+    command += [str(tmp_path / "script.py")]
+    for token, says in (
+        (None, "needs the master's address"),
+        ("x" * 20, "wrong token"),
+    ):
+        env = {**os.environ, **({"DRIVETRAIN_ELASTIC_TOKEN": token} if token else {})}
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 1
+        assert says in done.stderr
+
+
+def test_master_tells_who_runs_under_torchrun(torchruns):
+    runs = torchruns("1:1")
+    agent = runs.start()
+    runs.workers(1, 0.0)
+    with MasterClient(runs.master.address, runs.master.token) as client:
+        status = client.call("GetStatus", pb.StatusRequest())
+    (node,) = status.nodes
+    assert node.pid == agent.pid
+    assert runs.finish() == [0], runs.text()
