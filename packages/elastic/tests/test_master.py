@@ -45,10 +45,11 @@ def test_master_that_was_replaced_gives_way_and_decides_nothing_more(job, client
     it = iter(worker)
     next(it)
     second = job(address="127.0.0.1:0")
-    with MasterClient(first.address, first.token, patience_s=0.3) as raw:
+    with MasterClient(first.address, first.token, patience_s=0.0) as raw:
         request = pb.LeaseRequest(dataset="d", worker="other", num_shards=1)
         with pytest.raises(MasterError, match="claimed by master 2; this is master 1"):
             raw.call("LeaseShards", request)
+    assert first.wait(20)
     assert second.incarnation == 2
 
 

@@ -122,20 +122,21 @@ class Master:
             await events.add("master", str(self.incarnation), "it has begun to serve")
             logger.info("master %d serves at %s", self.incarnation, self.address)
             self._started.set()
-            await self._watch(datasets)
+            await self._watch(datasets, ledger)
             await server.stop(grace=0.5)
         finally:
             await ledger.close()
 
-    async def _watch(self, datasets: Datasets) -> None:
+    async def _watch(self, datasets: Datasets, ledger: Ledger) -> None:
         while not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):
                     await self._stopping.wait()
-            try:
+            # The ledger knows whether it has failed for good.
+            with contextlib.suppress(JournalError):
                 await datasets.expire(())
-            except JournalError as error:
-                logger.warning("this master gives way: %s", error)
+            if ledger.failure is not None:
+                logger.warning("this master gives way: %s", ledger.failure)
                 return
 
     def stop(self) -> None:
