@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core.commands import run_command
+from drivetrain_elastic.faults import cli as faults_cli
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +60,11 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         one.add_argument("--json", action="store_true")
         one.set_defaults(run=run)
     one.add_argument("--follow", action="store_true", help="and what is to come")
+
+    faults = commands.add_parser(
+        "faults", help="make faults, to see what survives them", allow_abbrev=False
+    )
+    faults_cli.populate_parser(faults)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
