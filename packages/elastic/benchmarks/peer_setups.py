@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from peer_job import free_port
 
@@ -33,11 +33,18 @@ class Setup:
     options: dict = field(default_factory=dict)
 
 
-def start_torchrun(job, *, timeout_s=None):
+# By default the workers' store is one of their agents, and torch 2.13 does not clear it
+# when they start again: ranks of Gloo then often find the addresses of those before them
+# and wait for the dead. This makes a store anew each time.
+_OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def start_torchrun(job, *, timeout_s=None, env=None):
     """Four workers of one agent."""
     limits = [] if timeout_s is None else ["--timeout-s", timeout_s]
     options = ["--standalone", "--nproc-per-node", RANKS, "--max-restarts", 100]
-    job.start("node0", *_TORCHRUN, *options, *job.script("torchrun", *limits))
+    script = job.script("torchrun", *limits)
+    job.start("node0", *_TORCHRUN, *options, *script, env=env)
 
 
 def start_nodes(job, *, conf="", env=None):
@@ -54,12 +61,8 @@ def start_nodes(job, *, conf="", env=None):
         job.start(f"node{number}", *_TORCHRUN, *options, *script, env=env)
 
 
-# As fast as whole seconds let it be, and without the store that agents share, which new
-# agents of torch 2.13 wait for in vain.
-_QUICK_NODES = {
-    "conf": ",last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2",
-    "env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-}
+# As fast as whole seconds let it be.
+_QUICK_NODES = ",last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
 
 
 def start_torchft(job, *, heartbeat_ms, join_ms, tick_ms, timeout_s, manager_s):
@@ -136,19 +139,18 @@ _NVRX_QUICK = {
 _NVRX_VICTIMS = range(1, RANKS)
 
 TORCHRUN = Setup(name="default", start=start_torchrun, in_place=False)
-TORCHRUN_QUICK = Setup(
-    name="time-out 2 s",
-    start=start_torchrun,
-    in_place=False,
-    options={"timeout_s": 2},
+TORCHRUN_OWN = replace(TORCHRUN, name="own store", options={"env": _OWN_STORE})
+TORCHRUN_QUICK = replace(
+    TORCHRUN,
+    name="own store, time-out 2 s",
+    options={"env": _OWN_STORE, "timeout_s": 2},
 )
 NODES = Setup(name="default", start=start_nodes, in_place=False, refills=False)
-NODES_QUICK = Setup(
-    name="tuned",
-    start=start_nodes,
-    in_place=False,
-    refills=False,
-    options=_QUICK_NODES,
+NODES_OWN = replace(NODES, name="own store", options={"env": _OWN_STORE})
+NODES_QUICK = replace(
+    NODES,
+    name="own store, tuned",
+    options={"env": _OWN_STORE, "conf": _QUICK_NODES},
 )
 TORCHFT = Setup(name="as documented", start=start_torchft, options=_FT_USUAL)
 TORCHFT_QUICK = Setup(name="tuned", start=start_torchft, options=_FT_QUICK)

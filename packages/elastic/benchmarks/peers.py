@@ -20,6 +20,7 @@ from pathlib import Path
 from peer_job import PeerError, PeerJob, outcome
 from peer_setups import (
     NODES,
+    NODES_OWN,
     NODES_QUICK,
     NVRX,
     NVRX_QUICK,
@@ -27,6 +28,7 @@ from peer_setups import (
     TORCHFT,
     TORCHFT_QUICK,
     TORCHRUN,
+    TORCHRUN_OWN,
     TORCHRUN_QUICK,
 )
 
@@ -133,10 +135,15 @@ def measure(quick, fault, *setups):
 
 
 def in_words(setup, trials):
-    pauses = [one.pause_s for one in trials]
-    if None in pauses:
-        return f"no step within {_CAP_S:g} s"
-    words = f"pause {_median(pauses)}"
+    """The costs of some faults; those of which a peer does not recover are the last."""
+    never = ""
+    if trials[-1].pause_s is None:
+        *trials, _ = trials
+        never = f"no step within {_CAP_S:g} s"
+        if not trials:
+            return never
+        never = f", then {never}"
+    words = f"pause {_median([one.pause_s for one in trials])}"
     if setup.refills:
         fulls = [one.full_s for one in trials if one.full_s is not None]
         words += f", four again after {_median(fulls)}" if fulls else ", four never"
@@ -144,7 +151,7 @@ def in_words(setup, trials):
             words += f" ({len(fulls)} of {len(trials)})"
     words += f", {max(one.again for one in trials)} steps again"
     dropped = max(one.dropped for one in trials)
-    return words + (f", {dropped} dropped" if dropped else "")
+    return words + (f", {dropped} dropped" if dropped else "") + never
 
 
 def _median(values):
@@ -178,7 +185,7 @@ def versions(python):
 
 def torchrun_kills(quick):
     """Kills one of four workers: all of them start again."""
-    return measure(quick, kill, TORCHRUN)
+    return measure(quick, kill, TORCHRUN_OWN, replace(TORCHRUN, is_slow=True))
 
 
 def torchrun_stops(quick):
@@ -189,12 +196,14 @@ def torchrun_stops(quick):
 
 def torchrun_node_kills(quick):
     """Kills a node of two, agent and workers."""
-    return measure(quick, kill_node, NODES_QUICK, replace(NODES, is_slow=True))
+    slow = [replace(one, is_slow=True) for one in (NODES_OWN, NODES)]
+    return measure(quick, kill_node, NODES_QUICK, *slow)
 
 
 def torchrun_leaves(quick):
     """Asks a node of two to leave, by a signal to its agent."""
-    return measure(quick, ask_node, NODES_QUICK, replace(NODES, is_slow=True))
+    slow = [replace(one, is_slow=True) for one in (NODES_OWN, NODES)]
+    return measure(quick, ask_node, NODES_QUICK, *slow)
 
 
 def torchft_kills(quick):

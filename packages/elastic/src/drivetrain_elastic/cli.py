@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_core.commands import run_command
 from drivetrain_elastic._demo_command import populate_demo_parser
 from drivetrain_elastic._run_command import populate_run_parser
+from drivetrain_elastic.faults import cli as faults_cli
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,6 +99,10 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
                 metavar="SECONDS",
                 help="after which its workers are ended",
             )
+    faults = commands.add_parser(
+        "faults", help="make faults, to see what survives them", allow_abbrev=False
+    )
+    faults_cli.populate_parser(faults)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -95,6 +95,9 @@ class Datasets:
             ]
             message = f"dataset {spec.name!r} stands already: {'; '.join(parts)}"
             raise ProgramError(message)
+        else:
+            # Whoever opened it first may still wait for the journal.
+            await self._ledger.append([])
         return state
 
     def find(self, name: str) -> DatasetState:

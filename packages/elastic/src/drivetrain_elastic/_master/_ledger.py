@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
+
+from drivetrain_elastic.journal import JournalFullError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,18 +16,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Ledger"]
 
+logger = logging.getLogger(__name__)
+
 
 class Ledger:
     """Appends records to a journal from one thread; used from one event loop.
 
     What comes while the disk is busy is written together, so that many callers wait for
-    one write.
+    one write. The journal has no gap, since whoever decides goes on from what was decided
+    before: what finds no room is written before all that comes later, and after any other
+    failure nothing is written any more.
 
     Args:
         journal: Where they go.
+
+    Attributes:
+        failure: What has ended the writing for good, or None.
     """
 
     def __init__(self, journal: Journal) -> None:
+        self.failure: Exception | None = None
+        self._is_full = False
         self._journal = journal
         self._pending: list[Record] = []
         self._next: asyncio.Future[None] | None = None
@@ -35,6 +47,7 @@ class Ledger:
         """Adds records after all that were given before; returns when they are durable.
 
         Raises:
+            JournalFullError: There is no room. The records wait for the next ones.
             JournalError: The journal cannot be written; so for all that come later.
         """
         self._pending += records
@@ -47,20 +60,38 @@ class Ledger:
         await asyncio.shield(done)
 
     async def _write(self) -> None:
-        loop = asyncio.get_running_loop()
         while self._next is not None:
             records, self._pending = self._pending, []
             done, self._next = self._next, None
-            try:
-                await loop.run_in_executor(self._thread, self._journal.append, records)
-            except Exception as error:  # noqa: BLE001
-                # Whatever it is, those who wait for it are told.
+            error = self.failure or await self._try(records)
+            if error is None:
+                done.set_result(None)
+            else:
                 done.set_exception(error)
                 # Nobody may be waiting any more.
                 done.exception()
-            else:
-                done.set_result(None)
         self._writer = None
+
+    async def _try(self, records: list[Record]) -> Exception | None:
+        """Appends records; returns why that failed."""
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._thread, self._journal.append, records)
+        except JournalFullError as error:
+            self._pending[:0] = records
+            if not self._is_full:
+                self._is_full = True
+                logger.warning("nothing is decided until there is room: %s", error)
+            return error
+        except Exception as error:  # noqa: BLE001
+            # Those who wait for it are told, whatever it is. It may have been written
+            # or not: whoever opens the journal next will see.
+            self.failure = error
+            return error
+        if self._is_full:
+            self._is_full = False
+            logger.info("there is room in the journal again")
+        return None
 
     async def close(self) -> None:
         """Waits for what is under way, and closes the journal."""

@@ -138,16 +138,16 @@ class Master:
             await events.add("master", str(self.incarnation), "it has begun to serve")
             logger.info("master %d serves at %s", self.incarnation, self.address)
             self._started.set()
-            await self._watch(datasets, nodes)
+            await self._watch(datasets, nodes, ledger)
             await server.stop(grace=0.5)
         finally:
             await ledger.close()
 
-    async def _watch(self, datasets: Datasets, nodes: Nodes) -> None:
+    async def _watch(self, datasets: Datasets, nodes: Nodes, ledger: Ledger) -> None:
         """Decides what nobody asks for, until this master is stopped or replaced."""
         work = [
             asyncio.create_task(one)
-            for one in (self._stopping.wait(), nodes.run(), _expire(datasets))
+            for one in (self._stopping.wait(), nodes.run(), _expire(datasets, ledger))
         ]
         try:
             await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
@@ -155,10 +155,10 @@ class Master:
             for one in work:
                 one.cancel()
             results = await asyncio.gather(*work, return_exceptions=True)
+        if ledger.failure is not None:
+            logger.warning("this master gives way: %s", ledger.failure)
         for result in results:
-            if isinstance(result, JournalError):
-                logger.warning("this master gives way: %s", result)
-            elif isinstance(result, Exception):
+            if isinstance(result, Exception) and not isinstance(result, JournalError):
                 raise result
 
     def stop(self) -> None:
@@ -189,10 +189,12 @@ class Master:
         self.stop()
 
 
-async def _expire(datasets: Datasets) -> None:
-    while True:
+async def _expire(datasets: Datasets, ledger: Ledger) -> None:
+    # The ledger knows whether it has failed for good.
+    while ledger.failure is None:
         await asyncio.sleep(_TICK_S)
-        await datasets.expire(())
+        with contextlib.suppress(JournalError):
+            await datasets.expire(())
 
 
 def _replay(

@@ -22,7 +22,7 @@ from drivetrain_elastic.decisions.membership import (
     next_world,
 )
 from drivetrain_elastic.decisions.presence import judge_presence
-from drivetrain_elastic.journal import Record
+from drivetrain_elastic.journal import JournalFullError, Record
 from drivetrain_elastic.protocol import _messages as pb
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 # A master that slept for longer than this has not listened, and blames no node for it.
 _NAP_S = 0.5
 _LONGEST_WAIT_S = 1.0
+_NO_ROOM_S = 0.5
 _NUM_EPOCHS_KEPT = 2
 
 
@@ -452,7 +453,15 @@ class Nodes:
     async def _write(self) -> None:
         """Makes what was decided durable, and tells the agents."""
         records, self._records = self._records, []
-        await self._ledger.append(records)
+        new = records
+        while True:
+            try:
+                await self._ledger.append(new)
+                break
+            except JournalFullError:
+                # The ledger keeps it; nobody is told until it is written.
+                new = []
+                await asyncio.sleep(_NO_ROOM_S)
         kinds = {record.kind for record in records}
         message: Any = None
         if "ended" in kinds:

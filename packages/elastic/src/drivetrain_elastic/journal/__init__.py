@@ -5,7 +5,12 @@ A journal is a list of records to which only the master appends that claimed it 
 
 from __future__ import annotations
 
-from drivetrain_elastic.journal._record import Journal, JournalError, Record
+from drivetrain_elastic.journal._record import (
+    Journal,
+    JournalError,
+    JournalFullError,
+    Record,
+)
 from drivetrain_elastic.journal._sqlite import SqliteJournal
 
-__all__ = ["Journal", "JournalError", "Record", "SqliteJournal"]
+__all__ = ["Journal", "JournalError", "JournalFullError", "Record", "SqliteJournal"]

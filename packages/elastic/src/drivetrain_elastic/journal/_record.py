@@ -9,11 +9,15 @@ from drivetrain_core import DrivetrainError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Journal", "JournalError", "Record"]
+__all__ = ["Journal", "JournalError", "JournalFullError", "Record"]
 
 
 class JournalError(DrivetrainError, RuntimeError):
     """The journal is damaged, of another version, or claimed by another master."""
+
+
+class JournalFullError(JournalError):
+    """There is no room for more records; the journal is whole, and waits for room."""
 
 
 class Record(NamedTuple):
@@ -46,6 +50,7 @@ class Journal(Protocol):
 
         Raises:
             JournalError: Another master has claimed the journal; nothing was added.
+            JournalFullError: There is no room; nothing was added.
         """
 
     def replace(self, records: Sequence[Record]) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain_elastic.journal._record import JournalError, Record
+from drivetrain_elastic.journal._record import JournalError, JournalFullError, Record
 
 if TYPE_CHECKING:
     import os
@@ -123,6 +123,7 @@ class SqliteJournal:
         Raises:
             JournalError: Another master has claimed the journal, or the file cannot be
                 written; nothing was added.
+            JournalFullError: The disk is full; nothing was added.
         """
         with self._errors(), self._transaction():
             self._check_claim()
@@ -167,10 +168,12 @@ class SqliteJournal:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._database.execute("COMMIT")
         except BaseException:
-            self._database.execute("ROLLBACK")
+            # When the disk is full, SQLite may have rolled back by itself, or not.
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
             raise
-        self._database.execute("COMMIT")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -178,4 +181,7 @@ class SqliteJournal:
             yield
         except sqlite3.Error as error:
             message = f"the journal {self._path}: {error}"
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                message = f"{message}: make room on its disk"
+                raise JournalFullError(message) from error
             raise JournalError(message) from error
