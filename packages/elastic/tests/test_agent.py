@@ -195,3 +195,142 @@ def test_place_whose_workers_always_die_is_given_up(job, tmp_path):
     job = job("--max-restarts", "1", program=[str(script)], arguments=[], num_workers=2)
     assert job.wait(90.0) == {"node0": 1}, job.text()
     assert "2 deaths within 3600 s, 1 restarts allowed" in job.text()
+
+
+STUCK = """
+import os, sys, time
+from pathlib import Path
+import torch
+from drivetrain_elastic import ElasticLoop, Schedule
+flag = Path(sys.argv[1])
+model = torch.nn.Linear(1, 1)
+loop = ElasticLoop(model, torch.optim.SGD(model.parameters(), lr=0.1),
+    schedule=Schedule(num_samples=8, global_batch=4), num_steps=20)
+
+def hangs_here():
+    flag.touch()
+    time.sleep(1000)
+
+for step in loop:
+    with step:
+        for part in step.parts():
+            if step.number == 8 and step.rank == 1 and not flag.exists():
+                hangs_here()
+            (model(torch.ones(1, 1)).sum() * part.weight).backward()
+print("rank", step.rank, "made", loop.step, "steps", flush=True)
+"""
+
+
+def test_worker_that_is_stuck_is_found_among_those_that_wait(job, tmp_path):
+    script = Path(tmp_path, "script.py")
+    script.write_text(STUCK)
+    job = job(
+        *("--stuck-s", "1.5"),
+        program=[str(script)],
+        arguments=[str(tmp_path / "flag")],
+        num_workers=2,
+    )
+    assert job.wait(60.0) == {"node0": 0}, job.text()
+    text = job.text()
+    assert text.count("made 20 steps") == 2
+    assert "is stuck: computing the same step for" in text
+    # The stacks of both ranks, and where the one hangs.
+    assert "in hangs_here" in text, text
+    assert text.count("Current thread 0x") + text.count("(most recent call first)") >= 2
+
+
+RESTORES = """
+import os, sys
+import torch
+from drivetrain_core.services import get_service
+from drivetrain_elastic import ElasticLoop, Schedule
+torch.manual_seed(0)
+model = torch.nn.Linear(1, 1)
+loop = ElasticLoop(model, torch.optim.SGD(model.parameters(), lr=0.1),
+    schedule=Schedule(num_samples=8, global_batch=4), num_steps=30,
+    checkpointer=get_service("drivetrain-core:checkpointer", sys.argv[1]), save_every=5)
+for step in loop:
+    with step:
+        for part in step.parts():
+            (model(torch.ones(1, 1)).sum() * part.weight).backward()
+    if step.rank == 0 and step.number == 17 and step.epoch < 3:
+        open(sys.argv[2], "a").write(f"{step.epoch} ")
+        import signal
+        os.kill(os.getppid(), signal.SIGUSR1) if False else None
+    if step.number == 17 and step.epoch == 1:
+        os._exit(9)
+print("rank", step.rank, "epoch", step.epoch, "began at", step.number, model.bias.item())
+"""
+
+
+def test_job_that_loses_all_workers_goes_on_from_its_checkpoint(job, tmp_path):
+    script = Path(tmp_path, "script.py")
+    script.write_text(RESTORES)
+    job = job(
+        program=[str(script)],
+        arguments=[str(tmp_path / "checkpoints"), str(tmp_path / "log")],
+        num_workers=2,
+    )
+    assert job.wait(60.0) == {"node0": 0}, job.text()
+    # Thirty steps of -0.1 each, wherever they were made.
+    assert "began at 30" in job.text()
+    import torch
+
+    torch.manual_seed(0)
+    bias = torch.nn.Linear(1, 1).bias.item()
+    words = [line.split()[-1] for line in job.text().splitlines() if "began at" in line]
+    assert [float(word) for word in words] == [pytest.approx(bias - 3.0, abs=1e-4)] * 2
+
+
+SHARDED = """
+import json, os, sys, time
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from drivetrain_elastic import ElasticLoop, Schedule
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+model = model.double()
+x = torch.rand(40, 4, dtype=torch.float64)
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+loop = ElasticLoop(model, torch.optim.AdamW(model.parameters(), lr=0.01),
+    schedule=Schedule(num_samples=40, global_batch=10), num_steps=60)
+for step in loop:
+    with step:
+        time.sleep(0.02)
+        for part in step.parts():
+            loss = model(x[part.indices]).square().mean() * part.weight
+            loss.backward()
+whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+digest = [w.detach().double().sum().item() for w in whole]
+print("digest", json.dumps(digest), flush=True)
+"""
+
+
+def test_sharded_copy_that_loses_a_rank_is_replaced_as_a_whole(job, tmp_path):
+    import json
+    import re
+
+    script = Path(tmp_path, "script.py")
+    script.write_text(SHARDED)
+    alone = subprocess.run(
+        [sys.executable, str(script)], check=True, capture_output=True, text=True
+    )
+    job = job(
+        *("--workers-per-copy", "2"),
+        program=[str(script)],
+        arguments=[],
+        num_workers=4,
+    )
+    job.wait_for_step(10, num_workers=4)
+    victim = job.members()[3]
+    os.kill(victim.pid, signal.SIGKILL)
+    assert job.wait(90.0) == {"node0": 0}, job.text()
+    (wanted,) = re.findall(r"digest (.*)", alone.stdout)
+    found = re.findall(r"digest (.*)", job.text())
+    assert len(found) == 4, job.text()
+    for one in found:
+        assert json.loads(one) == pytest.approx(json.loads(wanted), rel=1e-9)
+    assert "which shares its copy, was killed by SIGKILL" in job.text()

@@ -121,7 +121,7 @@ def alone():
     for _ in range(NUM_STEPS):
         block = schedule.block(position, num_copies=1)
         position = schedule.after(block)
-        (part,) = schedule.parts(block, num_copies=1, copy=0)
+        (part,) = schedule.parts(block, num_shares=1, share=0)
         optimizer.zero_grad()
         loss = part_loss(model, part)
         loss.backward()

@@ -49,7 +49,7 @@ def test_each_sample_is_read_once_an_epoch_by_whatever_worlds(
             part
             for copy in range(world)
             for part in schedule.parts(
-                block, num_copies=world, copy=copy, num_micro_batches=num_passes
+                block, num_shares=world, share=copy, num_micro_batches=num_passes
             )
         ]
         assert sum(len(part.indices) for part in parts) == block.size
@@ -80,7 +80,7 @@ def test_order_does_not_depend_on_the_world():
             index
             for block, _ in islice(steps(schedule, lambda: 1), 10)
             for copy in range(world)
-            for part in schedule.parts(block, num_copies=world, copy=copy)
+            for part in schedule.parts(block, num_shares=world, share=copy)
             for index in part.indices
         )
         for world in (1, 2, 3, 8)
@@ -93,7 +93,7 @@ def test_parts_are_those_of_the_batch_plan():
     plan = BatchPlan(world_size=3, global_batch=11, num_micro_batches=2)
     for rank in range(3):
         parts = schedule.parts(
-            Block(0, 11, 11), num_copies=3, copy=rank, num_micro_batches=2
+            Block(0, 11, 11), num_shares=3, share=rank, num_micro_batches=2
         )
         theirs = plan.for_rank(rank)
         assert [len(part.indices) for part in parts] == list(theirs.sizes)
@@ -116,3 +116,22 @@ def test_parts_are_those_of_the_batch_plan():
 def test_schedule_says_what_is_wrong(changes, says):
     with pytest.raises(ProgramError, match=says):
         Schedule(**{"num_samples": 10, "global_batch": 4, **changes})
+
+
+def test_even_shares_make_equally_many_passes():
+    schedule = Schedule(num_samples=10, global_batch=10, shuffle=False)
+    for size, num_passes in ((2, 1), (3, 1), (7, 2), (10, 2)):
+        shares = [
+            schedule.parts(
+                Block(0, 0, size),
+                num_shares=4,
+                share=share,
+                num_micro_batches=2,
+                even=True,
+            )
+            for share in range(4)
+        ]
+        assert {len(parts) for parts in shares} == {num_passes}
+        read = [i for parts in shares for part in parts if part.weight for i in part[0]]
+        assert read == list(range(size))
+        assert sum(p.weight for parts in shares for p in parts) == pytest.approx(1)

@@ -52,7 +52,7 @@ class AgentSeats:
         self._listeners: list[Callable[[Seat], None]] = []
         self._step, self._step_s = 0, 0.0
         self._phase, self._phase_began_s = "starting", time.monotonic()
-        answer_with_stacks()
+        answer_with_stacks(path)
         self._send("hello", name=name, pid=os.getpid())
         for run in (self._listen, self._beat):
             threading.Thread(target=run, name="drivetrain-seats", daemon=True).start()

@@ -9,6 +9,8 @@ import torch
 from drivetrain_elastic.decisions.steps import Do, Progress, resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed import ProcessGroup
 
     from drivetrain_elastic._training import Training
@@ -18,12 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["agree"]
 
 
-def agree(training: Training, world: World) -> str:
+def agree(training: Training, world: World, *, begin: Callable[[], None]) -> str:
     """Brings this rank to the step of all others; each rank does the same.
 
     Args:
         training: Of this rank.
         world: Its new world.
+        begin: Called in the first copy if no rank has the state: looks for one elsewhere.
 
     Returns:
         What was done here, for people.
@@ -38,6 +41,8 @@ def agree(training: Training, world: World) -> str:
     seat = world.seat
     rows = _gather(world.everyone, mine, len(seat.members))
     if all(is_new for _, _, is_new, _ in rows):
+        if seat.copy == 0:
+            begin()
         done = _begin_alike(training, world)
     else:
         progress = [

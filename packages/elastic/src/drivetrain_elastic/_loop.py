@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from drivetrain_core import DistributedError, ProgramError
 from drivetrain_elastic._agreement import agree
 from drivetrain_elastic._connection import connect
-from drivetrain_elastic._schedule import Block
+from drivetrain_elastic._schedule import Block, Part
 from drivetrain_elastic._training import Training
 from drivetrain_elastic._world import World, call_roll
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from drivetrain_core.services import Checkpointer, ProcessGroupFactory
     from drivetrain_elastic._connection import Connection
     from drivetrain_elastic._scaling import BatchScaling
-    from drivetrain_elastic._schedule import Part, Schedule
+    from drivetrain_elastic._schedule import Schedule
     from drivetrain_elastic._seat import Seat
 
 __all__ = ["ElasticLoop", "Step"]
@@ -88,7 +89,9 @@ class ElasticLoop:
     itself is a world of one.
 
     Args:
-        model: On this rank.
+        model: On this rank. Where several ranks hold a copy together, it is sharded among
+            them, by FSDP2 for one, over the process group of the copy, which
+            `init_process_group` makes under `--workers-per-copy`.
         optimizer: Of its parameters.
         schedule: Which samples each step trains on.
         num_steps: How many steps there are.
@@ -98,8 +101,8 @@ class ElasticLoop:
         state: What else belongs to the state, by name, such as a schedule of learning
             rates: what has a `state_dict`, or plain data.
         num_micro_batches: How many passes a rank makes a step, at most.
-        checkpointer: Saves the state, from rank 0, and restores it when a training
-            begins that no rank has the state of.
+        checkpointer: Saves the state, from the first copy of the model, and restores it
+            when a training begins that no rank has the state of.
         save_every: After how many steps; 0 for never.
         timeout: How long ranks wait for each other.
         patience_s: How long to wait for a world.
@@ -168,6 +171,9 @@ class ElasticLoop:
         self._patience_s = patience_s
         self._checkpointer = checkpointer
         self._save_every = save_every
+        self._restored = 0
+        # The ranks of a tensor-parallel copy compute on the same samples.
+        self._splits_copies = isinstance(model, FSDPModule)
         others = {} if state is None else state
         self._training = Training(model, optimizer, others, schedule, scaling)
         self._block = Block(0, 0, 0)
@@ -243,16 +249,20 @@ class ElasticLoop:
     def _parts(self) -> Iterator[Part]:
         assert self._world is not None
         seat = self._world.seat
+        is_sharded = self._splits_copies and seat.unit > 1
         parts = self._schedule.parts(
             self._block,
-            num_copies=seat.num_copies,
-            copy=seat.copy,
+            num_shares=len(seat.members) if is_sharded else seat.num_copies,
+            share=seat.rank if is_sharded else seat.copy,
             num_micro_batches=self._num_micro_batches,
+            even=is_sharded,
         )
-        for at, part in enumerate(parts):
+        # FSDP takes the mean of gradients within a copy, where the sum is wanted.
+        factor = seat.unit if is_sharded else 1
+        for at, (indices, weight) in enumerate(parts):
             if at == len(parts) - 1:
                 self._training.reducer.send_with(self._world.peers)
-            yield part
+            yield Part(indices, weight * factor)
 
     def _finish(self) -> None:
         """Reduces, applies and votes; or breaks the world off, and leaves the rest."""
@@ -296,12 +306,16 @@ class ElasticLoop:
     # ---- checkpoints ----
 
     def _restore(self) -> None:
-        """Begins where a checkpoint is, unless another rank is further."""
-        if self._checkpointer is None or self._checkpointer.latest() is None:
+        """Begins where the last checkpoint is, unless a rank turns out to be further."""
+        if self._checkpointer is None:
+            return
+        latest = self._checkpointer.latest()
+        if latest is None or latest <= self._restored:
             return
         entries: dict[str, Any] = self._training.entries()
-        self._checkpointer.restore(entries)
+        self._checkpointer.restore(entries, latest)
         self._training.set_entries(entries)
+        self._restored = latest
 
     def _save(self) -> None:
         assert self._world is not None
@@ -361,7 +375,7 @@ class ElasticLoop:
             latest = self._seats.latest()
             if latest is not None:
                 self._hear(latest)
-            done = agree(self._training, self._world)
+            done = agree(self._training, self._world, begin=self._restore)
             logger.info(
                 "rank %d of %d in world %d, step %d: %s",
                 *(seat.rank, len(seat.members), seat.epoch, self.step, done),

@@ -89,7 +89,7 @@ class Schedule:
         Block(epoch=0, start=4, size=4)
         Block(epoch=0, start=8, size=2)
         Block(epoch=1, start=0, size=4)
-        >>> schedule.parts(Block(0, 8, 2), num_copies=2, copy=1)
+        >>> schedule.parts(Block(0, 8, 2), num_shares=2, share=1)
         [Part(indices=[9], weight=0.5)]
     """
 
@@ -155,19 +155,27 @@ class Schedule:
         return Position(block.epoch, end)
 
     def parts(
-        self, block: Block, *, num_copies: int, copy: int, num_micro_batches: int = 1
+        self,
+        block: Block,
+        *,
+        num_shares: int,
+        share: int,
+        num_micro_batches: int = 1,
+        even: bool = False,
     ) -> list[Part]:
-        """Returns what one copy of the model computes in a step.
+        """Returns what is computed in a step by those that have one share of it.
 
         Args:
             block: The samples of the step.
-            num_copies: How many copies there are.
-            copy: Which one.
-            num_micro_batches: How many forward and backward passes it makes at most; fewer
-                where it has fewer samples, and none where it has none.
+            num_shares: Among how many ranks, or copies of the model, they are shared.
+            share: Which of them.
+            num_micro_batches: How many forward and backward passes are made at most; fewer
+                where there are fewer samples, and none where there are none.
+            even: Whether all make equally many passes, since they do so together: those
+                without samples repeat one, with a weight of 0.
         """
         epoch, start, size = block
-        mine = part_of_block(start, size, world_size=num_copies, rank=copy)
+        mine = part_of_block(start, size, world_size=num_shares, rank=share)
         order = _order(self.num_samples, epoch, self.seed, self.shuffle)
         parts = []
         for at in range(num_micro_batches):
@@ -177,6 +185,10 @@ class Schedule:
             if places:
                 indices = order[places.start : places.stop].tolist()
                 parts.append(Part(indices, len(places) / size))
+        if even:
+            # The first share is the largest.
+            num = min(num_micro_batches, -(-size // num_shares))
+            parts += [Part([int(order[start])], 0.0)] * (num - len(parts))
         return parts
 
 

@@ -23,6 +23,7 @@ from drivetrain_elastic._agent._master_process import MasterProcess
 from drivetrain_elastic._agent._output import Output
 from drivetrain_elastic._agent._parent import adopt_orphans, reap_orphans
 from drivetrain_elastic._secret import make_token, write_token
+from drivetrain_elastic._stacks import take_stacks
 from drivetrain_elastic.protocol import _messages as pb
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 0.1
 _NAP_S = 0.5
 _STUCK_PAUSE_S = 1.0
+_DUMP_S = 0.3
 _LATE_GRACE_S = 2.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -135,7 +137,8 @@ class Agent:
                 tasks.append(asyncio.create_task(self._master.run()))
             assert self._address is not None
             assert self._token is not None
-            env = self._environment(f"{folder}/agent")
+            self._path = f"{folder}/agent"
+            env = self._environment(self._path)
             self._launcher = launcher = Launcher(
                 self._program, loaded=self._config.preload, env=env
             )
@@ -156,7 +159,7 @@ class Agent:
                 tls=self._tls,
             )
             server = await serve_links(
-                f"{folder}/agent", opened=self._crew.opened, heard=self._crew.heard
+                self._path, opened=self._crew.opened, heard=self._crew.heard
             )
             self._listen_to_signals()
             self._crew.begin()
@@ -262,8 +265,15 @@ class Agent:
         elif command.what == pb.Command.LEAVE:
             self._leave(command.reason, command.within_s)
         elif command.what == pb.Command.DUMP_STACKS:
-            logger.warning("stacks of all workers, since %s", command.reason)
             self._crew.dump_stacks()
+            self._showing = asyncio.create_task(self._show_stacks(command.reason))
+
+    async def _show_stacks(self, reason: str) -> None:
+        await asyncio.sleep(_DUMP_S)
+        for worker in self._crew.workers.values():
+            if worker.process is not None:
+                text = take_stacks(self._path, worker.process.pid)
+                logger.warning("%s; the stacks of %s:\n%s", reason, worker.name, text)
 
     def _end(self, outcome: _Outcome) -> None:
         if not self._outcome.done():

@@ -296,6 +296,7 @@ class Crew:
             del self.workers[one.name]
             if one is not worker:
                 self.kill(one, f"{worker.name}, which shares its copy, {why}")
+                logger.warning("worker %s is killed: %s", one.name, one.why_killed)
             if one.link is not None:
                 one.link.close()
         reports = [
