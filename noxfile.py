@@ -160,9 +160,10 @@ def tests(session: nox.Session, package: str) -> None:
 @nox.session
 def faults(session: nox.Session) -> None:
     """Tries very many faults of processes and storage; `-- --json FILE` keeps the table."""
-    install(session, "checkpoint", groups=["test"])
+    install(session, "checkpoint", "elastic", groups=["test"])
     options = ["--faults-json" if o == "--json" else o for o in session.posargs]
     session.run(*PYTEST, "-m", "faults", "packages/checkpoint/tests/faults", *options)
+    session.run(*PYTEST, "-m", "faults", "packages/elastic/tests")
 
 
 @nox.session

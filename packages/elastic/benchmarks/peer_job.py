@@ -50,7 +50,10 @@ class PeerJob:
         }
         self._keeper.stdin.write(json.dumps(wanted) + "\n")
         self._keeper.stdin.flush()
-        self.started[name] = int(self._keeper.stdout.readline())
+        answer = self._keeper.stdout.readline()
+        if not answer:
+            raise PeerError(f"{self.python} does not start")
+        self.started[name] = int(answer)
         return self.started[name]
 
     def script(self, name, *arguments):

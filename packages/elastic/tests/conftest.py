@@ -53,3 +53,13 @@ def client(job):
     yield make
     for one in clients:
         one.close()
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves the long forms out unless `-m` asks for them."""
+    if "faults" in (config.getoption("markexpr", default="") or ""):
+        return
+    long = [item for item in items if item.get_closest_marker("faults")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]

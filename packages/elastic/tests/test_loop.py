@@ -26,13 +26,13 @@ class Worlds:
     def __init__(self, name, connect):
         self.name = name
         self._connect = connect
-        self._heard, self._gone, self.steps = [], set(), []
+        self._heard, self.steps = [], []
         self._change = threading.Condition()
         self._listeners = []
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self):
-        store = self._connect()
+        store, broken = self._connect(), 0
         for epoch in range(1, 100):
             try:
                 text = store.get(f"seats/{epoch}").decode()
@@ -41,8 +41,9 @@ class Worlds:
             members, gone = (part.split() for part in text.split("|"))
             rank = members.index(self.name) if self.name in members else -1
             seat = Seat(epoch, rank, tuple(members), ("node",) * len(members))
+            broken = epoch - 1 if gone else broken
+            seat = seat._replace(broken_epoch=broken)
             with self._change:
-                self._gone |= set(gone)
                 self._heard.append(seat)
                 self._change.notify_all()
             for listener in self._listeners:
@@ -61,9 +62,6 @@ class Worlds:
     def subscribe(self, heard):
         self._listeners.append(heard)
         return lambda: self._listeners.remove(heard)
-
-    def is_gone(self, name):
-        return name in self._gone
 
     def is_leaving(self):
         seat = self.latest()

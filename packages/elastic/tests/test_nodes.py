@@ -188,6 +188,7 @@ def test_broken_world_is_formed_anew_and_old_news_is_no_news(agent):
         2,
         "collectives failed: a/0: connection reset",
     )
+    assert world.broken_epoch == 1
     a.say(broken=pb.Broken(epoch=1, worker="a/1", reason="late"))
     a.report(("a/1", 1, {"state": FAILED}), ("a/2", 1, {"state": READY}))
     assert a.world() == (3, ["a/0", "a/2"])
@@ -239,8 +240,7 @@ def test_planned_leave_is_told_first_and_changes_the_world(agent):
     assert (command.what, command.within_s) == (pb.Command.LEAVE, 5.0)
     world = b.next("world")
     assert [one.name for one in world.members] == ["a/0", "a/1"]
-    assert list(world.aside) == ["b/0"]
-    assert world.reason == "b/0 is leaving"
+    assert (world.reason, world.broken_epoch) == ("b/0 is leaving", 0)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,6 @@ class AgentSeats:
         self._seat: Seat | None = None
         self._is_leaving = False
         self._is_closed = False
-        self._aside: set[str] = set()
         self._change = threading.Condition()
         self._sending = threading.Lock()
         self._listeners: list[Callable[[Seat], None]] = []
@@ -78,11 +77,12 @@ class AgentSeats:
                 message["rank"],
                 tuple(message["members"]),
                 tuple(message["nodes"]),
+                message["broken_epoch"],
                 message["unit"],
             )
             if self._seat is not None and seat.epoch < self._seat.epoch:
                 return
-            self._seat, self._aside = seat, set(message["aside"])
+            self._seat = seat
             self._change.notify_all()
             listeners = list(self._listeners)
         for listener in listeners:
@@ -119,16 +119,6 @@ class AgentSeats:
                 self._listeners.remove(heard)
 
         return end
-
-    def is_gone(self, name: str) -> bool:
-        """Whether a worker is known to be gone, rather than about to leave."""
-        with self._change:
-            seat = self._seat
-            return (
-                seat is not None
-                and name not in seat.members
-                and name not in self._aside
-            )
 
     def is_leaving(self) -> bool:
         """Whether this worker is to end when the world no longer has it."""

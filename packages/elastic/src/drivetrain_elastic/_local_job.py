@@ -46,6 +46,7 @@ class LocalJob:
             it also gets `--log`.
         arguments: Of the program.
         env: Of all processes, besides this one's.
+        address: Of the master; a free one by default.
 
     Example:
         >>> import tempfile
@@ -65,6 +66,7 @@ class LocalJob:
         program: Sequence[str] = _EXAMPLE,
         arguments: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        address: str | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.log = self.folder / "steps"
@@ -75,28 +77,31 @@ class LocalJob:
         if tuple(program) == _EXAMPLE:
             self._program += ["--log", str(self.log)]
         self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-        self.address = f"127.0.0.1:{_free_port()}"
+        self.address = address or f"127.0.0.1:{_free_port()}"
         write_token(self.folder / "token", self.token)
         self._client = MasterClient(self.address, self.token, patience_s=5.0)
 
     def start_node(
-        self, *options: str, prefix: Sequence[str] = ()
+        self,
+        *options: str,
+        start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> subprocess.Popen[bytes]:
         """Starts an agent as the next node.
 
         Args:
             *options: More options of the command.
-            prefix: A command that runs the agent's, such as `ip netns exec NAME`.
+            start: Starts it, as `subprocess.Popen` does; on a node of a
+                `faults.Network`, for one.
         """
         name = f"node{len(self.nodes)}"
-        command = [*prefix, sys.executable, "-m", "drivetrain_elastic.cli", "run"]
+        command = [sys.executable, "-m", "drivetrain_elastic.cli", "run"]
         command += ["--node", name, "--rdzv-endpoint", self.address]
         command += ["--token-file", str(self.folder / "token")]
         if not self.nodes:
             command += ["--journal", str(self.folder / "job.db")]
         command += [*self._options, *options, *self._program]
         with self._output(name).open("wb") as output:
-            self.nodes[name] = subprocess.Popen(
+            self.nodes[name] = start(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -17,7 +17,7 @@ class LoneSeat:
 
     Example:
         >>> LoneSeat().wait(0, 1.0)
-        Seat(epoch=1, rank=0, members=('this',), nodes=('here',), unit=1)
+        Seat(epoch=1, rank=0, members=('this',), nodes=('here',), broken_epoch=0, unit=1)
     """
 
     _SEAT = Seat(1, 0, ("this",), ("here",))
@@ -35,11 +35,6 @@ class LoneSeat:
         """Does nothing: there is no change to hear of."""
         del heard
         return lambda: None
-
-    def is_gone(self, name: str) -> bool:
-        """Says no."""
-        del name
-        return False
 
     def is_leaving(self) -> bool:
         """Says no."""

@@ -330,10 +330,7 @@ class ElasticLoop:
     def _hear(self, seat: Seat) -> None:
         """Wakes this rank, from a thread, if it waits for one that is gone."""
         world = self._world
-        if world is None or seat.epoch <= world.seat.epoch:
-            return
-        lost = set(world.seat.members) - set(seat.members)
-        if any(self._seats.is_gone(name) for name in lost):
+        if world is not None and seat.broken_epoch >= world.seat.epoch:
             world.break_off()
 
     def _break(self, reason: str) -> None:

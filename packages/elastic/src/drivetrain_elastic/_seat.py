@@ -18,6 +18,8 @@ class Seat(NamedTuple):
         rank: This worker's; -1 if it has none there.
         members: The names of the workers, by rank.
         nodes: Where they run, by rank.
+        broken_epoch: The last world in which somebody was lost: whoever is still in it
+            waits in vain.
         unit: How many ranks, one after the other, hold a copy of the model together.
 
     Example:
@@ -30,6 +32,7 @@ class Seat(NamedTuple):
     rank: int
     members: tuple[str, ...]
     nodes: tuple[str, ...]
+    broken_epoch: int = 0
     unit: int = 1
 
     @property
@@ -67,9 +70,6 @@ class SeatSource(Protocol):
 
     def subscribe(self, heard: Callable[[Seat], None]) -> Callable[[], None]:
         """Calls a function, from a thread, for each world; returns what ends that."""
-
-    def is_gone(self, name: str) -> bool:
-        """Whether a worker is known to be gone, rather than about to leave."""
 
     def is_leaving(self) -> bool:
         """Whether this worker is to end when the world no longer has it."""

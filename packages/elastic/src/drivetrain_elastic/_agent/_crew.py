@@ -197,7 +197,7 @@ class Crew:
             rank=members.index(worker.name) if worker.name in members else -1,
             members=members,
             nodes=[one.node for one in world.members],
-            aside=list(world.aside),
+            broken_epoch=world.broken_epoch,
             unit=self._config.workers_per_copy,
         )
 

@@ -110,7 +110,7 @@ class Nodes:
             for name, node, slot in body["members"]:
                 self._state.add(Worker(name, node, slot, Status.MEMBER))
             members = tuple(name for name, *_ in body["members"])
-            self._state.enter(World(body["epoch"], members, body["reason"]))
+            self._state.enter(World(**{**body, "members": members}))
         elif record.kind == "ended":
             self._ending = Ending(body["exit_code"], body["reason"])
         else:
@@ -142,8 +142,7 @@ class Nodes:
     def _world(self, world: World) -> Record:
         workers = [self._state.workers[name] for name in world.members]
         members = [[one.name, one.node, one.slot] for one in workers]
-        body = {"epoch": world.epoch, "members": members, "reason": world.reason}
-        return Record("world", body)
+        return Record("world", {**world._asdict(), "members": members})
 
     # ---- agents ----
 
@@ -494,10 +493,12 @@ class Nodes:
             # Somebody went while it was written: the next one is on its way, and this
             # one must not be told, since ranks would be wrong.
             return pb.ToAgent()
-        aside = [name for name in self._state.workers if name not in world.members]
         return pb.ToAgent(
             world=pb.World(
-                epoch=world.epoch, members=members, reason=world.reason, aside=aside
+                epoch=world.epoch,
+                members=members,
+                reason=world.reason,
+                broken_epoch=world.broken_epoch,
             )
         )
 

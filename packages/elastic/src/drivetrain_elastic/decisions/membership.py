@@ -65,11 +65,14 @@ class World(NamedTuple):
         epoch: Counts the worlds of a job, from 1.
         members: The names of the workers, by rank.
         reason: Why the world is what it is, for people.
+        broken_epoch: The last world in which somebody was lost, or collectives failed:
+            whoever is still in it waits in vain.
     """
 
     epoch: int
     members: tuple[str, ...]
     reason: str
+    broken_epoch: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,7 +211,7 @@ def next_world(
         >>> state.enter(next_world(0.0, state, config).world)
         >>> state.remove(["a/1"])
         >>> next_world(0.0, state, config).world
-        World(epoch=2, members=('a/0', 'a/2'), reason='a/1 is gone')
+        World(epoch=2, members=('a/0', 'a/2'), reason='a/1 is gone', broken_epoch=1)
     """
     copies = _whole_copies(state, config.unit)
     num_able = len(copies) * config.unit
@@ -237,7 +240,10 @@ def next_world(
         wait_s = 0.0
     if wait_s > 0:
         return Verdict(None, reason, wait_s=wait_s)
-    return Verdict(World(current.epoch + 1, members, reason), reason)
+    is_lost = any(name not in state.workers for name in current.members)
+    is_broken = is_lost or state.broken_s is not None
+    broken_epoch = current.epoch if is_broken else current.broken_epoch
+    return Verdict(World(current.epoch + 1, members, reason, broken_epoch), reason)
 
 
 def _whole_copies(state: MembershipState, unit: int) -> list[list[Worker]]:

@@ -160,16 +160,16 @@ class Welcome(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
 
 class World(_message.Message):
-    __slots__ = ("epoch", "members", "reason", "aside")
+    __slots__ = ("epoch", "members", "reason", "broken_epoch")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    ASIDE_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     reason: str
-    aside: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ..., aside: _Optional[_Iterable[str]] = ...) -> None: ...
+    broken_epoch: int
+    def __init__(self, epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ..., broken_epoch: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("name", "node")

@@ -1,0 +1,201 @@
+"""Jobs of several nodes, each an agent of its own: they die, leave, come and are cut off."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import psutil
+import pytest
+
+from drivetrain_elastic import faults
+from drivetrain_elastic._local_job import LocalJob, members_of
+from drivetrain_elastic.protocol import _messages as pb
+
+STEPS = ["--steps", "100", "--dtype", "float64", "--pause-s", "0.02"]
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Makes a job whose nodes the test starts."""
+    jobs = []
+
+    def make(*options, nnodes="1:2", arguments=STEPS, **more):
+        options = ["--nproc-per-node", "1", "--nnodes", nnodes, *options]
+        jobs.append(LocalJob(tmp_path, options=options, arguments=arguments, **more))
+        return jobs[-1]
+
+    yield make
+    for one in jobs:
+        one.close()
+
+
+def whole(num):
+    return lambda status: status.world_size == num and len(members_of(status)) == num
+
+
+def steps_are_whole(job, num_steps=100):
+    assert sorted(job.losses()) == list(range(1, num_steps + 1))
+
+
+def test_node_leaves_with_a_signal_and_another_one_comes(job):
+    job = job()
+    job.start_node()
+    leaver = job.start_node()
+    job.wait_for_step(5, num_workers=2)
+    leaver.send_signal(signal.SIGTERM)
+    job.wait_for(whole(1))
+    assert leaver.wait(20) == 0
+    job.start_node()
+    job.wait_for(whole(2))
+    assert job.wait() == {"node0": 0, "node1": 0, "node2": 0}, job.text()
+    steps_are_whole(job)
+    assert "the agent got SIGTERM" in job.text()
+
+
+@pytest.mark.faults
+def test_node_that_dies_is_missed_after_the_time_out(job):
+    job = job()
+    job.start_node()
+    victim = psutil.Process(job.start_node().pid)
+    job.wait_for_step(5, num_workers=2)
+    for one in [victim, *victim.children(recursive=True)]:
+        one.kill()
+    job.wait_for(whole(1))
+    (lost,) = [one for one in job.events() if one.kind == "node-lost"]
+    assert (lost.subject, lost.reason[:16]) == ("node1", "not heard of for")
+    assert job.wait()["node0"] == 0, job.text()
+    steps_are_whole(job)
+
+
+@pytest.mark.faults
+def test_node_beyond_the_most_stands_by_and_takes_a_place(job):
+    job = job(nnodes="2")
+    job.start_node()
+    second = psutil.Process(job.start_node().pid)
+    job.wait_for_step(3, num_workers=2)
+    job.start_node()
+    job.wait_for(lambda status: len(status.nodes) == 3)
+    status = job.wait_for(
+        lambda status: any(
+            w.status == "standby" for n in status.nodes for w in n.workers
+        )
+    )
+    assert status.world_size == 2
+    for one in [second, *second.children(recursive=True)]:
+        one.kill()
+    job.wait_for(lambda status: whole(2)(status) and len(status.nodes) == 2)
+    codes = job.wait()
+    assert (codes["node0"], codes["node2"]) == (0, 0), job.text()
+    steps_are_whole(job)
+
+
+@pytest.mark.faults
+def test_master_dies_while_a_worker_does(job):
+    job = job()
+    job.start_node()
+    job.start_node()
+    job.wait_for_step(5, num_workers=2)
+    (master,) = [p for p in job.processes() if "master" in p.cmdline()]
+    victim = psutil.Process(job.members()[1].pid)
+    master.kill()
+    victim.kill()
+    job.wait_for(lambda status: status.incarnation == 2 and status.epoch >= 2)
+    assert job.wait() == {"node0": 0, "node1": 0}, job.text()
+    steps_are_whole(job)
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(bool(faults.missing_because("network")), reason="needs root")
+@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl")
+def test_node_that_is_cut_off_comes_back_and_takes_the_state_anew(job, tmp_path):
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=master"
+    files = ["-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "certificate")]
+    names = ["-addext", "subjectAltName=IP:10.87.0.1"]
+    subprocess.run([*words.split(), *files, *names], check=True, capture_output=True)
+    with faults.Network(2) as network:
+        address = f"{network.address(0)}:29400"
+        options = ["--tls-ca", str(tmp_path / "certificate")]
+        job = job(
+            *options,
+            address=address,
+            env={"GLOO_SOCKET_IFNAME": "eth0"},
+            arguments=["--steps", "200", "--dtype", "float64", "--pause-s", "0.05"],
+        )
+        certificate = ["--tls-certificate", str(tmp_path / "certificate")]
+        certificate += ["--tls-key", str(tmp_path / "key")]
+        job.start_node(*certificate, start=partial(network.start, 0))
+        job.start_node(start=partial(network.start, 1))
+        wait_for_world(job, 2)
+        with network.cut(1):
+            wait_for_world(job, 1)
+        wait_for_world(job, 2)
+        assert job.wait() == {"node0": 0, "node1": 0}, job.text()
+    steps_are_whole(job, 200)
+
+
+def wait_for_world(job, world_size, timeout_s=60.0):
+    """Waits until a world of a size makes steps, by what workers write."""
+    began_s = time.monotonic()
+    while time.monotonic() < began_s + timeout_s:
+        lines = [one for one in job.steps()[-5:] if one["at_s"] > began_s]
+        if lines and all(one["world_size"] == world_size for one in lines):
+            return
+        time.sleep(0.1)
+    raise AssertionError(job.text())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--nnodes", "3:2"], "min_nodes must not be more than max_nodes, got 3 and 2"),
+        (["--nnodes", "a"], "--nnodes must be a number or MIN:MAX, got 'a'"),
+        (["--nproc-per-node", "0"], "num_workers must be at least 1, got 0"),
+        (["--nproc-per-node", "x"], "must be a number, gpu, cpu or auto, got 'x'"),
+        (["--nnodes", "2"], "several nodes, or a journal, need --rdzv-endpoint"),
+        (["--workers-per-copy", "2"], "must be a multiple of workers_per_copy"),
+        (["--tee"], "tee needs a log_folder"),
+        (["--rdzv-endpoint", "127.0.0.1:9"], "the job's token: pass --token-file"),
+        (["--node", "a/b"], "must not be empty and have no '/', got 'a/b'"),
+    ],
+)
+def test_options_that_cannot_be_are_named(tmp_path, options, says):
+    (tmp_path / "train.py").touch()
+    command = [sys.executable, "-m", "drivetrain_elastic.cli", "run", *options]
+    done = subprocess.run(
+        [*command, str(tmp_path / "train.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.faults
+def test_agents_that_do_not_belong_are_refused_and_end(job, tmp_path):
+    job = job(arguments=["--steps", "100000", "--pause-s", "0.02"])
+    job.start_node()
+    job.wait_for_step(3)
+    wrong = tmp_path / "wrong"
+    wrong.write_text("x" * 30)
+    wrong.chmod(0o600)
+    for options, says in (
+        (["--token-file", str(wrong)], "the call carries a wrong token"),
+        (["--nnodes", "1:3"], "start all agents of a job with the same options"),
+        (["--node", "node0"], "node 'node0' is there already"),
+    ):
+        agent = job.start_node(*options)
+        assert agent.wait(60) == 1, options
+        assert says in job.text()
+    (tmp_path / "other").mkdir()
+    second = job.start_node("--journal", str(tmp_path / "other" / "job.db"))
+    assert second.wait(60) == 1
+    assert "is the port in use?" in job.text()
+    job.call("Stop", pb.StopRequest(reason="the test is over", exit_code=4))
+    assert job.wait()["node0"] == 4
+    assert "the test is over" in job.text()
