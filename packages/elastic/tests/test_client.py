@@ -4,6 +4,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
 from drivetrain_core import ProgramError
@@ -60,6 +61,34 @@ def test_call_that_waits_when_a_master_ends_goes_on_with_the_next(job):
         job()
         client.call("SetKey", pb.KeyValue(key="a", value=b"1"))
         assert list(waiting.result(30).values) == [b"1"]
+
+
+class CancelledError(grpc.RpcError):
+    def code(self):
+        return grpc.StatusCode.CANCELLED
+
+    def details(self):
+        return "the server has ended"
+
+
+def test_call_that_a_master_cancels_is_made_again_unless_its_client_is_closed(job):
+    master = job()
+    with MasterClient(master.address, master.token) as client:
+        real, asked = client._calls[0]["GetStatus"], []
+
+        def cancelled_once(*arguments, **options):
+            asked.append(arguments)
+            if len(asked) == 1:
+                raise CancelledError
+            return real(*arguments, **options)
+
+        client._calls[0]["GetStatus"] = cancelled_once
+        assert incarnation(client) == 1
+        assert len(asked) == 2
+        asked.clear()
+        client.close()
+        with pytest.raises(RefusedError, match="the server has ended"):
+            incarnation(client)
 
 
 def test_call_that_waits_ends_when_its_client_is_closed(job):

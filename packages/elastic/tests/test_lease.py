@@ -1,11 +1,14 @@
 """A lease is one candidate's at a time, and who may have lost it stops."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drivetrain_elastic._master._tenure import Tenure
 from drivetrain_elastic.decisions.lease import LeaseState, renew_in
-from drivetrain_elastic.journal import RedisLease
+from drivetrain_elastic.journal import JournalError, RedisLease
 from drivetrain_elastic.testing import check_lease
 
 
@@ -39,6 +42,61 @@ def test_lease_is_never_thought_held_beyond_its_end(
         assert pause_s is None
     else:
         assert 0 <= pause_s <= renewed_s + lease_s - now_s + 1e-9
+
+
+class FakeLease:
+    """A lease that gives the answers of a list."""
+
+    lease_s = 60.0
+    served_at = holder = ""
+
+    def __init__(self, *answers):
+        self.answers, self.addresses, self.num_releases = list(answers), [], 0
+
+    def renew(self, address=""):
+        self.addresses.append(address)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def release(self):
+        self.num_releases += 1
+
+
+async def kept(lease, address=""):
+    """Returns whether a lease is lost, in which case nobody waits for its end."""
+    stopping = asyncio.Event()
+    async with Tenure(lease, stopping) as tenure, asyncio.timeout(30):
+        while len(lease.addresses) < 1:
+            await asyncio.sleep(0)
+        if address:
+            tenure.publish(address)
+        while lease.answers:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        return stopping.is_set()
+
+
+def test_master_stops_at_once_when_another_has_its_lease(caplog):
+    lease = FakeLease(False)
+    assert asyncio.run(kept(lease))
+    assert "gives way: another master has the lease" in caplog.text
+    assert lease.num_releases == 1
+
+
+def test_master_goes_on_when_one_renewal_fails(caplog):
+    lease = FakeLease(JournalError("no answer"), True)
+    lease.lease_s = 10.0
+    assert not asyncio.run(kept(lease))
+    assert "the lease was not renewed: no answer" in caplog.text
+    assert lease.num_releases == 1
+
+
+def test_address_is_published_at_once():
+    lease = FakeLease(True, True)
+    assert not asyncio.run(kept(lease, "host:1"))
+    assert lease.addresses == ["", "host:1"]
 
 
 @pytest.mark.extra
