@@ -37,7 +37,7 @@ public_modules += [
     f"drivetrain_comm.{name}"
     for name in ("groups", "horovod", "stores", "testing", "topology")
 ]
-public_modules += [f"drivetrain_elastic.{name}" for name in ("faults", "journal")]
+public_modules += [f"drivetrain_elastic.{n}" for n in ("faults", "journal", "testing")]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3

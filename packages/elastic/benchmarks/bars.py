@@ -6,6 +6,7 @@ import sys
 
 import recovery
 from agents import agents, decisions
+from failover import failover
 from journal_kills import journal_kills
 from losses import losses_fp32, losses_fp64
 from sampler import sampler
@@ -29,6 +30,7 @@ TABLE = [
     ("sampler", "none lost, none read twice", sampler),
     ("shard-batches", ">= 20,000 leases/s, 64 at a time", batches),
     ("shard-singles", ">= 1,000 requests/s, one at a time", singles),
+    ("failover", "<= 1 s more than the lease; <= 1 s after a stop", failover),
     ("journal-kills", "nothing that was told is lost", journal_kills),
 ]
 BARS = [Bar(name=name, bound=bound, measure=run) for name, bound, run in TABLE]

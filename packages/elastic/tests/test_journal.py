@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from drivetrain_elastic.journal import JournalError, Record, SqliteJournal
+from drivetrain_elastic.testing import check_journal
 
 
 @pytest.fixture
@@ -32,15 +33,8 @@ def some(num, start=0):
     return [Record("number", {"n": n, "text": "ü€\n"}) for n in range(start, num)]
 
 
-def test_journal_returns_what_was_appended(opened):
-    journal = opened()
-    assert journal.records() == []
-    journal.append(some(3))
-    journal.append([])
-    journal.append(some(5, start=3))
-    assert journal.records() == some(5)
-    journal.close()
-    assert opened().records() == some(5)
+def test_sqlite_journal_keeps_the_contract(opened):
+    check_journal(opened)
 
 
 def test_journal_serves_only_who_claimed_it_last(opened):
@@ -55,26 +49,6 @@ def test_journal_serves_only_who_claimed_it_last(opened):
     assert second.records() == some(1)
     second.append(some(2, start=1))
     assert second.records() == some(2)
-
-
-def test_journal_is_replaced_whole(opened):
-    journal = opened()
-    journal.append(some(100))
-    journal.replace(some(2))
-    journal.append(some(3, start=2))
-    assert opened().records() == some(3)
-
-
-def test_journal_takes_all_or_nothing(opened):
-    journal = opened()
-    journal.append(some(1))
-    with pytest.raises(TypeError):
-        journal.append([*some(2, start=1), Record("bad", object())])
-    with pytest.raises(TypeError):
-        journal.replace([Record("bad", object())])
-    assert journal.records() == some(1)
-    journal.append(some(2, start=1))
-    assert journal.records() == some(2)
 
 
 def test_journal_is_its_owners_alone(opened, tmp_path):

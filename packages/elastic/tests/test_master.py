@@ -1,5 +1,6 @@
 """Masters serve whom they should, one at a time, and forget nothing."""
 
+import contextlib
 import json
 import random
 import shutil
@@ -49,11 +50,41 @@ def test_master_that_was_replaced_gives_way_and_decides_nothing_more(job, client
         request = pb.LeaseRequest(dataset="d", worker="other", num_shards=1)
         with pytest.raises(MasterError, match="claimed by master 2; this is master 1"):
             raw.call("LeaseShards", request)
+    assert first.wait(20)
     assert second.incarnation == 2
     assert first.wait(20)
     # Whoever is at its address next has the worker's leases.
     assert job().incarnation == 3
     worker.give_back()
+
+
+class FullDisk(SqliteJournal):
+    """A journal that takes no record for a while."""
+
+    is_full = False
+
+    def append(self, records):
+        if self.is_full:
+            raise JournalError("the disk is full")
+        super().append(records)
+
+
+def test_master_that_could_not_write_once_writes_no_more_and_ends(tmp_path):
+    journal = FullDisk(tmp_path / "job.db")
+    with Master(journal) as master:
+        with MasterClient(master.address, master.token, patience_s=0.0) as raw:
+            journal.is_full = True
+            request = pb.Dataset(name="d", num_samples=9, shard_size=3, shuffle="none")
+            with pytest.raises(MasterError, match="the disk is full"):
+                raw.call("OpenDataset", request)
+            # What it decides from now on would stand on what nobody has.
+            journal.is_full = False
+            request = pb.LeaseRequest(dataset="d", worker="w", num_shards=1)
+            with pytest.raises(MasterError):
+                raw.call("LeaseShards", request)
+        assert master.wait(20)
+    with contextlib.closing(SqliteJournal(tmp_path / "job.db")) as found:
+        assert [record.kind for record in found.records()] == ["event"]
 
 
 def test_journal_is_made_shorter_and_says_the_same(job, client, monkeypatch, tmp_path):

@@ -26,7 +26,12 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
-_TRANSIENT = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+# A master that ends cancels the calls that wait.
+_TRANSIENT = {
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNAVAILABLE,
+}
 
 
 class MasterError(DistributedError):
@@ -43,7 +48,8 @@ def address_and_token(
     """Returns where the master is and the token: as given, or from the environment.
 
     Args:
-        address: `host:port`; by default DRIVETRAIN_ELASTIC_MASTER.
+        address: `host:port`, or several with commas between them; by default
+            DRIVETRAIN_ELASTIC_MASTER.
         token: Of the job; by default DRIVETRAIN_ELASTIC_TOKEN.
 
     Raises:
@@ -70,7 +76,9 @@ class MasterClient:
     of the service may be repeated: what was done already is not done again.
 
     Args:
-        address: `host:port`.
+        address: `host:port`, or those of all candidates with commas between them. The one
+            that has answered last is asked first; a master that only waits for its turn
+            does not listen.
         token: Of the job.
         patience_s: How long a call waits for a master.
         tls: Credentials of the channel; by default those of DRIVETRAIN_ELASTIC_TLS_CA,
@@ -89,18 +97,11 @@ class MasterClient:
         self._patience_s = patience_s
         self._metadata = credentials(token)
         tls = tls or channel_credentials()
-        if tls is None:
-            self._channel = grpc.insecure_channel(address, options=_OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(address, tls, options=_OPTIONS)
-        self._calls = {
-            name: getattr(self._channel, method.kind)(
-                method.path,
-                request_serializer=method.request.SerializeToString,
-                response_deserializer=method.read_reply,
-            )
-            for name, method in METHODS.items()
-        }
+        self._channels = [_channel(one, tls) for one in _split(address)]
+        self._calls = [_calls(channel) for channel in self._channels]
+        # Which channel is used; a number that is read and written in one go.
+        self._at = 0
+        self._is_closed = False
 
     def call(
         self, name: str, request: Any, *, timeout_s: float = 10.0, wait_s: float = 0.0
@@ -119,33 +120,83 @@ class MasterClient:
         """
         end_s = time.monotonic() + self._patience_s
         pause_s = _FIRST_WAIT_S
+        num_asked = 0
         while True:
+            at = self._at
             try:
-                return self._calls[name](
+                return self._calls[at][name](
                     request, timeout=timeout_s + wait_s, metadata=self._metadata
                 )
             except grpc.RpcError as error:
-                if error.code() not in _TRANSIENT:
+                if error.code() not in _TRANSIENT or self._is_closed:
                     raise RefusedError(str(error.details())) from error
-                if time.monotonic() + pause_s > end_s:
+                num_asked += 1
+                is_over = time.monotonic() + pause_s > end_s
+                if is_over and num_asked >= len(self._calls):
                     message = (
                         f"the master at {self.address} has not answered {name} for "
                         f"{self._patience_s:g} s: {error.details()}"
                     )
                     raise MasterError(message) from error
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_WAIT_S)
+            self._at = (at + 1) % len(self._calls)
+            if num_asked % len(self._calls) == 0:
+                time.sleep(pause_s)
+                pause_s = min(pause_s * 2, _LONGEST_WAIT_S)
 
     def stream(self, name: str, request: Any, timeout_s: float | None = None) -> Any:
-        """Begins a call that answers with a stream, and returns the stream."""
-        return self._calls[name](request, timeout=timeout_s, metadata=self._metadata)
+        """Begins a call that answers with a stream, and returns the stream.
+
+        Raises:
+            MasterError: None of several candidates has answered in time.
+        """
+        if len(self._calls) > 1:
+            # A stream cannot go on elsewhere: first the one that serves is found.
+            self.call("CountKeys", METHODS["CountKeys"].request())
+        call = self._calls[self._at][name]
+        return call(request, timeout=timeout_s, metadata=self._metadata)
 
     def close(self) -> None:
-        """Ends the connection, and what is under way on it."""
-        self._channel.close()
+        """Ends the connections, and what is under way on them."""
+        self._is_closed = True
+        for channel in self._channels:
+            channel.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _split(address: str) -> list[str]:
+    """Returns the addresses in a text.
+
+    Raises:
+        ProgramError: There is none, or an empty one.
+    """
+    found = [one.strip() for one in address.split(",")]
+    if not all(found):
+        message = (
+            f"the address of a master is host:port, or several with commas between "
+            f"them, got {address!r}"
+        )
+        raise ProgramError(message)
+    return found
+
+
+def _channel(address: str, tls: grpc.ChannelCredentials | None) -> grpc.Channel:
+    if tls is None:
+        return grpc.insecure_channel(address, options=_OPTIONS)
+    return grpc.secure_channel(address, tls, options=_OPTIONS)
+
+
+def _calls(channel: grpc.Channel) -> dict[str, Any]:
+    """Returns what makes each call of the service on a channel, by name."""
+    return {
+        name: getattr(channel, method.kind)(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.read_reply,
+        )
+        for name, method in METHODS.items()
+    }

@@ -166,6 +166,12 @@ def _agent(arguments: argparse.Namespace) -> Agent:
     master = None
     token = os.environ.get("DRIVETRAIN_ELASTIC_TOKEN")
     if arguments.journal:
+        if "://" in arguments.journal:
+            message = (
+                "masters whose journal is in Redis are started by `drivetrain-elastic "
+                "master`; give --rdzv-endpoint their addresses, with commas"
+            )
+            raise ProgramError(message)
         if arguments.token_file is None:
             message = "a master needs --token-file FILE, which is made when missing"
             raise ProgramError(message)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core import ProgramError
 from drivetrain_core.commands import run_command
 from drivetrain_elastic._demo_command import populate_demo_parser
 from drivetrain_elastic._run_command import populate_run_parser
@@ -15,6 +17,8 @@ from drivetrain_elastic.faults import cli as faults_cli
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from drivetrain_elastic.journal import Lease
 
 __all__ = ["main", "populate_parser"]
 
@@ -44,12 +48,24 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     master = commands.add_parser(
         "master", help="serve a job until a signal ends it", allow_abbrev=False
     )
-    master.add_argument("--journal", required=True, metavar="FILE")
-    master.add_argument("--address", default="127.0.0.1:0", metavar="HOST:PORT")
+    master.add_argument(
+        "--journal",
+        metavar="FILE|URL",
+        help="a file of SQLite, or redis://HOST:PORT/NUMBER?job=NAME, with which several "
+        "masters stand ready and one serves; by default DRIVETRAIN_ELASTIC_JOURNAL, where "
+        "other users do not see a password",
+    )
+    master.add_argument(
+        "--address",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="where to listen; port 0 takes one that is free (default: %(default)s)",
+    )
     master.add_argument(
         "--token-file",
         metavar="FILE",
-        help="the job's token, readable by its owner only; made when it is missing",
+        help="the job's token, readable by its owner only; made when it is missing; all "
+        "masters of a job need the same",
         required=True,
     )
     master.add_argument(
@@ -59,8 +75,13 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long a worker may hold shards without a word",
     )
-    master.add_argument("--tls-certificate", metavar="FILE")
-    master.add_argument("--tls-key", metavar="FILE")
+    master.add_argument(
+        "--tls-certificate",
+        metavar="FILE",
+        help="the master's certificate and those above it, PEM; needed to listen for "
+        "other machines",
+    )
+    master.add_argument("--tls-key", metavar="FILE", help="of the certificate, PEM")
     master.add_argument(
         "--with-parent",
         action="store_true",
@@ -75,9 +96,20 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         ("events", "what has happened", _events),
     ):
         one = commands.add_parser(name, help=help_text, allow_abbrev=False)
-        one.add_argument("--address", metavar="HOST:PORT", help="of the master")
-        one.add_argument("--token-file", metavar="FILE")
-        one.add_argument("--json", action="store_true")
+        one.add_argument(
+            "--address",
+            metavar="HOST:PORT",
+            help="of the master, or of all candidates with commas between them; by "
+            "default DRIVETRAIN_ELASTIC_MASTER",
+        )
+        one.add_argument(
+            "--token-file",
+            metavar="FILE",
+            help="the job's token; by default that in DRIVETRAIN_ELASTIC_TOKEN",
+        )
+        one.add_argument(
+            "--json", action="store_true", help="one JSON object a line, for programs"
+        )
         one.set_defaults(run=show)
     one.add_argument("--follow", action="store_true", help="and what is to come")
 
@@ -132,9 +164,17 @@ def _serve(arguments: argparse.Namespace) -> int:
     from drivetrain_elastic._agent._parent import end_with_parent
     from drivetrain_elastic._secret import make_token, read_token, write_token
     from drivetrain_elastic._tls import server_credentials
+    from drivetrain_elastic.journal import JournalError
+    from drivetrain_elastic.journal._open import lease_of
 
     if arguments.with_parent:
         end_with_parent()
+    journal = arguments.journal or os.environ.get("DRIVETRAIN_ELASTIC_JOURNAL")
+    if not journal:
+        message = (
+            "the master needs a journal: --journal FILE, or DRIVETRAIN_ELASTIC_JOURNAL"
+        )
+        raise ProgramError(message)
     if not Path(arguments.token_file).exists():
         write_token(arguments.token_file, make_token())
     tls = server_credentials(arguments.tls_certificate, arguments.tls_key)
@@ -142,18 +182,44 @@ def _serve(arguments: argparse.Namespace) -> int:
     ending = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     token = read_token(arguments.token_file)
+    lease = lease_of(journal)
+    if lease is not None and not _stand_ready(lease, ending):
+        return 0
     with Master(
-        arguments.journal,
+        journal,
         address=arguments.address,
         token=token,
         tls=tls,
         patience_s=arguments.patience_s,
+        lease=lease,
     ) as master:
         print(f"master {master.incarnation} at {master.address}", flush=True)
         while not master.wait(0.0):
-            if signal.sigtimedwait(ending, 0.5):
-                break
-    return 0
+            if _is_ended(ending, 0.5):
+                return 0
+    # Whoever started it may start it again, to stand ready for its next turn.
+    message = "the master has given way to another one, or lost its journal"
+    raise JournalError(message)
+
+
+def _stand_ready(lease: Lease, ending: set[signal.Signals]) -> bool:
+    """Waits until no other master serves; returns False if a signal ends that."""
+    told = None
+    while not lease.acquire(0.5):
+        if lease.served_at != told:
+            told = lease.served_at
+            print(f"ready; the master serves at {told or 'an address unknown'}")
+            sys.stdout.flush()
+        if _is_ended(ending, 0):
+            return False
+    return True
+
+
+def _is_ended(ending: set[signal.Signals], timeout_s: float) -> bool:
+    """Returns whether one of some blocked signals has come, or comes in a time."""
+    found = signal.sigtimedwait(ending, timeout_s)
+    # A process that was paused meanwhile gets a result that says nothing.
+    return found is not None and found.si_signo in ending
 
 
 def _client(arguments: argparse.Namespace) -> Any:

@@ -65,7 +65,7 @@ class MasterLine:
         heard: Callable[[pb.ToAgent], None],
         tls: grpc.ChannelCredentials | None = None,
     ) -> None:
-        self._addresses = address.split(",")
+        self._addresses = [one.strip() for one in address.split(",")]
         self._token = token
         self._hello = hello
         self._heartbeat = heartbeat

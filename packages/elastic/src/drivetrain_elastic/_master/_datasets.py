@@ -237,7 +237,11 @@ class Datasets:
 
         Args:
             present: Workers that are known to be there in another way.
+
+        Raises:
+            JournalError: Something that was decided could not be written.
         """
+        self._ledger.check()
         now_s = time.monotonic()
         for worker in present:
             if worker in self._heard_s:

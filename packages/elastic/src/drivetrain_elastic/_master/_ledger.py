@@ -7,7 +7,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from drivetrain_elastic.journal import JournalFullError
+from drivetrain_elastic.journal import JournalError, JournalFullError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +50,7 @@ class Ledger:
             JournalFullError: There is no room. The records wait for the next ones.
             JournalError: The journal cannot be written; so for all that come later.
         """
+        self.check()
         self._pending += records
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
@@ -58,6 +59,15 @@ class Ledger:
             self._writer = asyncio.create_task(self._write())
         # One caller that is cancelled must not cancel it for the others.
         await asyncio.shield(done)
+
+    def check(self) -> None:
+        """Returns if all that was appended so far could be written.
+
+        Raises:
+            JournalError: Something could not.
+        """
+        if self.failure is not None:
+            raise JournalError(str(self.failure)) from self.failure
 
     async def _write(self) -> None:
         while self._next is not None:

@@ -16,8 +16,10 @@ from drivetrain_elastic._master._keys import Keys
 from drivetrain_elastic._master._ledger import Ledger
 from drivetrain_elastic._master._nodes import Nodes
 from drivetrain_elastic._master._server import serve
+from drivetrain_elastic._master._tenure import Tenure
 from drivetrain_elastic._secret import make_token
-from drivetrain_elastic.journal import JournalError, SqliteJournal
+from drivetrain_elastic.journal import JournalError
+from drivetrain_elastic.journal._open import open_journal
 
 if TYPE_CHECKING:
     import os
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from drivetrain_elastic.journal import Journal
+    from drivetrain_elastic.journal import Journal, Lease
 
 __all__ = ["Master"]
 
@@ -45,13 +47,16 @@ class Master:
     journal goes on where the one before it was, and one that was replaced stops.
 
     Args:
-        journal: The file of the journal.
+        journal: The file of the journal, its URL in a Redis server, or a journal that is
+            open, which the master closes. With a URL, the master waits until no other one
+            serves the job, and gives way when it loses its lease.
         address: Where to listen, `host:port`; port 0 takes one that is free.
         token: Whoever knows it may take part; a new one by default.
         tls: Certificates of the server. Without them only this machine can reach it.
         patience_s: How long a worker may hold shards without a word.
         node_timeout_s: After what silence a node is gone; its agent is heard of four
             times as often.
+        lease: Of the journal, if it was acquired already; the master releases it.
 
     Attributes:
         address: Where it listens.
@@ -72,23 +77,25 @@ class Master:
 
     def __init__(
         self,
-        journal: str | os.PathLike[str],
+        journal: str | os.PathLike[str] | Journal,
         *,
         address: str = "127.0.0.1:0",
         token: str | None = None,
         tls: grpc.ServerCredentials | None = None,
         patience_s: float = 60.0,
         node_timeout_s: float = 2.0,
+        lease: Lease | None = None,
     ) -> None:
         self.address = address
         self.token = token or make_token()
         self._tls = tls
-        self._journal = SqliteJournal(journal)
+        self._journal, lease = open_journal(journal, lease)
         self.incarnation = self._journal.incarnation
         self._patience_s = patience_s
         self._node_timeout_s = node_timeout_s
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
+        self._tenure = Tenure(lease, self._stopping)
         self._started = threading.Event()
         self._errors: list[BaseException] = []
         self._thread = threading.Thread(
@@ -105,13 +112,17 @@ class Master:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._serve())
+            self._loop.run_until_complete(self._hold())
         except BaseException as error:  # noqa: BLE001
             # Whoever made the master gets it, or whoever stops it.
             self._errors.append(error)
         finally:
             self._started.set()
             self._loop.close()
+
+    async def _hold(self) -> None:
+        async with self._tenure:
+            await self._serve()
 
     async def _serve(self) -> None:
         ledger = Ledger(self._journal)
@@ -127,7 +138,8 @@ class Master:
                 heartbeat_s=self._node_timeout_s / _HEARTBEATS,
                 timeout_s=self._node_timeout_s,
             )
-            _replay(self._journal, datasets, events, nodes)
+            # In a thread: the lease is renewed meanwhile.
+            await asyncio.to_thread(_replay, self._journal, datasets, events, nodes)
             nodes.begin()
             answers = Answers(keys, datasets, events, nodes, self.incarnation)
             host = self.address.rsplit(":", 1)[0]
@@ -135,6 +147,7 @@ class Master:
                 answers, self.address, token=self.token, credentials=self._tls
             )
             self.address = f"{host}:{port}"
+            self._tenure.publish(self.address)
             await events.add("master", str(self.incarnation), "it has begun to serve")
             logger.info("master %d serves at %s", self.incarnation, self.address)
             self._started.set()

@@ -1,0 +1,224 @@
+"""Of several masters one serves; the next takes over, and nothing is lost."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from drivetrain_core import ProgramError
+from drivetrain_elastic import Master, MasterError, ShardClient
+from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic.cli import main
+from drivetrain_elastic.protocol import _messages as pb
+
+# Only so that a test which fails ends.
+LONG_S = 60
+
+
+class Candidate:
+    """A master in a process of its own, at an address that is known before it serves."""
+
+    def __init__(self, url, folder):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self._errors = folder / f"errors-{self.address}"
+        self._token = folder / "token"
+        with self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "drivetrain_elastic.cli", "master"),
+                    *("--address", self.address, "--token-file", self._token),
+                ],
+                env={**os.environ, "DRIVETRAIN_ELASTIC_JOURNAL": url},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    @property
+    def token(self):
+        return self._token.read_text()
+
+    def says(self):
+        """Returns its next line."""
+        return self.process.stdout.readline().strip()
+
+    def errors(self):
+        return self._errors.read_text()
+
+    def send(self, number):
+        os.kill(self.process.pid, number)
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def pair(redis_server, tmp_path):
+    """Starts a master, and another one that stands ready."""
+    candidates = []
+
+    def start(lease_s):
+        url = redis_server().url(f"lease_s={lease_s}")
+        candidates.append(Candidate(url, tmp_path))
+        assert candidates[0].says() == f"master 1 at {candidates[0].address}"
+        candidates.append(Candidate(url, tmp_path))
+        ready = f"ready; the master serves at {candidates[0].address}"
+        assert candidates[1].says() == ready
+        return candidates
+
+    yield start
+    for candidate in candidates:
+        candidate.end()
+
+
+def both(pair):
+    return ",".join(candidate.address for candidate in pair)
+
+
+@pytest.mark.extra
+def test_candidate_takes_over_from_a_master_that_was_killed(pair):
+    lease_s = 1.0
+    first, second = candidates = pair(lease_s)
+    read = []
+    options = {"address": both(candidates), "token": first.token}
+    with ShardClient("d", 300, shard_size=3, shuffle="none", **options) as client:
+        for index in client:
+            client.commit()
+            read.append(index)
+            if len(read) == 100:
+                first.send(signal.SIGKILL)
+                killed_s = time.monotonic()
+    assert read == list(range(300))
+    assert second.says() == f"master 2 at {second.address}"
+    assert time.monotonic() - killed_s < lease_s + LONG_S
+    with MasterClient(second.address, first.token) as raw:
+        events = list(raw.stream("WatchEvents", pb.EventsRequest()))
+        (status,) = raw.call("GetStatus", pb.StatusRequest()).datasets
+    assert [(e.number, e.subject) for e in events] == [(1, "1"), (2, "2")]
+    assert (status.num_samples_done, status.finished) == (300, True)
+
+
+@pytest.mark.extra
+def test_master_that_was_paused_writes_nothing_and_gives_way(pair):
+    first, second = candidates = pair(1.0)
+    spec = pb.Dataset(name="d", num_samples=9, shard_size=3, shuffle="none")
+    lease = pb.LeaseRequest(dataset="d", worker="w", num_shards=1)
+    commit = pb.CommitRequest(dataset="d", worker="w")
+    with MasterClient(both(candidates), first.token) as raw:
+        raw.call("OpenDataset", spec)
+        (shard,) = raw.call("LeaseShards", lease).shards
+        first.send(signal.SIGSTOP)
+        assert second.says() == f"master 2 at {second.address}"
+        commit.commits.add(fence=shard.fence, upto=shard.end)
+        assert list(raw.call("CommitShards", commit, timeout_s=1.0).refusals) == [""]
+        # Asked while it sleeps, the first one decides when it wakes, and must not tell.
+        with MasterClient(first.address, first.token, patience_s=0.0) as late:
+            answers = []
+
+            def ask():
+                other = pb.LeaseRequest(dataset="d", worker="late", num_shards=1)
+                try:
+                    answers.append(late.call("LeaseShards", other, timeout_s=LONG_S))
+                except MasterError as error:
+                    answers.append(error)
+
+            asking = threading.Thread(target=ask)
+            asking.start()
+            first.send(signal.SIGCONT)
+            assert first.process.wait(LONG_S) == 1
+            asking.join(LONG_S)
+        assert isinstance(answers[0], MasterError)
+        assert "this master gives way: " in first.errors()
+        assert "the master has given way to another one" in first.errors()
+        status = raw.call("GetStatus", pb.StatusRequest())
+        (dataset,) = status.datasets
+        found = (dataset.num_samples_done, dataset.num_leased, status.incarnation)
+        assert found == (3, 0, 2)
+
+
+@pytest.mark.extra
+def test_master_that_stops_hands_over_at_once(pair):
+    # Nobody waits for the end of this lease.
+    first, second = pair(3600)
+    first.send(signal.SIGTERM)
+    assert second.says() == f"master 2 at {second.address}"
+    assert first.process.wait(LONG_S) == 0
+    second.send(signal.SIGTERM)
+    assert second.process.wait(LONG_S) == 0
+    assert (first.errors(), second.errors()) == ("", "")
+
+
+@pytest.mark.extra
+def test_candidate_that_stands_ready_ends_with_a_signal(pair):
+    _, second = pair(3600)
+    second.send(signal.SIGTERM)
+    assert second.process.wait(LONG_S) == 0
+
+
+@pytest.mark.extra
+def test_masters_of_a_url_wait_for_each_other(redis_server):
+    url = redis_server().url("lease_s=3600")
+    with ThreadPoolExecutor(1) as pool:
+        first = Master(url)
+        second = pool.submit(Master, url)
+        first.stop()
+        with second.result(LONG_S) as master:
+            assert master.incarnation == 2
+            with pytest.raises(ProgramError, match="is the port in use"):
+                Master(redis_server().url(), address=master.address)
+
+
+@pytest.mark.extra
+def test_master_that_cannot_serve_lets_the_next_one_in(redis_server):
+    url = redis_server().url("lease_s=3600")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ProgramError, match="is the port in use"):
+            Master(url, address=address)
+    with Master(url) as master:
+        assert master.incarnation == 2
+
+
+@pytest.mark.extra
+def test_master_outlives_a_server_that_is_started_again(redis_server):
+    server = redis_server()
+    url = server.url("lease_s=60", "patience_s=60")
+    with Master(url) as master, MasterClient(master.address, master.token) as raw:
+        spec = pb.Dataset(name="d", num_samples=9, shard_size=3, shuffle="none")
+        raw.call("OpenDataset", spec)
+        server.kill()
+        server.start()
+        lease = pb.LeaseRequest(dataset="d", worker="w", num_shards=2)
+        assert len(raw.call("LeaseShards", lease).shards) == 2
+    with Master(url) as master, MasterClient(master.address, master.token) as raw:
+        (dataset,) = raw.call("GetStatus", pb.StatusRequest()).datasets
+        assert (master.incarnation, dataset.num_leased) == (2, 2)
+
+
+@pytest.mark.extra
+def test_master_gives_way_when_its_lease_cannot_be_renewed(redis_server, caplog):
+    server = redis_server()
+    master = Master(server.url("lease_s=0.5", "patience_s=0.2"))
+    server.kill()
+    assert master.wait(LONG_S)
+    master.stop()
+    assert "gives way: the lease of 0.5 s was last renewed" in caplog.text
+    assert "ends by itself" in caplog.text
+
+
+def test_master_needs_a_journal_of_a_known_kind(tmp_path, capsys):
+    words = ["master", "--token-file", str(tmp_path / "token")]
+    assert main(words) == 1
+    assert "--journal FILE, or DRIVETRAIN_ELASTIC_JOURNAL" in capsys.readouterr().err
+    with pytest.raises(ProgramError, match=r"of redis://, .* got one of postgres://"):
+        Master("postgres://host/job")
