@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -181,20 +182,15 @@ def outcome(lines, at_s, victims, world_size, *, in_place):
     if after:
         latest = max(line["step"] for line in before)
         again = max(0, latest + 1 - min(line["step"] for line in after))
-    dropped = [
-        sum(line["dropped"] and line["at_s"] > at_s for line in lines if _is(line, pid))
-        for pid in survivors
-    ]
+    dropped = Counter(
+        line["pid"] for line in lines if line["dropped"] and line["at_s"] > at_s
+    )
     return Outcome(
         pause_s=pause_s,
         full_s=max(full.values()) - at_s if len(full) == world_size else None,
         again=again,
-        dropped=max(dropped, default=0),
+        dropped=max((dropped[pid] for pid in survivors), default=0),
     )
-
-
-def _is(line, pid):
-    return line["pid"] == pid
 
 
 def free_port():

@@ -92,13 +92,13 @@ _FT_USUAL = {
     "timeout_s": 5,
     "manager_s": 10,
 }
-# Heartbeats come each 100 ms. A stopped rank is told from a slow one by the time-outs of
-# the process group.
+# Heartbeats come each 100 ms. Whoever is later than a time-out costs everybody a step: at
+# ten steps they are as short as one could dare, and the pause is as long as they are.
 _FT_QUICK = {
     "heartbeat_ms": 500,
     "join_ms": 1000,
     "tick_ms": 10,
-    "timeout_s": 1,
+    "timeout_s": 0.5,
     "manager_s": 5,
 }
 

@@ -57,11 +57,6 @@ def left(processes, timeout_s=10.0):
     return [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
 
-def kinds(job):
-    """Returns the kinds of the events in the output of the nodes."""
-    return job.text()
-
-
 def test_worker_that_is_killed_is_replaced_and_losses_do_not_show_it(job, undisturbed):
     job = job()
     job.wait_for_step(8, num_workers=3)
@@ -92,6 +87,7 @@ def test_master_that_is_killed_is_replaced_and_no_worker_notices(job, undisturbe
     check_losses(job, undisturbed)
 
 
+@pytest.mark.faults
 def test_worker_that_is_stopped_is_killed_and_replaced(job, undisturbed):
     job = job("--frozen-s", "1.0")
     job.wait_for_step(8, num_workers=3)
@@ -104,6 +100,7 @@ def test_worker_that_is_stopped_is_killed_and_replaced(job, undisturbed):
     check_losses(job, undisturbed)
 
 
+@pytest.mark.faults
 def test_agent_that_is_killed_takes_all_its_processes_along(job):
     job = job()
     job.wait_for_step(4, num_workers=3)
@@ -114,6 +111,7 @@ def test_agent_that_is_killed_takes_all_its_processes_along(job):
     assert not left(processes)
 
 
+@pytest.mark.faults
 def test_fork_server_that_is_killed_harms_no_worker(job, undisturbed):
     job = job()
     job.wait_for_step(4, num_workers=3)
@@ -134,6 +132,7 @@ def test_fork_server_that_is_killed_harms_no_worker(job, undisturbed):
     check_losses(job, undisturbed)
 
 
+@pytest.mark.faults
 def test_interrupted_agent_ends_its_workers(job):
     job = job("--grace-s", "5")
     job.wait_for_step(4, num_workers=3)
@@ -150,7 +149,7 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", list(SCRIPTS))
 def test_script_that_cannot_work_ends_the_job_soon(job, tmp_path, name):
     code, says = SCRIPTS[name]
     script = Path(tmp_path, "script.py")
@@ -179,6 +178,7 @@ for step in loop:
 """
 
 
+@pytest.mark.faults
 def test_scripts_that_end_differently_fail_the_job(job, tmp_path):
     script = Path(tmp_path, "script.py")
     script.write_text(SOME.format(inside="pass", after="sys.exit(step.rank * 5)"))
@@ -188,6 +188,7 @@ def test_scripts_that_end_differently_fail_the_job(job, tmp_path):
     assert "ended with exit code 5" in job.text()
 
 
+@pytest.mark.faults
 def test_place_whose_workers_always_die_is_given_up(job, tmp_path):
     script = Path(tmp_path, "script.py")
     inside = "os._exit(7) if step.number >= 5 and step.rank == 1 else None"
@@ -221,6 +222,7 @@ print("rank", step.rank, "made", loop.step, "steps", flush=True)
 """
 
 
+@pytest.mark.faults
 def test_worker_that_is_stuck_is_found_among_those_that_wait(job, tmp_path):
     script = Path(tmp_path, "script.py")
     script.write_text(STUCK)
@@ -263,6 +265,7 @@ print("rank", step.rank, "epoch", step.epoch, "began at", step.number, model.bia
 """
 
 
+@pytest.mark.faults
 def test_job_that_loses_all_workers_goes_on_from_its_checkpoint(job, tmp_path):
     script = Path(tmp_path, "script.py")
     script.write_text(RESTORES)

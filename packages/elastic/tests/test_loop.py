@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from drivetrain_core.services import TorchProcessGroupFactory
 from drivetrain_core.testing import RankError, run_ranks
+from drivetrain_elastic._blocking_group import BlockingGroupFactory
 from drivetrain_elastic._connection import Connection
 from drivetrain_elastic._loop import ElasticLoop
 from drivetrain_elastic._schedule import Position, Schedule
@@ -155,7 +156,9 @@ def worker(script):
         connection=Connection(
             worlds,
             dist.PrefixStore("job", store),
-            lambda: TorchProcessGroupFactory("gloo"),
+            BlockingGroupFactory
+            if script.get("blocks")
+            else lambda: TorchProcessGroupFactory("gloo"),
         ),
         timeout=timedelta(seconds=30),
         num_micro_batches=2,
@@ -213,6 +216,12 @@ SCRIPTS = {
         "w1": {"dies": (5, 0)},
         "w2": {"dies": (12, 1)},
     },
+    "death in a group that blocks": {
+        "first": ["w0", "w1", "w2"],
+        "events": [("dead", "w2")],
+        "w2": {"dies": (10, 1)},
+        "blocks": True,
+    },
     "leave": {
         "first": ["w0", "w1", "w2"],
         "events": [("leaving", "w1")],
@@ -232,7 +241,14 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+LONG = {"undisturbed", "two deaths", "growth"}
+EACH = [
+    pytest.param(name, marks=pytest.mark.faults if name in LONG else ())
+    for name in SCRIPTS
+]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_losses_are_those_of_the_undisturbed_training(name):
     script = SCRIPTS[name]
     wanted, parameters = alone()
