@@ -22,7 +22,6 @@ from drivetrain_checkpoint._image import DTYPE_BYTES, PAGE, plan_image
 from drivetrain_checkpoint._manifest import RootManifest
 from drivetrain_checkpoint._save_plan import EntryTexts
 from drivetrain_core import CheckpointError
-from drivetrain_core.services.plain_json import from_json, to_json
 
 tensors = st.dictionaries(
     st.text(min_size=1, max_size=8),
@@ -55,38 +54,6 @@ def test_image_has_a_place_for_every_tensor_and_no_gap(wanted):
     )
     ends = [entry["data_offsets"][1] for entry in entries.values()]
     assert max(ends, default=0) + len(image.header) == image.size_bytes
-
-
-plain = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.text(max_size=5)
-    | st.binary(max_size=5)
-    | st.sampled_from([torch.float32, torch.device("cpu"), 1 + 2j]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(st.integers() | st.text(max_size=3), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=80, deadline=None)
-@given(plain)
-def test_plain_data_comes_back_through_json(value):
-    text = json.dumps(to_json(value), allow_nan=False)
-    assert from_json(json.loads(text)) == value
-
-
-def test_plain_data_of_another_kind_is_refused():
-    assert math.isnan(from_json(to_json(float("nan"))))
-    with pytest.raises(TypeError, match="holds no set"):
-        to_json({1, 2})
-    with pytest.raises(ValueError, match="not the form"):
-        from_json({"$": "module", "v": "os"})
 
 
 @pytest.fixture

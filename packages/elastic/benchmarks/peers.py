@@ -1,7 +1,7 @@
 """The same faults under other packages: no bounds, only figures to compare with.
 
 Each peer trains the same toy in the same way as the bars of this package, at 50 ms a step
-and over Gloo. What it needs is in peers.txt.
+and over Gloo. What it needs is in peers_environment.txt.
 """
 
 import functools
@@ -107,7 +107,7 @@ def measure(quick, fault, *setups):
     if python is None:
         return Row(
             figure="no environment: python -m venv .peers && .peers/bin/pip install "
-            "-r peers.txt, in the folder of peers.py",
+            "-r peers_environment.txt, in the folder of peers.py",
             holds=None,
         )
     details, parts, dice = {"versions": versions(python)}, [], random.Random(0)
