@@ -22,6 +22,7 @@ from drivetrain_checkpoint._image import DTYPE_BYTES, PAGE, plan_image
 from drivetrain_checkpoint._manifest import RootManifest
 from drivetrain_checkpoint._save_plan import EntryTexts
 from drivetrain_core import CheckpointError
+from drivetrain_core.services import from_json
 
 tensors = st.dictionaries(
     st.text(min_size=1, max_size=8),
