@@ -63,7 +63,7 @@ def startup_2048(quick):
 @with_hosts_line
 def startup_512_vs_stock(quick):
     """512 ranks beside torch's way, of today and with the barrier that it had."""
-    world_size = 128 if quick else 512
+    world_size = 64 if quick else 512
     lazy, eager = _checked_sizes(is_lazy=True), _checked_sizes(is_lazy=False)
     plan = plan_groups(world_size, _DIMS[world_size])
     programs = {
