@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _WINDOW_S = 3600.0
 _QUICK_S = 5.0
+_AFTER_S = 1.0
 _NOT_ELASTIC = (
     "ended without an ElasticLoop: a script that makes its own process group runs under "
     "`torchrun --rdzv-backend=drivetrain`"
@@ -338,7 +339,7 @@ class Crew:
                 report.reason += f" ({verdict.reason})"
             return []
         if worker.is_spare:
-            self._start_copy(slot, is_spare=True, wait_s=max(verdict.wait_s, 1.0))
+            self._start_copy(slot, is_spare=True, wait_s=max(verdict.wait_s, _AFTER_S))
             return []
         spare = self._best_spare(slot)
         if not spare:
@@ -346,7 +347,8 @@ class Crew:
             return []
         for at, one in enumerate(sorted(spare, key=lambda w: w.slot)):
             one.is_spare, one.slot = False, slot + at
-        self._start_copy(slot, is_spare=True, wait_s=verdict.wait_s)
+        # What it computes as it starts would be missing while the others recover.
+        self._start_copy(slot, is_spare=True, wait_s=max(verdict.wait_s, _AFTER_S))
         return [one.report() for one in spare]
 
     def _best_spare(self, slot: int) -> list[LocalWorker]:
