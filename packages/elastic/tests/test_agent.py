@@ -152,7 +152,14 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("name", list(SCRIPTS))
+EACH = [
+    "ends without a loop",
+    pytest.param("fails at once", marks=pytest.mark.faults),
+    pytest.param("is not Python", marks=pytest.mark.faults),
+]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_script_that_cannot_work_ends_the_job_soon(job, tmp_path, name):
     code, says = SCRIPTS[name]
     script = Path(tmp_path, "script.py")

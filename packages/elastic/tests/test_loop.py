@@ -241,7 +241,7 @@ SCRIPTS = {
 }
 
 
-LONG = {"undisturbed", "two deaths", "growth"}
+LONG = {"undisturbed", "death", "two deaths", "growth"}
 EACH = [
     pytest.param(name, marks=pytest.mark.faults if name in LONG else ())
     for name in SCRIPTS

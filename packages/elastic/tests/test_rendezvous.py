@@ -126,6 +126,7 @@ def test_torchrun_without_the_token_is_refused(job, tmp_path):
         assert says in done.stderr
 
 
+@pytest.mark.faults
 def test_master_tells_who_runs_under_torchrun(torchruns):
     runs = torchruns("1:1")
     agent = runs.start()
