@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from torch.distributed import Work
 
-    from drivetrain_core.services import Checkpointer, ProcessGroupFactory
+    from drivetrain_core import services
+    from drivetrain_core.services import ProcessGroupFactory
     from drivetrain_elastic._connection import Connection
     from drivetrain_elastic._scaling import BatchScaling
     from drivetrain_elastic._schedule import Schedule
@@ -145,7 +146,7 @@ class ElasticLoop:
         scaling: BatchScaling | None = None,
         state: MutableMapping[str, object] | None = None,
         num_micro_batches: int = 1,
-        checkpointer: Checkpointer | None = None,
+        checkpointer: services.Checkpointer | None = None,
         save_every: int = 0,
         timeout: timedelta = _TIMEOUT,
         patience_s: float = 3600.0,

@@ -158,6 +158,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    # A signal that comes while the master starts ends it as well.
+    ending = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     from pathlib import Path
 
     from drivetrain_elastic import Master
@@ -178,9 +181,6 @@ def _serve(arguments: argparse.Namespace) -> int:
     if not Path(arguments.token_file).exists():
         write_token(arguments.token_file, make_token())
     tls = server_credentials(arguments.tls_certificate, arguments.tls_key)
-    # A signal that comes while the master starts ends it as well.
-    ending = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     token = read_token(arguments.token_file)
     lease = lease_of(journal)
     if lease is not None and not _stand_ready(lease, ending):
