@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -164,12 +163,10 @@ def test_script_that_cannot_work_ends_the_job_soon(job, tmp_path, name):
     code, says = SCRIPTS[name]
     script = Path(tmp_path, "script.py")
     script.write_text(code)
-    began_s = time.monotonic()
     job = job(program=[str(script)], arguments=[], num_workers=2)
     assert job.wait(60.0) == {"node0": 1}
     assert says in job.text()
     assert "no worker has ever become ready here" in job.text()
-    assert time.monotonic() - began_s < 60.0
 
 
 SOME = """

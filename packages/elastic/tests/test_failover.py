@@ -218,7 +218,10 @@ def test_master_gives_way_when_its_lease_cannot_be_renewed(redis_server, caplog)
 
 def test_master_needs_a_journal_of_a_known_kind(tmp_path, capsys):
     words = ["master", "--token-file", str(tmp_path / "token")]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert main(words) == 1
+    # Else whatever this process starts later would not hear of its end.
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     assert "--journal FILE, or DRIVETRAIN_ELASTIC_JOURNAL" in capsys.readouterr().err
     with pytest.raises(ProgramError, match=r"of redis://, .* got one of postgres://"):
         Master("postgres://host/job")

@@ -15,7 +15,13 @@ from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, cre
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["MasterClient", "MasterError", "RefusedError", "address_and_token"]
+__all__ = [
+    "MasterClient",
+    "MasterError",
+    "RefusedError",
+    "address_and_token",
+    "split_addresses",
+]
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -97,7 +103,7 @@ class MasterClient:
         self._patience_s = patience_s
         self._metadata = credentials(token)
         tls = tls or channel_credentials()
-        self._channels = [_channel(one, tls) for one in _split(address)]
+        self._channels = [_channel(one, tls) for one in split_addresses(address)]
         self._calls = [_calls(channel) for channel in self._channels]
         # Which channel is used; a number that is read and written in one go.
         self._at = 0
@@ -168,7 +174,7 @@ class MasterClient:
         self.close()
 
 
-def _split(address: str) -> list[str]:
+def split_addresses(address: str) -> list[str]:
     """Returns the addresses in a text.
 
     Raises:

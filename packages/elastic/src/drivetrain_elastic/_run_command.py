@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain_core import ProgramError
@@ -155,7 +156,7 @@ def _agent(arguments: argparse.Namespace) -> Agent:
 
     config = _config(arguments)
     program = [arguments.script, *arguments.arguments]
-    if not arguments.module and not os.path.exists(arguments.script):  # noqa: PTH110
+    if not arguments.module and not Path(arguments.script).exists():
         message = f"there is no script {arguments.script!r}"
         raise ProgramError(message)
     if arguments.rdzv_endpoint is None or arguments.standalone:
@@ -175,7 +176,7 @@ def _agent(arguments: argparse.Namespace) -> Agent:
         if arguments.token_file is None:
             message = "a master needs --token-file FILE, which is made when missing"
             raise ProgramError(message)
-        if not os.path.exists(arguments.token_file):  # noqa: PTH110
+        if not Path(arguments.token_file).exists():
             write_token(arguments.token_file, token or make_token())
         options = ["--journal", arguments.journal, "--token-file", arguments.token_file]
         if arguments.tls_certificate:
@@ -184,7 +185,7 @@ def _agent(arguments: argparse.Namespace) -> Agent:
         master = MasterProcess(arguments.rdzv_endpoint, options)
     if arguments.tls_ca:
         # Workers look for it there.
-        os.environ["DRIVETRAIN_ELASTIC_TLS_CA"] = os.path.abspath(arguments.tls_ca)  # noqa: PTH100
+        os.environ["DRIVETRAIN_ELASTIC_TLS_CA"] = str(Path(arguments.tls_ca).resolve())
     if arguments.token_file:
         token = read_token(arguments.token_file)
     if not token:

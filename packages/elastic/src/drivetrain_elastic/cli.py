@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from drivetrain_elastic._run_command import populate_run_parser
 from drivetrain_elastic.faults import cli as faults_cli
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from drivetrain_elastic.journal import Lease
 
@@ -157,10 +158,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command("drivetrain-elastic", args.run, args)
 
 
+@contextlib.contextmanager
+def _blocked(signals: set[signal.Signals]) -> Iterator[None]:
+    """Has signals wait for whoever asks for them, for this thread and those it starts."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        # One that came too late to be asked for has nothing left to end.
+        while signals - before and _is_ended(signals - before, 0):
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(arguments: argparse.Namespace) -> int:
-    # A signal that comes while the master starts ends it as well.
     ending = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    # Before any library starts a thread, so that no thread takes the signal: one that
+    # comes while the master starts ends it as well.
+    with _blocked(ending):
+        return _serve_until(arguments, ending)
+
+
+def _serve_until(arguments: argparse.Namespace, ending: set[signal.Signals]) -> int:
     from pathlib import Path
 
     from drivetrain_elastic import Master

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
@@ -106,7 +105,6 @@ class Agent:
         self._tls = tls
         self._master = master
         self.reason = ""
-        self._world: pb.World | None = None
         self._num_signals = 0
         self._reported_stuck: set[str] = set()
 
@@ -158,9 +156,7 @@ class Agent:
                 heard=self._heard,
                 tls=self._tls,
             )
-            server = await serve_links(
-                self._path, opened=self._crew.opened, heard=self._crew.heard
-            )
+            server = await serve_links(self._path, heard=self._crew.heard)
             self._listen_to_signals()
             self._crew.begin()
             line = asyncio.create_task(self._line.run())
@@ -251,7 +247,6 @@ class Agent:
     def _heard(self, message: pb.ToAgent) -> None:
         what = message.WhichOneof("what")
         if what == "world":
-            self._world = message.world
             logger.info("world %d: %s", message.world.epoch, message.world.reason)
             self._crew.show_world(message.world)
         elif what == "command":
@@ -259,7 +254,6 @@ class Agent:
 
     def _obey(self, command: pb.Command) -> None:
         if command.what == pb.Command.STOP_ALL:
-            # Workers that have finished still have their last lines to run.
             grace_s = self._config.grace_s
             self._end(_Outcome(command.exit_code, command.reason, grace_s))
         elif command.what == pb.Command.LEAVE:
@@ -306,9 +300,8 @@ class Agent:
         grace_s, reason = self._config.grace_s, f"the agent got {number.name}"
         if self._num_signals > 1:
             self._end(_Outcome(128 + number, reason, 0.0))
-            with contextlib.suppress(KeyError):
-                for worker in list(self._crew.workers.values()):
-                    self._crew.kill(worker, reason)
+            for worker in list(self._crew.workers.values()):
+                self._crew.kill(worker, reason)
         elif self._goes_on_elsewhere() and self._line.is_open:
             request = pb.LeaveRequest(
                 node=self._config.node, within_s=grace_s, reason=reason
@@ -318,7 +311,8 @@ class Agent:
             self._end(_Outcome(128 + number, reason, grace_s))
 
     def _goes_on_elsewhere(self) -> bool:
-        nodes = {one.node for one in self._world.members} if self._world else set()
+        world = self._crew.world
+        nodes = {one.node for one in world.members} if world is not None else set()
         return len(nodes - {self._config.node}) > 0
 
     # ---- the workers ----

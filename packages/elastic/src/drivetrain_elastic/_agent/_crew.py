@@ -54,6 +54,7 @@ class Crew:
         broken: Takes the epoch of a world whose collectives fail, on whom, and why.
 
     Attributes:
+        world: The last one that was heard of; None before the first.
         workers: Those that live, by name.
         pids: Processes that have not ended yet, of these and of others.
     """
@@ -83,7 +84,7 @@ class Crew:
         self._is_ending = False
         # Places must be kept where each is a device of its own.
         self._has_devices = Path("/dev/nvidiactl").exists()
-        self._world: pb.World | None = None
+        self.world: pb.World | None = None
         self.workers: dict[str, LocalWorker] = {}
         self.pids: set[int] = set()
 
@@ -143,11 +144,6 @@ class Crew:
 
     # ---- what workers say ----
 
-    def opened(self, link: Link) -> bool:
-        """Takes a worker's line; says whether it is one."""
-        del link  # who it is, its first message says
-        return not self._is_ending
-
     def heard(self, link: Link, message: dict[str, Any]) -> None:
         """Takes a worker's message."""
         what = message["what"]
@@ -157,7 +153,7 @@ class Crew:
                 link.close()
                 return
             worker.link, worker.heard_s = link, time.monotonic()
-            if self._world is not None and not worker.is_spare:
+            if self.world is not None and not worker.is_spare:
                 self._show(worker)
             return
         found = [one for one in self.workers.values() if one.link is link]
@@ -181,13 +177,13 @@ class Crew:
 
     def show_world(self, world: pb.World) -> None:
         """Tells the workers of a world."""
-        self._world = world
+        self.world = world
         for worker in self.workers.values():
             if not worker.is_spare:
                 self._show(worker)
 
     def _show(self, worker: LocalWorker) -> None:
-        world = self._world
+        world = self.world
         assert world is not None
         if worker.link is None:
             return

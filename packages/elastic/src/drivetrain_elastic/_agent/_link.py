@@ -51,23 +51,18 @@ class Link:
 async def serve_links(
     path: str,
     *,
-    opened: Callable[[Link], bool],
     heard: Callable[[Link, dict[str, Any]], None],
 ) -> asyncio.Server:
     """Waits for workers at a socket.
 
     Args:
         path: Of the socket.
-        opened: Takes a new line; says whether its process is a worker.
-        heard: Takes each message.
+        heard: Takes each message; the first one says whose line it is.
     """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = Link(writer)
         try:
-            if not opened(link):
-                logger.warning("process %d is no worker of this agent", link.pid)
-                return
             async for line in reader:
                 heard(link, json.loads(line))
         except (OSError, ValueError) as error:

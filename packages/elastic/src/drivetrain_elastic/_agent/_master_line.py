@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from drivetrain_elastic._client import RefusedError
+from drivetrain_elastic._client import RefusedError, split_addresses
 from drivetrain_elastic.protocol import _messages as pb
 from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, credentials
 
@@ -65,7 +65,7 @@ class MasterLine:
         heard: Callable[[pb.ToAgent], None],
         tls: grpc.ChannelCredentials | None = None,
     ) -> None:
-        self._addresses = [one.strip() for one in address.split(",")]
+        self._addresses = split_addresses(address)
         self._token = token
         self._hello = hello
         self._heartbeat = heartbeat

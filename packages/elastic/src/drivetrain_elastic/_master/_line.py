@@ -12,16 +12,9 @@ __all__ = ["Line"]
 
 
 class Line:
-    """Messages on their way to an agent; used from one event loop.
+    """Messages on their way to an agent; used from one event loop."""
 
-    Args:
-        host: The agent's machine.
-        pid: The agent's process.
-    """
-
-    def __init__(self, host: str, pid: int) -> None:
-        self.host = host
-        self.pid = pid
+    def __init__(self) -> None:
         self._messages: asyncio.Queue[Any] = asyncio.Queue()
 
     def send(self, message: Any) -> None:

@@ -7,11 +7,17 @@ import contextlib
 import logging
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
 from drivetrain_elastic._master._line import Line
+from drivetrain_elastic._master._node import (
+    Node,
+    describe_nodes,
+    stop_message,
+    world_message,
+)
 from drivetrain_elastic.decisions.ending import Ending, Results, judge_ending
 from drivetrain_elastic.decisions.membership import (
     MembershipConfig,
@@ -47,19 +53,6 @@ class DuplicateNodeError(ProgramError):
     """Another agent has the same node's name."""
 
 
-@dataclass(kw_only=True, slots=True)
-class _Node:
-    """A machine, or a part of one, that runs workers."""
-
-    name: str
-    host: str = ""
-    pid: int = 0
-    num_slots: int = 0
-    line: Line | None = None
-    heard_s: float = 0.0
-    progress: dict[str, pb.WorkerProgress] = field(default_factory=dict)
-
-
 class Nodes:
     """Keeps who is there, and decides worlds; used from one event loop.
 
@@ -87,7 +80,7 @@ class Nodes:
         self._keys = keys
         self._welcome = pb.Welcome(incarnation=incarnation, heartbeat_s=heartbeat_s)
         self._timeout_s = timeout_s
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, Node] = {}
         self._state = MembershipState()
         self._results = Results()
         self._config: MembershipConfig | None = None
@@ -132,7 +125,7 @@ class Nodes:
         """Waits from now on for the nodes of the world that was replayed."""
         now_s = time.monotonic()
         for worker in self._state.workers.values():
-            self._nodes.setdefault(worker.node, _Node(name=worker.node, heard_s=now_s))
+            self._nodes.setdefault(worker.node, Node(name=worker.node, heard_s=now_s))
 
     def _terms(self) -> Record:
         assert self._config is not None
@@ -168,9 +161,7 @@ class Nodes:
             with contextlib.suppress(asyncio.CancelledError):
                 await reader
 
-    async def _read(
-        self, node: _Node, line: Line, requests: AsyncIterator[Any]
-    ) -> None:
+    async def _read(self, node: Node, line: Line, requests: AsyncIterator[Any]) -> None:
         try:
             async for message in requests:
                 if node.line is not line:
@@ -191,7 +182,7 @@ class Nodes:
             message = "a node must have a name"
             raise ProgramError(message)
         self._agree(hello.terms)
-        node = self._nodes.setdefault(name, _Node(name=name))
+        node = self._nodes.setdefault(name, Node(name=name))
         if node.line is not None:
             if (node.host, node.pid) != (hello.host, hello.pid):
                 message = (
@@ -202,7 +193,7 @@ class Nodes:
             node.line.close()
         is_new = node.pid == 0
         node.host, node.pid, node.num_slots = hello.host, hello.pid, hello.num_slots
-        node.line, node.heard_s = Line(hello.host, hello.pid), time.monotonic()
+        node.line, node.heard_s = Line(), time.monotonic()
         if name not in self._state.nodes:
             self._state.nodes.append(name)
         if is_new:
@@ -211,9 +202,9 @@ class Nodes:
         self._meet(node, hello.workers)
         node.line.send(pb.ToAgent(welcome=self._welcome))
         if self._state.world is not None:
-            node.line.send(self._world_message())
+            node.line.send(world_message(self._state))
         if self._ending is not None:
-            node.line.send(_stop_message(self._ending))
+            node.line.send(stop_message(self._ending))
         self._changed.set()
         return node.line
 
@@ -235,7 +226,7 @@ class Nodes:
             )
             raise ProgramError(message)
 
-    def _meet(self, node: _Node, reports: Iterable[pb.WorkerReport]) -> None:
+    def _meet(self, node: Node, reports: Iterable[pb.WorkerReport]) -> None:
         """Compares the workers that an agent has with those that were known."""
         reports = list(reports)
         here = {report.name for report in reports}
@@ -244,7 +235,7 @@ class Nodes:
         for report in reports:
             self._take_report(node, report)
 
-    def _take(self, node: _Node, message: pb.FromAgent) -> None:
+    def _take(self, node: Node, message: pb.FromAgent) -> None:
         what = message.WhichOneof("what")
         if what == "heartbeat":
             node.progress = {one.name: one for one in message.heartbeat.workers}
@@ -265,7 +256,7 @@ class Nodes:
             self.leave(node.name, message.leave.within_s, message.leave.reason)
         self._changed.set()
 
-    def _take_report(self, node: _Node, report: pb.WorkerReport) -> None:
+    def _take_report(self, node: Node, report: pb.WorkerReport) -> None:
         name, state = report.name, report.state
         worker = self._state.workers.get(name)
         if state in {pb.WorkerReport.STARTING, pb.WorkerReport.READY}:
@@ -295,7 +286,7 @@ class Nodes:
         if self._results.finished:
             self._results.failed.append(f"{name} {reason}")
 
-    def _lose(self, node: _Node, why: str, *, is_loss: bool) -> None:
+    def _lose(self, node: Node, why: str, *, is_loss: bool) -> None:
         names = [w.name for w in self._state.workers.values() if w.node == node.name]
         self._state.remove(name for name in names if name not in self._results.finished)
         self._nodes.pop(node.name, None)
@@ -347,40 +338,11 @@ class Nodes:
 
     def describe(self, status: pb.Status) -> None:
         """Fills in how the nodes and their workers are."""
-        now_s, world = time.monotonic(), self._state.world
-        members = () if world is None else world.members
-        ranks = {name: rank for rank, name in enumerate(members)}
-        if world is not None:
-            status.epoch, status.reason = world.epoch, world.reason
-            status.world_size = len(members)
+        describe_nodes(
+            status, list(self._nodes.values()), self._state, self._results.finished
+        )
         if self._ending is not None:
             status.ended, status.exit_code = self._ending.reason, self._ending.exit_code
-        for node in self._nodes.values():
-            entry = status.nodes.add(
-                node=node.name,
-                host=node.host,
-                pid=node.pid,
-                num_slots=node.num_slots,
-                silent_s=now_s - node.heard_s,
-            )
-            workers = self._state.workers.values()
-            here = [one.name for one in workers if one.node == node.name]
-            status_of = {one.name: one.status.value for one in workers}
-            status_of |= dict.fromkeys(self._results.finished, "finished")
-            for name in dict.fromkeys([*here, *node.progress]):
-                one = node.progress.get(name, pb.WorkerProgress())
-                entry.workers.add(
-                    name=name,
-                    # Whom only the agent knows is there to take another one's place.
-                    status=status_of.get(name, "spare"),
-                    rank=ranks.get(name, -1),
-                    pid=one.pid,
-                    step=one.step,
-                    step_s=one.step_s,
-                    silent_s=one.silent_s,
-                    phase=one.phase,
-                    phase_s=one.phase_s,
-                )
 
     # ---- decisions ----
 
@@ -465,11 +427,11 @@ class Nodes:
         message: Any = None
         if "ended" in kinds:
             assert self._ending is not None
-            message = _stop_message(self._ending)
+            message = stop_message(self._ending)
         elif "world" in kinds:
             assert self._state.world is not None
             self._forget_keys(self._state.world.epoch)
-            message = self._world_message().SerializeToString()
+            message = world_message(self._state).SerializeToString()
         if message is not None:
             for node in self._nodes.values():
                 if node.line is not None:
@@ -480,37 +442,6 @@ class Nodes:
         self._epochs.append(epoch)
         while len(self._epochs) > _NUM_EPOCHS_KEPT:
             self._keys.forget(f"world/{self._epochs.popleft()}/")
-
-    def _world_message(self) -> Any:
-        world = self._state.world
-        assert world is not None
-        members = [
-            pb.Member(name=name, node=self._state.workers[name].node)
-            for name in world.members
-            if name in self._state.workers
-        ]
-        if len(members) < len(world.members):
-            # Somebody went while it was written: the next one is on its way, and this
-            # one must not be told, since ranks would be wrong.
-            return pb.ToAgent()
-        return pb.ToAgent(
-            world=pb.World(
-                epoch=world.epoch,
-                members=members,
-                reason=world.reason,
-                broken_epoch=world.broken_epoch,
-            )
-        )
-
-
-def _stop_message(ending: Ending) -> Any:
-    return pb.ToAgent(
-        command=pb.Command(
-            what=pb.Command.STOP_ALL,
-            reason=ending.reason,
-            exit_code=ending.exit_code,
-        )
-    )
 
 
 def _words(config: MembershipConfig) -> str:

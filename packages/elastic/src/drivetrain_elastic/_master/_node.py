@@ -1,0 +1,125 @@
+"""A node as the master sees it, and what is told of nodes and worlds."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from drivetrain_elastic.protocol import _messages as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from drivetrain_elastic._master._line import Line
+    from drivetrain_elastic.decisions.ending import Ending
+    from drivetrain_elastic.decisions.membership import MembershipState
+
+__all__ = ["Node", "describe_nodes", "stop_message", "world_message"]
+
+
+@dataclass(kw_only=True, slots=True)
+class Node:
+    """A machine, or a part of one, that runs workers.
+
+    Attributes:
+        name: Which one.
+        host: Its machine; empty while its agent has not come.
+        pid: Its agent's process; 0 while it has not come.
+        num_slots: How many workers train there.
+        line: To the agent; None while there is none.
+        heard_s: When it was last heard of.
+        progress: Of its workers, by name, those that stand by included.
+    """
+
+    name: str
+    host: str = ""
+    pid: int = 0
+    num_slots: int = 0
+    line: Line | None = None
+    heard_s: float = 0.0
+    progress: dict[str, pb.WorkerProgress] = field(default_factory=dict)
+
+
+def describe_nodes(
+    status: pb.Status,
+    nodes: Iterable[Node],
+    state: MembershipState,
+    finished: Collection[str],
+) -> None:
+    """Fills in how nodes and their workers are, and the world that they make up.
+
+    Args:
+        status: Is filled in.
+        nodes: All of them.
+        state: Of the workers.
+        finished: The names of those that have made all steps.
+    """
+    now_s, world = time.monotonic(), state.world
+    members = () if world is None else world.members
+    ranks = {name: rank for rank, name in enumerate(members)}
+    if world is not None:
+        status.epoch, status.reason = world.epoch, world.reason
+        status.world_size = len(members)
+    workers = state.workers.values()
+    status_of = {one.name: one.status.value for one in workers}
+    status_of |= dict.fromkeys(finished, "finished")
+    for node in nodes:
+        entry = status.nodes.add(
+            node=node.name,
+            host=node.host,
+            pid=node.pid,
+            num_slots=node.num_slots,
+            silent_s=now_s - node.heard_s,
+        )
+        here = [one.name for one in workers if one.node == node.name]
+        for name in dict.fromkeys([*here, *node.progress]):
+            one = node.progress.get(name, pb.WorkerProgress())
+            entry.workers.add(
+                name=name,
+                # Whom only the agent knows is there to take another one's place.
+                status=status_of.get(name, "spare"),
+                rank=ranks.get(name, -1),
+                pid=one.pid,
+                step=one.step,
+                step_s=one.step_s,
+                silent_s=one.silent_s,
+                phase=one.phase,
+                phase_s=one.phase_s,
+            )
+
+
+def world_message(state: MembershipState) -> pb.ToAgent:
+    """Returns what agents are told of the current world; an empty message for nothing.
+
+    Args:
+        state: Of the workers; it has a world.
+    """
+    world = state.world
+    assert world is not None
+    if any(name not in state.workers for name in world.members):
+        # Somebody went while it was written: the next one is on its way, and this one
+        # must not be told, since its ranks would be wrong.
+        return pb.ToAgent()
+    members = [
+        pb.Member(name=name, node=state.workers[name].node) for name in world.members
+    ]
+    return pb.ToAgent(
+        world=pb.World(
+            epoch=world.epoch,
+            members=members,
+            reason=world.reason,
+            broken_epoch=world.broken_epoch,
+        )
+    )
+
+
+def stop_message(ending: Ending) -> pb.ToAgent:
+    """Returns what agents are told of the end of the job."""
+    return pb.ToAgent(
+        command=pb.Command(
+            what=pb.Command.STOP_ALL,
+            reason=ending.reason,
+            exit_code=ending.exit_code,
+        )
+    )
