@@ -27,17 +27,6 @@ pytestmark = [
 
 SHORT = timedelta(milliseconds=100)
 LONG = timedelta(seconds=30)
-ODD_NAMES = [
-    "",
-    " ",
-    "a b",
-    "line\nline",
-    "nul\0nul",
-    "{brace}",
-    "ü€😀",
-    "a:w:b",
-    "k" * 999,
-]
 
 
 def test_redis_store_names_the_missing_keys(shared_server, opened):
@@ -51,8 +40,9 @@ def test_redis_store_names_the_missing_keys(shared_server, opened):
 
 def test_redis_store_lists_its_keys(shared_server, opened):
     store = opened(shared_server.url("list"))
-    store.multi_set(ODD_NAMES, ["1"] * len(ODD_NAMES))
-    assert sorted(store.list_keys()) == sorted(ODD_NAMES)
+    names = ["", "a b", "{brace}", "nul\0nul", "ü€😀"]
+    store.multi_set(names, ["1"] * len(names))
+    assert sorted(store.list_keys()) == sorted(names)
 
 
 def test_redis_store_takes_more_keys_than_one_command(shared_server, opened):

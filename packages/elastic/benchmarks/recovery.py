@@ -37,6 +37,17 @@ def stops(quick):
     return row(trials, pause_s=_HEARTBEAT_S + 0.5, full_s=_HEARTBEAT_S + 1.5)
 
 
+def kill_pauses(num):
+    """Returns how long the survivors of kills paused."""
+    return [pause_s for pause_s, _, _ in faults(num, kill, "--standbys", "1")]
+
+
+def stop_pauses(num, silence_s=_HEARTBEAT_S):
+    """Returns how long the others of stopped workers paused."""
+    trials = faults(num, stop, "--frozen-s", f"{silence_s}")
+    return [pause_s for pause_s, _, _ in trials]
+
+
 def kill(pid):
     os.kill(pid, signal.SIGKILL)
 
@@ -73,11 +84,18 @@ def faults(num, fault, *options):
 
 
 def is_whole(status, wants_spare):
+    return has_spare(status, 4) if wants_spare else num_members(status) == 4
+
+
+def has_spare(status, num_workers):
     workers = [one for node in status.nodes for one in node.workers]
-    num_members = sum(one.rank >= 0 and one.pid > 0 for one in workers)
     spares = [one for one in workers if one.status == "spare"]
     ready = [one for one in spares if one.phase == "waiting for a world"]
-    return num_members == 4 and (ready or not wants_spare)
+    return num_members(status) == num_workers and ready
+
+
+def num_members(status):
+    return sum(one.pid > 0 for one in members_of(status))
 
 
 def measure(lines, at_s, victim, pids, epoch):
@@ -119,6 +137,47 @@ def p99(values):
     return sorted(values)[max(0, round(len(values) * 0.99) - 1)]
 
 
+# ---- a large state ----
+
+
+def large_state(quick):
+    """Kills one of two workers whose state is a gigabyte: what that costs the other."""
+    waits, usuals = [], []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalJob(
+            folder,
+            options=["--nproc-per-node", "2", "--max-restarts", "100"],
+            arguments=["--size", "large", "--batch", "8", "--steps", "1000000"],
+        ) as job,
+    ):
+        job.start_node()
+        for _ in range(3):
+            job.wait_for(lambda s: has_spare(s, 2), 120.0)
+            members = job.wait_for_step(_step(job) + 3, num_workers=2, timeout_s=120.0)
+            survivor, victim = members_of(members)
+            at_s = time.monotonic()
+            os.kill(victim.pid, signal.SIGKILL)
+            job.wait_for(lambda s, e=members.epoch: s.epoch > e)
+            job.wait_for_step(survivor.step + 4, num_workers=2, timeout_s=120.0)
+            wait, usual = gap(job.steps(), [survivor.pid], at_s, time.monotonic())
+            waits.append(wait)
+            usuals.append(usual)
+    usual = statistics.median(usuals)
+    # One of them is made in any case; what comes on top of it is the wait.
+    return Row(
+        figure=f"the survivor's longest step takes {max(waits):.2f} s, the usual one "
+        f"{usual:.2f} s ({len(waits)} kills)",
+        holds=max(waits) <= 2 * usual,
+        proven_on="cpu-gloo",
+        details={"waits": waits, "usual": usuals},
+    )
+
+
+def _step(job):
+    return max(one.step for one in job.members())
+
+
 # ---- nodes ----
 
 
@@ -148,8 +207,19 @@ def gap(lines, pids, from_s, until_s):
 
 def node_kills(quick):
     """Kills all processes of a node at once: only its silence tells."""
+    pauses = node_kill_pauses(1 if quick else 5)
+    return Row(
+        figure=f"survivors' pause {max(pauses):.2f} s at most, of {len(pauses)}, with a "
+        f"heartbeat time-out of {_HEARTBEAT_S:g} s",
+        holds=max(pauses) <= _HEARTBEAT_S + 1.0,
+        proven_on="cpu-gloo",
+    )
+
+
+def node_kill_pauses(num):
+    """Returns for how long the other node paused, each time."""
     pauses = []
-    for _ in range(1 if quick else 5):
+    for _ in range(num):
         with (
             tempfile.TemporaryDirectory() as folder,
             two_nodes(folder) as job,
@@ -164,18 +234,25 @@ def node_kills(quick):
             step = max(m.step for m in job.members())
             job.wait_for_step(step + 5)
             pauses.append(gap(job.steps(), survivors, at_s, time.monotonic())[0])
-    return Row(
-        figure=f"survivors' pause {max(pauses):.2f} s at most, of {len(pauses)}, with a "
-        f"heartbeat time-out of {_HEARTBEAT_S:g} s",
-        holds=max(pauses) <= _HEARTBEAT_S + 1.0,
-        proven_on="cpu-gloo",
-    )
+    return pauses
 
 
 def leaves(quick):
     """Lets a node leave with a signal, and another one come."""
+    leave_s, join_s, stall_s = leave_and_join_times(1 if quick else 5)
+    return Row(
+        figure=f"pause of a planned leave {max(leave_s):.2f} s; a node that comes makes "
+        f"steps {max(join_s):.2f} s after it is ready, the others wait "
+        f"{max(stall_s):.2f} s (worst of {len(leave_s)})",
+        holds=max(leave_s) <= 0.3 and max(join_s) <= 2.0,
+        proven_on="cpu-gloo",
+    )
+
+
+def leave_and_join_times(num):
+    """Returns pauses of leaves, times from ready to a step, and pauses of those joined."""
     leave_s, join_s, stall_s = [], [], []
-    for _ in range(1 if quick else 5):
+    for _ in range(num):
         with (
             tempfile.TemporaryDirectory() as folder,
             two_nodes(folder) as job,
@@ -198,14 +275,12 @@ def leaves(quick):
             first = [one["at_s"] for one in lines if one["world_size"] == 4]
             join_s.append(min(s for s in first if s > at_s + 1.0) - ready_s)
             stall_s.append(gap(lines, survivors, ready_s - 0.5, time.monotonic())[0])
-    holds = max(leave_s) <= 0.3 and max(join_s) <= 2.0
-    return Row(
-        figure=f"pause of a planned leave {max(leave_s):.2f} s; a node that comes makes "
-        f"steps {max(join_s):.2f} s after it is ready, the others wait "
-        f"{max(stall_s):.2f} s (worst of {len(leave_s)})",
-        holds=holds,
-        proven_on="cpu-gloo",
-    )
+    return leave_s, join_s, stall_s
+
+
+def leave_pauses(num):
+    """Returns how long the node that stays paused, each time."""
+    return leave_and_join_times(num)[0]
 
 
 def are_ready(status):

@@ -153,6 +153,7 @@ def wait_for_world(job, world_size, timeout_s=60.0):
         (["--nnodes", "3:2"], "min_nodes must not be more than max_nodes, got 3 and 2"),
         (["--nnodes", "a"], "--nnodes must be a number or MIN:MAX, got 'a'"),
         (["--nproc-per-node", "0"], "num_workers must be at least 1, got 0"),
+        (["--frozen-s", "0.1"], "frozen_s must be at least 0.2, got 0.1"),
         (["--nproc-per-node", "x"], "must be a number, gpu, cpu or auto, got 'x'"),
         (["--nnodes", "2"], "several nodes, or a journal, need --rdzv-endpoint"),
         (["--workers-per-copy", "2"], "must be a multiple of workers_per_copy"),

@@ -21,8 +21,6 @@ __all__ = ["AgentSeats"]
 
 logger = logging.getLogger(__name__)
 
-_BEAT_S = 0.5
-
 
 class AgentSeats:
     """Tells a worker of worlds, as the agent hears of them; safe in any thread.
@@ -30,13 +28,15 @@ class AgentSeats:
     Args:
         path: Of the agent's socket.
         name: The worker's.
+        beat_s: How often the agent hears of it.
 
     Raises:
         DistributedError: There is no agent.
     """
 
-    def __init__(self, path: str, name: str) -> None:
+    def __init__(self, path: str, name: str, *, beat_s: float) -> None:
         self._name = name
+        self._beat_s = beat_s
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(path)
@@ -132,7 +132,7 @@ class AgentSeats:
             phase_s = time.monotonic() - self._phase_began_s
             fields = {"step": self._step, "step_s": self._step_s}
             self._send("beat", **fields, phase=self._phase, phase_s=phase_s)
-            time.sleep(_BEAT_S)
+            time.sleep(self._beat_s)
 
     def _send(self, what: str, **fields: Any) -> None:
         line = json.dumps({"what": what, **fields}) + "\n"

@@ -52,7 +52,11 @@ def connect() -> Connection:
     if path is None:
         return Connection(LoneSeat(), HashStore(), _factory)
     client = MasterClient(*address_and_token(), patience_s=_PATIENCE_S)
-    seats = AgentSeats(path, os.environ["DRIVETRAIN_ELASTIC_WORKER"])
+    seats = AgentSeats(
+        path,
+        os.environ["DRIVETRAIN_ELASTIC_WORKER"],
+        beat_s=float(os.environ["DRIVETRAIN_ELASTIC_BEAT_S"]),
+    )
     return Connection(seats, MasterStore(client), _factory)
 
 

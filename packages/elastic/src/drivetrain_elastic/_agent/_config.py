@@ -63,6 +63,11 @@ class AgentConfig:
             ("workers_per_copy", 1),
             ("num_standbys", 0),
             ("max_restarts", 0),
+            ("last_call_s", 0.0),
+            ("patience_s", 0.0),
+            ("frozen_s", 0.2),
+            ("stuck_s", 0.2),
+            ("grace_s", 0.0),
         ):
             value = getattr(self, name)
             if value < least:

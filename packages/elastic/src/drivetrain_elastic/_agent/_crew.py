@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 _WINDOW_S = 3600.0
 _QUICK_S = 5.0
 _AFTER_S = 1.0
+_BEAT_S = 0.5
 _NOT_ELASTIC = (
     "ended without an ElasticLoop: a script that makes its own process group runs under "
     "`torchrun --rdzv-backend=drivetrain`"
@@ -124,6 +125,7 @@ class Crew:
             self.workers[name] = worker
             env = self._env | {
                 "DRIVETRAIN_ELASTIC_WORKER": name,
+                "DRIVETRAIN_ELASTIC_BEAT_S": f"{min(_BEAT_S, self._config.frozen_s / 4)}",
                 "LOCAL_RANK": str(slot + at),
                 "LOCAL_WORLD_SIZE": str(self._config.num_workers),
             }

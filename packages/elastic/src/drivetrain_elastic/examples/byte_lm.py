@@ -29,9 +29,15 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _LENGTH = 64
-_SMALL = byte_lm.ByteLMConfig(
-    num_layers=2, dim=64, num_heads=4, num_kv_heads=2, ffn_dim=176
-)
+_SIZES = {
+    "small": byte_lm.ByteLMConfig(
+        num_layers=2, dim=64, num_heads=4, num_kv_heads=2, ffn_dim=176
+    ),
+    # A gigabyte of state, with what AdamW keeps.
+    "large": byte_lm.ByteLMConfig(
+        num_layers=12, dim=768, num_heads=12, num_kv_heads=12, ffn_dim=2048
+    ),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=24, help="windows a step")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    parser.add_argument("--size", choices=_SIZES, default="small")
     parser.add_argument("--bytes", type=int, default=1_000_000, help="text to read")
     parser.add_argument(
         "--pause-s", type=float, default=0.0, help="makes each step longer"
@@ -53,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     torch.manual_seed(args.seed)
-    model = byte_lm.ByteLM(_SMALL).to(getattr(torch, args.dtype))
+    model = byte_lm.ByteLM(_SIZES[args.size]).to(getattr(torch, args.dtype))
     text, held_out = byte_lm.read_standard_library(args.bytes)
     data = byte_lm.ByteText(text, _LENGTH)
     loop = ElasticLoop(
