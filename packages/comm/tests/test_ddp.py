@@ -116,13 +116,17 @@ KINDS = [
 
 
 def all_kinds(settings):
-    """Trains each kind in one world of processes, which take long to start."""
+    """Trains each kind in one world of processes."""
     return {kind: train(kind, settings) for kind in KINDS}
 
 
+@pytest.fixture(scope="module")
+def stock():
+    return run_ranks(all_kinds, 4, None, process_group=False, timeout_s=120)
+
+
 @pytest.mark.parametrize("settings", [{}, {"algorithm": "ring", "bucket_mb": 0.001}])
-def test_training_is_that_of_stock_ddp(settings):
-    stock = run_ranks(all_kinds, 4, None, process_group=False, timeout_s=120)
+def test_training_is_that_of_stock_ddp(settings, stock):
     tuned = run_ranks(all_kinds, 4, settings, process_group=False, timeout_s=120)
     for kind in KINDS:
         states = [found[kind][1] for found in tuned]

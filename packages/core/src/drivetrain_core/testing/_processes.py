@@ -1,4 +1,4 @@
-"""Runs a function on several ranks, each in a fresh process, and brings back results.
+"""Runs a function on several ranks, each in a process of its own, and brings back results.
 
 The processes meet through a store that the caller's process holds, so no port is
 guessed. None outlives the call: they are killed when one fails, when the time is up and
@@ -7,12 +7,10 @@ when the caller dies.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import queue
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,16 +24,18 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from drivetrain_core._errors import DistributedError
 from drivetrain_core._shipping import by_value
+from drivetrain_core.testing._rank_process import ForkedRank, NewRank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from drivetrain_core.testing._rank_process import RankProcess
 
 __all__ = ["RankError", "run_ranks"]
 
 _Result = TypeVar("_Result")
 _Ended = queue.SimpleQueue[tuple[int, int]]
 _LOG_TAIL_CHARS = 4000
-_RANK_MAIN = "drivetrain_core.testing._rank_main"
 
 
 class RankError(DistributedError, AssertionError):
@@ -57,7 +57,7 @@ class _Child:
     """A rank's process, and the thread that waits for its end."""
 
     rank: int
-    process: subprocess.Popen[bytes]
+    process: RankProcess
     watcher: threading.Thread
 
 
@@ -69,7 +69,10 @@ def run_ranks(
     process_group: bool = True,
     env: Mapping[str, str] | None = None,
 ) -> list[_Result]:
-    """Returns what a function returns on each rank of a world of fresh processes.
+    """Returns what a function returns on each rank of a world of processes.
+
+    They are forked from a process that has imported torch and nothing else, so that they
+    are there at once.
 
     Args:
         function: Called in each process with `args`. It and they cross by pickle;
@@ -79,7 +82,8 @@ def run_ranks(
         timeout_s: How long all of it may take, in seconds.
         process_group: Whether a default process group on Gloo stands when the function
             is called. Either way the environment is the one that `torchrun` sets.
-        env: Further environment variables.
+        env: Further environment variables. With any, the processes start anew: what
+            they import may read them.
 
     Returns:
         The results, by rank.
@@ -103,7 +107,10 @@ def run_ranks(
         try:
             for rank in range(world_size):
                 variables = _environment(rank, world_size, store.port)
-                children.append(_start(folder, {**variables, **(env or {})}, ended))
+                make = NewRank if env else ForkedRank
+                with (folder / f"log-{rank}").open("wb") as log:
+                    process = make(folder, {**variables, **(env or {})}, log.fileno())
+                children.append(_watch(rank, process, ended))
             _wait_for_all(children, folder, ended, deadline)
             return [_result(folder, rank) for rank in range(world_size)]
         finally:
@@ -136,25 +143,9 @@ def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def _start(folder: Path, env: Mapping[str, str], ended: _Ended) -> _Child:
-    rank = int(env["RANK"])
-    with (folder / f"log-{rank}").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _RANK_MAIN, str(folder)],
-            # The child leaves when this pipe closes, and so when this process dies.
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-        )
-
+def _watch(rank: int, process: RankProcess, ended: _Ended) -> _Child:
     def watch() -> None:
-        # Not reaped here, so that its process group stays ours until it is killed.
-        info = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert info is not None
-        exited = info.si_code == os.CLD_EXITED
-        ended.put((rank, info.si_status if exited else -info.si_status))
+        ended.put((rank, process.wait()))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -211,9 +202,6 @@ def _log(folder: Path, rank: int) -> str:
 
 def _kill(child: _Child) -> None:
     """Ends a child and whatever it has started, and reaps it."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.process.pid, signal.SIGKILL)
+    child.process.kill()
     child.watcher.join()
-    child.process.wait()
-    if child.process.stdin is not None:
-        child.process.stdin.close()
+    child.process.reap()
