@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore
 
 from drivetrain_elastic._group import WorldGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import timedelta
 
     from torch.distributed import ProcessGroup
     from torch.distributed.distributed_c10d import Store
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["World", "call_roll"]
 
-_FIRST_POLL_S, _LONGEST_POLL_S = 0.001, 0.05
+# So often it is looked whether the world still stands.
+_LOOK = timedelta(milliseconds=50)
 _REPEAT_S = 1.0
 
 
@@ -111,18 +114,17 @@ def call_roll(
     """
     keys = [f"world/{seat.epoch}/here/{rank}" for rank in range(len(seat.members))]
     end_s = time.monotonic() + timeout.total_seconds()
-    poll_s, repeat_s = _FIRST_POLL_S, 0.0
+    repeat_s = 0.0
     while True:
         if time.monotonic() >= repeat_s:
             # A store that has lost its memory meanwhile is told again.
             store.set(keys[seat.rank], "1")
             repeat_s = time.monotonic() + _REPEAT_S
-        if store.check(keys):
+        with contextlib.suppress(DistStoreError):
+            store.wait(keys, _LOOK)
             return True
         if is_over():
             return False
         if time.monotonic() > end_s:
             message = f"not all ranks of world {seat.epoch} came within {timeout}"
             raise RuntimeError(message)
-        time.sleep(poll_s)
-        poll_s = min(poll_s * 1.5, _LONGEST_POLL_S)
