@@ -85,7 +85,7 @@ def in_a_fresh_process(pickled):
 def test_by_value_ships_what_could_not_be_imported(load):
     module = load("by_path", FUNCTION, importable=False)
     plain = cloudpickle.dumps(module.times)
-    with by_value("by_path"):
+    with by_value("by_path", "by_path"):
         whole = cloudpickle.dumps(module.times)
     assert in_a_fresh_process(whole)[0] == "12"
     assert "No module named 'by_path'" in in_a_fresh_process(plain)[1]

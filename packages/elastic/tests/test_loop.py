@@ -81,7 +81,7 @@ class Worlds:
         self.steps.append((step, time.monotonic()))
 
     def report_broken(self, epoch, reason):
-        pass
+        self._connect().set(f"broken/{self.name}", reason)
 
     def report_end(self, *, is_finished):
         pass
@@ -129,8 +129,8 @@ def alone():
     return losses, [one.detach() for one in model.parameters()]
 
 
-class DiedError(Exception):
-    """A worker ends in the middle of a step."""
+class CaughtError(Exception):
+    """A step fails, and the script goes on all the same."""
 
 
 def worker(script):
@@ -168,14 +168,19 @@ def worker(script):
     for step in loop:
         losses[step.number] = 0.0
         epochs[step.number] = step.epoch
-        with contextlib.suppress(DiedError), step:
+        with contextlib.suppress(CaughtError), contextlib.ExitStack() as stack:
+            stack.enter_context(step)
             for number, part in enumerate(step.parts()):
                 loss = part_loss(model, part) * part.weight
                 loss.backward()
                 losses[step.number] += loss.item()
                 if plan.get("dies") == (step.number, number):
                     store.set(f"dead/{name}", "1")
-                    raise DiedError
+                    # The others hear nothing of it from here.
+                    stack.pop_all()
+                    break
+                if plan.pop("fails", None) == (step.number, number):
+                    raise CaughtError
         if "dies" in plan and step.number == plan["dies"][0]:
             return losses, epochs, None, None
         if at == 0 and step.number == 5:
@@ -196,10 +201,10 @@ def master(store, script):
         store.wait([f"{what}/{name}"])
         if what == "ready":
             members = sorted([*members, name])
-        else:
+        elif what != "broken":
             members.remove(name)
         epoch += 1
-        gone = name if what == "dead" else ""
+        gone = name if what in {"dead", "broken"} else ""
         store.set(f"seats/{epoch}", f"{' '.join(members)}|{gone}")
 
 
@@ -209,6 +214,11 @@ SCRIPTS = {
         "first": ["w0", "w1", "w2"],
         "events": [("dead", "w2")],
         "w2": {"dies": (10, 1)},
+    },
+    "error that the script catches": {
+        "first": ["w0", "w1", "w2"],
+        "events": [("broken", "w2")],
+        "w2": {"fails": (10, 0)},
     },
     "two deaths": {
         "first": ["w0", "w1", "w2"],
@@ -254,7 +264,7 @@ def test_losses_are_those_of_the_undisturbed_training(name):
     wanted, parameters = alone()
     ranks = run_ranks(worker, 3, script, process_group=False, timeout_s=60)
     done = [rank for rank in ranks if rank[3] == NUM_STEPS]
-    left = {n for what, n in script["events"] if what != "ready"}
+    left = {n for what, n in script["events"] if what in {"dead", "leaving"}}
     assert len(done) == 3 - len(left)
     for _, _, mine, _ in done:
         # All alike bit by bit, and like the single process within rounding.

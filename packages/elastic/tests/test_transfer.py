@@ -4,8 +4,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from drivetrain_core import DistributedError
 from drivetrain_core.testing import RankError, run_ranks
-from drivetrain_elastic import ElasticDistributedSampler, _transfer
+from drivetrain_elastic import (
+    ElasticDistributedSampler,
+    ElasticLoop,
+    Schedule,
+    _transfer,
+)
+from drivetrain_elastic._group import RankLostError
 
 
 def parts(seed):
@@ -54,7 +61,7 @@ def moves(chunk_bytes):
     return found, rate
 
 
-@pytest.mark.parametrize("chunk_bytes", [8, 100, 1 << 20])
+@pytest.mark.parametrize("chunk_bytes", [24, 100, 1 << 20])
 def test_state_arrives_whole_and_both_go_on_alike(chunk_bytes):
     given, taken = run_ranks(moves, 2, chunk_bytes, process_group=False)
     (num, values, *rest), rate = given
@@ -132,3 +139,103 @@ def test_sum_sees_each_flipped_bit():
             assert not torch.equal(_transfer._sum(data), before)
             raw[at] ^= 4
         assert torch.equal(_transfer._sum(data), before)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensor: tensor[torch.arange(99, -1, -1)],
+        lambda tensor: tensor.nextafter(torch.tensor(9e9)),
+        lambda tensor: tensor.reshape(10, 10),
+        lambda tensor: tensor.double(),
+    ],
+    ids=["order", "bits", "shape", "dtype"],
+)
+def test_states_that_differ_have_other_digests(change):
+    tensor = torch.rand(100)
+    digest = _transfer.state_digest({"a": {"b": tensor}})
+    assert digest == _transfer.state_digest({"a": {"b": tensor.clone()}})
+    assert digest != _transfer.state_digest({"a": {"b": change(tensor)}})
+
+
+class Stubborn:
+    """Something that cannot have another one's state."""
+
+    def state_dict(self):
+        return {"n": 1}
+
+    def load_state_dict(self, state):
+        raise RuntimeError("the size does not match")
+
+
+def refuses():
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        _transfer.give_state(dist.group.WORLD, 1, {"odd": Stubborn()})
+        return None
+    with pytest.raises(RuntimeError, match="the size does not match") as caught:
+        _transfer.take_state(dist.group.WORLD, 0, {"odd": Stubborn()})
+    return isinstance(caught.value, RankLostError)
+
+
+def test_error_of_what_takes_a_state_is_not_that_of_a_lost_rank():
+    # The one would come again in each world; after the other the next world may stand.
+    assert run_ranks(refuses, 2, process_group=False) == [None, False]
+
+
+class Kept:
+    """A checkpoint of step 2, in memory, in which all weights are 1."""
+
+    def latest(self):
+        return 2
+
+    def restore(self, entries, step):
+        for one in entries["model"].parameters():
+            one.data.fill_(1.0)
+        entries["drivetrain.progress"] = [step, 0, 8, 8]
+
+
+def half_taken(checkpointer):
+    dist.init_process_group("gloo")
+    group, rank = dist.group.WORLD, dist.get_rank()
+    model = torch.nn.Linear(3, 2)
+    loop = ElasticLoop(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        schedule=Schedule(num_samples=8, global_batch=4),
+        num_steps=1,
+        checkpointer=checkpointer,
+    )
+    training = loop._training
+    loop._restore()
+    if rank == 0:
+        send, sent = _transfer._send, []
+
+        def dies(group, to, tensor):
+            sent.append(tensor)
+            if len(sent) == 6:
+                raise KeyError
+            send(group, to, tensor)
+
+        _transfer._send = dies
+        with pytest.raises(KeyError):
+            training.give(group, 1)
+        return None
+    for one in model.parameters():
+        one.data.fill_(5.0)
+    with pytest.raises(RankLostError):
+        training.take(group, 0)
+    assert (training.has_state, training.is_torn) == (False, True)
+    try:
+        loop._begin_anew()
+    except DistributedError as error:
+        return str(error)
+    return [one.tolist() for one in model.parameters()], training.step
+
+
+def test_half_a_state_is_nobodys():
+    _, told = run_ranks(half_taken, 2, None, process_group=False)
+    assert "this rank has half of it, and cannot go on" in told
+    # What was restored as the loop began is restored again.
+    _, found = run_ranks(half_taken, 2, Kept(), process_group=False)
+    assert found == ([[[1.0] * 3] * 2, [1.0] * 2], 2)

@@ -52,7 +52,7 @@ def by_value(*names: str) -> Iterator[None]:
     known = cloudpickle.list_registry_pickle_by_value()
     wanted = [
         sys.modules[name]
-        for name in names
+        for name in dict.fromkeys(names)
         if name in sys.modules and name not in known
         # What `__main__` defines, cloudpickle pickles by value anyway.
         if name != "__main__" and not is_importable(sys.modules[name])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from drivetrain_elastic._group import with_others
 from drivetrain_elastic.decisions.steps import Do, Progress, resolve
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def agree(training: Training, world: World, *, begin: Callable[[], None]) -> str
         What was done here, for people.
 
     Raises:
-        RuntimeError: A rank is gone.
+        RankLostError: A rank is gone.
         DistributedError: No rank has the state.
     """
     mine = torch.tensor(
@@ -103,5 +104,6 @@ def _carry_out(resolution: Resolution, training: Training, world: World) -> str:
 
 def _gather(group: ProcessGroup, mine: torch.Tensor, num: int) -> list[list[int]]:
     all_ = [torch.zeros_like(mine) for _ in range(num)]
-    group.allgather([all_], [mine]).wait()
+    with with_others():
+        group.allgather([all_], [mine]).wait()
     return [row.tolist() for row in all_]

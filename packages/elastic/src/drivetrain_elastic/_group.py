@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
     from datetime import timedelta
 
@@ -24,7 +25,20 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services import ProcessGroupFactory
 
-__all__ = ["WorldGroup"]
+__all__ = ["RankLostError", "WorldGroup", "with_others"]
+
+
+class RankLostError(RuntimeError):
+    """What was done with other ranks was broken off: one of them is gone, as a rule."""
+
+
+@contextlib.contextmanager
+def with_others() -> Iterator[None]:
+    """Tells errors of a process group from those of what it is used for."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLostError(str(error)) from error
 
 
 class WorldGroup:

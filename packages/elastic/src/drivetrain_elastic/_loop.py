@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from drivetrain_core import DistributedError, ProgramError
 from drivetrain_elastic._agreement import agree
 from drivetrain_elastic._connection import connect
+from drivetrain_elastic._group import RankLostError, with_others
 from drivetrain_elastic._schedule import Block, Part
 from drivetrain_elastic._training import Training
 from drivetrain_elastic._world import World, call_roll
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 _FINISHED = "finished"
 _TIMEOUT = timedelta(seconds=60)
+# In a row; what breaks so many is not that ranks are lost.
+_MOST_BROKEN, _LONGEST_WAIT_S = 30, 5.0
 
 
 class Step:
@@ -69,14 +72,23 @@ class Step:
         self._loop._begin()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _: object,
+    ) -> None:
         if kind is not None:
+            # The others must not wait for what this rank does not do; a script that goes
+            # on all the same finds itself in the next world.
+            self._loop._break(f"step {self.number} has raised {error!r} here")
             return
         if not self._has_all:
             message = (
                 f"step {self.number} was left before all of its parts were computed: its "
                 "gradients would be wrong on all ranks"
             )
+            self._loop._break(message)
             raise ProgramError(message)
         self._loop._finish()
 
@@ -180,6 +192,7 @@ class ElasticLoop:
         self._block = Block(0, 0, 0)
         self._world: World | None = None
         self._epoch = 0
+        self._num_broken = 0
         self._vote: tuple[Work, torch.Tensor] | None = None
         self._began_s = 0.0
         self._unsubscribe = self._seats.subscribe(self._hear)
@@ -311,12 +324,27 @@ class ElasticLoop:
         if self._checkpointer is None:
             return
         latest = self._checkpointer.latest()
-        if latest is None or latest <= self._restored:
+        is_here = latest is not None and latest <= self._restored
+        if latest is None or (is_here and not self._training.is_torn):
             return
         entries: dict[str, Any] = self._training.entries()
         self._checkpointer.restore(entries, latest)
         self._training.set_entries(entries)
         self._restored = latest
+
+    def _begin_anew(self) -> None:
+        """Finds the state that all ranks are to have, if none of them has it.
+
+        Raises:
+            DistributedError: There is none.
+        """
+        self._restore()
+        if self._training.is_torn:
+            message = (
+                "the rank that had the state was lost while it sent it here, and no "
+                "checkpoint has it: this rank has half of it, and cannot go on"
+            )
+            raise DistributedError(message)
 
     def _save(self) -> None:
         assert self._world is not None
@@ -344,6 +372,8 @@ class ElasticLoop:
     def _leave_world(self) -> None:
         self._vote = None
         if self._world is not None:
+            self._world.break_off()
+            self._training.reducer.abandon()
             self._world.close()
             self._world = None
 
@@ -368,22 +398,38 @@ class ElasticLoop:
                 seat, self._store, timeout=self._timeout, is_over=self._is_over
             ):
                 return True
-            self._world = World(seat, self._factory, self._store, self._timeout)
+            with with_others():
+                self._world = World(seat, self._factory, self._store, self._timeout)
             # What was heard while the groups were made found none to break off.
             latest = self._seats.latest()
             if latest is not None:
                 self._hear(latest)
-            done = agree(self._training, self._world, begin=self._restore)
+            done = agree(self._training, self._world, begin=self._begin_anew)
             logger.info(
                 "rank %d of %d in world %d, step %d: %s",
                 *(seat.rank, len(seat.members), seat.epoch, self.step, done),
             )
-        except RuntimeError as error:
+        except RankLostError as error:
             # Somebody was lost while the world formed: there will be another one.
-            if isinstance(error, DistributedError):
-                raise
+            self._num_broken += 1
+            if self._num_broken > _MOST_BROKEN:
+                message = (
+                    f"{self._num_broken} worlds in a row broke as they formed, the last "
+                    f"one with: {error}"
+                )
+                raise DistributedError(message) from error
+            self._wait_before_the_next()
             self._break(str(error))
+            return True
+        self._num_broken = 0
         return True
+
+    def _wait_before_the_next(self) -> None:
+        """Gives those who form worlds again and again more and more time."""
+        wait_s = min(_LONGEST_WAIT_S, 0.01 * 2**self._num_broken)
+        if self._num_broken > 1:
+            logger.warning("%d worlds in a row broke as they formed", self._num_broken)
+            time.sleep(wait_s)
 
     def _is_over(self) -> bool:
         latest = self._seats.latest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -146,6 +147,14 @@ class GradientReducer:
         self._works = []
         if failed is not None:
             raise failed
+
+    def abandon(self) -> None:
+        """Waits until nothing is under way, in a group that has been broken off."""
+        for work in self._works:
+            with contextlib.suppress(RuntimeError):
+                work.wait()
+        self._works = []
+        self._group = None
 
     def close(self) -> None:
         """Leaves the parameters alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_elastic._group import with_others
 from drivetrain_elastic._reducer import GradientReducer
 from drivetrain_elastic._scaling import ScaledRate
 from drivetrain_elastic._schedule import Block, Position
@@ -41,6 +42,8 @@ class Training:
         num_read: How many samples that were, in all epochs.
         reduced: The last step whose gradients are here as sums over all ranks.
         has_state: Whether the state is that of the training, rather than a new one.
+        is_torn: Whether the state is neither a new one nor that of the training, since
+            it came from another rank and did not all come.
         epoch: Of the last world in which this rank came to the step of all others.
         reducer: Holds the gradients.
     """
@@ -58,6 +61,7 @@ class Training:
         self.num_read = 0
         self.reduced = 0
         self.has_state = False
+        self.is_torn = False
         self.epoch = 0
         self.reducer = GradientReducer(model.parameters())
         self._optimizer = optimizer
@@ -82,6 +86,7 @@ class Training:
         step, epoch, start, self.num_read = entries[_PROGRESS]
         self.step = self.reduced = step
         self.position = Position(epoch, start)
+        self.is_torn = False
 
     def digest(self) -> int:
         """Returns a number that two ranks share only if their states are equal."""
@@ -112,8 +117,7 @@ class Training:
 
     def take(self, group: ProcessGroup, source: int) -> None:
         """Receives the state of another rank in place of this one's."""
-        # Until all of it is here, it is neither the old one nor the new one.
-        self.has_state = False
+        self.has_state, self.is_torn = False, True
         entries = self.entries()
         take_state(group, source, entries)
         self.set_entries(entries)
@@ -122,10 +126,12 @@ class Training:
     def give_gradients(self, group: ProcessGroup, to: int) -> None:
         """Sends the gradients of the last step that was reduced."""
         for buffer in self.reducer.buffers:
-            group.send([buffer], to, _GRADIENTS_TAG).wait()
+            with with_others():
+                group.send([buffer], to, _GRADIENTS_TAG).wait()
 
     def take_gradients(self, group: ProcessGroup, source: int) -> None:
         """Receives the gradients of a step that this rank has not reduced."""
         for buffer in self.reducer.buffers:
-            group.recv([buffer], source, _GRADIENTS_TAG).wait()
+            with with_others():
+                group.recv([buffer], source, _GRADIENTS_TAG).wait()
         self.reduced = self.step + 1

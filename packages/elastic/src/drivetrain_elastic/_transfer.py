@@ -22,6 +22,7 @@ from drivetrain_core.services import (
     plan_restoration,
     to_json,
 )
+from drivetrain_elastic._group import with_others
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, MutableMapping
@@ -49,7 +50,7 @@ def give_state(group: ProcessGroup, to: int, state: Mapping[str, object]) -> int
         The bytes of the tensors.
 
     Raises:
-        RuntimeError: The other rank is gone.
+        RankLostError: The other rank is gone.
     """
     packed = pack_state(state)
     tensors = {name: _flat(one) for name, one in packed.tensors.items()}
@@ -90,7 +91,7 @@ def take_state(
     Raises:
         CheckpointError: The state does not fit this one, which stays as it is.
         DistributedError: Something was damaged on its way.
-        RuntimeError: The other rank is gone.
+        RankLostError: The other rank is gone.
     """
     size = torch.zeros(1, dtype=torch.int64)
     _receive(group, source, size)
@@ -139,9 +140,10 @@ def state_digest(state: Mapping[str, object]) -> int:
         state: As `give_state` takes it.
     """
     packed = pack_state(state)
-    digest = hashlib.sha256(json.dumps(to_json(packed.entries)).encode())
+    digest = hashlib.blake2b(json.dumps(to_json(packed.entries)).encode())
     for name, one in packed.tensors.items():
-        digest.update(f"{name} {tuple(one.shape)} {int(_sum(_flat(one)))}".encode())
+        digest.update(f"{name} {tuple(one.shape)} {one.dtype}".encode())
+        digest.update(_flat(one).contiguous().view(torch.uint8).numpy().data)
     return int.from_bytes(digest.digest()[:8], "little") >> 1
 
 
@@ -204,8 +206,10 @@ def _sum(chunk: Tensor) -> Tensor:
 
 
 def _send(group: ProcessGroup, to: int, tensor: Tensor) -> None:
-    group.send([tensor.contiguous()], to, _TAG).wait()
+    with with_others():
+        group.send([tensor.contiguous()], to, _TAG).wait()
 
 
 def _receive(group: ProcessGroup, source: int, tensor: Tensor) -> None:
-    group.recv([tensor], source, _TAG).wait()
+    with with_others():
+        group.recv([tensor], source, _TAG).wait()
