@@ -123,6 +123,51 @@ def test_config_says_what_contradicts(changes, says):
         MembershipConfig(**{"min_workers": 2, "max_workers": 4, **changes})
 
 
+def copies_with_state(workers, unit):
+    """Returns the places of whole copies all of whose workers have the state."""
+    having = Counter((w.node, w.slot // unit) for w in workers if w.has_state)
+    return {place for place, num in having.items() if num == unit}
+
+
+def check_carriers(carriers, members, state, unit):
+    """The state is never left behind with those who leave."""
+    stay = copies_with_state([state.workers[name] for name in members], unit)
+    leaving = [w for w in state.workers.values() if w.status == Status.LEAVING]
+    could = copies_with_state(leaving, unit)
+    workers = [state.workers[name] for name in carriers]
+    if stay or not could:
+        assert not carriers
+    else:
+        assert len(copies_with_state(workers, unit)) == 1
+        assert len(carriers) == unit
+        assert {one.status for one in workers} == {Status.LEAVING}
+
+
+def test_one_who_leaves_hands_the_state_over_first():
+    state = ready("a/0", "a/1")
+    settings_ = config(2, 2, last_call_s=0, settle_s=0)
+    enter(state, settings_)
+    for name in ("a/0", "a/1"):
+        assert state.set_has_state(name)
+        assert not state.set_has_state(name)
+        state.set_status(name, Status.LEAVING, 0.0)
+    assert next_world(0.0, state, settings_).is_short
+    state.add(Worker("b/0", "b", 0, Status.STANDBY))
+    state.add(Worker("b/1", "b", 1, Status.STANDBY))
+    world = enter(state, settings_)
+    assert world.members == ("a/0", "b/0", "b/1")
+    assert world.reason == (
+        "a/1 is leaving; b/0, b/1 are new; a/0 is leaving when another one has the state"
+    )
+    # Not before somebody has made a step there.
+    assert next_world(0.0, state, settings_).world is None
+    state.set_has_state("b/1")
+    assert enter(state, settings_).members == ("b/0", "b/1")
+
+
+EVENTS = ["add", "ready", "lost", "leave", "step", "decide"]
+
+
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), unit=st.integers(1, 3))
 def test_worlds_keep_to_the_rules_whatever_happens(data, unit):
@@ -130,7 +175,7 @@ def test_worlds_keep_to_the_rules_whatever_happens(data, unit):
     settings_ = config(least, most, unit=unit, last_call_s=0, settle_s=0)
     state, epoch, serial = MembershipState(), 0, 0
     for _ in range(30):
-        what = data.draw(st.sampled_from(["add", "ready", "lost", "leave", "decide"]))
+        what = data.draw(st.sampled_from(EVENTS))
         names = sorted(state.workers)
         if what == "add":
             node = data.draw(st.sampled_from("abc"))
@@ -146,6 +191,9 @@ def test_worlds_keep_to_the_rules_whatever_happens(data, unit):
             state.remove(data.draw(st.sets(st.sampled_from(names))))
         elif what == "leave" and names:
             state.set_status(data.draw(st.sampled_from(names)), Status.LEAVING, 0.0)
+        elif what == "step" and state.world is not None:
+            for name in state.world.members:
+                state.set_has_state(name)
         verdict = next_world(0.0, state, settings_)
         assert verdict.reason
         able = {
@@ -156,11 +204,11 @@ def test_worlds_keep_to_the_rules_whatever_happens(data, unit):
         if verdict.world is None:
             continue
         epoch += 1
-        members = verdict.world.members
         assert verdict.world.epoch == epoch
+        members = tuple(n for n in verdict.world.members if n in able)
+        check_carriers(set(verdict.world.members) - able, members, state, unit)
         assert least <= len(members) <= most
         assert len(members) % unit == 0
-        assert set(members) <= able
         copies = Counter(
             (state.workers[name].node, state.workers[name].slot // unit)
             for name in able

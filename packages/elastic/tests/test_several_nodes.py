@@ -10,7 +10,7 @@ from functools import partial
 import psutil
 import pytest
 
-from drivetrain_elastic import faults
+from drivetrain_elastic import Master, faults
 from drivetrain_elastic._local_job import LocalJob, members_of
 from drivetrain_elastic.protocol import _messages as pb
 
@@ -53,6 +53,31 @@ def test_node_leaves_with_a_signal_and_another_one_comes(job):
     assert job.wait() == {"node0": 0, "node1": 0, "node2": 0}, job.text()
     steps_are_whole(job)
     assert "the agent got SIGTERM" in job.text()
+
+
+def test_only_node_leaves_when_another_one_has_the_state(job, tmp_path):
+    endless = ["--steps", "100000", "--pause-s", "0.02"]
+    job = job("--standbys", "0", arguments=endless, keeps_master=False)
+    with Master(tmp_path / "job.db", address=job.address, token=job.token):
+        leaver = job.start_node()
+        job.wait_for_step(5)
+        job.start_node()
+        job.wait_for(lambda status: len(status.nodes) == 2)
+        # The one that comes is still starting.
+        leave = pb.LeaveRequest(node="node0", within_s=60.0, reason="it is wanted")
+        job.call("Leave", leave)
+        assert leaver.wait(60) == 0, job.text()
+        left = job.steps()
+        job.wait_for_step(left[-1]["step"] + 3)
+        job.call("Stop", pb.StopRequest(reason="it has been seen"))
+        assert job.wait()["node1"] == 0, job.text()
+    both = [one for one in left if one["epoch"] == 2]
+    assert len({one["pid"] for one in both}) == 2
+    # Each step was made once, whoever made it.
+    numbers = {one["step"] for one in job.steps()}
+    assert numbers == set(range(1, max(numbers) + 1))
+    assert min(one["step"] for one in both) > 5
+    assert "leaving when another one has the state" in job.text()
 
 
 @pytest.mark.faults

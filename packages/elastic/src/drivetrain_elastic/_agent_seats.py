@@ -21,6 +21,8 @@ __all__ = ["AgentSeats"]
 
 logger = logging.getLogger(__name__)
 
+_LAST_WORLD_S = 5.0
+
 
 class AgentSeats:
     """Tells a worker of worlds, as the agent hears of them; safe in any thread.
@@ -96,12 +98,14 @@ class AgentSeats:
     def wait(self, newer_than: int, timeout_s: float) -> Seat | None:
         """Returns a world of a higher epoch as soon as there is one; None if not."""
 
-        def is_over() -> bool:
-            is_new = self._seat is not None and self._seat.epoch > newer_than
-            return is_new or self._is_leaving or self._is_closed
+        def is_new() -> bool:
+            is_newer = self._seat is not None and self._seat.epoch > newer_than
+            return is_newer or self._is_closed
 
         with self._change:
-            self._change.wait_for(is_over, timeout_s)
+            self._change.wait_for(lambda: is_new() or self._is_leaving, timeout_s)
+            # Who leaves may be wanted once more, to hand the state over.
+            self._change.wait_for(is_new, min(timeout_s, _LAST_WORLD_S))
             if self._is_closed:
                 message = "the agent of this node is gone"
                 raise DistributedError(message)

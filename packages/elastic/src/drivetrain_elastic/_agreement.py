@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from drivetrain_elastic.decisions.steps import Resolution
 
 __all__ = ["agree"]
+
+logger = logging.getLogger(__name__)
 
 
 def agree(training: Training, world: World, *, begin: Callable[[], None]) -> str:
@@ -73,6 +76,11 @@ def _begin_alike(training: Training, world: World) -> str:
             training.take(peers, 0)
     training.has_state = True
     training.reduced = training.step
+    if seat.epoch > 1 and seat.rank == 0:
+        logger.warning(
+            "no rank of world %d has the state: the training begins at step %d",
+            *(seat.epoch, training.step + 1),
+        )
     return f"{num_differ} copies took the state of the first one"
 
 

@@ -36,7 +36,7 @@ class LocalJobError(DrivetrainError, RuntimeError):
 class LocalJob:
     """Agents of one job, started by `drivetrain-elastic run`; a context manager.
 
-    The first node's agent keeps the master. At the end of the context, whatever still
+    At the end of the context, whatever still
     runs is killed.
 
     Args:
@@ -47,6 +47,7 @@ class LocalJob:
         arguments: Of the program.
         env: Of all processes, besides this one's.
         address: Of the master; a free one by default.
+        keeps_master: Whether the first node's agent keeps the master.
 
     Example:
         >>> import tempfile
@@ -67,6 +68,7 @@ class LocalJob:
         arguments: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         address: str | None = None,
+        keeps_master: bool = True,
     ) -> None:
         self.folder = Path(folder)
         self.log = self.folder / "steps"
@@ -77,6 +79,7 @@ class LocalJob:
         if tuple(program) == _EXAMPLE:
             self._program += ["--log", str(self.log)]
         self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        self._keeps_master = keeps_master
         self.address = address or f"127.0.0.1:{_free_port()}"
         write_token(self.folder / "token", self.token)
         self._client = MasterClient(self.address, self.token, patience_s=5.0)
@@ -97,7 +100,7 @@ class LocalJob:
         command = [sys.executable, "-m", "drivetrain_elastic.cli", "run"]
         command += ["--node", name, "--rdzv-endpoint", self.address]
         command += ["--token-file", str(self.folder / "token")]
-        if not self.nodes:
+        if not self.nodes and self._keeps_master:
             command += ["--journal", str(self.folder / "job.db")]
         command += [*self._options, *options, *self._program]
         with self._output(name).open("wb") as output:

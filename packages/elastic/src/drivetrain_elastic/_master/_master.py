@@ -110,15 +110,14 @@ class Master:
             raise self._errors.pop()
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._hold())
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._hold())
         except BaseException as error:  # noqa: BLE001
             # Whoever made the master gets it, or whoever stops it.
             self._errors.append(error)
         finally:
             self._started.set()
-            self._loop.close()
 
     async def _hold(self) -> None:
         async with self._tenure:

@@ -3,7 +3,8 @@
 A worker is a process that can hold a rank. A world is an ordered set of workers, numbered
 by an epoch that only grows. Whoever dies leaves at once, and the rest go on without it if
 they are enough; whoever is to leave, or is ready to join, changes the world at the end of
-a step.
+a step. If nobody who stays has the state of the training, one copy of those who leave is in
+the next world too, until somebody has made a step there.
 
               ready            in the next world
     starting ------> standby ------------------> member ---> gone
@@ -21,6 +22,7 @@ from drivetrain_core import ProgramError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from collections.abc import Set as AbstractSet
 
 __all__ = [
     "MembershipConfig",
@@ -50,12 +52,14 @@ class Worker(NamedTuple):
         node: Where it runs.
         slot: Its place on the node, from 0; nobody else has it.
         status: What it is doing.
+        has_state: Whether it has made a step.
     """
 
     name: str
     node: str
     slot: int
     status: Status = Status.STARTING
+    has_state: bool = False
 
 
 class World(NamedTuple):
@@ -157,6 +161,14 @@ class MembershipState:
         if status == Status.STANDBY:
             self.last_join_s = now_s
 
+    def set_has_state(self, name: str) -> bool:
+        """Notes that a worker has made a step; returns whether that is news."""
+        worker = self.workers.get(name)
+        if worker is None or worker.has_state:
+            return False
+        self.workers[name] = worker._replace(has_state=True)
+        return True
+
     def set_broken(self, epoch: int, why: str, now_s: float) -> None:
         """Notes that the collectives of a world fail, if it is the current one."""
         is_current = self.world is not None and epoch == self.world.epoch
@@ -168,12 +180,13 @@ class MembershipState:
         self.world = world
         self.broken_s = None
         for name, worker in self.workers.items():
+            status = worker.status
+            if status == Status.LEAVING:
+                continue
             if name in world.members:
                 status = Status.MEMBER
-            elif worker.status == Status.MEMBER:
+            elif status == Status.MEMBER:
                 status = Status.STANDBY
-            else:
-                status = worker.status
             self.workers[name] = worker._replace(status=status)
 
 
@@ -213,7 +226,7 @@ def next_world(
         >>> next_world(0.0, state, config).world
         World(epoch=2, members=('a/0', 'a/2'), reason='a/1 is gone', broken_epoch=1)
     """
-    copies = _whole_copies(state, config.unit)
+    copies = _whole_copies(state, config.unit, _ABLE)
     num_able = len(copies) * config.unit
     size = min(num_able, config.max_workers // config.unit * config.unit)
     if size < config.min_workers:
@@ -227,7 +240,9 @@ def next_world(
         members = _in_order(copies[: size // config.unit], state)
         reason = f"{size} workers are ready"
         return Verdict(World(1, members, reason), reason)
-    members = _in_order(copies[: size // config.unit], state)
+    chosen = copies[: size // config.unit]
+    chosen += _carriers(chosen, state, config.unit)
+    members = _in_order(chosen, state)
     reason = _difference(current, members, state)
     if members == current.members:
         if state.broken_s is None:
@@ -246,12 +261,28 @@ def next_world(
     return Verdict(World(current.epoch + 1, members, reason, broken_epoch), reason)
 
 
-def _whole_copies(state: MembershipState, unit: int) -> list[list[Worker]]:
-    """Returns the copies of the model that can take part, those that do so far first."""
+_ABLE = frozenset({Status.MEMBER, Status.STANDBY})
+_LEAVING = frozenset({Status.LEAVING})
+
+
+def _carriers(
+    chosen: Sequence[Sequence[Worker]], state: MembershipState, unit: int
+) -> list[list[Worker]]:
+    """Returns a copy that is to leave and alone has the state, if there is one."""
+    if any(all(one.has_state for one in copy) for copy in chosen):
+        return []
+    leaving = _whole_copies(state, unit, _LEAVING)
+    return [copy for copy in leaving if all(one.has_state for one in copy)][:1]
+
+
+def _whole_copies(
+    state: MembershipState, unit: int, statuses: AbstractSet[Status]
+) -> list[list[Worker]]:
+    """Returns the copies of the model of some statuses, those that take part first."""
     order = {node: at for at, node in enumerate(state.nodes)}
     copies: dict[tuple[int, int], list[Worker]] = {}
     for worker in state.workers.values():
-        if worker.status in {Status.MEMBER, Status.STANDBY}:
+        if worker.status in statuses:
             place = order[worker.node], worker.slot // unit
             copies.setdefault(place, []).append(worker)
     whole = [
@@ -278,10 +309,12 @@ def _difference(
 ) -> str:
     parts = []
     lost = [name for name in current.members if name not in members]
+    stay = [n for n in members if state.workers[n].status == Status.LEAVING]
     for says, names in (
         ("gone", [n for n in lost if n not in state.workers]),
         ("leaving", [n for n in lost if n in state.workers]),
         ("new", [n for n in members if n not in current.members]),
+        ("leaving when another one has the state", stay),
     ):
         if names:
             verb = "is" if len(names) == 1 else "are"
