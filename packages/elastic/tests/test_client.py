@@ -118,7 +118,17 @@ def test_client_of_candidates_that_all_are_away_says_where_it_has_looked(closed)
     with MasterClient(address, "token", patience_s=0.2) as client:
         for call in (client.call, client.stream):
             with pytest.raises(MasterError, match=f"at {address} has not answered"):
-                call("GetStatus", pb.StatusRequest())
+                list(call("GetStatus", pb.StatusRequest()))
+
+
+def test_events_of_a_master_that_goes_end_with_an_error(job):
+    master = job()
+    with MasterClient(master.address, master.token) as client:
+        events = client.stream("WatchEvents", pb.EventsRequest(follow=True))
+        assert next(events).kind == "master"
+        master.stop()
+        with pytest.raises(MasterError, match="the master at .* is gone"):
+            list(events)
 
 
 @pytest.mark.parametrize("address", [",", "a:1,", " "])

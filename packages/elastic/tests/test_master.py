@@ -250,7 +250,7 @@ def test_events_are_told_as_they_come(job):
         assert (event.number, event.kind, event.subject) == (1, "master", "1")
         follow = client.stream("WatchEvents", pb.EventsRequest(follow=True))
         assert next(follow).number == 1
-        follow.cancel()
+        follow.close()
     master.stop()
     second = job()
     with MasterClient(second.address, second.token) as client:

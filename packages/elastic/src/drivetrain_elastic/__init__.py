@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from drivetrain_elastic._agent._agent import Agent
     from drivetrain_elastic._agent._config import AgentConfig
     from drivetrain_elastic._client import MasterError, RefusedError
-    from drivetrain_elastic._loop import ElasticLoop
+    from drivetrain_elastic._loop import ElasticLoop, Step
     from drivetrain_elastic._master._master import Master
     from drivetrain_elastic._sampler import ElasticDistributedSampler
     from drivetrain_elastic._scaling import BatchScaling
@@ -33,6 +33,7 @@ __all__ = [
     "RefusedError",
     "Schedule",
     "ShardClient",
+    "Step",
     "__version__",
 ]
 
@@ -49,6 +50,7 @@ _HOMES = {
     "RefusedError": "_client",
     "Schedule": "_schedule",
     "ShardClient": "_shard_client",
+    "Step": "_loop",
 }
 
 

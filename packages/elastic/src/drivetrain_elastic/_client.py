@@ -13,6 +13,7 @@ from drivetrain_elastic._tls import channel_credentials
 from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, credentials
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Self
 
 __all__ = [
@@ -103,7 +104,8 @@ class MasterClient:
         self._patience_s = patience_s
         self._metadata = credentials(token)
         tls = tls or channel_credentials()
-        self._channels = [_channel(one, tls) for one in split_addresses(address)]
+        self._addresses = split_addresses(address)
+        self._channels = [_channel(one, tls) for one in self._addresses]
         self._calls = [_calls(channel) for channel in self._channels]
         # Which channel is used; a number that is read and written in one go.
         self._at = 0
@@ -149,17 +151,26 @@ class MasterClient:
                 time.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LONGEST_WAIT_S)
 
-    def stream(self, name: str, request: Any, timeout_s: float | None = None) -> Any:
-        """Begins a call that answers with a stream, and returns the stream.
+    def stream(
+        self, name: str, request: Any, timeout_s: float | None = None
+    ) -> Iterator[Any]:
+        """Makes a call that answers with a stream, and yields what comes.
 
         Raises:
-            MasterError: None of several candidates has answered in time.
+            MasterError: No master has answered in time, or the one that did is gone.
         """
-        if len(self._calls) > 1:
-            # A stream cannot go on elsewhere: first the one that serves is found.
-            self.call("CountKeys", METHODS["CountKeys"].request())
+        # A stream cannot go on elsewhere: first the one that serves is found.
+        self.call("CountKeys", METHODS["CountKeys"].request())
+        address = self._addresses[self._at]
         call = self._calls[self._at][name]
-        return call(request, timeout=timeout_s, metadata=self._metadata)
+        stream = call(request, timeout=timeout_s, metadata=self._metadata)
+        try:
+            yield from stream
+        except grpc.RpcError as error:
+            message = f"the master at {address} is gone: {error.details()}"
+            raise MasterError(message) from error
+        finally:
+            stream.cancel()
 
     def close(self) -> None:
         """Ends the connections, and what is under way on them."""

@@ -27,13 +27,14 @@ def populate_run_parser(parser: argparse.ArgumentParser) -> None:
         "--nproc_per_node",
         default="1",
         metavar="N",
-        help="workers that train on this node; gpu, cpu or auto for one per device",
+        help="workers that train on this node, by default 1; gpu, cpu or auto for one per "
+        "device",
     )
     parser.add_argument(
         "--nnodes",
         default="1:1",
         metavar="MIN:MAX",
-        help="how many nodes train; the job goes on while there are MIN",
+        help="how many nodes train, by default 1; the job goes on while there are MIN",
     )
     parser.add_argument(
         "--node", metavar="NAME", help="this node's name; by default the host's"
@@ -43,14 +44,15 @@ def populate_run_parser(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="copies of the model's workers that are ready to take another one's place",
+        help="copies of the model's workers that are ready to take another one's place "
+        "(%(default)s)",
     )
     parser.add_argument(
         "--workers-per-copy",
         type=int,
         default=1,
         metavar="N",
-        help="workers that hold one copy of the model together",
+        help="workers that hold one copy of the model together (%(default)s)",
     )
     parser.add_argument(
         "--max-restarts",
@@ -58,7 +60,8 @@ def populate_run_parser(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=10,
         metavar="N",
-        help="how many workers may be started anew in one place within an hour",
+        help="how many workers may be started anew in one place within an hour "
+        "(%(default)s)",
     )
     _add_master_options(parser)
     _add_time_options(parser)
@@ -124,7 +127,11 @@ def _add_time_options(parser: argparse.ArgumentParser) -> None:
         ("grace-s", 30.0, "how long workers have between SIGTERM and SIGKILL"),
     ):
         parser.add_argument(
-            f"--{name}", type=float, default=default, metavar="SECONDS", help=says
+            f"--{name}",
+            type=float,
+            default=default,
+            metavar="SECONDS",
+            help=f"{says} (%(default)g)",
         )
     parser.add_argument(
         "--on-stuck",
