@@ -127,7 +127,7 @@ def test_events_of_a_master_that_goes_end_with_an_error(job):
         events = client.stream("WatchEvents", pb.EventsRequest(follow=True))
         assert next(events).kind == "master"
         master.stop()
-        with pytest.raises(MasterError, match="the master at .* is gone"):
+        with pytest.raises(MasterError, match=r"the master at .* is gone"):
             list(events)
 
 
