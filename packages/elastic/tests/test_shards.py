@@ -195,6 +195,21 @@ def test_source_cannot_shrink():
     assert append(state, 0)[0] is None
 
 
+def test_growth_that_is_repeated_counts_once_among_many(monkeypatch):
+    monkeypatch.setattr("drivetrain_elastic.decisions.shards._MOST_CALLERS", 2)
+    master = Master(spec(num_samples=None))
+    for caller, call in (("a", 1), ("b", 1), ("a", 2), ("", 0), ("", 0)):
+        master.do(append(master.state, 1, caller, call)[0])
+    for caller, call in (("a", 1), ("a", 2), ("b", 1)):
+        assert append(master.state, 1, caller, call) == (None, "")
+    # One that has not grown for long is forgotten: b, not a.
+    master.do(append(master.state, 1, "c", 1)[0])
+    assert list(master.state.growths.items()) == [("a", 2), ("c", 1)]
+    master.restart()
+    assert master.state.num_samples == 6
+    assert "numbered from 1, got 0" in append(master.state, 1, "a", 0)[1]
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -196,7 +196,11 @@ class Answers:
     ) -> pb.DatasetStatus:
         """Adds samples to a source."""
         state = await self._datasets.grow(
-            request.dataset, request.num_samples, close=request.close
+            request.dataset,
+            request.num_samples,
+            close=request.close,
+            caller=request.caller,
+            call=request.call,
         )
         return dataset_status(state)
 

@@ -143,7 +143,9 @@ class Datasets:
         unknown = return_of(
             self.find(name), [worker], failed=False, reason="a reply did not arrive"
         )
-        await self._do(self.find(name), [e for e in unknown if e.fence not in held])
+        unknown = [event for event in unknown if event.fence not in held]
+        if unknown:
+            await self._do(self.find(name), unknown)
         end_s = time.monotonic() + timeout_s
         while True:
             state = self.find(name)
@@ -177,9 +179,7 @@ class Datasets:
             if event is not None:
                 state.apply(event)
                 records.append(record_of(name, event))
-        # Also a report that repeats another one waits until that one is durable.
-        await self._ledger.append(records)
-        self._tell(name)
+        await self._write([name], records)
         return refusals
 
     async def give_back(
@@ -198,8 +198,23 @@ class Datasets:
             for fence in fences
         ]
 
-    async def grow(self, name: str, num_samples: int, *, close: bool) -> DatasetState:
+    async def grow(
+        self,
+        name: str,
+        num_samples: int,
+        *,
+        close: bool,
+        caller: str = "",
+        call: int = 0,
+    ) -> DatasetState:
         """Adds samples to a source, and closes it if asked.
+
+        Args:
+            name: Of the dataset.
+            num_samples: How many.
+            close: Whether these are the last.
+            caller: Who may repeat this.
+            call: Its how-manieth growth this is.
 
         Raises:
             ProgramError: It grows no more.
@@ -207,10 +222,11 @@ class Datasets:
         state = self.find(name)
         events: list[Event] = []
         if num_samples:
-            event, why = append(state, num_samples)
-            if event is None:
+            event, why = append(state, num_samples, caller, call)
+            if why:
                 raise ProgramError(why)
-            events.append(event)
+            if event is not None:
+                events.append(event)
         if close and not state.is_closed:
             events.append(Closed())
         await self._do(state, events)
@@ -254,13 +270,22 @@ class Datasets:
     async def _do(
         self, state: DatasetState, events: Sequence[Event] | list[Returned]
     ) -> None:
-        if not events:
-            return
         name = state.spec.name
         for event in events:
             state.apply(event)
-        await self._ledger.append([record_of(name, event) for event in events])
-        self._tell(name)
+        await self._write([name], [record_of(name, event) for event in events])
+
+    async def _write(self, names: Collection[str], records: Sequence[Record]) -> None:
+        """Writes what has happened to datasets, and all that was decided before.
+
+        Without records too: what a caller repeats may not be durable yet.
+        """
+        try:
+            await self._ledger.append(records)
+        finally:
+            # It has happened even if there was no room for it, or nobody waits for it.
+            for name in names:
+                self._tell(name)
 
     def _tell(self, name: str) -> None:
         """Wakes those who wait for shards of a dataset."""

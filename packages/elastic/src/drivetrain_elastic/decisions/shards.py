@@ -15,7 +15,7 @@ is returned is the rest.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,6 +49,8 @@ __all__ = [
 ]
 
 _SHUFFLES = ("none", "samples", "shards")
+# Of so many that let a source grow it is known what they have done: those who did last.
+_MOST_CALLERS = 10_000
 
 
 class Shard(NamedTuple):
@@ -172,9 +174,11 @@ class Returned(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """A source has grown."""
+    """A source has grown, by the call of this number of somebody who may repeat it."""
 
     num_samples: int
+    caller: str = ""
+    call: int = 0
 
 
 class Closed(NamedTuple):
@@ -201,6 +205,7 @@ class DatasetState:
         next_fence: Of the next lease.
         done: The fences of shards that were read to their end.
         num_samples_done: Samples that were committed.
+        growths: The number of the last growth of each caller; who grew last is last.
     """
 
     spec: DatasetSpec
@@ -213,6 +218,7 @@ class DatasetState:
     next_fence: int = 1
     done: Numbers = field(default_factory=Numbers)
     num_samples_done: int = 0
+    growths: OrderedDict[str, int] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
         """Counts the samples of a dataset that does not grow."""
@@ -277,8 +283,13 @@ class DatasetState:
                     self.dead.append((shard, reason))
                 else:
                     self.waiting.append(shard)
-            case Appended(num_samples):
+            case Appended(num_samples, caller, call):
                 self.num_samples += num_samples
+                if caller:
+                    self.growths[caller] = call
+                    self.growths.move_to_end(caller)
+                    if len(self.growths) > _MOST_CALLERS:
+                        self.growths.popitem(last=False)
             case Closed():
                 self.is_closed = True
 
@@ -381,10 +392,27 @@ def return_of(
     ]
 
 
-def append(state: DatasetState, num_samples: int) -> tuple[Appended | None, str]:
-    """Decides whether a source may grow; returns why not in the second place."""
+def append(
+    state: DatasetState, num_samples: int, caller: str = "", call: int = 0
+) -> tuple[Appended | None, str]:
+    """Decides whether a source grows.
+
+    Args:
+        state: Of the dataset.
+        num_samples: How many samples come.
+        caller: Who says so, by a name that is its own; empty if it repeats nothing.
+        call: Its how-manieth growth this is, from 1.
+
+    Returns:
+        What happens, and an empty string; or None, and why it may not grow. A growth that
+        repeats an earlier one changes nothing, and is right.
+    """
+    if caller and call < 1:
+        return None, f"the growths of a caller are numbered from 1, got {call}"
+    if caller and call <= state.growths.get(caller, 0):
+        return None, ""
     if state.is_closed:
         return None, f"dataset {state.spec.name!r} grows no more"
     if num_samples < 1:
         return None, f"a source grows by at least 1 sample, not by {num_samples}"
-    return Appended(num_samples), ""
+    return Appended(num_samples, caller, call), ""
