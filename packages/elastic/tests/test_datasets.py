@@ -1,11 +1,17 @@
 """What a master decides about datasets counts once, whatever is slow or lost meanwhile."""
 
+import asyncio
 import threading
+from unittest.mock import Mock
 
 import pytest
 
 from drivetrain_elastic import Master, RefusedError, ShardClient
-from drivetrain_elastic.journal import JournalFullError
+from drivetrain_elastic._master._dataset_records import opened
+from drivetrain_elastic._master._datasets import Datasets
+from drivetrain_elastic._master._ledger import Ledger
+from drivetrain_elastic.decisions.shards import DatasetSpec
+from drivetrain_elastic.journal import JournalFullError, Record
 from drivetrain_elastic.protocol import _messages as pb
 
 
@@ -96,3 +102,125 @@ def test_growth_that_the_last_master_has_written_counts_once(
             with pytest.raises(RefusedError, match="grows no more"):
                 writer.grow(7)
     assert bool(journal.kinds("dataset-state")) == is_short
+
+
+def spec(name="d", **changes):
+    usual = {"num_samples": 20, "shard_size": 4, "shuffle": "none"}
+    return DatasetSpec(name=name, **{**usual, **changes})
+
+
+async def until(condition):
+    """Lets others work until something is so."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def deal(datasets, worker, num_shards=1, *, name="d", held=()):
+    leases, _ = await datasets.lease(name, worker, num_shards, 0.0, held)
+    return [one.fence for one in leases]
+
+
+def made(journal, **options):
+    return Datasets(Ledger(journal), **options)
+
+
+def test_worker_that_comes_back_while_it_expires_is_waited_for_again(journal):
+    async def work():
+        datasets = made(journal, patience_s=0.0)
+        await datasets.open(spec())
+        assert await deal(datasets, "w") == [1]
+        journal.is_open.clear()
+        expiry = asyncio.create_task(datasets.expire(()))
+        await until(lambda: datasets.find("d").waiting)
+        lease = asyncio.create_task(deal(datasets, "w"))
+        await until(lambda: datasets.find("d").leased)
+        journal.is_open.set()
+        assert await lease == [2]
+        await expiry
+        # It says nothing any more.
+        await datasets.expire(())
+        assert not datasets.find("d").leased
+
+    asyncio.run(work())
+
+
+def test_dataset_is_opened_while_shards_expire(journal):
+    async def work():
+        datasets = made(journal, patience_s=0.0)
+        for name in "ab":
+            await datasets.open(spec(name))
+            await deal(datasets, "w", name=name)
+        journal.is_open.clear()
+        expiry = asyncio.create_task(datasets.expire(()))
+        await until(lambda: datasets.find("a").waiting)
+        opening = asyncio.create_task(datasets.open(spec("c")))
+        await until(lambda: "c" in datasets.states)
+        journal.is_open.set()
+        await asyncio.gather(expiry, opening)
+        assert [len(datasets.find(name).waiting) for name in "abc"] == [1, 1, 0]
+
+    asyncio.run(work())
+
+
+def test_shards_of_all_datasets_expire_though_the_journal_is_full(journal):
+    async def work():
+        datasets = made(journal, patience_s=0.0)
+        for name in "ab":
+            await datasets.open(spec(name))
+            await deal(datasets, "w", name=name)
+        journal.num_refusals = 1
+        with pytest.raises(JournalFullError):
+            await datasets.expire(())
+        await datasets.expire(())
+        assert [len(datasets.find(name).leased) for name in "ab"] == [0, 0]
+        await datasets.open(spec("c"))
+        assert [body[0] for body in journal.kinds("returned")] == ["a", "b"]
+
+    asyncio.run(work())
+
+
+def test_shards_that_come_back_wake_those_who_wait_though_the_journal_is_full(journal):
+    async def work():
+        datasets = made(journal)
+        await datasets.open(spec(num_samples=4))
+        (fence,) = await deal(datasets, "w")
+        waiting = asyncio.create_task(datasets.lease("d", "other", 1, 600.0, ()))
+        await until(lambda: datasets._changes)
+        journal.num_refusals = 1
+        with pytest.raises(JournalFullError):
+            await datasets.give_back("d", "w", [fence], False, "gone")
+        async with asyncio.timeout(20):
+            leases, _ = await waiting
+        assert [one.worker for one in leases] == ["other"]
+
+    asyncio.run(work())
+
+
+def test_replay_looks_at_each_record_once(journal, monkeypatch):
+    now_s = Mock(return_value=0.0)
+    num = 200
+    rows = [[fence, f"w{fence}", fence - 1, 0, 0, 1, 0] for fence in range(1, num + 1)]
+    journal.append([opened(spec(num_samples=1, num_epochs=num))])
+    journal.append([Record("leased", ["d", [row]]) for row in rows])
+    datasets = made(journal, patience_s=60.0)
+    looked = Mock(wraps=datasets.hear)
+    monkeypatch.setattr(datasets, "hear", looked)
+    monkeypatch.setattr("drivetrain_elastic._master._datasets.time.monotonic", now_s)
+    for record in journal.records():
+        assert datasets.replay(record)
+    assert not now_s.called
+    datasets.begin()
+    assert looked.call_count == num
+    now_s.return_value = 61.0
+    asyncio.run(datasets.expire(()))
+    assert len(datasets.find("d").waiting) == num
+
+
+def test_shards_of_a_worker_that_died_with_the_master_come_back(journal):
+    with Master(journal) as master, source(master) as writer:
+        writer.grow(4, close=True)
+        request = pb.LeaseRequest(dataset="d", worker="dead", num_shards=1)
+        assert writer._client.call("LeaseShards", request).shards
+    with Master(journal, patience_s=0.1) as master, source(master) as reader:
+        assert list(reader) == [0, 1, 2, 3]

@@ -63,13 +63,13 @@ class Datasets:
 
     def replay(self, record: Record) -> bool:
         """Takes a record of the journal; returns whether it was about datasets."""
-        is_ours = apply_record(self.states, record)
-        if is_ours:
-            now_s = time.monotonic()
-            for state in self.states.values():
-                for one in state.leased.values():
-                    self._heard_s[one.worker] = now_s
-        return is_ours
+        return apply_record(self.states, record)
+
+    def begin(self) -> None:
+        """Waits from now on for a word of those that hold shards after the replay."""
+        for state in self.states.values():
+            for one in state.leased.values():
+                self.hear(one.worker)
 
     def dump(self) -> list[Record]:
         """Returns records that take the place of all that were written."""
@@ -236,13 +236,21 @@ class Datasets:
         self, workers: Collection[str], *, failed: bool, reason: str
     ) -> None:
         """Takes back all that workers hold that are gone."""
-        for state in self.states.values():
-            events = return_of(state, workers, failed=failed, reason=reason)
-            if events:
-                logger.info("%d shards come back: %s", len(events), reason)
-            await self._do(state, events)
+        # All of it at once, before the journal is waited for: meanwhile datasets are
+        # opened, and the same workers may come back and lease again.
         for worker in workers:
             self._heard_s.pop(worker, None)
+        names, records = [], []
+        for name, state in self.states.items():
+            events = return_of(state, workers, failed=failed, reason=reason)
+            for event in events:
+                state.apply(event)
+                records.append(record_of(name, event))
+            if events:
+                logger.info("%d shards come back: %s", len(events), reason)
+                names.append(name)
+        if records:
+            await self._write(names, records)
 
     def hear(self, worker: str) -> None:
         """Notes that a worker is there."""
