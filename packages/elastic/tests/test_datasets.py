@@ -206,7 +206,8 @@ def test_replay_looks_at_each_record_once(journal, monkeypatch):
     datasets = made(journal, patience_s=60.0)
     looked = Mock(wraps=datasets.hear)
     monkeypatch.setattr(datasets, "hear", looked)
-    monkeypatch.setattr("drivetrain_elastic._master._datasets.time.monotonic", now_s)
+    clock = Mock(monotonic=now_s)
+    monkeypatch.setattr("drivetrain_elastic._master._datasets.time", clock)
     for record in journal.records():
         assert datasets.replay(record)
     assert not now_s.called

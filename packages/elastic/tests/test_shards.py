@@ -17,6 +17,7 @@ from drivetrain_elastic.decisions.shards import (
     append,
     commit,
     lease,
+    num_with_indices,
     return_of,
 )
 
@@ -193,6 +194,41 @@ def test_source_cannot_shrink():
     state = DatasetState(spec=spec(num_samples=None))
     assert append(state, 1) == (Appended(1), "")
     assert append(state, 0)[0] is None
+
+
+@pytest.mark.parametrize("shuffle", ["none", "samples", "shards"])
+def test_worker_gets_a_bounded_number_of_shards_at_once(shuffle):
+    master = Master(spec(num_samples=1 << 40, shuffle=shuffle))
+    for _ in range(2):
+        event = lease(master.state, "a", 1 << 31)
+        assert len(event.leases) == 1000
+        master.do(event)
+    master.do(*return_of(master.state, ["a"], failed=False, reason="gone"))
+    event = lease(master.state, "b", 1 << 31)
+    assert [one.shard.number for one in event.leases] == list(range(1000))
+
+
+@pytest.mark.parametrize(
+    ("num", "size", "num_shards", "fits"),
+    [
+        (10, 4, 3, 3),
+        (1 << 40, 1 << 10, 5000, 1 << 10),
+        (1 << 40, 1 << 20, 5, 1),
+        (3, 1 << 60, 5, 5),
+        (None, 1 << 19, 5, 2),
+        (10, 4, 0, 0),
+    ],
+)
+def test_reply_has_room_for_the_indices_of_its_shards(num, size, num_shards, fits):
+    dataset = spec(num_samples=num, shard_size=size)
+    assert num_with_indices(dataset, num_shards) == fits
+
+
+@pytest.mark.parametrize("num", [1 << 60, None])
+def test_shard_that_is_too_large_for_its_indices_says_so(num):
+    dataset = spec(num_samples=num, shard_size=(1 << 20) + 1)
+    with pytest.raises(ProgramError, match="1048577 samples is too large for a reply"):
+        num_with_indices(dataset, 1)
 
 
 def test_growth_that_is_repeated_counts_once_among_many(monkeypatch):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -45,10 +46,13 @@ __all__ = [
     "commit",
     "indices_of",
     "lease",
+    "num_with_indices",
     "return_of",
 ]
 
 _SHUFFLES = ("none", "samples", "shards")
+# What one reply has at most: more would keep others waiting for it, or find no room in it.
+_MOST_LEASES, _MOST_INDICES = 1_000, 1 << 20
 # Of so many that let a source grow it is known what they have done: those who did last.
 _MOST_CALLERS = 10_000
 
@@ -316,18 +320,40 @@ def indices_of(
     return permuted(start, end, num=spec.num_samples, seed=spec.seed, epoch=epoch)
 
 
+def num_with_indices(spec: DatasetSpec, num_shards: int) -> int:
+    """Returns how many shards a reply can have if all their samples are named in it.
+
+    Args:
+        spec: The dataset.
+        num_shards: How many are asked for.
+
+    Raises:
+        ProgramError: Not even one.
+    """
+    size = min(spec.shard_size, spec.num_samples or spec.shard_size)
+    if size > _MOST_INDICES:
+        message = (
+            f"dataset {spec.name!r}: a shard of {size} samples is too large for a reply "
+            f"with their indices, which has {_MOST_INDICES} at most; ask without them, or "
+            f"make shards smaller"
+        )
+        raise ProgramError(message)
+    return min(num_shards, _MOST_INDICES // size)
+
+
 def lease(state: DatasetState, worker: str, num_shards: int) -> Leased | None:
     """Returns what a worker gets: what came back first, then what is fresh.
 
     Args:
         state: Of the dataset.
         worker: Who asks.
-        num_shards: How many at most.
+        num_shards: How many at most; it gets no more than 1,000 at once.
 
     Returns:
         None if nothing is to be had: all is done, or leased, or has not come yet.
     """
-    shards = list(state.waiting)[:num_shards]
+    num_shards = min(num_shards, _MOST_LEASES)
+    shards = list(islice(state.waiting, num_shards))
     fresh = state.fresh()
     while len(shards) < num_shards and (shard := next(fresh, None)) is not None:
         shards.append(shard)
