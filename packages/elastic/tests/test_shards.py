@@ -196,6 +196,15 @@ def test_source_cannot_shrink():
     assert append(state, 0)[0] is None
 
 
+def test_source_grows_no_further_than_its_numbers_can_be_told():
+    master = Master(spec(num_samples=None))
+    master.do(append(master.state, (1 << 60) - 1)[0])
+    event, why = append(master.state, 2)
+    assert event is None
+    assert f"can have {1 << 60}: not 2 more" in why
+    assert append(master.state, 1)[0] == Appended(1)
+
+
 @pytest.mark.parametrize("shuffle", ["none", "samples", "shards"])
 def test_worker_gets_a_bounded_number_of_shards_at_once(shuffle):
     master = Master(spec(num_samples=1 << 40, shuffle=shuffle))
@@ -250,6 +259,7 @@ def test_growth_that_is_repeated_counts_once_among_many(monkeypatch):
     ("changes", "says"),
     [
         ({"name": ""}, "name"),
+        ({"num_samples": (1 << 60) + 1}, "num_samples must be at most"),
         ({"num_samples": 0}, "num_samples must be at least 1, got 0"),
         ({"shard_size": 0}, "shard_size must be at least 1, got 0"),
         ({"num_epochs": 0}, "num_epochs must be at least 1, got 0"),

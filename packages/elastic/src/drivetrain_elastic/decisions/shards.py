@@ -51,6 +51,8 @@ __all__ = [
 ]
 
 _SHUFFLES = ("none", "samples", "shards")
+# Places of so many can be permuted, and their numbers fit a message.
+_MOST_SAMPLES = 1 << 60
 # What one reply has at most: more would keep others waiting for it, or find no room in it.
 _MOST_LEASES, _MOST_INDICES = 1_000, 1 << 20
 # Of so many that let a source grow it is known what they have done: those who did last.
@@ -116,6 +118,12 @@ class DatasetSpec:
                     f"got {value}"
                 )
                 raise ProgramError(message)
+        if self.num_samples is not None and self.num_samples > _MOST_SAMPLES:
+            message = (
+                f"dataset {self.name!r}: num_samples must be at most {_MOST_SAMPLES}, "
+                f"got {self.num_samples}"
+            )
+            raise ProgramError(message)
         if not self.name:
             message = "a dataset must have a name"
             raise ProgramError(message)
@@ -441,4 +449,9 @@ def append(
         return None, f"dataset {state.spec.name!r} grows no more"
     if num_samples < 1:
         return None, f"a source grows by at least 1 sample, not by {num_samples}"
+    if state.num_samples + num_samples > _MOST_SAMPLES:
+        return None, (
+            f"dataset {state.spec.name!r} has {state.num_samples} samples, and can have "
+            f"{_MOST_SAMPLES}: not {num_samples} more"
+        )
     return Appended(num_samples, caller, call), ""
