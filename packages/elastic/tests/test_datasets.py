@@ -225,3 +225,85 @@ def test_shards_of_a_worker_that_died_with_the_master_come_back(journal):
         assert writer._client.call("LeaseShards", request).shards
     with Master(journal, patience_s=0.1) as master, source(master) as reader:
         assert list(reader) == [0, 1, 2, 3]
+
+
+def test_lease_that_is_repeated_is_given_once(journal):
+    async def work():
+        datasets = made(journal)
+        await datasets.open(spec())
+        await deal(datasets, "w", 2)
+        # The reply was lost: the worker knows of neither.
+        again = await deal(datasets, "w", 2)
+        assert sorted(datasets.find("d").leased) == again == [3, 4]
+        # This one holds one of them, and asks twice for one more.
+        for fence in (5, 6):
+            assert await deal(datasets, "w", held=[3]) == [fence]
+            assert sorted(datasets.find("d").leased) == [3, fence]
+
+    asyncio.run(work())
+
+
+def test_call_that_waits_gets_nothing_once_its_worker_has_asked_again(journal):
+    async def work():
+        datasets = made(journal)
+        await datasets.open(spec(num_samples=8))
+        await deal(datasets, "other", 2)
+
+        def ask():
+            return asyncio.create_task(datasets.lease("d", "w", 1, 600.0, ()))
+
+        first = ask()
+        await until(lambda: datasets._changes)
+        asking = dict(datasets._asking)
+        second = ask()
+        await until(lambda: datasets._asking != asking)
+        await datasets.give_back("d", "other", [1, 2], False, "gone")
+        async with asyncio.timeout(20):
+            assert await first == ([], False)
+            leases, _ = await second
+        assert sorted(datasets.find("d").leased) == [leases[0].fence]
+        assert not datasets._asking
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("what", ["return", "growth"])
+def test_what_is_repeated_waits_until_the_first_is_durable(journal, what):
+    async def do(datasets):
+        if what == "return":
+            return await datasets.give_back("d", "w", [1], False, "gone")
+        return await datasets.grow("d", 4, close=False, caller="a", call=1)
+
+    async def work():
+        datasets = made(journal)
+        await datasets.open(spec(num_samples=None))
+        await datasets.grow("d", 4, close=False)
+        await deal(datasets, "w")
+        journal.num_refusals = 2
+        for _ in range(2):
+            with pytest.raises(JournalFullError):
+                await do(datasets)
+        await do(datasets)
+        kind = {"return": "returned", "growth": "appended"}[what]
+        assert len(journal.kinds(kind)) == 1 + (what == "growth")
+
+    asyncio.run(work())
+
+
+def test_nobody_is_told_that_all_is_done_before_the_journal_has_it(journal):
+    async def work():
+        datasets = made(journal)
+        await datasets.open(spec(num_samples=4))
+        (fence,) = await deal(datasets, "w")
+        journal.is_open.clear()
+        commit = asyncio.create_task(datasets.commit("d", "w", [(fence, 4)]))
+        await until(lambda: datasets.find("d").is_finished)
+        told = asyncio.create_task(datasets.lease("d", "other", 1, 0.0, ()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not told.done()
+        journal.is_open.set()
+        assert await commit == [""]
+        assert await told == ([], True)
+
+    asyncio.run(work())

@@ -16,6 +16,7 @@ from drivetrain_elastic.decisions.shards import (
     Returned,
     append,
     commit,
+    give_back,
     lease,
     num_with_indices,
     return_of,
@@ -148,6 +149,42 @@ def test_report_of_a_place_outside_the_shard_does_not_count(upto):
     event, why = commit(master.state, "a", 1, upto)
     assert event is None
     assert f"place {upto} does not lie in the shard from 0 to 4" in why
+
+
+def test_return_that_is_repeated_is_right_and_changes_nothing():
+    master = Master(spec())
+    master.do(lease(master.state, "a", 2))
+    master.do(commit(master.state, "a", 1, 4)[0])
+
+    def back(worker, *fences):
+        events, whys = give_back(
+            master.state, worker, fences, failed=True, reason="ill"
+        )
+        master.do(*events)
+        return [event.fence for event in events], whys
+
+    done = "all samples of lease 1 are committed"
+    assert back("a", 2, 2, 1) == ([2], ["", "", done])
+    assert back("a", 2, 1) == ([], ["", done])
+    master.do(lease(master.state, "b", 2))
+    theirs = "lease 3 is held by b, not by a"
+    none = [f"dataset 'd' has had no lease {fence}" for fence in (9, 0)]
+    assert back("a", 2, 3, 9, 0) == ([], ["", theirs, *none])
+    assert back("b", 3) == ([3], [""])
+    assert sum(shard.num_failures for shard in master.state.waiting) == 2
+    # What came back counts under its new lease only.
+    assert commit(master.state, "a", 2, 8)[1] == "lease 2 of dataset 'd' has ended"
+
+
+@pytest.mark.parametrize("upto", [2, 4])
+def test_commit_that_is_repeated_is_right_and_changes_nothing(upto):
+    master = Master(spec())
+    master.do(lease(master.state, "a", 1))
+    master.do(commit(master.state, "a", 1, upto)[0])
+    assert commit(master.state, "a", 1, upto) == (None, "")
+    master.restart()
+    assert commit(master.state, "a", 1, upto) == (None, "")
+    assert master.state.num_samples_done == upto
 
 
 def test_shard_that_fails_too_often_is_a_dead_letter_with_its_reason():

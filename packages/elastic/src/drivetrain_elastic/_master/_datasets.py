@@ -20,12 +20,13 @@ from drivetrain_elastic.decisions.shards import (
     DatasetState,
     append,
     commit,
+    give_back,
     lease,
     return_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from drivetrain_elastic._master._ledger import Ledger
     from drivetrain_elastic.decisions.shards import (
@@ -60,6 +61,9 @@ class Datasets:
         self._patience_s = patience_s
         self._changes: dict[str, asyncio.Event] = {}
         self._heard_s: dict[str, float] = {}
+        # The last call of each worker that waits for shards of a dataset. One before it
+        # may wait still, if its connection was lost without a word.
+        self._asking: dict[tuple[str, str], object] = {}
 
     def replay(self, record: Record) -> bool:
         """Takes a record of the journal; returns whether it was about datasets."""
@@ -140,21 +144,49 @@ class Datasets:
         if not 1 <= num_shards <= _MOST_SHARDS:
             message = f"num_shards must be 1 to {_MOST_SHARDS}, got {num_shards}"
             raise ProgramError(message)
-        unknown = return_of(
-            self.find(name), [worker], failed=False, reason="a reply did not arrive"
-        )
-        unknown = [event for event in unknown if event.fence not in held]
-        if unknown:
-            await self._do(self.find(name), unknown)
+        state = self.find(name)
+        mine = name, worker
+        asking = self._asking[mine] = object()
+        try:
+            reason = "a reply did not arrive"
+            unknown = return_of(state, [worker], failed=False, reason=reason)
+            unknown = [event for event in unknown if event.fence not in held]
+            if unknown:
+                await self._do(state, unknown)
+            return await self._wait(
+                state,
+                worker,
+                num_shards,
+                timeout_s,
+                lambda: self._asking.get(mine) is asking,
+            )
+        finally:
+            if self._asking.get(mine) is asking:
+                del self._asking[mine]
+
+    async def _wait(
+        self,
+        state: DatasetState,
+        worker: str,
+        num_shards: int,
+        timeout_s: float,
+        is_wanted: Callable[[], bool],
+    ) -> tuple[list[Lease], bool]:
+        """Leases shards as soon as there are any, as long as somebody wants them."""
+        name = state.spec.name
         end_s = time.monotonic() + timeout_s
         while True:
-            state = self.find(name)
+            if not is_wanted():
+                # The worker has asked again, and waits for that reply.
+                return [], False
             self.hear(worker)
             event = lease(state, worker, num_shards)
             if event is not None:
                 await self._do(state, [event])
                 return list(event.leases), False
             if state.is_finished and state.is_closed:
+                # What has finished it may not be durable yet.
+                await self._write([], [])
                 return [], True
             left_s = end_s - time.monotonic()
             if left_s <= 0:
@@ -183,20 +215,16 @@ class Datasets:
         return refusals
 
     async def give_back(
-        self, name: str, worker: str, fences: Collection[int], failed: bool, reason: str
+        self, name: str, worker: str, fences: Sequence[int], failed: bool, reason: str
     ) -> list[str]:
         """Takes shards back; returns for each why it was not this worker's."""
         state = self.find(name)
         self.hear(worker)
-        wanted = set(fences)
-        mine = return_of(state, [worker], failed=failed, reason=reason)
-        events = [event for event in mine if event.fence in wanted]
+        events, refusals = give_back(
+            state, worker, fences, failed=failed, reason=reason
+        )
         await self._do(state, events)
-        held = {event.fence for event in events}
-        return [
-            "" if fence in held else f"lease {fence} is not held by {worker}"
-            for fence in fences
-        ]
+        return refusals
 
     async def grow(
         self,

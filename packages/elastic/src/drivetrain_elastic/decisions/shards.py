@@ -44,6 +44,7 @@ __all__ = [
     "Shard",
     "append",
     "commit",
+    "give_back",
     "indices_of",
     "lease",
     "num_with_indices",
@@ -404,6 +405,44 @@ def commit(
     if upto == held.shard.start:
         return None, ""
     return Committed(fence, upto), ""
+
+
+def give_back(
+    state: DatasetState,
+    worker: str,
+    fences: Iterable[int],
+    *,
+    failed: bool,
+    reason: str,
+) -> tuple[list[Returned], list[str]]:
+    """Decides what happens to leases that a worker does not want any more.
+
+    Args:
+        state: Of the dataset.
+        worker: Who gives them back.
+        fences: Of its leases.
+        failed: Whether the shards may be the cause.
+        reason: Why, for people.
+
+    Returns:
+        What happens, and for each fence an empty string, or why it is not the worker's to
+        give back. One that has ended, as it has when this repeats an earlier return, is
+        right, and changes nothing.
+    """
+    events: dict[int, Returned] = {}
+    refusals = []
+    for fence in fences:
+        held, why = state.leased.get(fence), ""
+        if held is not None and held.worker != worker:
+            why = f"lease {fence} is held by {held.worker}, not by {worker}"
+        elif held is not None:
+            events[fence] = Returned(fence, failed, reason)
+        elif fence in state.done:
+            why = f"all samples of lease {fence} are committed"
+        elif not 0 < fence < state.next_fence:
+            why = f"dataset {state.spec.name!r} has had no lease {fence}"
+        refusals.append(why)
+    return list(events.values()), refusals
 
 
 def return_of(
