@@ -147,6 +147,16 @@ def test_indices_come_with_the_shards_if_asked_for(client):
     assert told == list(worker)
 
 
+def test_indices_of_a_huge_shard_are_refused_and_it_is_not_leased(client):
+    worker = client(num=1 << 60, shard_size=1 << 50)
+    with MasterClient(*_where(worker)) as raw:
+        request = pb.LeaseRequest(dataset="d", worker="tf", num_shards=1)
+        request.with_indices = True
+        with pytest.raises(RefusedError, match="too large for a reply with their"):
+            raw.call("LeaseShards", request)
+        assert not raw.call("GetStatus", pb.StatusRequest()).datasets[0].num_leased
+
+
 def test_source_that_grows_is_read_as_it_comes(client):
     writer, reader = client(num=None), client(num=None)
     read = []

@@ -16,7 +16,9 @@ from drivetrain_elastic.decisions.shards import (
     Returned,
     append,
     commit,
+    give_back,
     lease,
+    num_with_indices,
     return_of,
 )
 
@@ -149,6 +151,42 @@ def test_report_of_a_place_outside_the_shard_does_not_count(upto):
     assert f"place {upto} does not lie in the shard from 0 to 4" in why
 
 
+def test_return_that_is_repeated_is_right_and_changes_nothing():
+    master = Master(spec())
+    master.do(lease(master.state, "a", 2))
+    master.do(commit(master.state, "a", 1, 4)[0])
+
+    def back(worker, *fences):
+        events, whys = give_back(
+            master.state, worker, fences, failed=True, reason="ill"
+        )
+        master.do(*events)
+        return [event.fence for event in events], whys
+
+    done = "all samples of lease 1 are committed"
+    assert back("a", 2, 2, 1) == ([2], ["", "", done])
+    assert back("a", 2, 1) == ([], ["", done])
+    master.do(lease(master.state, "b", 2))
+    theirs = "lease 3 is held by b, not by a"
+    none = [f"dataset 'd' has had no lease {fence}" for fence in (9, 0)]
+    assert back("a", 2, 3, 9, 0) == ([], ["", theirs, *none])
+    assert back("b", 3) == ([3], [""])
+    assert sum(shard.num_failures for shard in master.state.waiting) == 2
+    # What came back counts under its new lease only.
+    assert commit(master.state, "a", 2, 8)[1] == "lease 2 of dataset 'd' has ended"
+
+
+@pytest.mark.parametrize("upto", [2, 4])
+def test_commit_that_is_repeated_is_right_and_changes_nothing(upto):
+    master = Master(spec())
+    master.do(lease(master.state, "a", 1))
+    master.do(commit(master.state, "a", 1, upto)[0])
+    assert commit(master.state, "a", 1, upto) == (None, "")
+    master.restart()
+    assert commit(master.state, "a", 1, upto) == (None, "")
+    assert master.state.num_samples_done == upto
+
+
 def test_shard_that_fails_too_often_is_a_dead_letter_with_its_reason():
     master = Master(spec(max_failures=1))
     for _ in range(2):
@@ -195,10 +233,70 @@ def test_source_cannot_shrink():
     assert append(state, 0)[0] is None
 
 
+def test_source_grows_no_further_than_its_numbers_can_be_told():
+    master = Master(spec(num_samples=None))
+    master.do(append(master.state, (1 << 60) - 1)[0])
+    event, why = append(master.state, 2)
+    assert event is None
+    assert f"can have {1 << 60}: not 2 more" in why
+    assert append(master.state, 1)[0] == Appended(1)
+
+
+@pytest.mark.parametrize("shuffle", ["none", "samples", "shards"])
+def test_worker_gets_a_bounded_number_of_shards_at_once(shuffle):
+    master = Master(spec(num_samples=1 << 40, shuffle=shuffle))
+    for _ in range(2):
+        event = lease(master.state, "a", 1 << 31)
+        assert len(event.leases) == 1000
+        master.do(event)
+    master.do(*return_of(master.state, ["a"], failed=False, reason="gone"))
+    event = lease(master.state, "b", 1 << 31)
+    assert [one.shard.number for one in event.leases] == list(range(1000))
+
+
+@pytest.mark.parametrize(
+    ("num", "size", "num_shards", "fits"),
+    [
+        (10, 4, 3, 3),
+        (1 << 40, 1 << 10, 5000, 1 << 10),
+        (1 << 40, 1 << 20, 5, 1),
+        (3, 1 << 60, 5, 5),
+        (None, 1 << 19, 5, 2),
+        (10, 4, 0, 0),
+    ],
+)
+def test_reply_has_room_for_the_indices_of_its_shards(num, size, num_shards, fits):
+    dataset = spec(num_samples=num, shard_size=size)
+    assert num_with_indices(dataset, num_shards) == fits
+
+
+@pytest.mark.parametrize("num", [1 << 60, None])
+def test_shard_that_is_too_large_for_its_indices_says_so(num):
+    dataset = spec(num_samples=num, shard_size=(1 << 20) + 1)
+    with pytest.raises(ProgramError, match="1048577 samples is too large for a reply"):
+        num_with_indices(dataset, 1)
+
+
+def test_growth_that_is_repeated_counts_once_among_many(monkeypatch):
+    monkeypatch.setattr("drivetrain_elastic.decisions.shards._MOST_CALLERS", 2)
+    master = Master(spec(num_samples=None))
+    for caller, call in (("a", 1), ("b", 1), ("a", 2), ("", 0), ("", 0)):
+        master.do(append(master.state, 1, caller, call)[0])
+    for caller, call in (("a", 1), ("a", 2), ("b", 1)):
+        assert append(master.state, 1, caller, call) == (None, "")
+    # One that has not grown for long is forgotten: b, not a.
+    master.do(append(master.state, 1, "c", 1)[0])
+    assert list(master.state.growths.items()) == [("a", 2), ("c", 1)]
+    master.restart()
+    assert master.state.num_samples == 6
+    assert "numbered from 1, got 0" in append(master.state, 1, "a", 0)[1]
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"name": ""}, "name"),
+        ({"num_samples": (1 << 60) + 1}, "num_samples must be at most"),
         ({"num_samples": 0}, "num_samples must be at least 1, got 0"),
         ({"shard_size": 0}, "shard_size must be at least 1, got 0"),
         ({"num_epochs": 0}, "num_epochs must be at least 1, got 0"),

@@ -126,6 +126,10 @@ class ShardClient:
         self._current: _Held | None = None
         self._place = 0
         self._num_uncommitted = 0
+        # Another client may have the same name of a worker, now or later.
+        self._caller = uuid.uuid4().hex
+        self._num_growths = 0
+        self._growing = threading.Lock()
         self.epoch = 0
         self.finished = False
         self._closing = threading.Event()
@@ -225,9 +229,22 @@ class ShardClient:
         Args:
             num_samples: How many.
             close: Whether these were the last.
+
+        Raises:
+            RefusedError: It grows no more.
+            MasterError: No master has answered. The samples are there or not.
         """
-        growth = pb.Growth(dataset=self.spec.name, num_samples=num_samples, close=close)
-        self._client.call("GrowDataset", growth)
+        # One after another: a growth with a lower number than another's is a repeated one.
+        with self._growing:
+            self._num_growths += 1
+            growth = pb.Growth(
+                dataset=self.spec.name,
+                num_samples=num_samples,
+                close=close,
+                caller=self._caller,
+                call=self._num_growths,
+            )
+            self._client.call("GrowDataset", growth)
 
     def give_back(self, *, failed: bool = False, reason: str = "given back") -> None:
         """Gives back all that is not committed, for other workers to read.

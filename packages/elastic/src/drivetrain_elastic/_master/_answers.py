@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,11 @@ import grpc
 
 from drivetrain_core import DrivetrainError
 from drivetrain_elastic._master._nodes import DuplicateNodeError
-from drivetrain_elastic.decisions.shards import DatasetSpec, indices_of
+from drivetrain_elastic.decisions.shards import (
+    DatasetSpec,
+    indices_of,
+    num_with_indices,
+)
 from drivetrain_elastic.journal import JournalError
 from drivetrain_elastic.protocol import _messages as pb
 
@@ -153,15 +158,21 @@ class Answers:
         self, request: pb.LeaseRequest, _: Any
     ) -> pb.LeaseReply:
         """Leases shards, and waits for them."""
+        spec = self._datasets.find(request.dataset).spec
+        num_shards = request.num_shards
+        if request.with_indices:
+            num_shards = num_with_indices(spec, num_shards)
         leases, finished = await self._datasets.lease(
             request.dataset,
             request.worker,
-            request.num_shards,
+            num_shards,
             request.timeout_s,
             set(request.held),
         )
-        spec = self._datasets.find(request.dataset).spec
-        shards = [_shard(one, spec, request.with_indices) for one in leases]
+        shards = [_shard(one) for one in leases]
+        if request.with_indices:
+            # Others are served meanwhile.
+            await asyncio.to_thread(_add_indices, shards, spec)
         return pb.LeaseReply(shards=shards, finished=finished)
 
     @_told
@@ -196,7 +207,11 @@ class Answers:
     ) -> pb.DatasetStatus:
         """Adds samples to a source."""
         state = await self._datasets.grow(
-            request.dataset, request.num_samples, close=request.close
+            request.dataset,
+            request.num_samples,
+            close=request.close,
+            caller=request.caller,
+            call=request.call,
         )
         return dataset_status(state)
 
@@ -249,10 +264,12 @@ def dataset_status(state: DatasetState) -> pb.DatasetStatus:
     )
 
 
-def _shard(one: Lease, spec: DatasetSpec, with_indices: bool) -> pb.Shard:
+def _shard(one: Lease) -> pb.Shard:
     _, epoch, start, end, _ = one.shard
-    message = pb.Shard(fence=one.fence, epoch=epoch, start=start, end=end)
-    if with_indices:
-        found = indices_of(spec, epoch=epoch, start=start, end=end)
-        message.indices.extend(found.tolist())
-    return message
+    return pb.Shard(fence=one.fence, epoch=epoch, start=start, end=end)
+
+
+def _add_indices(shards: list[pb.Shard], spec: DatasetSpec) -> None:
+    for one in shards:
+        found = indices_of(spec, epoch=one.epoch, start=one.start, end=one.end)
+        one.indices.extend(found.tolist())

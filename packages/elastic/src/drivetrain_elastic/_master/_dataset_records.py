@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,7 @@ def whole(state: DatasetState) -> Record:
             "next_fence": state.next_fence,
             "done": state.done.ranges,
             "num_samples_done": state.num_samples_done,
+            "growths": list(state.growths.items()),
         },
     )
 
@@ -125,4 +126,5 @@ def _state(body: Mapping[str, Any]) -> DatasetState:
         next_fence=body["next_fence"],
         done=Numbers([(start, end) for start, end in body["done"]]),
         num_samples_done=body["num_samples_done"],
+        growths=OrderedDict((caller, call) for caller, call in body.get("growths", ())),
     )

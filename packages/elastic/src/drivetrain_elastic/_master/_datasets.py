@@ -20,12 +20,13 @@ from drivetrain_elastic.decisions.shards import (
     DatasetState,
     append,
     commit,
+    give_back,
     lease,
     return_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from drivetrain_elastic._master._ledger import Ledger
     from drivetrain_elastic.decisions.shards import (
@@ -60,16 +61,19 @@ class Datasets:
         self._patience_s = patience_s
         self._changes: dict[str, asyncio.Event] = {}
         self._heard_s: dict[str, float] = {}
+        # The last call of each worker that waits for shards of a dataset. One before it
+        # may wait still, if its connection was lost without a word.
+        self._asking: dict[tuple[str, str], object] = {}
 
     def replay(self, record: Record) -> bool:
         """Takes a record of the journal; returns whether it was about datasets."""
-        is_ours = apply_record(self.states, record)
-        if is_ours:
-            now_s = time.monotonic()
-            for state in self.states.values():
-                for one in state.leased.values():
-                    self._heard_s[one.worker] = now_s
-        return is_ours
+        return apply_record(self.states, record)
+
+    def begin(self) -> None:
+        """Waits from now on for a word of those that hold shards after the replay."""
+        for state in self.states.values():
+            for one in state.leased.values():
+                self.hear(one.worker)
 
     def dump(self) -> list[Record]:
         """Returns records that take the place of all that were written."""
@@ -140,19 +144,49 @@ class Datasets:
         if not 1 <= num_shards <= _MOST_SHARDS:
             message = f"num_shards must be 1 to {_MOST_SHARDS}, got {num_shards}"
             raise ProgramError(message)
-        unknown = return_of(
-            self.find(name), [worker], failed=False, reason="a reply did not arrive"
-        )
-        await self._do(self.find(name), [e for e in unknown if e.fence not in held])
+        state = self.find(name)
+        mine = name, worker
+        asking = self._asking[mine] = object()
+        try:
+            reason = "a reply did not arrive"
+            unknown = return_of(state, [worker], failed=False, reason=reason)
+            unknown = [event for event in unknown if event.fence not in held]
+            if unknown:
+                await self._do(state, unknown)
+            return await self._wait(
+                state,
+                worker,
+                num_shards,
+                timeout_s,
+                lambda: self._asking.get(mine) is asking,
+            )
+        finally:
+            if self._asking.get(mine) is asking:
+                del self._asking[mine]
+
+    async def _wait(
+        self,
+        state: DatasetState,
+        worker: str,
+        num_shards: int,
+        timeout_s: float,
+        is_wanted: Callable[[], bool],
+    ) -> tuple[list[Lease], bool]:
+        """Leases shards as soon as there are any, as long as somebody wants them."""
+        name = state.spec.name
         end_s = time.monotonic() + timeout_s
         while True:
-            state = self.find(name)
+            if not is_wanted():
+                # The worker has asked again, and waits for that reply.
+                return [], False
             self.hear(worker)
             event = lease(state, worker, num_shards)
             if event is not None:
                 await self._do(state, [event])
                 return list(event.leases), False
             if state.is_finished and state.is_closed:
+                # What has finished it may not be durable yet.
+                await self._write([], [])
                 return [], True
             left_s = end_s - time.monotonic()
             if left_s <= 0:
@@ -177,29 +211,38 @@ class Datasets:
             if event is not None:
                 state.apply(event)
                 records.append(record_of(name, event))
-        # Also a report that repeats another one waits until that one is durable.
-        await self._ledger.append(records)
-        self._tell(name)
+        await self._write([name], records)
         return refusals
 
     async def give_back(
-        self, name: str, worker: str, fences: Collection[int], failed: bool, reason: str
+        self, name: str, worker: str, fences: Sequence[int], failed: bool, reason: str
     ) -> list[str]:
         """Takes shards back; returns for each why it was not this worker's."""
         state = self.find(name)
         self.hear(worker)
-        wanted = set(fences)
-        mine = return_of(state, [worker], failed=failed, reason=reason)
-        events = [event for event in mine if event.fence in wanted]
+        events, refusals = give_back(
+            state, worker, fences, failed=failed, reason=reason
+        )
         await self._do(state, events)
-        held = {event.fence for event in events}
-        return [
-            "" if fence in held else f"lease {fence} is not held by {worker}"
-            for fence in fences
-        ]
+        return refusals
 
-    async def grow(self, name: str, num_samples: int, *, close: bool) -> DatasetState:
+    async def grow(
+        self,
+        name: str,
+        num_samples: int,
+        *,
+        close: bool,
+        caller: str = "",
+        call: int = 0,
+    ) -> DatasetState:
         """Adds samples to a source, and closes it if asked.
+
+        Args:
+            name: Of the dataset.
+            num_samples: How many.
+            close: Whether these are the last.
+            caller: Who may repeat this.
+            call: Its how-manieth growth this is.
 
         Raises:
             ProgramError: It grows no more.
@@ -207,10 +250,11 @@ class Datasets:
         state = self.find(name)
         events: list[Event] = []
         if num_samples:
-            event, why = append(state, num_samples)
-            if event is None:
+            event, why = append(state, num_samples, caller, call)
+            if why:
                 raise ProgramError(why)
-            events.append(event)
+            if event is not None:
+                events.append(event)
         if close and not state.is_closed:
             events.append(Closed())
         await self._do(state, events)
@@ -220,13 +264,21 @@ class Datasets:
         self, workers: Collection[str], *, failed: bool, reason: str
     ) -> None:
         """Takes back all that workers hold that are gone."""
-        for state in self.states.values():
-            events = return_of(state, workers, failed=failed, reason=reason)
-            if events:
-                logger.info("%d shards come back: %s", len(events), reason)
-            await self._do(state, events)
+        # All of it at once, before the journal is waited for: meanwhile datasets are
+        # opened, and the same workers may come back and lease again.
         for worker in workers:
             self._heard_s.pop(worker, None)
+        names, records = [], []
+        for name, state in self.states.items():
+            events = return_of(state, workers, failed=failed, reason=reason)
+            for event in events:
+                state.apply(event)
+                records.append(record_of(name, event))
+            if events:
+                logger.info("%d shards come back: %s", len(events), reason)
+                names.append(name)
+        if records:
+            await self._write(names, records)
 
     def hear(self, worker: str) -> None:
         """Notes that a worker is there."""
@@ -254,13 +306,22 @@ class Datasets:
     async def _do(
         self, state: DatasetState, events: Sequence[Event] | list[Returned]
     ) -> None:
-        if not events:
-            return
         name = state.spec.name
         for event in events:
             state.apply(event)
-        await self._ledger.append([record_of(name, event) for event in events])
-        self._tell(name)
+        await self._write([name], [record_of(name, event) for event in events])
+
+    async def _write(self, names: Collection[str], records: Sequence[Record]) -> None:
+        """Writes what has happened to datasets, and all that was decided before.
+
+        Without records too: what a caller repeats may not be durable yet.
+        """
+        try:
+            await self._ledger.append(records)
+        finally:
+            # It has happened even if there was no room for it, or nobody waits for it.
+            for name in names:
+                self._tell(name)
 
     def _tell(self, name: str) -> None:
         """Wakes those who wait for shards of a dataset."""

@@ -139,6 +139,7 @@ class Master:
             )
             # In a thread: the lease is renewed meanwhile.
             await asyncio.to_thread(_replay, self._journal, datasets, events, nodes)
+            datasets.begin()
             nodes.begin()
             answers = Answers(keys, datasets, events, nodes, self.incarnation)
             host = self.address.rsplit(":", 1)[0]

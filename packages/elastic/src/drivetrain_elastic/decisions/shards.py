@@ -15,8 +15,9 @@ is returned is the rest.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -43,12 +44,20 @@ __all__ = [
     "Shard",
     "append",
     "commit",
+    "give_back",
     "indices_of",
     "lease",
+    "num_with_indices",
     "return_of",
 ]
 
 _SHUFFLES = ("none", "samples", "shards")
+# Places of so many can be permuted, and their numbers fit a message.
+_MOST_SAMPLES = 1 << 60
+# What one reply has at most: more would keep others waiting for it, or find no room in it.
+_MOST_LEASES, _MOST_INDICES = 1_000, 1 << 20
+# Of so many that let a source grow it is known what they have done: those who did last.
+_MOST_CALLERS = 10_000
 
 
 class Shard(NamedTuple):
@@ -110,6 +119,12 @@ class DatasetSpec:
                     f"got {value}"
                 )
                 raise ProgramError(message)
+        if self.num_samples is not None and self.num_samples > _MOST_SAMPLES:
+            message = (
+                f"dataset {self.name!r}: num_samples must be at most {_MOST_SAMPLES}, "
+                f"got {self.num_samples}"
+            )
+            raise ProgramError(message)
         if not self.name:
             message = "a dataset must have a name"
             raise ProgramError(message)
@@ -172,9 +187,11 @@ class Returned(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """A source has grown."""
+    """A source has grown, by the call of this number of somebody who may repeat it."""
 
     num_samples: int
+    caller: str = ""
+    call: int = 0
 
 
 class Closed(NamedTuple):
@@ -201,6 +218,7 @@ class DatasetState:
         next_fence: Of the next lease.
         done: The fences of shards that were read to their end.
         num_samples_done: Samples that were committed.
+        growths: The number of the last growth of each caller; who grew last is last.
     """
 
     spec: DatasetSpec
@@ -213,6 +231,7 @@ class DatasetState:
     next_fence: int = 1
     done: Numbers = field(default_factory=Numbers)
     num_samples_done: int = 0
+    growths: OrderedDict[str, int] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
         """Counts the samples of a dataset that does not grow."""
@@ -277,8 +296,13 @@ class DatasetState:
                     self.dead.append((shard, reason))
                 else:
                     self.waiting.append(shard)
-            case Appended(num_samples):
+            case Appended(num_samples, caller, call):
                 self.num_samples += num_samples
+                if caller:
+                    self.growths[caller] = call
+                    self.growths.move_to_end(caller)
+                    if len(self.growths) > _MOST_CALLERS:
+                        self.growths.popitem(last=False)
             case Closed():
                 self.is_closed = True
 
@@ -305,18 +329,40 @@ def indices_of(
     return permuted(start, end, num=spec.num_samples, seed=spec.seed, epoch=epoch)
 
 
+def num_with_indices(spec: DatasetSpec, num_shards: int) -> int:
+    """Returns how many shards a reply can have if all their samples are named in it.
+
+    Args:
+        spec: The dataset.
+        num_shards: How many are asked for.
+
+    Raises:
+        ProgramError: Not even one.
+    """
+    size = min(spec.shard_size, spec.num_samples or spec.shard_size)
+    if size > _MOST_INDICES:
+        message = (
+            f"dataset {spec.name!r}: a shard of {size} samples is too large for a reply "
+            f"with their indices, which has {_MOST_INDICES} at most; ask without them, or "
+            f"make shards smaller"
+        )
+        raise ProgramError(message)
+    return min(num_shards, _MOST_INDICES // size)
+
+
 def lease(state: DatasetState, worker: str, num_shards: int) -> Leased | None:
     """Returns what a worker gets: what came back first, then what is fresh.
 
     Args:
         state: Of the dataset.
         worker: Who asks.
-        num_shards: How many at most.
+        num_shards: How many at most; it gets no more than 1,000 at once.
 
     Returns:
         None if nothing is to be had: all is done, or leased, or has not come yet.
     """
-    shards = list(state.waiting)[:num_shards]
+    num_shards = min(num_shards, _MOST_LEASES)
+    shards = list(islice(state.waiting, num_shards))
     fresh = state.fresh()
     while len(shards) < num_shards and (shard := next(fresh, None)) is not None:
         shards.append(shard)
@@ -361,6 +407,44 @@ def commit(
     return Committed(fence, upto), ""
 
 
+def give_back(
+    state: DatasetState,
+    worker: str,
+    fences: Iterable[int],
+    *,
+    failed: bool,
+    reason: str,
+) -> tuple[list[Returned], list[str]]:
+    """Decides what happens to leases that a worker does not want any more.
+
+    Args:
+        state: Of the dataset.
+        worker: Who gives them back.
+        fences: Of its leases.
+        failed: Whether the shards may be the cause.
+        reason: Why, for people.
+
+    Returns:
+        What happens, and for each fence an empty string, or why it is not the worker's to
+        give back. One that has ended, as it has when this repeats an earlier return, is
+        right, and changes nothing.
+    """
+    events: dict[int, Returned] = {}
+    refusals = []
+    for fence in fences:
+        held, why = state.leased.get(fence), ""
+        if held is not None and held.worker != worker:
+            why = f"lease {fence} is held by {held.worker}, not by {worker}"
+        elif held is not None:
+            events[fence] = Returned(fence, failed, reason)
+        elif fence in state.done:
+            why = f"all samples of lease {fence} are committed"
+        elif not 0 < fence < state.next_fence:
+            why = f"dataset {state.spec.name!r} has had no lease {fence}"
+        refusals.append(why)
+    return list(events.values()), refusals
+
+
 def return_of(
     state: DatasetState, workers: Iterable[str], *, failed: bool, reason: str
 ) -> list[Returned]:
@@ -381,10 +465,32 @@ def return_of(
     ]
 
 
-def append(state: DatasetState, num_samples: int) -> tuple[Appended | None, str]:
-    """Decides whether a source may grow; returns why not in the second place."""
+def append(
+    state: DatasetState, num_samples: int, caller: str = "", call: int = 0
+) -> tuple[Appended | None, str]:
+    """Decides whether a source grows.
+
+    Args:
+        state: Of the dataset.
+        num_samples: How many samples come.
+        caller: Who says so, by a name that is its own; empty if it repeats nothing.
+        call: Its how-manieth growth this is, from 1.
+
+    Returns:
+        What happens, and an empty string; or None, and why it may not grow. A growth that
+        repeats an earlier one changes nothing, and is right.
+    """
+    if caller and call < 1:
+        return None, f"the growths of a caller are numbered from 1, got {call}"
+    if caller and call <= state.growths.get(caller, 0):
+        return None, ""
     if state.is_closed:
         return None, f"dataset {state.spec.name!r} grows no more"
     if num_samples < 1:
         return None, f"a source grows by at least 1 sample, not by {num_samples}"
-    return Appended(num_samples), ""
+    if state.num_samples + num_samples > _MOST_SAMPLES:
+        return None, (
+            f"dataset {state.spec.name!r} has {state.num_samples} samples, and can have "
+            f"{_MOST_SAMPLES}: not {num_samples} more"
+        )
+    return Appended(num_samples, caller, call), ""

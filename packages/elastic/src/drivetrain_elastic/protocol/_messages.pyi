@@ -352,14 +352,18 @@ class ReturnRequest(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., worker: _Optional[str] = ..., fences: _Optional[_Iterable[int]] = ..., failed: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Growth(_message.Message):
-    __slots__ = ("dataset", "num_samples", "close")
+    __slots__ = ("dataset", "num_samples", "close", "caller", "call")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     num_samples: int
     close: bool
-    def __init__(self, dataset: _Optional[str] = ..., num_samples: _Optional[int] = ..., close: _Optional[bool] = ...) -> None: ...
+    caller: str
+    call: int
+    def __init__(self, dataset: _Optional[str] = ..., num_samples: _Optional[int] = ..., close: _Optional[bool] = ..., caller: _Optional[str] = ..., call: _Optional[int] = ...) -> None: ...
 
 class DeadShard(_message.Message):
     __slots__ = ("epoch", "start", "end", "reason")
