@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core import ProgramError
 from drivetrain_elastic._agent._crew import Crew
+from drivetrain_elastic._agent._final_reports import FinalReports
 from drivetrain_elastic._agent._launcher import Launcher, Program
 from drivetrain_elastic._agent._link import serve_links
 from drivetrain_elastic._agent._master_line import MasterLine
@@ -105,8 +108,15 @@ class Agent:
         self._tls = tls
         self._master = master
         self.reason = ""
+        self._id = secrets.token_hex(8)
         self._num_signals = 0
         self._reported_stuck: set[str] = set()
+        # What every master is told, since the one before may not have written it.
+        self._final_reports = FinalReports()
+        self._broken: pb.Broken | None = None
+        self._leave_reason = ""
+        self._leave_end_s = math.inf
+        self._leaving: asyncio.Task[None] | None = None
 
     def run(self) -> int:
         """Runs the job's part on this node and returns the exit code for it.
@@ -229,8 +239,11 @@ class Agent:
             host=os.uname().nodename,
             pid=os.getpid(),
             num_slots=config.num_workers,
-            workers=self._crew.reports(),
+            workers=[*self._crew.reports(), *self._final_reports.all()],
             terms=terms,
+            agent=self._id,
+            broken=self._broken,
+            leave=self._leave_request(),
         )
 
     def _heartbeat(self) -> pb.Heartbeat:
@@ -238,16 +251,20 @@ class Agent:
         return pb.Heartbeat(workers=[one.progress() for one in workers])
 
     def _report(self, reports: list[pb.WorkerReport]) -> None:
+        self._final_reports.add(reports)
         self._line.send(pb.FromAgent(workers=pb.WorkerReports(reports=reports)))
 
     def _report_broken(self, epoch: int, worker: str, reason: str) -> None:
         broken = pb.Broken(epoch=epoch, worker=worker, reason=reason)
+        if self._broken is None or epoch > self._broken.epoch:
+            self._broken = broken
         self._line.send(pb.FromAgent(broken=broken))
 
     def _heard(self, message: pb.ToAgent) -> None:
         what = message.WhichOneof("what")
         if what == "world":
             logger.info("world %d: %s", message.world.epoch, message.world.reason)
+            self._final_reports.settle(message.world)
             self._crew.show_world(message.world)
         elif what == "command":
             self._obey(message.command)
@@ -277,17 +294,30 @@ class Agent:
 
     def _leave(self, reason: str, within_s: float) -> None:
         """Lets the workers go at the end of a step, and then the agent."""
+        self._leave_end_s = min(self._leave_end_s, time.monotonic() + within_s)
+        if self._leaving is not None:
+            return
         logger.info("this node leaves within %.1f s: %s", within_s, reason)
+        self._leave_reason = reason
         self._crew.ask_to_leave(reason, within_s)
-        task = asyncio.create_task(self._wait_for_leaving(reason, within_s))
-        self._leaving = task
+        self._leaving = asyncio.create_task(self._wait_for_leaving())
 
-    async def _wait_for_leaving(self, reason: str, within_s: float) -> None:
-        end_s = time.monotonic() + within_s
-        while self._crew.workers and time.monotonic() < end_s:
+    async def _wait_for_leaving(self) -> None:
+        while self._crew.workers and time.monotonic() < self._leave_end_s:
             await asyncio.sleep(0.01)
         # Those that could not leave in time are asked once more, and not for long.
-        self._end(_Outcome(0, f"the node has left: {reason}", _LATE_GRACE_S))
+        reason = f"the node has left: {self._leave_reason}"
+        self._end(_Outcome(0, reason, _LATE_GRACE_S))
+
+    def _leave_request(self) -> pb.LeaveRequest | None:
+        """Returns what a master has to know of a node that leaves."""
+        if self._leaving is None:
+            return None
+        return pb.LeaveRequest(
+            node=self._config.node,
+            within_s=max(0.0, self._leave_end_s - time.monotonic()),
+            reason=self._leave_reason,
+        )
 
     def _listen_to_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -302,11 +332,10 @@ class Agent:
             self._end(_Outcome(128 + number, reason, 0.0))
             for worker in list(self._crew.workers.values()):
                 self._crew.kill(worker, reason)
-        elif self._goes_on_elsewhere() and self._line.is_open:
-            request = pb.LeaveRequest(
-                node=self._config.node, within_s=grace_s, reason=reason
-            )
-            self._line.send(pb.FromAgent(leave=request))
+        elif self._goes_on_elsewhere():
+            # The time runs from now, whether or not there is a master that hears of it.
+            self._leave(reason, grace_s)
+            self._line.send(pb.FromAgent(leave=self._leave_request()))
         else:
             self._end(_Outcome(128 + number, reason, grace_s))
 
