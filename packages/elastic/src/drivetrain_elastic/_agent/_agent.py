@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -18,12 +17,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from drivetrain_core import ProgramError
 from drivetrain_elastic._agent._crew import Crew
 from drivetrain_elastic._agent._final_reports import FinalReports
+from drivetrain_elastic._agent._folder import make_folder
 from drivetrain_elastic._agent._launcher import Launcher, Program
 from drivetrain_elastic._agent._link import serve_links
 from drivetrain_elastic._agent._master_line import MasterLine
 from drivetrain_elastic._agent._master_process import MasterProcess
 from drivetrain_elastic._agent._output import Output
-from drivetrain_elastic._agent._parent import adopt_orphans, reap_orphans
+from drivetrain_elastic._agent._parent import (
+    adopt_orphans,
+    children,
+    kill_adopted,
+    reap_orphans,
+)
 from drivetrain_elastic._secret import make_token, write_token
 from drivetrain_elastic._stacks import take_stacks
 from drivetrain_elastic.protocol import _messages as pb
@@ -44,6 +49,8 @@ _NAP_S = 0.5
 _STUCK_PAUSE_S = 1.0
 _DUMP_S = 0.3
 _LATE_GRACE_S = 2.0
+_ORPHANS_S = 5.0
+_SOCKET = "agent"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -125,6 +132,9 @@ class Agent:
         the step in flight if the job goes on elsewhere, and with SIGTERM if not. A second
         signal kills them.
 
+        Whatever workers have started is killed at the end. Children of this process that
+        are older, or in its session, are not touched; others are taken for theirs.
+
         Raises:
             DrivetrainError: The master refuses this agent, or workers cannot be started.
         """
@@ -134,7 +144,8 @@ class Agent:
         adopt_orphans()
         self._outcome: asyncio.Future[_Outcome]
         self._outcome = asyncio.get_running_loop().create_future()
-        folder = tempfile.mkdtemp(prefix="drivetrain-elastic-")
+        strangers = children()
+        folder = make_folder(_SOCKET)
         output = Output(self._config.log_folder, tee=self._config.tee)
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -145,7 +156,7 @@ class Agent:
                 tasks.append(asyncio.create_task(self._master.run()))
             assert self._address is not None
             assert self._token is not None
-            self._path = f"{folder}/agent"
+            self._path = f"{folder}/{_SOCKET}"
             env = self._environment(self._path)
             self._launcher = launcher = Launcher(
                 self._program, loaded=self._config.preload, env=env
@@ -189,6 +200,7 @@ class Agent:
             await asyncio.gather(*tasks, return_exceptions=True)
             if self._master is not None:
                 await self._master.close()
+            await self._kill_orphans(strangers)
             await output.close()
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -349,6 +361,12 @@ class Agent:
     def _reap_orphans(self) -> None:
         master = self._master.pid if self._master is not None else 0
         reap_orphans({*self._crew.pids, self._launcher.pid, master})
+
+    async def _kill_orphans(self, strangers: set[int]) -> None:
+        """Kills what workers have started and left, also in sessions of their own."""
+        end_s = time.monotonic() + _ORPHANS_S
+        while kill_adopted(strangers) and time.monotonic() < end_s:
+            await asyncio.sleep(0.002)
 
     async def _look_after_workers(self) -> None:
         while True:

@@ -214,9 +214,10 @@ class Nodes:
             self._note("node-joined", name, what)
         self._meet(node, hello.workers)
         node.line.send(pb.ToAgent(welcome=self._welcome))
-        world = self._told_world
-        if all(one.name in self._state.workers for one in world.world.members):
-            node.line.send(world)
+        told = self._told_world
+        members = [one.name for one in told.world.members]
+        if members and all(name in self._state.workers for name in members):
+            node.line.send(told)
         if self._told_ending is not None:
             node.line.send(self._told_ending)
         self._take_again(node, hello)
