@@ -53,9 +53,13 @@ def run(scenario, **options):
         )
         crew.begin()
         await launcher.wait_until_asked(1)
-        await scenario(crew, launcher)
-        await crew.stop("the test is over", grace_s=0.0)
-        assert not crew.pids
+        try:
+            await scenario(crew, launcher)
+            await crew.stop("the test is over", grace_s=0.0)
+            assert not crew.pids
+        finally:
+            for pid in crew.pids:
+                os.kill(pid, signal.SIGKILL)
         return len(launcher.pids)
 
     return reports, asyncio.run(asyncio.wait_for(main(), 60.0))

@@ -3,11 +3,13 @@
 import queue
 import threading
 import time
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
-from drivetrain_elastic import Master
+from drivetrain_elastic import Agent as AnyAgent
+from drivetrain_elastic import AgentConfig, Master
 from drivetrain_elastic._client import MasterClient
 from drivetrain_elastic.journal import JournalFullError
 from drivetrain_elastic.protocol import _messages as pb
@@ -421,6 +423,24 @@ def test_planned_leave_is_told_first_and_changes_the_world(agent):
     world = b.next("world")
     assert [one.name for one in world.members] == ["a/0", "a/1"]
     assert (world.reason, world.broken_epoch) == ("b/0 is leaving", 0)
+
+
+def test_agent_that_comes_on_a_new_line_is_the_same_one(agent):
+    one = {"agent": "the one"}
+    agent("a", says=one).next("welcome")
+    # Its machine may have lost the first line, of which the master still thinks well.
+    agent("a", says=one).next("welcome")
+
+
+def test_agents_of_one_host_and_process_call_themselves_differently():
+    hellos = []
+    for _ in range(2):
+        agent = AnyAgent(["train.py"], AgentConfig(node="a"))
+        agent._crew = SimpleNamespace(reports=list)
+        hellos.append(agent._hello())
+    first, second = hellos
+    assert (first.host, first.pid) == (second.host, second.pid)
+    assert first.agent != second.agent
 
 
 @pytest.mark.parametrize(
