@@ -205,6 +205,81 @@ def test_place_whose_workers_always_die_is_given_up(job, tmp_path):
     assert "2 deaths within 3600 s, 1 restarts allowed" in job.text()
 
 
+FINISHES = """
+import os, psutil, sys, time
+import torch
+from drivetrain_elastic import ElasticLoop, Schedule
+model = torch.nn.Linear(1, 1)
+loop = ElasticLoop(model, torch.optim.SGD(model.parameters(), lr=0.1),
+    schedule=Schedule(num_samples=8, global_batch=4), num_steps=20)
+def kill_master():
+    for one in psutil.Process(os.getppid()).children():
+        if "master" in one.cmdline():
+            one.kill()
+for step in loop:
+    with step:
+        for part in step.parts():
+            (model(torch.ones(1, 1)).sum() * part.weight).backward()
+        if {breaks} and step.number == 10 and step.rank == 0 and step.epoch == 1:
+            kill_master()
+            loop._world.break_off()
+if not {breaks} and step.rank == 0:
+    kill_master()
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("breaks", [True, False])
+def test_master_that_dies_as_it_is_told_something_loses_nothing(job, tmp_path, breaks):
+    script = Path(tmp_path, "script.py")
+    script.write_text(FINISHES.replace("{breaks}", str(breaks)))
+    job = job(program=[str(script)], arguments=[], num_workers=2)
+    assert job.wait(60.0) == {"node0": 0}, job.text()
+    assert "starting another one" in job.text()
+    assert ("collectives failed" in job.text()) == breaks
+
+
+LEAVES_OTHERS = """
+import runpy, subprocess, sys
+# One that goes on by itself, and one whose parent is gone as well.
+subprocess.Popen(["sleep", "4713"], start_new_session=True)
+subprocess.run(["sh", "-c", "setsid sleep 4713 & exit"], check=True)
+sys.argv = ["x", "--steps", "10000", "--pause-s", "0.02"]
+runpy.run_module("drivetrain_elastic.examples.byte_lm", run_name="__main__")
+"""
+
+
+@pytest.mark.faults
+def test_agent_that_ends_leaves_nothing_of_what_workers_have_started(job, tmp_path):
+    script = Path(tmp_path, "script.py")
+    script.write_text(LEAVES_OTHERS)
+    job = job("--grace-s", "2", program=[str(script)], arguments=[], num_workers=2)
+    job.wait_for_step(3, num_workers=2)
+    others = [one for one in job.processes() if "4713" in one.cmdline()]
+    assert len(others) >= 4
+    job.nodes["node0"].send_signal(signal.SIGTERM)
+    job.nodes["node0"].wait(60)
+    assert not [one for one in others if one.is_running()]
+
+
+def test_agent_has_room_for_its_socket_whatever_its_environment_is(job, tmp_path):
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    env = {f"PART{at}": "x" * 100_000 for at in range(4)}
+    env |= {"TMPDIR": str(folder), "PYTHONIOENCODING": "ascii:strict"}
+    script = Path(tmp_path, "script.py")
+    script.write_text(SOME.format(inside="pass", after="os.write(1, 'Grüße'.encode())"))
+    job = job(
+        *("--tee", "--log-dir", str(tmp_path / "logs"), "--standbys", "0"),
+        program=[str(script)],
+        arguments=[],
+        num_workers=1,
+        env=env,
+    )
+    assert job.wait(60.0) == {"node0": 0}, job.text()
+    assert "Grüße" in job.text()
+
+
 STUCK = """
 import os, sys, time
 from pathlib import Path

@@ -2,10 +2,16 @@
 
 import queue
 import threading
+import time
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
+from drivetrain_elastic import Agent as AnyAgent
+from drivetrain_elastic import AgentConfig, Master
+from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic.journal import JournalFullError
 from drivetrain_elastic.protocol import _messages as pb
 from drivetrain_elastic.protocol._service import METHODS, credentials
 
@@ -16,8 +22,8 @@ FINISHED, FAILED = pb.WorkerReport.FINISHED, pb.WorkerReport.FAILED
 class Agent:
     """An agent that says what a test wants, and keeps what it hears."""
 
-    def __init__(self, master, node="a", workers=(), pid=1, **terms):
-        self.node, self.pid = node, pid
+    def __init__(self, master, node="a", workers=(), pid=1, says=(), **terms):
+        self.node, self.pid, says = node, pid, dict(says)
         # Time enough for all agents of a test to say what they have.
         self.terms = {"min_workers": 2, "max_workers": 4, "last_call_s": 0.5, "unit": 1}
         self.terms |= terms
@@ -32,7 +38,13 @@ class Agent:
         )
         terms = pb.Terms(patience_s=self.terms.pop("patience_s", 60), **self.terms)
         hello = pb.Hello(
-            node=node, host="h", pid=pid, num_slots=2, workers=workers, terms=terms
+            node=node,
+            host="h",
+            pid=pid,
+            num_slots=2,
+            workers=workers,
+            terms=terms,
+            **says,
         )
         self._out.put(pb.FromAgent(hello=hello))
         self._call = attend(
@@ -102,6 +114,20 @@ def agent(job):
 
 def worker(node, slot, state=READY):
     return pb.WorkerReport(name=f"{node}/{slot}", slot=slot, state=state)
+
+
+def wait_for(master, condition):
+    """Waits until the status of a master is as wanted, and returns it."""
+    with MasterClient(master.address, master.token) as client:
+        while not condition(status := client.call("GetStatus", pb.StatusRequest())):
+            time.sleep(0.005)
+    return status
+
+
+def statuses(status, *, by_name=False):
+    """Returns what workers are doing."""
+    found = {w.name: w.status for node in status.nodes for w in node.workers}
+    return found if by_name else set(found.values())
 
 
 def test_world_is_formed_pushed_and_follows_deaths(agent):
@@ -194,6 +220,162 @@ def test_broken_world_is_formed_anew_and_old_news_is_no_news(agent):
     assert a.world() == (3, ["a/0", "a/2"])
 
 
+def test_what_a_master_before_may_have_heard_is_said_again(agent, job):
+    first = job(node_timeout_s=1.0)
+    a = agent("a", master=first, max_workers=2)
+    a.ready(0, 1)
+    assert a.world() == (1, ["a/0", "a/1"])
+    first.stop()
+    second = job(node_timeout_s=1.0)
+    broken = pb.Broken(epoch=1, worker="a/1", reason="connection reset")
+    both = [worker("a", 0), worker("a", 1)]
+    says = {"broken": broken}
+    a = agent("a", both, master=second, max_workers=2, says=says)
+    assert a.world()[0] == 1
+    assert a.next("world").reason == "collectives failed: a/1: connection reset"
+    # And once more, which is no news.
+    a.hang_up()
+    a = agent("a", both, master=second, max_workers=2, says=says)
+    assert a.world()[0] == 2
+    a.report(("a/1", 1, {"state": FAILED}), ("a/2", 1, {"state": READY}))
+    assert a.world() == (3, ["a/0", "a/2"])
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_workers_that_finished_are_known_to_the_next_master(agent, job, code):
+    first = job(node_timeout_s=1.0)
+    a, b = (agent(node, master=first) for node in "ab")
+    a.ready(0)
+    b.ready(0)
+    a.world()
+    a.report(("a/0", 0, {"state": FINISHED, "exit_code": code, "reason": "ended"}))
+    wait_for(first, lambda status: "finished" in statuses(status))
+    first.stop()
+    second = job(node_timeout_s=1.0)
+    wait_for(second, lambda status: "finished" in statuses(status))
+    # One says it again, and that it was heard is nobody's affair.
+    again = [worker("a", 0, FINISHED)] if code else []
+    a = agent("a", again, master=second)
+    b = agent("b", [worker("b", 0, FINISHED)], master=second)
+    for one in (a, b):
+        command = one.next("command")
+        assert (command.what, command.exit_code) == (pb.Command.STOP_ALL, min(code, 1))
+
+
+def test_worker_that_finished_while_its_node_was_missed_counts(agent):
+    a = agent("a", min_workers=1, max_workers=1)
+    a.ready(0)
+    assert a.world() == (1, ["a/0"])
+    a.hang_up()
+    wait_for(agent.masters[0], lambda status: not status.nodes)
+    says = [worker("a", 0, FINISHED)]
+    a = agent("a", says, min_workers=1, max_workers=1)
+    command = a.next("command")
+    assert (command.what, command.exit_code) == (pb.Command.STOP_ALL, 0)
+
+
+def test_worker_that_is_missed_when_others_have_finished_fails_the_job(agent):
+    a, b = agent("a"), agent("b")
+    a.ready(0)
+    b.ready(0)
+    a.world()
+    a.report(("a/0", 0, {"state": FINISHED}))
+    b.hang_up()
+    b = agent("b", pid=2)
+    command = b.next("command")
+    assert (command.what, command.exit_code) == (pb.Command.STOP_ALL, 1)
+    assert "finished, but b/0 is gone with an agent of node b" in command.reason
+
+
+def test_node_that_leaves_is_known_to_the_next_master(agent, job):
+    first = job(node_timeout_s=1.0)
+    a, b = (agent(node, master=first) for node in "ab")
+    a.ready(0, 1)
+    b.ready(0)
+    assert b.world()[0] == 1
+    first.stop()
+    second = job(node_timeout_s=1.0)
+    agent("a", [worker("a", 0), worker("a", 1)], master=second)
+    leave = pb.LeaveRequest(node="b", within_s=4.0, reason="spot reclaim")
+    b = agent("b", [worker("b", 0)], master=second, says={"leave": leave})
+    assert b.next("command").within_s == 4.0
+    world = b.next("world")
+    assert [one.name for one in world.members] == ["a/0", "a/1"]
+    assert world.reason == "b/0 is leaving"
+    # It gets no place any more, whenever it comes.
+    b.ready(1)
+    status = wait_for(second, lambda status: "b/1" in statuses(status, by_name=True))
+    assert statuses(status, by_name=True)["b/1"] == "leaving"
+
+
+def test_node_whose_line_was_broken_hears_that_it_is_to_leave(agent):
+    a, b = agent("a"), agent("b")
+    a.ready(0, 1)
+    b.ready(0)
+    assert b.world()[0] == 1
+    b.say(leave=pb.LeaveRequest(node="b", within_s=5.0, reason="spot reclaim"))
+    b.next("command")
+    b.hang_up()
+    b = agent("b", [worker("b", 0)])
+    assert b.next("command").what == pb.Command.LEAVE
+
+
+def test_place_is_given_up_whose_worker_never_lived(agent):
+    a = agent("a", max_workers=2)
+    a.ready(0)
+    gone = {"state": FAILED, "reason": "could not be started", "given_up": True}
+    a.report(("a/1", 1, gone))
+    command = a.next("command")
+    assert (command.what, command.exit_code) == (pb.Command.STOP_ALL, 1)
+    assert command.reason.endswith("a/1 could not be started")
+
+
+class FullJournal:
+    """A journal in memory, without room at times."""
+
+    incarnation = 1
+
+    def __init__(self):
+        self.kept, self.is_full = [], False
+
+    def records(self):
+        return list(self.kept)
+
+    def append(self, records):
+        if self.is_full:
+            message = "no room"
+            raise JournalFullError(message)
+        self.kept += records
+
+    def close(self):
+        pass
+
+
+def test_nobody_who_comes_hears_of_a_world_or_an_end_before_it_is_written(agent):
+    journal = FullJournal()
+    with Master(journal, node_timeout_s=30.0) as master:
+        a = agent("a", master=master, min_workers=1, max_workers=2)
+        a.ready(0, 1)
+        assert a.world() == (1, ["a/0", "a/1"])
+        journal.is_full = True
+        a.say(broken=pb.Broken(epoch=1, worker="a/0", reason="reset"))
+        wait_for(master, lambda status: status.epoch == 2)
+        b = agent("b", master=master, min_workers=1, max_workers=2)
+        assert b.world() == (1, ["a/0", "a/1"])
+        journal.is_full = False
+        assert b.world() == (2, ["a/0", "a/1"])
+        journal.is_full = True
+        with MasterClient(master.address, master.token) as client:
+            client.call("Stop", pb.StopRequest(reason="enough", exit_code=4))
+        c = agent("c", master=master, min_workers=1, max_workers=2)
+        assert c.world()[0] == 2
+        # Said again after what the master has told of itself.
+        assert c.heard.empty()
+        journal.is_full = False
+        assert c.next("command").reason == "enough"
+        assert [one.body["exit_code"] for one in journal.kept if one.kind == "ended"]
+
+
 def test_finished_workers_end_the_job_for_all_nodes(agent):
     a, b = agent("a"), agent("b")
     a.ready(0)
@@ -243,9 +425,32 @@ def test_planned_leave_is_told_first_and_changes_the_world(agent):
     assert (world.reason, world.broken_epoch) == ("b/0 is leaving", 0)
 
 
+def test_agent_that_comes_on_a_new_line_is_the_same_one(agent):
+    one = {"agent": "the one"}
+    agent("a", says=one).next("welcome")
+    # Its machine may have lost the first line, of which the master still thinks well.
+    agent("a", says=one).next("welcome")
+
+
+def test_agents_of_one_host_and_process_call_themselves_differently():
+    hellos = []
+    for _ in range(2):
+        agent = AnyAgent(["train.py"], AgentConfig(node="a"))
+        agent._crew = SimpleNamespace(reports=list)
+        hellos.append(agent._hello())
+    first, second = hellos
+    assert (first.host, first.pid) == (second.host, second.pid)
+    assert first.agent != second.agent
+
+
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
+        (
+            {"says": {"agent": "another"}},
+            "ALREADY_EXISTS",
+            "node 'a' is there already: process 1 on h",
+        ),
         ({"pid": 2}, "ALREADY_EXISTS", "node 'a' is there already: process 1 on h"),
         ({"node": ""}, "INVALID_ARGUMENT", "a node must have a name"),
         (

@@ -172,12 +172,33 @@ def wait_for_world(job, world_size, timeout_s=60.0):
     raise AssertionError(job.text())
 
 
+@pytest.mark.faults
+def test_node_leaves_although_the_master_dies_as_it_says_so(job):
+    job = job("--grace-s", "20", arguments=["--steps", "100000", "--pause-s", "0.02"])
+    job.start_node()
+    leaver = job.start_node()
+    job.wait_for_step(3, num_workers=2)
+    (master,) = [p for p in job.processes() if "master" in p.cmdline()]
+    master.suspend()
+    leaver.send_signal(signal.SIGTERM)
+    while "this node leaves" not in job.text():
+        time.sleep(0.01)
+    master.kill()
+    job.wait_for(lambda status: status.incarnation == 2 and status.world_size == 1)
+    assert leaver.wait(60) == 0
+    assert job.status().reason.startswith("node1/")
+    assert job.status().reason.endswith("is leaving")
+    job.call("Stop", pb.StopRequest(reason="the test is over", exit_code=0))
+    assert job.wait() == {"node0": 0, "node1": 0}
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--nnodes", "3:2"], "min_nodes must not be more than max_nodes, got 3 and 2"),
         (["--nnodes", "a"], "--nnodes must be a number or MIN:MAX, got 'a'"),
         (["--nproc-per-node", "0"], "num_workers must be at least 1, got 0"),
+        (["--grace-s", "nan"], "grace_s must be at least 0.0, got nan"),
         (["--frozen-s", "0.1"], "frozen_s must be at least 0.2, got 0.1"),
         (["--nproc-per-node", "x"], "must be a number, gpu, cpu or auto, got 'x'"),
         (["--nnodes", "2"], "several nodes, or a journal, need --rdzv-endpoint"),

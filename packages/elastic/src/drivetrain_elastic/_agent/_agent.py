@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
+import secrets
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -15,12 +16,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core import ProgramError
 from drivetrain_elastic._agent._crew import Crew
+from drivetrain_elastic._agent._final_reports import FinalReports
+from drivetrain_elastic._agent._folder import make_folder
 from drivetrain_elastic._agent._launcher import Launcher, Program
 from drivetrain_elastic._agent._link import serve_links
 from drivetrain_elastic._agent._master_line import MasterLine
 from drivetrain_elastic._agent._master_process import MasterProcess
 from drivetrain_elastic._agent._output import Output
-from drivetrain_elastic._agent._parent import adopt_orphans, reap_orphans
+from drivetrain_elastic._agent._parent import (
+    adopt_orphans,
+    children,
+    kill_adopted,
+    reap_orphans,
+)
 from drivetrain_elastic._secret import make_token, write_token
 from drivetrain_elastic._stacks import take_stacks
 from drivetrain_elastic.protocol import _messages as pb
@@ -41,6 +49,8 @@ _NAP_S = 0.5
 _STUCK_PAUSE_S = 1.0
 _DUMP_S = 0.3
 _LATE_GRACE_S = 2.0
+_ORPHANS_S = 5.0
+_SOCKET = "agent"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -105,8 +115,15 @@ class Agent:
         self._tls = tls
         self._master = master
         self.reason = ""
+        self._id = secrets.token_hex(8)
         self._num_signals = 0
         self._reported_stuck: set[str] = set()
+        # What every master is told, since the one before may not have written it.
+        self._final_reports = FinalReports()
+        self._broken: pb.Broken | None = None
+        self._leave_reason = ""
+        self._leave_end_s = math.inf
+        self._leaving: asyncio.Task[None] | None = None
 
     def run(self) -> int:
         """Runs the job's part on this node and returns the exit code for it.
@@ -114,6 +131,9 @@ class Agent:
         In the main thread, SIGTERM and SIGINT make the node leave: its workers end after
         the step in flight if the job goes on elsewhere, and with SIGTERM if not. A second
         signal kills them.
+
+        Whatever workers have started is killed at the end. Children of this process that
+        are older, or in its session, are not touched; others are taken for theirs.
 
         Raises:
             DrivetrainError: The master refuses this agent, or workers cannot be started.
@@ -124,7 +144,8 @@ class Agent:
         adopt_orphans()
         self._outcome: asyncio.Future[_Outcome]
         self._outcome = asyncio.get_running_loop().create_future()
-        folder = tempfile.mkdtemp(prefix="drivetrain-elastic-")
+        strangers = children()
+        folder = make_folder(_SOCKET)
         output = Output(self._config.log_folder, tee=self._config.tee)
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -135,7 +156,7 @@ class Agent:
                 tasks.append(asyncio.create_task(self._master.run()))
             assert self._address is not None
             assert self._token is not None
-            self._path = f"{folder}/agent"
+            self._path = f"{folder}/{_SOCKET}"
             env = self._environment(self._path)
             self._launcher = launcher = Launcher(
                 self._program, loaded=self._config.preload, env=env
@@ -179,6 +200,7 @@ class Agent:
             await asyncio.gather(*tasks, return_exceptions=True)
             if self._master is not None:
                 await self._master.close()
+            await self._kill_orphans(strangers)
             await output.close()
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -229,8 +251,11 @@ class Agent:
             host=os.uname().nodename,
             pid=os.getpid(),
             num_slots=config.num_workers,
-            workers=self._crew.reports(),
+            workers=[*self._crew.reports(), *self._final_reports.all()],
             terms=terms,
+            agent=self._id,
+            broken=self._broken,
+            leave=self._leave_request(),
         )
 
     def _heartbeat(self) -> pb.Heartbeat:
@@ -238,16 +263,20 @@ class Agent:
         return pb.Heartbeat(workers=[one.progress() for one in workers])
 
     def _report(self, reports: list[pb.WorkerReport]) -> None:
+        self._final_reports.add(reports)
         self._line.send(pb.FromAgent(workers=pb.WorkerReports(reports=reports)))
 
     def _report_broken(self, epoch: int, worker: str, reason: str) -> None:
         broken = pb.Broken(epoch=epoch, worker=worker, reason=reason)
+        if self._broken is None or epoch > self._broken.epoch:
+            self._broken = broken
         self._line.send(pb.FromAgent(broken=broken))
 
     def _heard(self, message: pb.ToAgent) -> None:
         what = message.WhichOneof("what")
         if what == "world":
             logger.info("world %d: %s", message.world.epoch, message.world.reason)
+            self._final_reports.settle(message.world)
             self._crew.show_world(message.world)
         elif what == "command":
             self._obey(message.command)
@@ -277,17 +306,30 @@ class Agent:
 
     def _leave(self, reason: str, within_s: float) -> None:
         """Lets the workers go at the end of a step, and then the agent."""
+        self._leave_end_s = min(self._leave_end_s, time.monotonic() + within_s)
+        if self._leaving is not None:
+            return
         logger.info("this node leaves within %.1f s: %s", within_s, reason)
+        self._leave_reason = reason
         self._crew.ask_to_leave(reason, within_s)
-        task = asyncio.create_task(self._wait_for_leaving(reason, within_s))
-        self._leaving = task
+        self._leaving = asyncio.create_task(self._wait_for_leaving())
 
-    async def _wait_for_leaving(self, reason: str, within_s: float) -> None:
-        end_s = time.monotonic() + within_s
-        while self._crew.workers and time.monotonic() < end_s:
+    async def _wait_for_leaving(self) -> None:
+        while self._crew.workers and time.monotonic() < self._leave_end_s:
             await asyncio.sleep(0.01)
         # Those that could not leave in time are asked once more, and not for long.
-        self._end(_Outcome(0, f"the node has left: {reason}", _LATE_GRACE_S))
+        reason = f"the node has left: {self._leave_reason}"
+        self._end(_Outcome(0, reason, _LATE_GRACE_S))
+
+    def _leave_request(self) -> pb.LeaveRequest | None:
+        """Returns what a master has to know of a node that leaves."""
+        if self._leaving is None:
+            return None
+        return pb.LeaveRequest(
+            node=self._config.node,
+            within_s=max(0.0, self._leave_end_s - time.monotonic()),
+            reason=self._leave_reason,
+        )
 
     def _listen_to_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -302,11 +344,10 @@ class Agent:
             self._end(_Outcome(128 + number, reason, 0.0))
             for worker in list(self._crew.workers.values()):
                 self._crew.kill(worker, reason)
-        elif self._goes_on_elsewhere() and self._line.is_open:
-            request = pb.LeaveRequest(
-                node=self._config.node, within_s=grace_s, reason=reason
-            )
-            self._line.send(pb.FromAgent(leave=request))
+        elif self._goes_on_elsewhere():
+            # The time runs from now, whether or not there is a master that hears of it.
+            self._leave(reason, grace_s)
+            self._line.send(pb.FromAgent(leave=self._leave_request()))
         else:
             self._end(_Outcome(128 + number, reason, grace_s))
 
@@ -320,6 +361,12 @@ class Agent:
     def _reap_orphans(self) -> None:
         master = self._master.pid if self._master is not None else 0
         reap_orphans({*self._crew.pids, self._launcher.pid, master})
+
+    async def _kill_orphans(self, strangers: set[int]) -> None:
+        """Kills what workers have started and left, also in sessions of their own."""
+        end_s = time.monotonic() + _ORPHANS_S
+        while kill_adopted(strangers) and time.monotonic() < end_s:
+            await asyncio.sleep(0.002)
 
     async def _look_after_workers(self) -> None:
         while True:

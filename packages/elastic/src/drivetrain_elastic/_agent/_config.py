@@ -24,7 +24,8 @@ class AgentConfig:
         num_standbys: Workers that are ready to take the place of one that dies.
         max_restarts: How many workers may be started anew in one place within an hour.
         last_call_s: How long the first world waits for more than the fewest nodes.
-        patience_s: How long a job with too few workers waits for more.
+        patience_s: How long a job with too few workers waits for more; `inf`, here as in
+            other times, for ever.
         frozen_s: How long a worker that does nothing may be silent before it is killed.
         stuck_s: How long a step may compute before its worker counts as stuck.
         on_stuck: What becomes of a stuck worker, once all have written down what they
@@ -60,6 +61,7 @@ class AgentConfig:
         for name, least in (
             ("num_workers", 1),
             ("min_nodes", 1),
+            ("max_nodes", 1),
             ("workers_per_copy", 1),
             ("num_standbys", 0),
             ("max_restarts", 0),
@@ -70,8 +72,12 @@ class AgentConfig:
             ("grace_s", 0.0),
         ):
             value = getattr(self, name)
-            if value < least:
+            # NaN is neither less nor more.
+            if not value >= least:
                 message = f"{name} must be at least {least}, got {value}"
+                raise ProgramError(message)
+            if isinstance(least, int) and not isinstance(value, int):
+                message = f"{name} must be a whole number, got {value!r}"
                 raise ProgramError(message)
         if self.min_nodes > self.max_nodes:
             message = (

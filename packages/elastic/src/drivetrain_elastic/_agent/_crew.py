@@ -135,12 +135,16 @@ class Crew:
             try:
                 with self._output.open(name) as descriptors:
                     pid = await self._launcher.start(env, descriptors)
-                self.pids.add(pid)
                 worker.process = ChildProcess(pid, partial(self._end, worker))
+                self.pids.add(pid)
             except (OSError, DistributedError) as error:
                 self._bury(worker, f"could not be started: {error}", is_own_fault=True)
                 return
             logger.info("worker %s is process %d", name, pid)
+            if worker.why_killed:
+                # As it started; so were the others of its copy.
+                worker.process.signal(signal.SIGKILL)
+                return
             if not is_spare:
                 self._report([worker.report()])
 
@@ -240,7 +244,7 @@ class Crew:
         return stuck
 
     def kill(self, worker: LocalWorker, why: str) -> None:
-        """Kills a worker."""
+        """Kills a worker; one that has no process yet, as soon as it has one."""
         worker.why_killed = why
         if worker.process is not None:
             worker.process.signal(signal.SIGKILL)
@@ -379,12 +383,13 @@ class Crew:
                 number = signal.SIGKILL
             worker.process.signal(number)
         end_s = time.monotonic() + grace_s
-        while self.workers and time.monotonic() < end_s:
+        # Some were let go of when their copy died, and may still be dying.
+        while self.pids and time.monotonic() < end_s:
             await asyncio.sleep(0.01)
         for worker in self.workers.values():
             if worker.process is not None:
                 worker.process.signal(signal.SIGKILL)
-        while any(worker.process is not None for worker in self.workers.values()):
+        while self.pids:
             await asyncio.sleep(0.005)
 
     def reports(self) -> Iterable[pb.WorkerReport]:

@@ -1,8 +1,8 @@
 """A process that has imported torch, and from which workers are forked in milliseconds.
 
 Run as `python -m drivetrain_elastic._agent._fork_server DESCRIPTOR MODULE...`. On the
-descriptor, a socket of packets, come requests as JSON, with the worker's standard output
-and error. A worker is the child of a child that ends at once, so that it becomes a child
+descriptor, a socket of packets, come requests: a file with JSON, and the worker's standard
+output and error. A worker is the child of a child that ends at once, so that it becomes a child
 of the agent, which is a subreaper: it outlives this process, and dies with the agent.
 """
 
@@ -25,7 +25,7 @@ from drivetrain_elastic._agent._parent import end_with_parent
 
 __all__ = ["main"]
 
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 16
 _ADOPTION_S = 10.0
 
 
@@ -40,10 +40,12 @@ def main() -> None:
     gc.freeze()
     control.send(b"{}")
     while True:
-        data, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, 2)
+        data, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, 3)
         if not data:
             return
-        request = json.loads(data)
+        with os.fdopen(descriptors.pop(0), "rb") as file:
+            file.seek(0)
+            request = json.load(file)
         pid = _fork()
         if pid == 0:
             control.close()

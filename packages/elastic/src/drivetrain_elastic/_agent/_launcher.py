@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import socket
 import sys
@@ -17,9 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Launcher", "Program"]
 
+logger = logging.getLogger(__name__)
+
 _MOST_BYTES = 1 << 20
 _LOADED = ("torch", "torch._dynamo", "drivetrain_elastic._loop")
 _START_S = 120.0
+# A worker is forked in milliseconds; a server that takes this long is stopped, or broken.
+_ANSWER_S = 10.0
 
 
 class Program(NamedTuple):
@@ -70,7 +75,7 @@ class Launcher:
             descriptors: Its standard output and error; those of this process if empty.
 
         Raises:
-            DistributedError: The server cannot be started.
+            DistributedError: The server cannot be started, or does not answer.
         """
         request = {
             "agent": os.getpid(),
@@ -83,24 +88,39 @@ class Launcher:
         async with self._lock:
             reply = b""
             if self._control is not None:
-                # The server may have died since it was used last.
-                with contextlib.suppress(OSError):
-                    reply = await self._ask(data, descriptors)
+                # The server may have died since it was used last, or been stopped.
+                reply = await self._ask(data, descriptors)
             if not reply:
                 await self._start_server()
                 reply = await self._ask(data, descriptors)
+            if not reply:
+                # What it may still answer is for nobody else.
+                await self.close()
         if not reply:
-            message = "the server that forks workers died as it was asked for one"
+            message = (
+                "the server that forks workers died as it was asked for one, or did not "
+                f"answer within {_ANSWER_S:g} s"
+            )
             raise DistributedError(message)
         return int(json.loads(reply)["pid"])
 
     async def _ask(self, data: bytes, descriptors: Sequence[int]) -> bytes:
+        """Returns what the server answers; nothing if it does not."""
         assert self._control is not None
         loop = asyncio.get_running_loop()
-        self._control.setblocking(True)
-        socket.send_fds(self._control, [data], list(descriptors))
-        self._control.setblocking(False)
-        return await loop.sock_recv(self._control, _MOST_BYTES)
+        # An environment may be longer than what a packet holds.
+        with os.fdopen(os.memfd_create("request"), "wb") as request:
+            request.write(data)
+            request.flush()
+            try:
+                socket.send_fds(
+                    self._control, [b"{}"], [request.fileno(), *descriptors]
+                )
+                async with asyncio.timeout(_ANSWER_S):
+                    return await loop.sock_recv(self._control, _MOST_BYTES)
+            except OSError as error:
+                logger.warning("the server that forks workers is replaced: %r", error)
+                return b""
 
     async def _start_server(self) -> None:
         await self.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
-import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["Output"]
+
+logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 16
 
@@ -31,6 +33,10 @@ class Output:
         self._folder = folder
         self._tee = tee
         self._pumps: set[asyncio.Task[None]] = set()
+        self._shown = {
+            "stdout": _Sink(1, "the agent's standard output"),
+            "stderr": _Sink(2, "the agent's standard error"),
+        }
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[list[int]]:
@@ -42,7 +48,7 @@ class Output:
         folder.mkdir(parents=True, exist_ok=True)
         opened: list[int] = []
         try:
-            for stem, shown in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+            for stem, shown in self._shown.items():
                 log = (folder / f"{stem}.log").open("ab", buffering=0)
                 opened.append(self._writer(log, shown, name))
             yield opened
@@ -50,7 +56,7 @@ class Output:
             for descriptor in opened:
                 os.close(descriptor)
 
-    def _writer(self, log: IO[bytes], shown: IO[str], name: str) -> int:
+    def _writer(self, log: IO[bytes], shown: _Sink, name: str) -> int:
         if not self._tee:
             with log:
                 return os.dup(log.fileno())
@@ -68,18 +74,43 @@ class Output:
                 pump.cancel()
 
 
-async def _pump(read_end: int, log: IO[bytes], shown: IO[str], name: str) -> None:
+class _Sink:
+    """One of the places where output goes; that it fails is no worker's affair.
+
+    Args:
+        descriptor: Where it writes to.
+        name: For people.
+    """
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        self._descriptor = descriptor
+        self._name = name
+        self._has_failed = False
+
+    def write(self, data: bytes) -> None:
+        """Writes all of it; or loses it, and says so the first time."""
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError as error:
+            # The disk may have room again, so that the next piece is tried.
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning("output of workers is lost: %s: %s", self._name, error)
+
+
+async def _pump(read_end: int, log: IO[bytes], shown: _Sink, name: str) -> None:
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
     source = os.fdopen(read_end, "rb", buffering=0)
     transport, _ = await loop.connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), source
     )
-    begins_line = True
+    begins_line, prefix = True, f"[{name}] ".encode()
     with log, contextlib.closing(transport):
+        kept = _Sink(log.fileno(), str(log.name))
         while chunk := await reader.read(_CHUNK_BYTES):
-            log.write(chunk)
-            text = chunk.decode(errors="replace")
-            for line in text.splitlines(keepends=True):
-                shown.write(f"[{name}] {line}" if begins_line else line)
-                begins_line = line.endswith("\n")
-            shown.flush()
+            kept.write(chunk)
+            # Between "\r" a line is written over, as by a progress bar: it is one.
+            text = chunk[:-1].replace(b"\n", b"\n" + prefix) + chunk[-1:]
+            shown.write(prefix + text if begins_line else text)
+            begins_line = chunk.endswith(b"\n")

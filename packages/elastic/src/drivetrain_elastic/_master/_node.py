@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from drivetrain_elastic.decisions.ending import Ending
     from drivetrain_elastic.decisions.membership import MembershipState
 
-__all__ = ["Node", "describe_nodes", "stop_message", "world_message"]
+__all__ = [
+    "Node",
+    "describe_nodes",
+    "leave_message",
+    "stop_message",
+    "world_message",
+]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -26,6 +32,8 @@ class Node:
         name: Which one.
         host: Its machine; empty while its agent has not come.
         pid: Its agent's process; 0 while it has not come.
+        agent: What its agent calls itself.
+        leave: Why and within which time it is to leave; None while it is not.
         num_slots: How many workers train there.
         line: To the agent; None while there is none.
         heard_s: When it was last heard of.
@@ -35,10 +43,22 @@ class Node:
     name: str
     host: str = ""
     pid: int = 0
+    agent: str = ""
+    leave: pb.LeaveRequest | None = None
     num_slots: int = 0
     line: Line | None = None
     heard_s: float = 0.0
     progress: dict[str, pb.WorkerProgress] = field(default_factory=dict)
+
+    def take_agent(self, hello: pb.Hello) -> bool:
+        """Notes who the agent is; returns whether it is another one than before."""
+        before = self.host, self.pid, self.agent
+        self.host, self.pid, self.agent = hello.host, hello.pid, hello.agent
+        self.num_slots = hello.num_slots
+        is_new = before != (self.host, self.pid, self.agent)
+        if is_new:
+            self.leave = None
+        return is_new
 
 
 def describe_nodes(
@@ -110,6 +130,15 @@ def world_message(state: MembershipState) -> pb.ToAgent:
             members=members,
             reason=world.reason,
             broken_epoch=world.broken_epoch,
+        )
+    )
+
+
+def leave_message(request: pb.LeaveRequest) -> pb.ToAgent:
+    """Returns what the agent of a node that is to leave is told."""
+    return pb.ToAgent(
+        command=pb.Command(
+            what=pb.Command.LEAVE, reason=request.reason, within_s=request.within_s
         )
     )
 

@@ -15,10 +15,12 @@ from drivetrain_elastic._master._line import Line
 from drivetrain_elastic._master._node import (
     Node,
     describe_nodes,
+    leave_message,
     stop_message,
     world_message,
 )
-from drivetrain_elastic.decisions.ending import Ending, Results, judge_ending
+from drivetrain_elastic._master._outcomes import Outcomes
+from drivetrain_elastic.decisions.ending import Ending, judge_ending
 from drivetrain_elastic.decisions.membership import (
     MembershipConfig,
     MembershipState,
@@ -82,11 +84,14 @@ class Nodes:
         self._timeout_s = timeout_s
         self._nodes: dict[str, Node] = {}
         self._state = MembershipState()
-        self._results = Results()
         self._config: MembershipConfig | None = None
         self._patience_s = 0.0
         self._ending: Ending | None = None
         self._records: list[Record] = []
+        self._outcomes = Outcomes(self._records)
+        # What is durable, and may be told to whoever comes.
+        self._told_world = pb.ToAgent()
+        self._told_ending: pb.ToAgent | None = None
         self._changed = asyncio.Event()
         self._epochs: deque[int] = deque()
 
@@ -108,7 +113,7 @@ class Nodes:
         elif record.kind == "ended":
             self._ending = Ending(body["exit_code"], body["reason"])
         else:
-            return False
+            return self._outcomes.replay(record)
         return True
 
     def dump(self) -> list[Record]:
@@ -118,6 +123,7 @@ class Nodes:
             records.append(self._terms())
         if self._state.world is not None:
             records.append(self._world(self._state.world))
+        records += self._outcomes.dump()
         if self._ending is not None:
             records.append(Record("ended", self._ending._asdict()))
         return records
@@ -127,6 +133,10 @@ class Nodes:
         now_s = time.monotonic()
         for worker in self._state.workers.values():
             self._nodes.setdefault(worker.node, Node(name=worker.node, heard_s=now_s))
+        if self._state.world is not None:
+            self._told_world = world_message(self._state)
+        if self._ending is not None:
+            self._told_ending = stop_message(self._ending)
 
     def _terms(self) -> Record:
         assert self._config is not None
@@ -185,15 +195,18 @@ class Nodes:
         self._agree(hello.terms)
         node = self._nodes.setdefault(name, Node(name=name))
         if node.line is not None:
-            if (node.host, node.pid) != (hello.host, hello.pid):
+            if (node.host, node.pid, node.agent) != (
+                hello.host,
+                hello.pid,
+                hello.agent,
+            ):
                 message = (
                     f"node {name!r} is there already: process {node.pid} on {node.host}; "
                     "give each agent a name of its own"
                 )
                 raise DuplicateNodeError(message)
             node.line.close()
-        is_new = node.pid == 0
-        node.host, node.pid, node.num_slots = hello.host, hello.pid, hello.num_slots
+        is_new = node.take_agent(hello)
         node.line, node.heard_s = Line(), time.monotonic()
         if name not in self._state.nodes:
             self._state.nodes.append(name)
@@ -202,12 +215,27 @@ class Nodes:
             self._note("node-joined", name, what)
         self._meet(node, hello.workers)
         node.line.send(pb.ToAgent(welcome=self._welcome))
-        if self._state.world is not None:
-            node.line.send(world_message(self._state))
-        if self._ending is not None:
-            node.line.send(stop_message(self._ending))
+        told = self._told_world
+        members = [one.name for one in told.world.members]
+        if members and all(name in self._state.workers for name in members):
+            node.line.send(told)
+        if self._told_ending is not None:
+            node.line.send(self._told_ending)
+        self._take_again(node, hello)
         self._changed.set()
         return node.line
+
+    def _take_again(self, node: Node, hello: pb.Hello) -> None:
+        """Takes what was said before, and may not have been heard or written."""
+        if hello.HasField("broken"):
+            self._take_broken(hello.broken)
+        leave = hello.leave if hello.HasField("leave") else node.leave
+        if leave is not None:
+            self.leave(node.name, leave.within_s, leave.reason)
+
+    def _take_broken(self, broken: pb.Broken) -> None:
+        why = f"{broken.worker}: {broken.reason}"
+        self._state.set_broken(broken.epoch, why, time.monotonic())
 
     def _agree(self, terms: pb.Terms) -> None:
         """Takes the terms of the first agent, and holds others to them."""
@@ -232,7 +260,9 @@ class Nodes:
         reports = list(reports)
         here = {report.name for report in reports}
         known = [w.name for w in self._state.workers.values() if w.node == node.name]
-        self._state.remove(name for name in known if name not in here)
+        gone = [name for name in known if name not in here]
+        self._miss(gone, f"is gone with an agent of node {node.name}")
+        self._state.remove(gone)
         for report in reports:
             self._take_report(node, report)
 
@@ -251,9 +281,7 @@ class Nodes:
             for report in message.workers.reports:
                 self._take_report(node, report)
         elif what == "broken":
-            broken = message.broken
-            why = f"{broken.worker}: {broken.reason}"
-            self._state.set_broken(broken.epoch, why, time.monotonic())
+            self._take_broken(message.broken)
         elif what == "stuck":
             self._note("stuck", node.name, message.stuck.reason)
             self._dump_stacks(message.stuck.reason)
@@ -266,34 +294,49 @@ class Nodes:
         worker = self._state.workers.get(name)
         if state in {pb.WorkerReport.STARTING, pb.WorkerReport.READY}:
             if worker is None:
-                worker = Worker(name, node.name, report.slot)
+                status = Status.STARTING if node.leave is None else Status.LEAVING
+                worker = Worker(name, node.name, report.slot, status)
                 self._state.add(worker)
             if state == pb.WorkerReport.READY and worker.status == Status.STARTING:
                 self._state.set_status(name, Status.STANDBY, time.monotonic())
             return
-        if worker is None:
-            return
         if state == pb.WorkerReport.FINISHED:
-            self._results.finished.add(name)
-            if report.exit_code:
+            # Its node may have been missed for a time, in which nobody took its place.
+            if worker is None and not self._is_member(name):
+                return
+            if self._outcomes.finish(name) and report.exit_code:
                 self._fail(name, report.reason)
+            return
+        # One that never lived is not known, but that its place stays empty counts.
+        if report.given_up and state == pb.WorkerReport.FAILED:
+            is_news = self._outcomes.give_up(name, report.reason)
+            if is_news and worker is None:
+                self._note("worker-failed", name, report.reason)
+        if worker is None:
             return
         self._state.remove([name])
         node.progress.pop(name, None)
-        if state != pb.WorkerReport.FAILED:
-            return
-        self._fail(name, report.reason)
-        if report.given_up:
-            self._results.given_up.append(f"{name} {report.reason}")
+        if state == pb.WorkerReport.FAILED:
+            self._fail(name, report.reason)
+
+    def _is_member(self, name: str) -> bool:
+        world = self._state.world
+        return world is not None and name in world.members
 
     def _fail(self, name: str, reason: str) -> None:
         self._note("worker-failed", name, reason)
-        if self._results.finished:
-            self._results.failed.append(f"{name} {reason}")
+        self._outcomes.fail(name, reason)
+
+    def _miss(self, names: Iterable[str], why: str) -> None:
+        self._outcomes.miss((name for name in names if self._is_member(name)), why)
 
     def _lose(self, node: Node, why: str, *, is_loss: bool) -> None:
-        names = [w.name for w in self._state.workers.values() if w.node == node.name]
-        self._state.remove(name for name in names if name not in self._results.finished)
+        finished = self._outcomes.results.finished
+        here = [w.name for w in self._state.workers.values() if w.node == node.name]
+        gone = [name for name in here if name not in finished]
+        if is_loss:
+            self._miss(gone, f"is gone with node {node.name}")
+        self._state.remove(gone)
         self._nodes.pop(node.name, None)
         self._note("node-lost" if is_loss else "node-left", node.name, why)
         if node.line is not None:
@@ -314,14 +357,10 @@ class Nodes:
             there = ", ".join(sorted(self._nodes)) or "none"
             message = f"there is no node {name!r}; there are: {there}"
             raise ProgramError(message)
-        self._note("leave", name, reason)
-        node.line.send(
-            pb.ToAgent(
-                command=pb.Command(
-                    what=pb.Command.LEAVE, reason=reason, within_s=within_s
-                )
-            )
-        )
+        if node.leave is None:
+            self._note("leave", name, reason)
+        node.leave = pb.LeaveRequest(node=name, within_s=within_s, reason=reason)
+        node.line.send(leave_message(node.leave))
         now_s = time.monotonic()
         for worker in list(self._state.workers.values()):
             if worker.node == name:
@@ -344,7 +383,10 @@ class Nodes:
     def describe(self, status: pb.Status) -> None:
         """Fills in how the nodes and their workers are."""
         describe_nodes(
-            status, list(self._nodes.values()), self._state, self._results.finished
+            status,
+            list(self._nodes.values()),
+            self._state,
+            self._outcomes.results.finished,
         )
         if self._ending is not None:
             status.ended, status.exit_code = self._ending.reason, self._ending.exit_code
@@ -386,7 +428,7 @@ class Nodes:
         if self._config is None or self._ending is not None:
             return min(one for one in waits if one is not None)
         verdict = next_world(now_s, self._state, self._config)
-        results = self._results
+        results = self._outcomes.results
         if not verdict.is_short:
             results.short_since_s = None
         elif results.short_since_s is None:
@@ -418,7 +460,8 @@ class Nodes:
 
     async def _write(self) -> None:
         """Makes what was decided durable, and tells the agents."""
-        records, self._records = self._records, []
+        records = self._records.copy()
+        self._records.clear()
         new = records
         while True:
             try:
@@ -432,11 +475,12 @@ class Nodes:
         message: Any = None
         if "ended" in kinds:
             assert self._ending is not None
-            message = stop_message(self._ending)
+            message = self._told_ending = stop_message(self._ending)
         elif "world" in kinds:
             assert self._state.world is not None
             self._forget_keys(self._state.world.epoch)
-            message = world_message(self._state).SerializeToString()
+            self._told_world = world_message(self._state)
+            message = self._told_world.SerializeToString()
         if message is not None:
             for node in self._nodes.values():
                 if node.line is not None:

@@ -1,0 +1,105 @@
+"""The workers of a node, whose processes come late."""
+
+import asyncio
+import math
+import os
+import signal
+
+from drivetrain_elastic import AgentConfig
+from drivetrain_elastic._agent._crew import Crew
+from drivetrain_elastic._agent._output import Output
+from drivetrain_elastic.protocol import _messages as pb
+
+
+def sleeper():
+    """Starts a process that sleeps; whoever has it waits for it."""
+    command = ["/bin/sleep", "1000"]
+    return os.posix_spawn(command[0], command, os.environ, setsid=True)
+
+
+class LateLauncher:
+    """Starts a process that sleeps each time that it is let."""
+
+    def __init__(self):
+        self.num_asked, self.may_start = 0, asyncio.Semaphore(0)
+        self.pids = []
+
+    async def start(self, env, descriptors=()):
+        self.num_asked += 1
+        await self.may_start.acquire()
+        self.pids.append(sleeper())
+        return self.pids[-1]
+
+    async def wait_until_asked(self, num):
+        while self.num_asked < num:
+            await asyncio.sleep(0)
+
+
+def run(scenario, **options):
+    """Runs a scenario with a crew; returns the reports and how processes have ended."""
+    reports = []
+
+    async def main():
+        launcher = LateLauncher()
+        config = AgentConfig(node="n", num_standbys=0, **options)
+        output = Output(None)
+        crew = Crew(
+            config,
+            launcher,
+            output,
+            {},
+            report=reports.extend,
+            broken=lambda *_: None,
+        )
+        crew.begin()
+        await launcher.wait_until_asked(1)
+        try:
+            await scenario(crew, launcher)
+            await crew.stop("the test is over", grace_s=0.0)
+            assert not crew.pids
+        finally:
+            for pid in crew.pids:
+                os.kill(pid, signal.SIGKILL)
+        return len(launcher.pids)
+
+    return reports, asyncio.run(asyncio.wait_for(main(), 60.0))
+
+
+def test_worker_that_is_killed_as_it_starts_ends():
+    async def scenario(crew, launcher):
+        (worker,) = crew.workers.values()
+        crew.ask_to_leave("the node goes", 5.0)
+        assert worker.why_killed
+        launcher.may_start.release()
+        while crew.workers:
+            await asyncio.sleep(0.001)
+
+    reports, num_started = run(scenario)
+    assert num_started == 1
+    assert [one.state for one in reports] == [pb.WorkerReport.FAILED]
+    assert reports[0].reason == "was killed: the node leaves"
+
+
+def test_copy_that_dies_as_it_starts_is_not_made_whole():
+    async def scenario(crew, launcher):
+        launcher.may_start.release()
+        await launcher.wait_until_asked(2)
+        _, second = crew.workers.values()
+        crew._is_ending = True  # nothing takes its place
+        os.kill(launcher.pids[0], signal.SIGKILL)
+        while crew.workers:
+            await asyncio.sleep(0.001)
+        assert "which shares its copy" in second.why_killed
+        launcher.may_start.release()
+        while len(launcher.pids) < 2 or crew.pids:
+            await asyncio.sleep(0.001)
+
+    _, num_started = run(scenario, num_workers=4, workers_per_copy=4)
+    assert num_started == 2
+
+
+def test_worker_without_a_process_keeps_nobody_waiting():
+    async def scenario(crew, launcher):
+        await crew.stop("enough", grace_s=math.inf)
+
+    assert run(scenario)[1] == 0

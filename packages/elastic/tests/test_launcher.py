@@ -1,0 +1,80 @@
+"""Workers are forked by a server, which may be stopped or die."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from drivetrain_core import DistributedError
+from drivetrain_elastic._agent import _launcher
+from drivetrain_elastic._agent._launcher import Launcher, Program
+from drivetrain_elastic._agent._parent import adopt_orphans, reap_orphans
+
+WRITES = "import os, sys; open(sys.argv[1], 'w').write(os.environ['LONG'])"
+
+
+@pytest.fixture
+def light(monkeypatch):
+    """Servers that load nothing, since what is loaded is not the matter here."""
+    monkeypatch.setattr(_launcher, "_LOADED", ())
+    adopt_orphans()
+
+
+async def ended(pid):
+    return (await asyncio.to_thread(os.waitpid, pid, 0))[1]
+
+
+def launch(tmp_path, env, *, before=None):
+    """Starts a server and one worker after another; returns how the last one ended."""
+    script = Path(tmp_path, "script.py")
+    script.write_text(WRITES)
+    program = Program((str(script), str(tmp_path / "out")), False, str(tmp_path))
+
+    async def run():
+        launcher = Launcher(program, loaded=(), env=dict(os.environ))
+        try:
+            first = await launcher.start(env)
+            await ended(first)
+            if before is not None:
+                before(launcher.pid)
+            pid = await launcher.start(env)
+            return await ended(pid)
+        finally:
+            await launcher.close()
+            reap_orphans(())
+
+    return asyncio.run(run())
+
+
+def test_environment_may_be_longer_than_a_packet(light, tmp_path):
+    parts = {f"PART{at}": "x" * 100_000 for at in range(6)}
+    env = {**os.environ, **parts, "LONG": "y" * 100_000}
+    assert launch(tmp_path, env) == 0
+    assert (tmp_path / "out").read_text() == "y" * 100_000
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_server_that_does_not_answer_is_replaced(
+    light, tmp_path, monkeypatch, number, caplog
+):
+    monkeypatch.setattr(_launcher, "_ANSWER_S", 1.0)
+    stopped = []
+
+    def hit(pid):
+        os.kill(pid, number)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        stopped.append(pid)
+
+    env = {**os.environ, "LONG": "here"}
+    assert launch(tmp_path, env, before=hit) == 0
+    assert len(stopped) == 1
+    if number == signal.SIGSTOP:
+        assert "the server that forks workers is replaced: TimeoutError" in caplog.text
+
+
+def test_request_that_no_server_answers_fails(light, tmp_path, monkeypatch):
+    monkeypatch.setattr(_launcher, "_ANSWER_S", 0.0)
+    with pytest.raises(DistributedError, match="did not answer within 0 s"):
+        launch(tmp_path, {**os.environ, "LONG": "here"})
