@@ -48,6 +48,18 @@ def test_job_ends_when_all_members_have_finished_or_are_gone():
     )
 
 
+def test_worker_that_came_as_the_others_finished_is_not_waited_for():
+    late = state(a=Status.MEMBER, b=Status.MEMBER)
+    done = Results(finished={"a"})
+    assert judge_ending(1.0, late, done, KEEP, patience_s=60.0) is None
+    late.set_broken(1, "b: not all ranks came", 1.0)
+    ending = judge_ending(1.0, late, done, KEEP, patience_s=60.0)
+    assert ending == Ending(0, "all workers have finished")
+    # One that has made steps is about to finish.
+    late.set_has_state("b")
+    assert judge_ending(1.0, late, done, KEEP, patience_s=60.0) is None
+
+
 def test_job_with_too_few_workers_waits_while_somebody_may_come():
     given_up = Results(given_up=["b ended with exit code 3"], short_since_s=9.0)
     assert ending(given_up, SHORT, a=Status.STANDBY, c=Status.STARTING) == 59.0

@@ -307,3 +307,37 @@ def leaves_early():
 def test_step_that_is_left_before_its_end_is_an_error():
     with pytest.raises(RankError, match="step 1 was left before all of its parts"):
         run_ranks(leaves_early, 1, process_group=False)
+
+
+def comes_too_late():
+    name, store = f"w{os.environ['RANK']}", connect()
+    if name == "w0":
+        store.set("seats/1", "w0|")
+    model, optimizer = make_model()
+    loop = ElasticLoop(
+        model,
+        optimizer,
+        schedule=Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH),
+        num_steps=3,
+        connection=Connection(
+            Worlds(name, connect),
+            dist.PrefixStore("job", store),
+            lambda: TorchProcessGroupFactory("gloo"),
+        ),
+        timeout=timedelta(seconds=30),
+    )
+    for step in loop:
+        with step:
+            for part in step.parts():
+                part_loss(model, part).backward()
+    if name == "w0":
+        # As this rank was at its end, the world was changed.
+        store.set("seats/2", "w0 w1|")
+        store.wait(["over"])
+    store.set("over", "1")
+    return loop.step, loop.is_done
+
+
+def test_rank_that_comes_as_the_others_finish_ends_too():
+    found = run_ranks(comes_too_late, 2, process_group=False, timeout_s=25)
+    assert found == [(3, True), (0, False)]

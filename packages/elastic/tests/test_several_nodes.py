@@ -14,6 +14,7 @@ from drivetrain_elastic import Master, faults
 from drivetrain_elastic._local_job import LocalJob, members_of
 from drivetrain_elastic.protocol import _messages as pb
 
+ENDLESS = ["--steps", "1000000", "--pause-s", "0.02"]
 STEPS = ["--steps", "100", "--dtype", "float64", "--pause-s", "0.02"]
 
 
@@ -40,8 +41,13 @@ def steps_are_whole(job, num_steps=100):
     assert sorted(job.losses()) == list(range(1, num_steps + 1))
 
 
+def each_step_is_made(job):
+    numbers = {one["step"] for one in job.steps()}
+    assert numbers == set(range(1, max(numbers) + 1))
+
+
 def test_node_leaves_with_a_signal_and_another_one_comes(job):
-    job = job()
+    job = job(arguments=ENDLESS)
     job.start_node()
     leaver = job.start_node()
     job.wait_for_step(5, num_workers=2)
@@ -49,15 +55,16 @@ def test_node_leaves_with_a_signal_and_another_one_comes(job):
     job.wait_for(whole(1))
     assert leaver.wait(20) == 0
     job.start_node()
-    job.wait_for(whole(2))
+    (member, _) = members_of(job.wait_for(whole(2)))
+    job.wait_for_step(member.step + 3, num_workers=2)
+    job.call("Stop", pb.StopRequest(reason="it has been seen"))
     assert job.wait() == {"node0": 0, "node1": 0, "node2": 0}, job.text()
-    steps_are_whole(job)
+    each_step_is_made(job)
     assert "the agent got SIGTERM" in job.text()
 
 
 def test_only_node_leaves_when_another_one_has_the_state(job, tmp_path):
-    endless = ["--steps", "100000", "--pause-s", "0.02"]
-    job = job("--standbys", "0", arguments=endless, keeps_master=False)
+    job = job("--standbys", "0", arguments=ENDLESS, keeps_master=False)
     with Master(tmp_path / "job.db", address=job.address, token=job.token):
         leaver = job.start_node()
         job.wait_for_step(5)
@@ -73,9 +80,7 @@ def test_only_node_leaves_when_another_one_has_the_state(job, tmp_path):
         assert job.wait()["node1"] == 0, job.text()
     both = [one for one in left if one["epoch"] == 2]
     assert len({one["pid"] for one in both}) == 2
-    # Each step was made once, whoever made it.
-    numbers = {one["step"] for one in job.steps()}
-    assert numbers == set(range(1, max(numbers) + 1))
+    each_step_is_made(job)
     assert min(one["step"] for one in both) > 5
     assert "leaving when another one has the state" in job.text()
 

@@ -17,7 +17,7 @@ from drivetrain_elastic._connection import connect
 from drivetrain_elastic._group import RankLostError, with_others
 from drivetrain_elastic._schedule import Block, Part
 from drivetrain_elastic._training import Training
-from drivetrain_elastic._world import World, call_roll
+from drivetrain_elastic._world import World, call_roll, is_finished, tell_finished
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping
@@ -36,7 +36,6 @@ __all__ = ["ElasticLoop", "Step"]
 
 logger = logging.getLogger(__name__)
 
-_FINISHED = "finished"
 _TIMEOUT = timedelta(seconds=60)
 # In a row; what breaks so many is not that ranks are lost.
 _MOST_BROKEN, _LONGEST_WAIT_S = 30, 5.0
@@ -240,7 +239,7 @@ class ElasticLoop:
             try:
                 pending = self._count_votes()
             except RuntimeError as error:
-                if self.is_done and self._store.check([_FINISHED]):
+                if self.is_done and is_finished(self._store):
                     return False
                 self._break(str(error))
                 continue
@@ -251,7 +250,7 @@ class ElasticLoop:
                 return True
             # All have the last step, though some may not know it yet: whose vote breaks
             # off, since this rank goes, finds it here.
-            self._store.set(_FINISHED, str(self.step))
+            tell_finished(self._store, self.step)
             return False
 
     def _begin(self) -> None:
@@ -397,7 +396,7 @@ class ElasticLoop:
             if not call_roll(
                 seat, self._store, timeout=self._timeout, is_over=self._is_over
             ):
-                return True
+                return not is_finished(self._store)
             with with_others():
                 self._world = World(seat, self._factory, self._store, self._timeout)
             # What was heard while the groups were made found none to break off.

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from drivetrain_core.services import ProcessGroupFactory
     from drivetrain_elastic._seat import Seat
 
-__all__ = ["World", "call_roll"]
+__all__ = ["World", "call_roll", "is_finished", "tell_finished"]
 
 # So often it is looked whether the world still stands.
 _LOOK = timedelta(milliseconds=50)
 _REPEAT_S = 1.0
+_FINISHED = "finished"
 
 
 class World:
@@ -96,12 +97,23 @@ class World:
             group.close()
 
 
+def tell_finished(store: Store, step: int) -> None:
+    """Tells all ranks, of this world and later ones, that the last step counts."""
+    store.set(_FINISHED, str(step))
+
+
+def is_finished(store: Store) -> bool:
+    """Returns whether a rank has told that the last step counts."""
+    return bool(store.check([_FINISHED]))
+
+
 def call_roll(
     seat: Seat, store: Store, *, timeout: timedelta, is_over: Callable[[], bool]
 ) -> bool:
     """Waits for all ranks of a world; returns whether it still stands then.
 
-    Making a group cannot be broken off, so that it is begun only with all there.
+    Making a group cannot be broken off, so that it is begun only with all there. Ranks that
+    have made all steps before they heard of the world do not come.
 
     Args:
         seat: This rank's place.
@@ -114,9 +126,12 @@ def call_roll(
     """
     keys = [f"world/{seat.epoch}/here/{rank}" for rank in range(len(seat.members))]
     end_s = time.monotonic() + timeout.total_seconds()
-    repeat_s = 0.0
+    store.set(keys[seat.rank], "1")
+    repeat_s = time.monotonic() + _REPEAT_S
     while True:
         if time.monotonic() >= repeat_s:
+            if is_finished(store):
+                return False
             # A store that has lost its memory meanwhile is told again.
             store.set(keys[seat.rank], "1")
             repeat_s = time.monotonic() + _REPEAT_S

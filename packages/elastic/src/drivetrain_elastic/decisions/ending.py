@@ -77,7 +77,10 @@ def judge_ending(
     """
     if results.finished:
         members = state.world.members if state.world is not None else ()
-        if any(m in state.workers and m not in results.finished for m in members):
+        left = [m for m in members if m in state.workers and m not in results.finished]
+        # A world that broke then was formed too late: those who are new in it have
+        # nothing left to do.
+        if any(state.workers[m].has_state or state.broken_s is None for m in left):
             return None
         if results.failed:
             return Ending(1, f"training has finished, but {results.failed[0]}")
