@@ -10,6 +10,8 @@ import torch.distributed as dist
 from drivetrain_core.testing import Row, run_ranks
 from drivetrain_elastic._transfer import give_state, take_state
 
+_PART_BYTES = 8 << 20
+
 
 def transfer(quick):
     """Takes turns: the state between two processes, and as many bytes over loopback."""
@@ -49,7 +51,8 @@ def state(num_bytes):
 
 
 def loopback(num_bytes):
-    rank, buffer = dist.get_rank(), bytearray(8 << 20)
+    """The same number of bytes, all of them others, from memory to memory."""
+    rank, buffer = dist.get_rank(), bytearray(num_bytes)
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -58,16 +61,15 @@ def loopback(num_bytes):
     else:
         line = socket.create_connection(("127.0.0.1", int(store.get("port"))))
     memory = memoryview(buffer)
-    memory[:] = bytes(len(buffer))
+    for at in range(0, num_bytes, 4096):
+        memory[at] = 1
     dist.barrier()
     began_s = time.perf_counter()
     with line:
-        left = num_bytes
-        while left:
+        at = 0
+        while at < num_bytes:
+            part = memory[at : at + _PART_BYTES]
             if rank == 0:
-                line.sendall(memory[: min(left, len(buffer))])
-                left -= min(left, len(buffer))
-            else:
-                num = line.recv_into(memory, min(left, len(buffer)))
-                left -= num
+                line.sendall(part)
+            at += len(part) if rank == 0 else line.recv_into(part)
     return time.perf_counter() - began_s
