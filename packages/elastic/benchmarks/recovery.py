@@ -15,6 +15,7 @@ from drivetrain_elastic._local_job import LocalJob, members_of
 
 _FOUR = ["--nproc-per-node", "4", "--max-restarts", "1000"]
 _HEARTBEAT_S = 2.0
+_UNWATCHED_S = 0.7
 # What a step computes beside the model: together about 50 ms.
 _PAUSE = ["--pause-s", "0.04", "--steps", "1000000"]
 
@@ -74,6 +75,8 @@ def faults(num, fault, *options):
             victim = dice.choice(members)
             at_s = time.monotonic()
             fault(victim.pid)
+            # Asking how the job stands would cost what the job itself needs now.
+            time.sleep(_UNWATCHED_S)
             job.wait_for(
                 lambda s, e=status.epoch: s.epoch > e and is_whole(s, False), 60.0
             )
