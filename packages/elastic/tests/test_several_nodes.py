@@ -85,6 +85,25 @@ def test_only_node_leaves_when_another_one_has_the_state(job, tmp_path):
     assert "leaving when another one has the state" in job.text()
 
 
+def test_node_with_the_master_leaves_and_its_agent_stays(job):
+    job = job("--standbys", "0", arguments=ENDLESS)
+    keeper = job.start_node()
+    job.wait_for_step(3)
+    job.start_node()
+    job.wait_for_step(6, num_workers=2)
+    job.call(
+        "Leave", pb.LeaveRequest(node="node0", within_s=60.0, reason="it is wanted")
+    )
+    (member,) = members_of(job.wait_for(whole(1)))
+    job.wait_for_step(member.step + 3)
+    assert keeper.poll() is None
+    job.call("Stop", pb.StopRequest(reason="it has been seen"))
+    assert job.wait() == {"node0": 0, "node1": 0}, job.text()
+    each_step_is_made(job)
+    assert "the agent stays to the end of the job" in job.text()
+    assert f"the master of this job: --address {job.address}" in job.text()
+
+
 @pytest.mark.faults
 def test_node_that_dies_is_missed_after_the_time_out(job):
     job = job()

@@ -185,11 +185,11 @@ def _agent(arguments: argparse.Namespace) -> Agent:
             raise ProgramError(message)
         if not Path(arguments.token_file).exists():
             write_token(arguments.token_file, token or make_token())
-        options = ["--journal", arguments.journal, "--token-file", arguments.token_file]
+        options = ["--journal", arguments.journal]
         if arguments.tls_certificate:
             options += ["--tls-certificate", arguments.tls_certificate]
             options += ["--tls-key", arguments.tls_key or ""]
-        master = MasterProcess(arguments.rdzv_endpoint, options)
+        master = MasterProcess(arguments.rdzv_endpoint, arguments.token_file, options)
     if arguments.tls_ca:
         # Workers look for it there.
         os.environ["DRIVETRAIN_ELASTIC_TLS_CA"] = str(Path(arguments.tls_ca).resolve())

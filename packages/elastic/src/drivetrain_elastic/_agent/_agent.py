@@ -130,7 +130,8 @@ class Agent:
 
         In the main thread, SIGTERM and SIGINT make the node leave: its workers end after
         the step in flight if the job goes on elsewhere, and with SIGTERM if not. A second
-        signal kills them.
+        signal kills them. An agent that keeps the master stays until the job has ended, or
+        a signal comes after its workers have left.
 
         Whatever workers have started is killed at the end. Children of this process that
         are older, or in its session, are not touched; others are taken for theirs.
@@ -153,6 +154,10 @@ class Agent:
                 self._master = self._own_master(folder)
             if self._master is not None:
                 self._address = await self._master.start()
+                logger.info(
+                    "the master of this job: --address %s --token-file %s",
+                    *(self._address, self._master.token_file),
+                )
                 tasks.append(asyncio.create_task(self._master.run()))
             assert self._address is not None
             assert self._token is not None
@@ -208,8 +213,8 @@ class Agent:
         """Returns a master for this node alone, whose journal ends with the job."""
         self._token = make_token()
         write_token(f"{folder}/token", self._token)
-        options = ["--journal", f"{folder}/job.db", "--token-file", f"{folder}/token"]
-        return MasterProcess("127.0.0.1:0", options)
+        journal = ["--journal", f"{folder}/job.db"]
+        return MasterProcess("127.0.0.1:0", f"{folder}/token", journal)
 
     def _environment(self, path: str) -> dict[str, str]:
         env = dict(os.environ)
@@ -319,7 +324,14 @@ class Agent:
             await asyncio.sleep(0.01)
         # Those that could not leave in time are asked once more, and not for long.
         reason = f"the node has left: {self._leave_reason}"
-        self._end(_Outcome(0, reason, _LATE_GRACE_S))
+        if self._master is None or not self._goes_on_elsewhere():
+            self._end(_Outcome(0, reason, _LATE_GRACE_S))
+            return
+        await self._crew.stop(reason, grace_s=_LATE_GRACE_S)
+        logger.warning(
+            "the workers of this node have left; the agent stays to the end of the job, "
+            "which needs the master that it keeps (a signal ends both)"
+        )
 
     def _leave_request(self) -> pb.LeaveRequest | None:
         """Returns what a master has to know of a node that leaves."""
@@ -340,7 +352,8 @@ class Agent:
     def _signal(self, number: signal.Signals) -> None:
         self._num_signals += 1
         grace_s, reason = self._config.grace_s, f"the agent got {number.name}"
-        if self._num_signals > 1:
+        has_left = self._leaving is not None and self._leaving.done()
+        if self._num_signals > 1 or has_left:
             self._end(_Outcome(128 + number, reason, 0.0))
             for worker in list(self._crew.workers.values()):
                 self._crew.kill(worker, reason)

@@ -29,12 +29,17 @@ class MasterProcess:
 
     Args:
         address: Where it listens, `host:port`; port 0 takes one that is free, and keeps it.
+        token_file: Where the job's token is.
         options: Others of the command `drivetrain-elastic master`.
+
+    Attributes:
+        token_file: Where the job's token is.
     """
 
-    def __init__(self, address: str, options: Sequence[str]) -> None:
+    def __init__(self, address: str, token_file: str, options: Sequence[str]) -> None:
+        self.token_file = token_file
         self._address = address
-        self._options = options
+        self._options = ["--token-file", token_file, *options]
         self._process: asyncio.subprocess.Process | None = None
 
     @property
