@@ -15,16 +15,6 @@ def pytest_addoption(parser):
     parser.addoption("--faults-json", metavar="FILE", help="write the table there too")
 
 
-def pytest_collection_modifyitems(config, items):
-    """Leaves the long forms out unless `-m` asks for them."""
-    if "faults" in (config.getoption("markexpr", default="") or ""):
-        return
-    long = [item for item in items if item.get_closest_marker("faults")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
-
-
 def pytest_terminal_summary(terminalreporter, config):
     if not TALLY.rows():
         return
