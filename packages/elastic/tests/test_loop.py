@@ -10,8 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from drivetrain_core import DistributedError
 from drivetrain_core.services import TorchProcessGroupFactory
 from drivetrain_core.testing import RankError, run_ranks
+from drivetrain_elastic import _loop
 from drivetrain_elastic._blocking_group import BlockingGroupFactory
 from drivetrain_elastic._connection import Connection
 from drivetrain_elastic._loop import ElasticLoop
@@ -341,3 +343,34 @@ def comes_too_late():
 def test_rank_that_comes_as_the_others_finish_ends_too():
     found = run_ranks(comes_too_late, 2, process_group=False, timeout_s=25)
     assert found == [(3, True), (0, False)]
+
+
+def test_worlds_that_all_break_as_they_form_end_the_worker(monkeypatch):
+    monkeypatch.setattr(_loop, "_LONGEST_WAIT_S", 0.0)
+    store = dist.HashStore()
+    for epoch in range(1, 40):
+        store.set(f"seats/{epoch}", "w0|")
+
+    def refuse(*_):
+        raise RuntimeError("no route to host")
+
+    model, optimizer = make_model()
+    worlds = Worlds("w0", lambda: store)
+    loop = ElasticLoop(
+        model,
+        optimizer,
+        schedule=Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH),
+        num_steps=3,
+        connection=Connection(worlds, dist.PrefixStore("job", store), lambda: refuse),
+        patience_s=10,
+    )
+    # One after another, as a master tells them.
+    monkeypatch.setattr(worlds, "wait", one_by_one())
+    with pytest.raises(
+        DistributedError, match=r"31 worlds in a row .* no route to host"
+    ):
+        next(iter(loop))
+
+
+def one_by_one():
+    return lambda newer_than, _: Seat(newer_than + 1, 0, ("w0",), ("node",))

@@ -104,8 +104,9 @@ class AgentSeats:
 
         with self._change:
             self._change.wait_for(lambda: is_new() or self._is_leaving, timeout_s)
-            # Who leaves may be wanted once more, to hand the state over.
-            self._change.wait_for(is_new, min(timeout_s, _LAST_WORLD_S))
+            if self._is_leaving:
+                # It may be wanted once more, to hand the state over.
+                self._change.wait_for(is_new, min(timeout_s, _LAST_WORLD_S))
             if self._is_closed:
                 message = "the agent of this node is gone"
                 raise DistributedError(message)

@@ -82,7 +82,7 @@ def give_state(group: ProcessGroup, to: int, state: Mapping[str, object]) -> int
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
             under_way.add(group.send([whole], to, _TAG))
             sums.append(_sum(whole))
-    _send(group, to, torch.tensor(sums))
+    _send(group, to, torch.tensor(sums, dtype=torch.int64))
     return sum(len(one) for one in data)
 
 
@@ -199,13 +199,14 @@ class _UnderWay:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        while self._works:
-            if kind is None:
+        try:
+            while self._works and kind is None:
                 self._wait()
-                continue
+        finally:
             # What is under way may still write: nothing is let go of before it ends.
-            with contextlib.suppress(RuntimeError):
-                self._works.popleft()[0].wait()
+            for work, _then in self._works:
+                with contextlib.suppress(RuntimeError):
+                    work.wait()
 
 
 class _Place:

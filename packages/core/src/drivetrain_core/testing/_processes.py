@@ -71,8 +71,8 @@ def run_ranks(
 ) -> list[_Result]:
     """Returns what a function returns on each rank of a world of processes.
 
-    They are forked from a process that has imported torch and nothing else, so that they
-    are there at once.
+    They are forked from a process that has imported torch and this package's services, so
+    that they are there at once; it starts with the first call, and ends with the caller.
 
     Args:
         function: Called in each process with `args`. It and they cross by pickle;

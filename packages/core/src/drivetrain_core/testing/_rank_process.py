@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -100,9 +99,15 @@ class ForkedRank:
         self._line, line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stdin, self._stdin = os.pipe()
         try:
-            server = _server(int(env["RANK"]) % _NUM_HASH_SEEDS, os.getpid())
             packet = json.dumps(request).encode()
-            socket.send_fds(server, [packet], [stdin, log, line.fileno()])
+            descriptors = [stdin, log, line.fileno()]
+            seed = int(env["RANK"]) % _NUM_HASH_SEEDS
+            try:
+                socket.send_fds(_server(seed), [packet], descriptors)
+            except BrokenPipeError:
+                # Somebody has killed it since it was used last.
+                _forget(seed)
+                socket.send_fds(_server(seed), [packet], descriptors)
         except BaseException:
             self._line.close()
             os.close(self._stdin)
@@ -129,20 +134,32 @@ class ForkedRank:
         os.close(self._stdin)
 
 
-_starting = threading.Lock()
+# A process that was forked from the one that started a server needs its own.
+_servers: dict[tuple[int, int], tuple[subprocess.Popen[bytes], socket.socket]] = {}
+_changing = threading.Lock()
 
 
-def _server(seed: int, owner: int) -> socket.socket:
-    """Returns the line to the server with a hash seed, started if this is the first use.
+def _server(seed: int) -> socket.socket:
+    """Returns the line to the server with a hash seed, started if this is the first use."""
+    with _changing:
+        key = seed, os.getpid()
+        if key not in _servers:
+            _servers[key] = _start_server(seed)
+        return _servers[key][1]
 
-    A process that was forked from the one that started it needs its own.
-    """
-    with _starting:
-        return _start_server(seed, owner)
+
+def _forget(seed: int) -> None:
+    """Lets go of a server, so that the next use starts another."""
+    with _changing:
+        found = _servers.pop((seed, os.getpid()), None)
+    if found is not None:
+        process, line = found
+        line.close()
+        process.kill()
+        process.wait()
 
 
-@functools.cache
-def _start_server(seed: int, owner: int) -> socket.socket:
+def _start_server(seed: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
     line, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     number = its_end.fileno()
     process = subprocess.Popen(
@@ -158,12 +175,10 @@ def _start_server(seed: int, owner: int) -> socket.socket:
         start_new_session=True,
     )
     its_end.close()
+    return process, line
 
-    def end() -> None:
-        line.close()
-        if os.getpid() == owner:
-            process.kill()
-            process.wait()
 
-    atexit.register(end)
-    return line
+@atexit.register
+def _forget_all() -> None:
+    for seed in range(_NUM_HASH_SEEDS):
+        _forget(seed)

@@ -107,7 +107,8 @@ class Nodes:
             self._state = MembershipState(nodes=self._state.nodes)
             for name, node, slot in body["members"]:
                 # It may have the state, and says so soon if it has not lost it.
-                self._state.add(Worker(name, node, slot, Status.MEMBER, True))
+                member = Worker(name, node, slot, Status.MEMBER, has_state=True)
+                self._state.add(member)
             members = tuple(name for name, *_ in body["members"])
             self._state.enter(World(**{**body, "members": members}))
         elif record.kind == "ended":
@@ -270,10 +271,9 @@ class Nodes:
         what = message.WhichOneof("what")
         if what == "heartbeat":
             node.progress = {one.name: one for one in message.heartbeat.workers}
-            able = [name for name, one in node.progress.items() if one.step > 0]
-            # Each of them is noted, whatever the others were.
-            if sum(self._state.set_has_state(name) for name in able):
-                self._changed.set()
+            for name, one in node.progress.items():
+                if one.step > 0 and self._state.set_has_state(name):
+                    self._changed.set()
             return
         if what == "goodbye":
             self._lose(node, message.goodbye.reason, is_loss=False)
