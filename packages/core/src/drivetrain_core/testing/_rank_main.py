@@ -6,6 +6,7 @@ why what lies in it may be unpickled.
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import signal
@@ -14,11 +15,16 @@ import threading
 import time
 import traceback
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 
 __all__ = ["main"]
+
+_C10D = "torch.distributed.distributed_c10d"
+_kept: list[object] = []
 
 
 def main(folder: Path, rank: int) -> int:
@@ -36,6 +42,7 @@ def main(folder: Path, rank: int) -> int:
         function, args, process_group, timeout_s = pickle.loads(
             (folder / "call").read_bytes()
         )
+        _keep_groups(is_wanted=process_group)
         if process_group:
             _init_process_group(timedelta(seconds=timeout_s))
         result = cloudpickle.dumps(function(*args))
@@ -51,6 +58,30 @@ def main(folder: Path, rank: int) -> int:
     sys.stderr.flush()
     # Gloo's threads may abort a process that ends while they still run.
     os._exit(0)
+
+
+def _keep_groups(*, is_wanted: bool) -> None:
+    """Keeps each process group that is made from now on to the end of the process.
+
+    One that is freed as its last collective ends can hang: its destructor holds Python's
+    lock and waits for its thread, which waits for the lock to free the collective.
+
+    Args:
+        is_wanted: Whether to import torch for it, which takes seconds.
+    """
+    if is_wanted:
+        import_module(_C10D)
+    c10d: Any = sys.modules.get(_C10D)
+    if c10d is not None:
+        make = c10d._new_process_group_helper
+
+        @functools.wraps(make)
+        def make_and_keep(*args: object, **kwargs: object) -> object:
+            made = make(*args, **kwargs)
+            _kept.append(made)
+            return made
+
+        c10d._new_process_group_helper = make_and_keep
 
 
 def _init_process_group(timeout: timedelta) -> None:
