@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from drivetrain_core.services import TorchProcessGroupFactory
 from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic._meeting import meeting
 from drivetrain_elastic._store import MasterStore
 
 
@@ -44,19 +45,84 @@ def test_store_wait_ends_when_keys_come_and_when_time_is_up(store):
 
 
 def test_gloo_meets_in_the_store(store):
-    factory, results = TorchProcessGroupFactory("gloo"), []
-
     def rank(number):
-        group = factory(dist.PrefixStore("p", store), number, 2, timedelta(seconds=20))
+        group = make_gloo(dist.PrefixStore("p", store), number, 2)
         tensor = torch.full((3,), float(number + 1))
         group.allreduce([tensor]).wait()
-        results.append(tensor.tolist())
         done.wait()
+        return tensor.tolist()
 
     done = threading.Barrier(2)
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    assert in_threads(rank, 2) == [[3.0] * 3] * 2
+
+
+def make_gloo(store, rank, world_size):
+    factory = TorchProcessGroupFactory("gloo")
+    return factory(store, rank, world_size, timedelta(seconds=20))
+
+
+def in_threads(function, num):
+    results = [None] * num
+
+    def run(at):
+        results[at] = function(at)
+
+    threads = [threading.Thread(target=run, args=(at,)) for at in range(num)]
     for one in threads:
         one.start()
     for one in threads:
         one.join(30)
-    assert results == [[3.0] * 3] * 2
+    return results
+
+
+def test_one_call_brings_all_addresses_that_are_there(store, monkeypatch):
+    asked, all_set, all_done = [], threading.Barrier(6), threading.Barrier(6)
+    set_key, read = store.set, store.read
+
+    def read_and_note(keys, *rest):
+        asked.append(keys)
+        return read(keys, *rest)
+
+    def set_with_others(key, value):
+        set_key(key, value)
+        all_set.wait()
+
+    monkeypatch.setattr(store, "read", read_and_note)
+    monkeypatch.setattr(store, "set", set_with_others)
+
+    def rank(number):
+        with meeting(store, "world/1") as room:
+            group = make_gloo(room, number, 6)
+            tensor = torch.full((3,), float(number + 1))
+            group.allreduce([tensor]).wait()
+            all_done.wait()
+            return tensor.tolist()
+
+    assert in_threads(rank, 6) == [[21.0] * 3] * 6
+    assert len(asked) == 6
+
+
+def test_meeting_keeps_what_it_has_read_until_it_is_over(store):
+    with meeting(store, "m") as room, meeting(store, "other") as other:
+        room.set("a", "1")
+        room.set("b", b"2")
+        other.set("a", "3")
+        room.wait(["a"], timedelta(seconds=5))
+        store.set("m/a", "4")
+        store.delete_key("m/b")
+        assert (room.get("a"), room.get("b"), other.get("a")) == (b"1", b"2", b"3")
+        assert room.add("n", 2) == room.add("n", 0) == 2
+        assert room.compare_set("a", "4", "5") == b"5"
+        assert room.check(["a"])
+        assert not room.check(["b"])
+    assert room.get("a") == b"5"
+    assert room.delete_key("a")
+    with pytest.raises(dist.DistStoreError, match="m/a were not set"):
+        room.wait(["a"], timedelta(milliseconds=20))
+
+
+def test_meeting_in_another_store_has_keys_of_its_own():
+    store = dist.HashStore()
+    with meeting(store, "m") as room:
+        room.set("a", "1")
+    assert store.get("m/a") == b"1"

@@ -71,6 +71,8 @@ class WorldGroup:
         timeout: timedelta,
     ) -> None:
         self.epoch = epoch
+        # What the group holds of a store of Python's goes on only as long as this does.
+        self._store = store
         before = _sockets()
         self.group: ProcessGroup = factory(store, rank, world_size, timeout)
         self._sockets = _connected(_sockets() - before)

@@ -76,13 +76,28 @@ class MasterStore(Store):
         self._get(list(keys), timeout or self._timeout)
 
     def _get(self, keys: list[str], timeout: timedelta) -> list[bytes]:
+        return list(self.read(keys, timeout).values)
+
+    def read(
+        self, keys: Sequence[str], timeout: timedelta, prefix: str = ""
+    ) -> pb.Values:
+        """Waits for keys, and returns the master's reply.
+
+        Args:
+            keys: Their names.
+            timeout: How long to wait.
+            prefix: What else is there under it comes along.
+
+        Raises:
+            DistStoreError: They were not there in time.
+        """
         end_s = time.monotonic() + timeout.total_seconds()
         while True:
             wait_s = min(max(0.0, end_s - time.monotonic()), _LONGEST_WAIT_S)
-            request = pb.KeysRequest(keys=keys, timeout_s=wait_s)
-            reply = self._client.call("GetKeys", request, wait_s=wait_s)
+            request = pb.KeysRequest(keys=keys, timeout_s=wait_s, prefix=prefix)
+            reply: pb.Values = self._client.call("GetKeys", request, wait_s=wait_s)
             if reply.found:
-                return list(reply.values)
+                return reply
             if time.monotonic() >= end_s:
                 message = (
                     f"the keys {', '.join(keys)} were not set within "

@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from torch.distributed import DistStoreError
-from torch.distributed.distributed_c10d import PrefixStore
 
 from drivetrain_elastic._group import WorldGroup
+from drivetrain_elastic._meeting import meeting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,14 +56,15 @@ class World:
         self._groups: list[WorldGroup] = []
 
         def make(name: str, rank: int, world_size: int) -> ProcessGroup:
-            made = WorldGroup(
-                factory,
-                PrefixStore(f"world/{seat.epoch}/{name}", store),
-                epoch=seat.epoch,
-                rank=rank,
-                world_size=world_size,
-                timeout=timeout,
-            )
+            with meeting(store, f"world/{seat.epoch}/{name}") as room:
+                made = WorldGroup(
+                    factory,
+                    room,
+                    epoch=seat.epoch,
+                    rank=rank,
+                    world_size=world_size,
+                    timeout=timeout,
+                )
             self._groups.append(made)
             return made.group
 

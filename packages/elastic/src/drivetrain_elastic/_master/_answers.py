@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Answers", "dataset_status"]
 
+# Of keys that come along, without being asked for.
+_MOST_OTHER_BYTES = 1 << 20
+
 
 def _told(method: Any) -> Any:
     """Answers what a caller has done wrong, or what the journal says, with a status."""
@@ -110,7 +113,11 @@ class Answers:
     async def GetKeys(self, request: pb.KeysRequest, _: Any) -> pb.Values:  # noqa: N802
         """Returns values, and waits for them."""
         values = await self._keys.get(list(request.keys), request.timeout_s)
-        return pb.Values(values=values or [], found=values is not None)
+        others = []
+        if request.prefix and values is not None:
+            found = self._keys.under(request.prefix, _MOST_OTHER_BYTES)
+            others = [pb.KeyValue(key=key, value=value) for key, value in found]
+        return pb.Values(values=values or [], found=values is not None, others=others)
 
     @_told
     async def AddToKey(self, request: pb.Addition, _: Any) -> pb.Number:  # noqa: N802

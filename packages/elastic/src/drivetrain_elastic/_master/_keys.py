@@ -117,6 +117,18 @@ class Keys:
         """Returns how many keys begin so."""
         return sum(key.startswith(prefix) for key in self._values)
 
+    def under(self, prefix: str, most_bytes: int) -> list[tuple[str, bytes]]:
+        """Returns keys that begin so and their values, as many as fit."""
+        found = []
+        for key, value in self._values.items():
+            if not key.startswith(prefix):
+                continue
+            most_bytes -= len(key) + len(value)
+            if most_bytes < 0:
+                break
+            found.append((key, value))
+        return found
+
     def forget(self, prefix: str) -> None:
         """Deletes all keys that begin so."""
         for key in [key for key in self._values if key.startswith(prefix)]:

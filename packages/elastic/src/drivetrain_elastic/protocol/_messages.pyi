@@ -222,20 +222,24 @@ class KeyValue(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class KeysRequest(_message.Message):
-    __slots__ = ("keys", "timeout_s")
+    __slots__ = ("keys", "timeout_s", "prefix")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedScalarFieldContainer[str]
     timeout_s: float
-    def __init__(self, keys: _Optional[_Iterable[str]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    prefix: str
+    def __init__(self, keys: _Optional[_Iterable[str]] = ..., timeout_s: _Optional[float] = ..., prefix: _Optional[str] = ...) -> None: ...
 
 class Values(_message.Message):
-    __slots__ = ("values", "found")
+    __slots__ = ("values", "found", "others")
     VALUES_FIELD_NUMBER: _ClassVar[int]
     FOUND_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     values: _containers.RepeatedScalarFieldContainer[bytes]
     found: bool
-    def __init__(self, values: _Optional[_Iterable[bytes]] = ..., found: _Optional[bool] = ...) -> None: ...
+    others: _containers.RepeatedCompositeFieldContainer[KeyValue]
+    def __init__(self, values: _Optional[_Iterable[bytes]] = ..., found: _Optional[bool] = ..., others: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ...) -> None: ...
 
 class Addition(_message.Message):
     __slots__ = ("key", "amount", "call")
