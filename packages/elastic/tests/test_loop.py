@@ -1,6 +1,7 @@
 """Losses of a training that loses, gains and leaves ranks are those of one that does not."""
 
 import contextlib
+import gc
 import os
 import threading
 import time
@@ -370,6 +371,8 @@ def test_worlds_that_all_break_as_they_form_end_the_worker(monkeypatch):
         DistributedError, match=r"31 worlds in a row .* no route to host"
     ):
         next(iter(loop))
+    # Which had waited for the first step of a new world.
+    assert gc.isenabled()
 
 
 def one_by_one():

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from drivetrain_core import DistributedError, ProgramError
 from drivetrain_elastic._agreement import agree
+from drivetrain_elastic._collector import CollectorPause
 from drivetrain_elastic._connection import connect
 from drivetrain_elastic._group import RankLostError, with_others
 from drivetrain_elastic._schedule import Block, Part
@@ -194,6 +195,7 @@ class ElasticLoop:
         self._num_broken = 0
         self._vote: tuple[Work, torch.Tensor] | None = None
         self._began_s = 0.0
+        self._collector = CollectorPause()
         self._unsubscribe = self._seats.subscribe(self._hear)
 
     @property
@@ -225,6 +227,7 @@ class ElasticLoop:
             self._unsubscribe()
             self._training.reducer.close()
             self._leave_world()
+            self._collector.end()
 
     # ---- one step ----
 
@@ -294,6 +297,7 @@ class ElasticLoop:
         training.apply()
         self._save()
         self._cast_vote()
+        self._collector.end()
         self._seats.report_step(self.step, time.monotonic() - self._began_s)
 
     def _cast_vote(self) -> None:
@@ -371,6 +375,8 @@ class ElasticLoop:
     def _leave_world(self) -> None:
         self._vote = None
         if self._world is not None:
+            # Until the first step of the next one.
+            self._collector.begin()
             self._world.break_off()
             self._training.reducer.abandon()
             self._world.close()

@@ -280,7 +280,10 @@ class Agent:
     def _heard(self, message: pb.ToAgent) -> None:
         what = message.WhichOneof("what")
         if what == "world":
-            logger.info("world %d: %s", message.world.epoch, message.world.reason)
+            world = message.world
+            is_here = any(one.node == self._config.node for one in world.members)
+            where = "" if is_here else ", without this node"
+            logger.info("world %d%s: %s", world.epoch, where, world.reason)
             self._final_reports.settle(message.world)
             self._crew.show_world(message.world)
         elif what == "command":
