@@ -96,6 +96,23 @@ def connect():
     )
 
 
+def make_factory():
+    return TorchProcessGroupFactory("gloo")
+
+
+def make_loop(made, connection, *, num_steps=3, seed=0):
+    """Returns the loop of a rank that computes each of its parts in two."""
+    return ElasticLoop(
+        *made,
+        schedule=Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH, seed=seed),
+        num_steps=num_steps,
+        connection=connection,
+        timeout=timedelta(seconds=30),
+        num_micro_batches=2,
+        patience_s=30,
+    )
+
+
 def make_model():
     torch.manual_seed(0)
     layers = torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
@@ -151,21 +168,15 @@ def worker(script):
     if "joins" in plan or at == 1:
         for one in model.parameters():
             one.data.add_(7.0)  # what it makes itself must not matter
-    loop = ElasticLoop(
-        model,
-        optimizer,
-        schedule=Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH, seed=2),
-        num_steps=NUM_STEPS,
-        connection=Connection(
+    loop = make_loop(
+        (model, optimizer),
+        Connection(
             worlds,
             dist.PrefixStore("job", store),
-            BlockingGroupFactory
-            if script.get("blocks")
-            else lambda: TorchProcessGroupFactory("gloo"),
+            BlockingGroupFactory if script.get("blocks") else make_factory,
         ),
-        timeout=timedelta(seconds=30),
-        num_micro_batches=2,
-        patience_s=30,
+        num_steps=NUM_STEPS,
+        seed=2,
     )
     losses, epochs = {}, {}
     for step in loop:
@@ -287,19 +298,9 @@ def leaves_early():
     model, optimizer = make_model()
     store = dist.HashStore()
     store.set("seats/1", "w0|")
-    loop = ElasticLoop(
-        model,
-        optimizer,
-        schedule=Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH),
-        num_steps=3,
-        connection=Connection(
-            Worlds("w0", lambda: store),
-            dist.PrefixStore("job", dist.HashStore()),
-            lambda: TorchProcessGroupFactory("gloo"),
-        ),
-        timeout=timedelta(seconds=10),
-        num_micro_batches=2,
-    )
+    worlds = Worlds("w0", lambda: store)
+    connection = Connection(worlds, dist.PrefixStore("job", store), make_factory)
+    loop = make_loop((model, optimizer), connection)
     for step in loop:
         with step:
             for part in step.parts():
@@ -317,18 +318,9 @@ def comes_too_late():
     if name == "w0":
         store.set("seats/1", "w0|")
     model, optimizer = make_model()
-    loop = ElasticLoop(
-        model,
-        optimizer,
-        schedule=Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH),
-        num_steps=3,
-        connection=Connection(
-            Worlds(name, connect),
-            dist.PrefixStore("job", store),
-            lambda: TorchProcessGroupFactory("gloo"),
-        ),
-        timeout=timedelta(seconds=30),
-    )
+    worlds = Worlds(name, connect)
+    connection = Connection(worlds, dist.PrefixStore("job", store), make_factory)
+    loop = make_loop((model, optimizer), connection)
     for step in loop:
         with step:
             for part in step.parts():
@@ -355,16 +347,9 @@ def test_worlds_that_all_break_as_they_form_end_the_worker(monkeypatch):
     def refuse(*_):
         raise RuntimeError("no route to host")
 
-    model, optimizer = make_model()
     worlds = Worlds("w0", lambda: store)
-    loop = ElasticLoop(
-        model,
-        optimizer,
-        schedule=Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH),
-        num_steps=3,
-        connection=Connection(worlds, dist.PrefixStore("job", store), lambda: refuse),
-        patience_s=10,
-    )
+    connection = Connection(worlds, dist.PrefixStore("job", store), lambda: refuse)
+    loop = make_loop(make_model(), connection)
     # One after another, as a master tells them.
     monkeypatch.setattr(worlds, "wait", one_by_one())
     with pytest.raises(
