@@ -89,8 +89,7 @@ def disturbed(folder, num_steps, dtype):
         os.kill(after(4, "a stop")[2].pid, signal.SIGSTOP)
         job.wait_for(lambda s: s.world_size == 4 and len(members_of(s)) == 4)
         after(4, "a kill of the master")
-        (master,) = [p for p in job.processes() if "master" in p.cmdline()]
-        master.kill()
+        job.master().kill()
         after(4, "a node that leaves")
         job.nodes["node1"].send_signal(signal.SIGTERM)
         job.wait_for(lambda s: s.world_size == 2)

@@ -1,18 +1,20 @@
 """Real agents and workers: what dies is replaced, and the losses do not show it."""
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
-from drivetrain_elastic._local_job import LocalJob
+from drivetrain_elastic._local_job import LocalJob, LocalJobError, members_of
 
 NUM_STEPS = 60
 PAUSE = ["--steps", str(NUM_STEPS), "--dtype", "float64", "--pause-s", "0.02"]
@@ -76,7 +78,7 @@ def test_master_that_is_killed_is_replaced_and_no_worker_notices(job, undisturbe
     job = job()
     status = job.wait_for_step(8, num_workers=3)
     pids = {one.pid for one in job.members()}
-    master = next(p for p in job.processes() if "master" in p.cmdline())
+    master = job.master()
     master.kill()
     status = job.wait_for(lambda now: now.incarnation > status.incarnation)
     after = job.wait_for_step(30, num_workers=3)
@@ -86,6 +88,39 @@ def test_master_that_is_killed_is_replaced_and_no_worker_notices(job, undisturbe
     os.kill(job.members()[2].pid, signal.SIGKILL)
     job.wait_for(lambda now: now.epoch == 2)
     assert job.wait() == {"node0": 0}, job.text()
+    check_losses(job, undisturbed)
+
+
+def test_master_may_be_killed_again_and_again_also_as_it_starts(job):
+    job = job()
+    job.wait_for_step(3, num_workers=3)
+    pids = {one.pid for one in job.members()}
+    master = job.master()
+    for _ in range(6):
+        master.kill()
+        master = next_master(job, master)
+    after = job.wait_for(lambda now: now.incarnation > 1)
+    job.wait_for_step(max(one.step for one in members_of(after)) + 3, num_workers=3)
+    assert {one.pid for one in job.members()} == pids
+    assert job.wait() == {"node0": 0}, job.text()
+
+
+def next_master(job, before):
+    while True:
+        with contextlib.suppress(LocalJobError):
+            if (found := job.master()) != before:
+                return found
+        time.sleep(0.01)
+
+
+def test_others_go_on_while_a_place_is_empty(job, undisturbed):
+    job = job("--standbys", "0", "--min-workers", "2")
+    job.wait_for_step(5, num_workers=3)
+    os.kill(job.members()[1].pid, signal.SIGKILL)
+    job.wait_for(lambda status: status.epoch >= 2)
+    assert job.wait() == {"node0": 0}, job.text()
+    sizes = {line["epoch"]: line["world_size"] for line in job.steps()}
+    assert (sizes[1], sizes[2]) == (3, 2)
     check_losses(job, undisturbed)
 
 

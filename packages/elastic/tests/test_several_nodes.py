@@ -147,7 +147,7 @@ def test_master_dies_while_a_worker_does(job):
     job.start_node()
     job.start_node()
     job.wait_for_step(5, num_workers=2)
-    (master,) = [p for p in job.processes() if "master" in p.cmdline()]
+    master = job.master()
     victim = psutil.Process(job.members()[1].pid)
     master.kill()
     victim.kill()
@@ -202,7 +202,7 @@ def test_node_leaves_although_the_master_dies_as_it_says_so(job):
     job.start_node()
     leaver = job.start_node()
     job.wait_for_step(3, num_workers=2)
-    (master,) = [p for p in job.processes() if "master" in p.cmdline()]
+    master = job.master()
     master.suspend()
     leaver.send_signal(signal.SIGTERM)
     while "this node leaves" not in job.text():
@@ -224,6 +224,8 @@ def test_node_leaves_although_the_master_dies_as_it_says_so(job):
         (["--nproc-per-node", "0"], "num_workers must be at least 1, got 0"),
         (["--grace-s", "nan"], "grace_s must be at least 0.0, got nan"),
         (["--frozen-s", "0.1"], "frozen_s must be at least 0.2, got 0.1"),
+        (["--min-workers", "2"], "min_workers must be from 1 to 1"),
+        (["--min-workers", "0"], "min_workers must be from 1 to 1"),
         (["--nproc-per-node", "x"], "must be a number, gpu, cpu or auto, got 'x'"),
         (["--nnodes", "2"], "several nodes, or a journal, need --rdzv-endpoint"),
         (["--workers-per-copy", "2"], "must be a multiple of workers_per_copy"),

@@ -194,6 +194,20 @@ class LocalJob:
                 found += [agent, *agent.children(recursive=True)]
         return found
 
+    def master(self) -> psutil.Process:
+        """Returns the process of the master that an agent keeps.
+
+        Raises:
+            LocalJobError: There is none now.
+        """
+        for process in self.processes():
+            # One that has just ended has no command any more.
+            with contextlib.suppress(psutil.Error):
+                if "master" in process.cmdline():
+                    return process
+        message = f"no agent keeps a master\n{self.text()}"
+        raise LocalJobError(message)
+
     def steps(self) -> list[dict[str, Any]]:
         """Returns the example's lines of all workers, as they were written."""
         lines = [

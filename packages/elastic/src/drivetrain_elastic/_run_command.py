@@ -37,6 +37,13 @@ def populate_run_parser(parser: argparse.ArgumentParser) -> None:
         help="how many nodes train, by default 1; the job goes on while there are MIN",
     )
     parser.add_argument(
+        "--min-workers",
+        type=int,
+        metavar="N",
+        help="the job goes on while there are so many workers, by default as many as MIN "
+        "nodes have",
+    )
+    parser.add_argument(
         "--node", metavar="NAME", help="this node's name; by default the host's"
     )
     parser.add_argument(
@@ -218,6 +225,7 @@ def _config(arguments: argparse.Namespace) -> AgentConfig:
         num_workers=_num_workers(arguments.nproc_per_node),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
+        min_workers=arguments.min_workers,
         workers_per_copy=arguments.workers_per_copy,
         num_standbys=arguments.standbys,
         max_restarts=arguments.max_restarts,

@@ -245,7 +245,7 @@ class Agent:
     def _hello(self) -> pb.Hello:
         config = self._config
         terms = pb.Terms(
-            min_workers=config.min_nodes * config.num_workers,
+            min_workers=config.fewest_workers,
             max_workers=config.max_nodes * config.num_workers,
             unit=config.workers_per_copy,
             last_call_s=config.last_call_s,

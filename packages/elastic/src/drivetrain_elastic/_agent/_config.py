@@ -19,6 +19,9 @@ class AgentConfig:
         node: The node's name, unlike all others; by default the host's.
         min_nodes: No step is made with the workers of fewer nodes.
         max_nodes: Workers of more nodes stand by.
+        min_workers: No step is made with fewer workers; by default as many as `min_nodes`
+            nodes have. With less, those that are left go on before another one has
+            started in the place of one that died.
         workers_per_copy: Processes that hold one copy of the model together; they find
             each other as under torchrun, and start, die and are replaced together.
         num_standbys: Workers that are ready to take the place of one that dies.
@@ -43,6 +46,7 @@ class AgentConfig:
     node: str = field(default_factory=socket.gethostname)
     min_nodes: int = 1
     max_nodes: int = 1
+    min_workers: int | None = None
     workers_per_copy: int = 1
     num_standbys: int = 1
     max_restarts: int = 10
@@ -85,6 +89,13 @@ class AgentConfig:
                 f"{self.min_nodes} and {self.max_nodes}"
             )
             raise ProgramError(message)
+        most = self.max_nodes * self.num_workers
+        if not 1 <= self.fewest_workers <= most:
+            message = (
+                f"min_workers must be from 1 to {most}, which is all that {self.max_nodes} "
+                f"nodes have, got {self.min_workers}"
+            )
+            raise ProgramError(message)
         if self.num_workers % self.workers_per_copy:
             message = (
                 f"num_workers must be a multiple of workers_per_copy, got "
@@ -102,3 +113,10 @@ class AgentConfig:
         if self.tee and self.log_folder is None:
             message = "tee needs a log_folder"
             raise ProgramError(message)
+
+    @property
+    def fewest_workers(self) -> int:
+        """With fewer workers no step is made."""
+        if self.min_workers is None:
+            return self.min_nodes * self.num_workers
+        return self.min_workers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -18,7 +19,9 @@ __all__ = ["MasterProcess"]
 
 logger = logging.getLogger(__name__)
 
-# One that dies sooner than this has not begun to serve: another one would not, either.
+# Of somebody who wants this one to end, and not of what it does itself.
+_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+# One that dies by itself sooner than this: another one would, too.
 _QUICK_S = 2.0
 _MOST_QUICK_DEATHS = 3
 _END_S = 5.0
@@ -53,6 +56,13 @@ class MasterProcess:
         Raises:
             ProgramError: It does not start; its output says why.
         """
+        if not await self._try_to_start():
+            message = "the master did not start; its output says why"
+            raise ProgramError(message)
+        return self._address
+
+    async def _try_to_start(self) -> bool:
+        """Returns whether it serves."""
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "drivetrain_elastic.cli", "master"),
             *("--with-parent", "--address", self._address, *self._options),
@@ -62,17 +72,15 @@ class MasterProcess:
         )
         assert self._process.stdout is not None
         line = (await self._process.stdout.readline()).decode()
-        if not line:
-            message = "the master did not start; its output says why"
-            raise ProgramError(message)
-        self._address = line.split()[-1]
-        return self._address
+        if line:
+            self._address = line.split()[-1]
+        return bool(line)
 
     async def run(self) -> None:
         """Starts it again and again, until this is cancelled.
 
         Raises:
-            ProgramError: It does not start any more.
+            ProgramError: It ends by itself again and again as it starts.
         """
         num_quick = 0
         while True:
@@ -81,11 +89,14 @@ class MasterProcess:
             code = await self._process.wait()
             logger.warning("the master has ended with %d: starting another one", code)
             is_quick = time.monotonic() - began_s < _QUICK_S
-            num_quick = num_quick + 1 if is_quick else 0
+            if not is_quick:
+                num_quick = 0
+            elif code not in _FROM_OUTSIDE:
+                num_quick += 1
             if num_quick >= _MOST_QUICK_DEATHS:
                 message = f"the master has died {num_quick} times as it started"
                 raise ProgramError(message)
-            await self.start()
+            await self._try_to_start()
 
     async def close(self) -> None:
         """Ends it."""

@@ -179,11 +179,12 @@ class MembershipState:
         """Makes a world the current one."""
         self.world = world
         self.broken_s = None
+        members = set(world.members)
         for name, worker in self.workers.items():
             status = worker.status
             if status == Status.LEAVING:
                 continue
-            if name in world.members:
+            if name in members:
                 status = Status.MEMBER
             elif status == Status.MEMBER:
                 status = Status.STANDBY
@@ -308,12 +309,13 @@ def _difference(
     current: World, members: tuple[str, ...], state: MembershipState
 ) -> str:
     parts = []
-    lost = [name for name in current.members if name not in members]
+    before, after = set(current.members), set(members)
+    lost = [name for name in current.members if name not in after]
     stay = [n for n in members if state.workers[n].status == Status.LEAVING]
     for says, names in (
         ("gone", [n for n in lost if n not in state.workers]),
         ("leaving", [n for n in lost if n in state.workers]),
-        ("new", [n for n in members if n not in current.members]),
+        ("new", [n for n in members if n not in before]),
         ("leaving when another one has the state", stay),
     ):
         if names:
