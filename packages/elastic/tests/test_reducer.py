@@ -142,3 +142,57 @@ def test_gradients_stay_in_their_buffers_after_zero_grad():
     layer(torch.ones(1, 2)).sum().backward()
     assert sum(buffer.sum() for buffer in reducer.buffers) == 6
     reducer.close()
+
+
+def backward(layer, times=1):
+    layer(torch.full((1, 2), float(times))).sum().backward()
+
+
+def test_gradients_of_the_last_step_stay_until_the_next_backward_pass():
+    layer = torch.nn.Linear(2, 2)
+    reducer = GradientReducer(layer.parameters())
+    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+    reducer.begin()
+    backward(layer)
+    reducer.finish(group)
+    asked = []
+    reducer.begin(lambda: asked.append(reducer.buffers[0].sum().item()))
+    layer(torch.ones(1, 2))
+    assert not asked
+    backward(layer, 2)
+    backward(layer, 3)
+    assert asked == [6]
+    assert reducer.buffers[0].sum() == 2 + 2 + 4 * 5
+    reducer.finish(group)
+    # A step without a backward pass asks as well, and its gradients are zero.
+    reducer.begin(lambda: asked.append("again"))
+    reducer.finish(group)
+    assert asked == [6, "again"]
+    assert [one.grad.sum() for one in layer.parameters()] == [0, 0]
+
+
+def test_gradients_that_others_may_lack_are_not_written_over():
+    layer = torch.nn.Linear(2, 2)
+    reducer = GradientReducer(layer.parameters())
+    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+    reducer.begin()
+    backward(layer)
+    reducer.finish(group)
+
+    def refuse():
+        asked.append(1)
+        raise RuntimeError("a rank is gone")
+
+    for passes in (0, 2):
+        asked = []
+        reducer.begin(refuse)
+        for _ in range(passes):
+            reducer.send_with(group)
+            backward(layer, 9)
+        with pytest.raises(RuntimeError, match="a rank is gone"):
+            reducer.finish(group)
+        assert asked == [1]
+        assert reducer.buffers[0].sum() == 6
+    # What the optimizer finds is what the buffers hold.
+    reducer.bind()
+    assert sum(one.grad.sum() for one in layer.parameters()) == 6

@@ -194,6 +194,8 @@ class ElasticLoop:
         self._epoch = 0
         self._num_broken = 0
         self._vote: tuple[Work, torch.Tensor] | None = None
+        # The newest world that any rank knew of when the last step counted.
+        self._newest = 0
         self._began_s = 0.0
         self._collector = CollectorPause()
         self._unsubscribe = self._seats.subscribe(self._hear)
@@ -239,14 +241,16 @@ class ElasticLoop:
                     return False
                 continue
             self._seats.report_phase("waiting")
-            try:
-                pending = self._count_votes()
-            except RuntimeError as error:
-                if self.is_done and is_finished(self._store):
-                    return False
-                self._break(str(error))
-                continue
-            if pending > self._epoch:
+            if self.is_done or self._newest > self._epoch:
+                # This rank goes, and sees to it first that nobody lacks its gradients.
+                try:
+                    self._count_votes()
+                except RuntimeError as error:
+                    if self.is_done and is_finished(self._store):
+                        return False
+                    self._break(str(error))
+                    continue
+            if self._newest > self._epoch:
                 self._leave_world()
                 continue
             if not self.is_done:
@@ -260,7 +264,14 @@ class ElasticLoop:
         self._seats.report_phase("computing")
         self._began_s = time.monotonic()
         assert self._world is not None
-        self._block = self._training.begin(self._world.seat.num_copies)
+        num_copies = self._world.seat.num_copies
+        self._block = self._training.begin(num_copies, self._let_gradients_go)
+
+    def _let_gradients_go(self) -> None:
+        """Waits, in a backward pass, until nobody lacks the gradients of the last step."""
+        self._seats.report_phase("waiting")
+        self._count_votes()
+        self._seats.report_phase("computing")
 
     def _parts(self) -> Iterator[Part]:
         assert self._world is not None
@@ -312,13 +323,16 @@ class ElasticLoop:
         except RuntimeError as error:
             self._break(str(error))
 
-    def _count_votes(self) -> int:
-        """Returns the newest world that any rank knew of when the step counted."""
-        if self._vote is None:
-            return 0
-        (work, heard), self._vote = self._vote, None
-        work.wait()
-        return int(heard)
+    def _count_votes(self) -> None:
+        """Waits until the last step counts, and notes what worlds its ranks know of.
+
+        The forward pass of the next step need not wait for it: only what overwrites the
+        gradients does. All ranks come to know of a world in the same step.
+        """
+        if self._vote is not None:
+            (work, heard), self._vote = self._vote, None
+            work.wait()
+            self._newest = int(heard)
 
     # ---- checkpoints ----
 

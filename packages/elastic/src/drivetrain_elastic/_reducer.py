@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
     from torch.distributed import ProcessGroup
@@ -34,15 +34,17 @@ class _Bucket:
             view = self.buffer[at : at + local.numel()].view(local.shape)
             views.append(_like(one, view))
             at += local.numel()
-        self.views = views
+        self.views = dict(zip(parameters, views, strict=True))
 
 
 class GradientReducer:
     """Adds up gradients over the ranks of whatever group it is given for a step.
 
-    Gradients lie in buffers of their own. A buffer is sent when backward has filled it, in
-    the same order on all ranks; `finish` sends those that are left. Sums are not divided:
-    each rank weights its loss by the part of the global batch that it has.
+    Gradients come to lie in buffers. A buffer is sent when backward has filled it, in the
+    same order on all ranks; `finish` sends those that are left. Sums are not divided: each
+    rank weights its loss by the part of the global batch that it has.
+
+    What the buffers hold stays until the backward pass of the next step begins.
 
     Of sharded parameters (DTensors) the local parts are summed, over a group of ranks that
     hold the same parts.
@@ -74,23 +76,27 @@ class GradientReducer:
         self._works: list[Any] = []
         self._num_sent = 0
         self._failed: RuntimeError | None = None
+        self._let_go: Callable[[], None] | None = None
 
     @property
     def buffers(self) -> list[Tensor]:
         """All gradients, flat, in the order in which they travel."""
         return [bucket.buffer for bucket in self._buckets]
 
-    def begin(self) -> None:
-        """Makes all gradients zero; backward passes add to them and send nothing."""
+    def begin(self, let_go: Callable[[], None] | None = None) -> None:
+        """Begins a step: backward passes add up gradients, and send nothing.
+
+        Args:
+            let_go: Called before the gradients of the last step are written over; with a
+                RuntimeError it keeps them, and ends this step.
+        """
         self._group = None
         self._works = []
         self._num_sent = 0
         self._failed = None
-        for bucket in self._buckets:
-            bucket.buffer.zero_()
-            # Whatever took its place, such as an optimizer's zero_grad, gives way.
-            for one, view in zip(bucket.parameters, bucket.views, strict=True):
-                one.grad = view
+        self._let_go = let_go
+        for one in self._home:
+            one.grad = None
 
     def send_with(self, group: ProcessGroup) -> None:
         """Lets the next backward pass, the last one of the step, send as it goes.
@@ -103,17 +109,40 @@ class GradientReducer:
             bucket.num_missing = len(bucket.parameters)
 
     def _take(self, parameter: Tensor) -> None:
+        """Takes what a backward pass has made; it is no place to tell of failures."""
+        if not self._may_write():
+            return
+        bucket = self._home[parameter]
+        view = bucket.views[parameter]
+        if parameter.grad is not view:
+            assert parameter.grad is not None
+            _local(view).copy_(_local(parameter.grad))
+            parameter.grad = view
         if self._group is None:
             return
-        self._home[parameter].num_missing -= 1
-        while self._num_sent < len(self._buckets):
-            if self._failed or self._buckets[self._num_sent].num_missing > 0:
+        bucket.num_missing -= 1
+        while self._num_sent < len(self._buckets) and not self._failed:
+            if self._buckets[self._num_sent].num_missing > 0:
                 break
             try:
                 self._send()
             except RuntimeError as error:
-                # A backward pass of the user's is no place to tell of it: `finish` is.
                 self._failed = error
+
+    def _may_write(self) -> bool:
+        if self._let_go is not None and not self._failed:
+            try:
+                self._let_go()
+            except RuntimeError as error:
+                self._failed = error
+            self._let_go = None
+        return self._failed is None
+
+    def bind(self) -> None:
+        """Gives the parameters what the buffers hold as their gradients."""
+        for bucket in self._buckets:
+            for one, view in bucket.views.items():
+                one.grad = view
 
     def _send(self) -> None:
         assert self._group is not None
@@ -132,6 +161,11 @@ class GradientReducer:
                 no sums.
         """
         self._group = group
+        if self._may_write():
+            for bucket in self._buckets[self._num_sent :]:
+                for one, view in bucket.views.items():
+                    if one.grad is not view:
+                        _local(view).zero_()
         failed = self._failed
         try:
             while not failed and self._num_sent < len(self._buckets):
@@ -147,6 +181,7 @@ class GradientReducer:
         self._works = []
         if failed is not None:
             raise failed
+        self.bind()
 
     def abandon(self) -> None:
         """Waits until nothing is under way, in a group that has been broken off."""

@@ -11,7 +11,7 @@ from drivetrain_elastic._schedule import Block, Position
 from drivetrain_elastic._transfer import give_state, state_digest, take_state
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Callable, Mapping, MutableMapping
 
     import torch
     from torch.distributed import ProcessGroup
@@ -92,19 +92,21 @@ class Training:
         """Returns a number that two ranks share only if their states are equal."""
         return state_digest(self.entries())
 
-    def begin(self, num_copies: int) -> Block:
+    def begin(self, num_copies: int, let_go: Callable[[], None] | None = None) -> Block:
         """Begins a step, and returns its samples.
 
         Args:
             num_copies: How many copies of the model share them.
+            let_go: Called before the gradients of the step before are written over.
         """
         self._block = self._schedule.block(self.position, num_copies=num_copies)
         self._num_copies = num_copies
-        self.reducer.begin()
+        self.reducer.begin(let_go)
         return self._block
 
     def apply(self) -> None:
         """Makes the step whose gradients are here."""
+        self.reducer.bind()
         whole = self._schedule.block(Position(), num_copies=self._num_copies).size
         self._rate.step(self._optimizer, whole, self.num_read)
         self.step += 1

@@ -2,12 +2,12 @@
 
 A step of data-parallel training, on every rank:
 
-    compute gradients -> reduce them -> apply the update -> vote -> next step
+    forward -> backward -> reduce gradients -> apply the update -> vote -> next step
 
 A reduction ends on a rank only if all ranks have contributed; it may have ended on some of
 them, and not on others, when one dies. The vote is a reduction of nothing, which a rank
 enters when it has its reduced gradients, and it must have ended before a rank overwrites
-them. So there are two cases, and what the survivors know tells them apart:
+them, in the backward pass of the next step. So there are two cases, and what the survivors know tells them apart:
 
 - nobody has all of the step's reduced gradients: nobody has applied them, and all make the
   step again;
