@@ -36,6 +36,7 @@ def whole(measure):
 
 TABLE = [
     ("kills", "pause <= 0.3 s, four again <= 1.5 s, 1 step again", recovery.kills),
+    ("sharded-kills", "pause <= 0.3 s, again <= 1.5 s", whole(recovery.sharded_kills)),
     ("cold-kills", "pause <= 0.3 s, four again <= 4 s", whole(recovery.cold_kills)),
     ("stops", "time-out + 0.5 s, four again + 1.5 s", whole(recovery.stops)),
     ("node-kills", "<= heartbeat's time-out + 1 s", whole(recovery.node_kills)),

@@ -39,6 +39,13 @@ def stops(quick):
     return row(trials, pause_s=_HEARTBEAT_S + 0.5, full_s=_HEARTBEAT_S + 1.5)
 
 
+def sharded_kills(quick):
+    """Kills one of four workers, of which two each hold a copy of the model together."""
+    options = ["--standbys", "1", "--workers-per-copy", "2"]
+    trials = faults(3 if quick else 100, kill, *options, unit=2)
+    return row(trials, pause_s=0.3, full_s=1.5)
+
+
 def kill_pauses(num):
     """Returns how long the survivors of kills paused."""
     return [pause_s for pause_s, _, _ in faults(num, kill, "--standbys", "1")]
@@ -58,8 +65,15 @@ def stop(pid):
     os.kill(pid, signal.SIGSTOP)
 
 
-def faults(num, fault, *options):
-    """Returns, for each fault, the survivors' pause and the time to full strength."""
+def faults(num, fault, *options, unit=1):
+    """Returns, for each fault, the survivors' pause and the time to full strength.
+
+    Args:
+        num: How many faults.
+        fault: What happens, to one process.
+        options: Of the job's agents.
+        unit: How many workers hold a copy of the model, and go together.
+    """
     dice, trials = random.Random(0), []
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -73,7 +87,9 @@ def faults(num, fault, *options):
             job.wait_for_step(step + 3 + dice.randrange(3), num_workers=4)
             time.sleep(dice.uniform(0.0, 0.05))
             members = job.members()
-            victim = dice.choice(members)
+            at = dice.randrange(len(members))
+            victim = members[at]
+            copy = members[at // unit * unit :][:unit]
             at_s = time.monotonic()
             fault(victim.pid)
             # Asking how the job stands would cost what the job itself needs now.
@@ -82,7 +98,8 @@ def faults(num, fault, *options):
                 lambda s, e=status.epoch: s.epoch > e and is_whole(s, False), 60.0
             )
             job.wait_for_step(members[0].step + 3, num_workers=4)
-            trials.append((at_s, victim.pid, {m.pid for m in members}, status.epoch))
+            survivors = {m.pid for m in members} - {m.pid for m in copy}
+            trials.append((at_s, survivors, status.epoch))
         lines = job.steps()
     return [measure(lines, *trial) for trial in trials]
 
@@ -95,21 +112,21 @@ def has_spare(status, num_workers):
     workers = [one for node in status.nodes for one in node.workers]
     spares = [one for one in workers if one.status == "spare"]
     ready = [one for one in spares if one.phase == "waiting for a world"]
-    return num_members(status) == num_workers and ready
+    is_ready = spares and len(ready) == len(spares)
+    return num_members(status) == num_workers and is_ready
 
 
 def num_members(status):
     return sum(one.pid > 0 for one in members_of(status))
 
 
-def measure(lines, at_s, victim, pids, epoch):
+def measure(lines, at_s, survivors, epoch):
     """Returns the pause, the time to full strength and the steps made again, of a fault.
 
     Both end when a step has been computed: by the last of the survivors, and by the last
     of four workers.
     """
     after = [one for one in lines if one["at_s"] > at_s and one["epoch"] > epoch]
-    survivors = pids - {victim}
     first = {}
     for one in after:
         first.setdefault(one["pid"], one["at_s"])

@@ -425,6 +425,15 @@ os.write(1, f"digest {json.dumps(digest)}\\n".encode())
 """
 
 
+def test_losses_of_sharded_copies_do_not_show_a_kill(job, undisturbed):
+    job = job("--workers-per-copy", "2", num_workers=4)
+    job.wait_for_step(10, num_workers=4)
+    os.kill(job.members()[1].pid, signal.SIGKILL)
+    job.wait_for(lambda status: status.epoch >= 2)
+    assert job.wait(90.0) == {"node0": 0}, job.text()
+    check_losses(job, undisturbed)
+
+
 def test_sharded_copy_that_loses_a_rank_is_replaced_as_a_whole(job, tmp_path):
     script = Path(tmp_path, "script.py")
     script.write_text(SHARDED)

@@ -32,7 +32,9 @@ def trains(bucket_bytes):
             y = body(x)
             (head(y) if rank == 0 else y).square().sum().backward()
         reducer.finish(dist.group.WORLD)
-        found.append([one.grad.clone() for one in parameters if one.requires_grad])
+        with reducer.shown():
+            found.append([one.grad.clone() for one in parameters if one.requires_grad])
+        assert all(one.grad is None for one in parameters)
     dist.destroy_process_group()
     return found
 
@@ -115,10 +117,11 @@ def sharded():
         x = torch.full((2, 5), float(rank + 1), dtype=torch.float64)
         # FSDP takes the mean over the two that share a copy.
         (whole(x).sum() / 2).backward()
-    found = [
-        torch.allclose(mine.grad.full_tensor(), theirs.grad)
-        for mine, theirs in zip(body.parameters(), whole.parameters(), strict=True)
-    ]
+    with reducer.shown():
+        found = [
+            torch.allclose(mine.grad.full_tensor(), theirs.grad)
+            for mine, theirs in zip(body.parameters(), whole.parameters(), strict=True)
+        ]
     dist.destroy_process_group()
     return found
 
@@ -133,48 +136,51 @@ def test_model_without_gradients_is_refused():
         GradientReducer([torch.zeros(3)])
 
 
-def test_gradients_stay_in_their_buffers_after_zero_grad():
-    layer = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    reducer = GradientReducer(layer.parameters())
-    optimizer.zero_grad()
-    reducer.begin()
-    layer(torch.ones(1, 2)).sum().backward()
-    assert sum(buffer.sum() for buffer in reducer.buffers) == 6
-    reducer.close()
-
-
 def backward(layer, times=1):
     layer(torch.full((1, 2), float(times))).sum().backward()
 
 
-def test_gradients_of_the_last_step_stay_until_the_next_backward_pass():
+def make_layer():
     layer = torch.nn.Linear(2, 2)
-    reducer = GradientReducer(layer.parameters())
     group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+    return layer, GradientReducer(layer.parameters()), group
+
+
+def shown(reducer, layer):
+    with reducer.shown():
+        return sum(one.grad.sum().item() for one in layer.parameters())
+
+
+def test_gradients_of_the_last_step_stay_until_the_next_backward_pass():
+    layer, reducer, group = make_layer()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     reducer.begin()
+    optimizer.zero_grad()
     backward(layer)
     reducer.finish(group)
+    # What a script does with gradients between two steps changes none.
+    optimizer.zero_grad(set_to_none=False)
+    backward(layer, 5)
+    optimizer.zero_grad(set_to_none=False)
     asked = []
-    reducer.begin(lambda: asked.append(reducer.buffers[0].sum().item()))
+    reducer.begin(lambda: asked.append(shown(reducer, layer)))
     layer(torch.ones(1, 2))
     assert not asked
+    reducer.begin(lambda: asked.append(reducer.buffers[0].sum().item()))
     backward(layer, 2)
     backward(layer, 3)
     assert asked == [6]
-    assert reducer.buffers[0].sum() == 2 + 2 + 4 * 5
     reducer.finish(group)
+    assert shown(reducer, layer) == 2 + 2 + 4 * 5
     # A step without a backward pass asks as well, and its gradients are zero.
     reducer.begin(lambda: asked.append("again"))
     reducer.finish(group)
     assert asked == [6, "again"]
-    assert [one.grad.sum() for one in layer.parameters()] == [0, 0]
+    assert shown(reducer, layer) == 0
 
 
 def test_gradients_that_others_may_lack_are_not_written_over():
-    layer = torch.nn.Linear(2, 2)
-    reducer = GradientReducer(layer.parameters())
-    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+    layer, reducer, group = make_layer()
     reducer.begin()
     backward(layer)
     reducer.finish(group)
@@ -192,7 +198,90 @@ def test_gradients_that_others_may_lack_are_not_written_over():
         with pytest.raises(RuntimeError, match="a rank is gone"):
             reducer.finish(group)
         assert asked == [1]
-        assert reducer.buffers[0].sum() == 6
-    # What the optimizer finds is what the buffers hold.
-    reducer.bind()
-    assert sum(one.grad.sum() for one in layer.parameters()) == 6
+        assert shown(reducer, layer) == 6
+    # Neither are they by a script that goes on after a step was broken off.
+    reducer.begin()
+    reducer.abandon()
+    backward(layer, 9)
+    assert shown(reducer, layer) == 6
+
+
+def tells_news():
+    dist.init_process_group("gloo")
+    layer = torch.nn.Linear(2, 2).to(torch.bfloat16)
+    reducer = GradientReducer(layer.parameters())
+    found = []
+    for step in range(3):
+        reducer.begin(None, lambda step=step: step == 1 and dist.get_rank() == 2)
+        reducer.send_with(dist.group.WORLD)
+        layer(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+        reducer.finish(dist.group.WORLD)
+        found.append(reducer.has_news)
+    dist.destroy_process_group()
+    return found
+
+
+def test_all_ranks_hear_of_news_in_the_same_step():
+    found = run_ranks(tells_news, 3, process_group=False)
+    assert found == [[False, True, False]] * 3
+
+
+def test_sparse_gradients_travel_too():
+    table = torch.nn.Embedding(5, 2, sparse=True)
+    reducer = GradientReducer(table.parameters())
+    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+    reducer.begin()
+    for _ in range(2):
+        table(torch.tensor([1, 3, 3])).sum().backward()
+    reducer.finish(group)
+    with reducer.shown():
+        assert table.weight.grad[:, 0].tolist() == [0, 2, 0, 4, 0]
+
+
+def tensor_parallel():
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+
+    def make():
+        layers = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4), torch.nn.LayerNorm(4)
+        return torch.nn.Sequential(*layers).double()
+
+    whole, split = make(), make()
+    split.load_state_dict(whole.state_dict())
+    mesh = dist.init_device_mesh("cpu", (2,))
+    from torch.distributed.tensor import Replicate, Shard
+
+    plan = {
+        "0": ColwiseParallel(),
+        "1": RowwiseParallel(output_layouts=Shard(0)),
+        "2": SequenceParallel(sequence_dim=0),
+    }
+    parallelize_module(split, mesh, plan)
+    reducer = GradientReducer(split.parameters())
+    # One copy of the model, so that there is nobody to reduce with.
+    group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    reducer.begin()
+    for at in range(2):
+        x = torch.rand(
+            6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(at)
+        )
+        whole(x).square().sum().backward()
+        y = split(x).redistribute(placements=[Replicate()]).to_local()
+        y.square().sum().backward()
+    reducer.finish(group)
+    with reducer.shown():
+        return [
+            torch.allclose(mine.grad.full_tensor(), theirs.grad)
+            for mine, theirs in zip(split.parameters(), whole.parameters(), strict=True)
+        ]
+
+
+def test_gradients_of_a_tensor_parallel_copy_are_whole():
+    assert run_ranks(tensor_parallel, 2, process_group=False) == [[True] * 6] * 2

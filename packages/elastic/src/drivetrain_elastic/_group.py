@@ -55,6 +55,7 @@ class WorldGroup:
     Attributes:
         epoch: Of the world.
         group: The process group.
+        is_broken: Whether it was broken off.
 
     Raises:
         RuntimeError: Not all ranks came in time.
@@ -76,13 +77,14 @@ class WorldGroup:
         before = _sockets()
         self.group: ProcessGroup = factory(store, rank, world_size, timeout)
         self._sockets = _connected(_sockets() - before)
-        self._is_broken = False
+        self.is_broken = False
 
     def break_off(self) -> None:
         """Ends all operations of this rank and of its peers in this group, with errors."""
-        if self._is_broken:
+        if self.is_broken:
             return
-        self._is_broken = True
+        # First: what ends by it must not be taken for done.
+        self.is_broken = True
         abort: Any = getattr(self.group, "abort", None)
         if abort is not None:
             # A group that cannot abort says so; its sockets are shut down all the same.

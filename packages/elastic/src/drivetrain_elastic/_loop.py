@@ -101,6 +101,9 @@ class ElasticLoop:
     Under `drivetrain-elastic run` the agent tells of worlds; a script that is started by
     itself is a world of one.
 
+    Between two steps parameters have no gradients. What is to clip or log them is a hook of
+    the optimizer (`register_step_pre_hook`), which finds the sums over all ranks.
+
     Args:
         model: On this rank. Where several ranks hold a copy together, it is sharded among
             them, by FSDP2 for one, over the process group of the copy, which
@@ -193,9 +196,10 @@ class ElasticLoop:
         self._world: World | None = None
         self._epoch = 0
         self._num_broken = 0
-        self._vote: tuple[Work, torch.Tensor] | None = None
-        # The newest world that any rank knew of when the last step counted.
-        self._newest = 0
+        self._rank = -1
+        self._vote: Work | None = None
+        # Whether a rank knew of a newer world as the last step was made.
+        self._has_news = False
         self._began_s = 0.0
         self._collector = CollectorPause()
         self._unsubscribe = self._seats.subscribe(self._hear)
@@ -204,6 +208,11 @@ class ElasticLoop:
     def step(self) -> int:
         """The last step that counts."""
         return self._training.step
+
+    @property
+    def rank(self) -> int:
+        """Of this worker, in the last world that it was in; -1 before the first."""
+        return self._rank
 
     @property
     def is_done(self) -> bool:
@@ -241,16 +250,16 @@ class ElasticLoop:
                     return False
                 continue
             self._seats.report_phase("waiting")
-            if self.is_done or self._newest > self._epoch:
+            if self.is_done or self._has_news:
                 # This rank goes, and sees to it first that nobody lacks its gradients.
                 try:
-                    self._count_votes()
+                    self._count_vote()
                 except RuntimeError as error:
                     if self.is_done and is_finished(self._store):
                         return False
                     self._break(str(error))
                     continue
-            if self._newest > self._epoch:
+            if self._has_news:
                 self._leave_world()
                 continue
             if not self.is_done:
@@ -265,13 +274,15 @@ class ElasticLoop:
         self._began_s = time.monotonic()
         assert self._world is not None
         num_copies = self._world.seat.num_copies
-        self._block = self._training.begin(num_copies, self._let_gradients_go)
+        self._block = self._training.begin(num_copies, self._let_go, self._is_over)
 
-    def _let_gradients_go(self) -> None:
+    def _let_go(self) -> None:
         """Waits, in a backward pass, until nobody lacks the gradients of the last step."""
         self._seats.report_phase("waiting")
-        self._count_votes()
-        self._seats.report_phase("computing")
+        try:
+            self._count_vote()
+        finally:
+            self._seats.report_phase("computing")
 
     def _parts(self) -> Iterator[Part]:
         assert self._world is not None
@@ -295,44 +306,78 @@ class ElasticLoop:
         """Reduces, applies and votes; or breaks the world off, and leaves the rest."""
         assert self._world is not None
         self._seats.report_phase("waiting")
-        training = self._training
+        seat = self._world.seat
+        has_news = False
         try:
-            training.reducer.finish(self._world.peers)
-            training.reduced = training.step + 1
-            if self._world.seat.unit > 1:
-                # Other parts of the model may not have theirs.
-                self._world.everyone.allreduce([torch.zeros(1)]).wait()
+            has_news = self._reduce(self._world)
         except RuntimeError as error:
             self._break(str(error))
+        is_reduced = self._world is not None
+        if not self._is_so_in_copy(is_reduced, seat):
+            if is_reduced:
+                self._break("it failed on another rank of this copy of the model")
             return
-        training.apply()
+        self._has_news = has_news
+        self._training.apply()
         self._save()
-        self._cast_vote()
-        self._collector.end()
+        # Where copies have parts, all have voted before, but some may not have heard it.
+        if seat.unit == 1 or self.is_done:
+            self._cast_vote()
+        if self._world is not None:
+            self._collector.end()
         self._seats.report_step(self.step, time.monotonic() - self._began_s)
 
+    def _reduce(self, world: World) -> bool:
+        """Sums gradients over all ranks; returns whether one knows of a newer world.
+
+        That all ranks get the same answer is how they leave a world after the same step.
+
+        Raises:
+            RuntimeError: A rank is gone.
+        """
+        training = self._training
+        training.reducer.finish(world.peers)
+        if world.is_broken and training.reducer.ends_early:
+            # On a GPU that ends what is under way as if it were done.
+            message = f"world {world.seat.epoch} was broken off"
+            raise RuntimeError(message)
+        training.reduced = training.step + 1
+        if world.seat.unit == 1:
+            return training.reducer.has_news
+        # Other parts of the model may not have theirs: the vote comes before the update.
+        news = torch.tensor([int(self._is_over())])
+        world.everyone.allreduce([news]).wait()
+        return bool(news > 0)
+
+    def _is_so_in_copy(self, is_so: bool, seat: Seat) -> bool:
+        """Returns whether something is so on all ranks of this copy of the model.
+
+        They compute together, and so none may go on while another one does not.
+        """
+        if seat.unit == 1 or not dist.is_initialized():
+            return is_so
+        device = self._training.reducer.buffers[0].device
+        are_so = torch.tensor([int(is_so)], device=device)
+        dist.all_reduce(are_so, op=dist.ReduceOp.MIN)
+        return bool(are_so > 0)
+
     def _cast_vote(self) -> None:
-        """Tells all ranks that this one has its gradients, and of which world it knows."""
+        """Tells all ranks that this one has its gradients."""
         assert self._world is not None
-        latest = self._seats.latest()
-        heard = torch.tensor([0 if latest is None else latest.epoch])
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]
         try:
-            self._vote = self._world.everyone.allreduce([heard], options), heard
+            self._vote = self._world.everyone.allreduce([torch.zeros(1)])
         except RuntimeError as error:
             self._break(str(error))
 
-    def _count_votes(self) -> None:
-        """Waits until the last step counts, and notes what worlds its ranks know of.
+    def _count_vote(self) -> None:
+        """Waits until all ranks have the gradients of the last step.
 
         The forward pass of the next step need not wait for it: only what overwrites the
-        gradients does. All ranks come to know of a world in the same step.
+        gradients does.
         """
-        if self._vote is not None:
-            (work, heard), self._vote = self._vote, None
-            work.wait()
-            self._newest = int(heard)
+        vote, self._vote = self._vote, None
+        if vote is not None:
+            vote.wait()
 
     # ---- checkpoints ----
 
@@ -387,7 +432,7 @@ class ElasticLoop:
         self._leave_world()
 
     def _leave_world(self) -> None:
-        self._vote = None
+        self._vote, self._has_news = None, False
         if self._world is not None:
             # Until the first step of the next one.
             self._collector.begin()
@@ -410,11 +455,11 @@ class ElasticLoop:
                 raise DistributedError(message)
             self._epoch = seat.epoch
             return True
-        self._epoch = seat.epoch
+        self._epoch, self._rank = seat.epoch, seat.rank
         self._seats.report_phase("entering a world")
         try:
             if not call_roll(
-                seat, self._store, timeout=self._timeout, is_over=self._is_over
+                seat, self._store, patience_s=self._patience_s, is_over=self._is_over
             ):
                 return not is_finished(self._store)
             with with_others():

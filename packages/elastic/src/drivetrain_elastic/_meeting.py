@@ -29,8 +29,10 @@ def meeting(store: Store, name: str) -> Iterator[Store]:
         yield PrefixStore(name, store)
         return
     found = MeetingStore(store, name)
-    yield found
-    found.forget()
+    try:
+        yield found
+    finally:
+        found.forget()
 
 
 class MeetingStore(Store):
@@ -52,6 +54,7 @@ class MeetingStore(Store):
         self._lock = threading.Lock()
         # None after the meeting.
         self._known: dict[str, bytes] | None = {}
+        self._wants_others = True
 
     def forget(self) -> None:
         """Ends the meeting: from now on every value is asked for."""
@@ -90,13 +93,16 @@ class MeetingStore(Store):
             found = {name: known[name] for name in names if known and name in known}
         missing = [name for name in names if name not in found]
         if missing:
-            prefix = "" if known is None else self._prefix
+            prefix = self._prefix if self._wants_others and known is not None else ""
             reply = self._store.read(missing, timeout, prefix)
             found.update(zip(missing, reply.values, strict=True))
             with self._lock:
                 if self._known is not None:
-                    self._known.update((one.key, one.value) for one in reply.others)
-                    self._known.update(found)
+                    others = {one.key: one.value for one in reply.others}
+                    # As many as a reply holds are known.
+                    is_news = bool(others.keys() - self._known.keys())
+                    self._wants_others &= is_news or not self._known
+                    self._known.update(others | found)
         return [found[name] for name in names]
 
     def check(self, keys: Sequence[str]) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
     from torch.distributed import ProcessGroup
@@ -20,13 +21,17 @@ _BUCKET_BYTES = 25 << 20
 
 
 class _Bucket:
-    """Gradients of one dtype and device that travel together, in one buffer."""
+    """Gradients of one dtype and device that travel together, in one buffer.
+
+    Behind them travels one more number: how many ranks have news.
+    """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
         first = _local(parameters[0])
         num = sum(_local(one).numel() for one in parameters)
-        self.buffer = torch.zeros(num, dtype=first.dtype, device=first.device)
+        self.buffer = torch.zeros(num + 1, dtype=first.dtype, device=first.device)
+        self.news = self.buffer[num:]
         self.num_missing = 0
         views, at = [], 0
         for one in parameters:
@@ -44,7 +49,8 @@ class GradientReducer:
     same order on all ranks; `finish` sends those that are left. Sums are not divided: each
     rank weights its loss by the part of the global batch that it has.
 
-    What the buffers hold stays until the backward pass of the next step begins.
+    What the buffers hold stays until the backward pass of the next step begins, whatever
+    is done to the gradients of parameters between two steps: there they have none.
 
     Of sharded parameters (DTensors) the local parts are summed, over a group of ranks that
     hold the same parts.
@@ -53,6 +59,10 @@ class GradientReducer:
         parameters: Of the model, in the same order on all ranks. Those that need no
             gradient are left out.
         bucket_bytes: How much travels at once.
+
+    Attributes:
+        has_news: Whether any rank had news as it sent its gradients; the same on all ranks
+            in which `finish` has returned.
 
     Raises:
         ValueError: No parameter needs a gradient.
@@ -75,28 +85,44 @@ class GradientReducer:
         self._group: ProcessGroup | None = None
         self._works: list[Any] = []
         self._num_sent = 0
-        self._failed: RuntimeError | None = None
-        self._let_go: Callable[[], None] | None = None
+        self._failed: RuntimeError | None = _NO_STEP
+        self._let_go: Callable[[], None] = _do_nothing
+        self._has_let_go = False
+        self._look_for_news: Callable[[], bool] = _no
+        self.has_news = False
+        # Autograd calls hooks from a thread for each device.
+        self._lock = threading.RLock()
 
     @property
     def buffers(self) -> list[Tensor]:
         """All gradients, flat, in the order in which they travel."""
         return [bucket.buffer for bucket in self._buckets]
 
-    def begin(self, let_go: Callable[[], None] | None = None) -> None:
+    @property
+    def ends_early(self) -> bool:
+        """Whether a work ends here before it is done, as on GPUs it does."""
+        return any(bucket.buffer.device.type != "cpu" for bucket in self._buckets)
+
+    def begin(
+        self,
+        let_go: Callable[[], None] | None = None,
+        look_for_news: Callable[[], bool] | None = None,
+    ) -> None:
         """Begins a step: backward passes add up gradients, and send nothing.
 
         Args:
             let_go: Called before the gradients of the last step are written over; with a
                 RuntimeError it keeps them, and ends this step.
+            look_for_news: Called as late as can be; returns whether this rank has news.
         """
         self._group = None
         self._works = []
         self._num_sent = 0
         self._failed = None
-        self._let_go = let_go
-        for one in self._home:
-            one.grad = None
+        self._let_go = let_go or _do_nothing
+        self._has_let_go = False
+        self._look_for_news = look_for_news or _no
+        self._show_none()
 
     def send_with(self, group: ProcessGroup) -> None:
         """Lets the next backward pass, the last one of the step, send as it goes.
@@ -108,46 +134,48 @@ class GradientReducer:
         for bucket in self._buckets:
             bucket.num_missing = len(bucket.parameters)
 
+    @torch.no_grad()
     def _take(self, parameter: Tensor) -> None:
         """Takes what a backward pass has made; it is no place to tell of failures."""
-        if not self._may_write():
-            return
         bucket = self._home[parameter]
         view = bucket.views[parameter]
         if parameter.grad is not view:
-            assert parameter.grad is not None
-            _local(view).copy_(_local(parameter.grad))
-            parameter.grad = view
-        if self._group is None:
-            return
-        bucket.num_missing -= 1
-        while self._num_sent < len(self._buckets) and not self._failed:
-            if self._buckets[self._num_sent].num_missing > 0:
-                break
-            try:
-                self._send()
-            except RuntimeError as error:
-                self._failed = error
+            # Also where it is not wanted: ranks that share a copy do so together.
+            parameter.grad = _as(parameter.grad, view)
+        with self._lock:
+            if not self._may_write():
+                return
+            if parameter.grad is not view:
+                assert parameter.grad is not None
+                _local(view).copy_(_local(parameter.grad))
+                parameter.grad = view
+            if self._group is None:
+                return
+            bucket.num_missing -= 1
+            while self._num_sent < len(self._buckets) and not self._failed:
+                if self._buckets[self._num_sent].num_missing > 0:
+                    break
+                try:
+                    self._send()
+                except RuntimeError as error:
+                    self._failed = error
 
     def _may_write(self) -> bool:
-        if self._let_go is not None and not self._failed:
+        if not self._failed and not self._has_let_go:
+            self._has_let_go = True
             try:
                 self._let_go()
             except RuntimeError as error:
                 self._failed = error
-            self._let_go = None
         return self._failed is None
-
-    def bind(self) -> None:
-        """Gives the parameters what the buffers hold as their gradients."""
-        for bucket in self._buckets:
-            for one, view in bucket.views.items():
-                one.grad = view
 
     def _send(self) -> None:
         assert self._group is not None
         bucket = self._buckets[self._num_sent]
         self._num_sent += 1
+        bucket.news.fill_(
+            self._num_sent == len(self._buckets) and self._look_for_news()
+        )
         self._works.append(self._group.allreduce([bucket.buffer]))
 
     def finish(self, group: ProcessGroup) -> None:
@@ -178,23 +206,74 @@ class GradientReducer:
             except RuntimeError as error:
                 # The others are waited for, since they may still write to the buffers.
                 failed = failed or error
-        self._works = []
+        self._close_step()
         if failed is not None:
             raise failed
-        self.bind()
+        for bucket in self._buckets:
+            # Elsewhere the end of the work says only in which order things will happen.
+            _synchronize(bucket.buffer.device)
+        self.has_news = bool(self._buckets[-1].news > 0)
 
     def abandon(self) -> None:
         """Waits until nothing is under way, in a group that has been broken off."""
         for work in self._works:
             with contextlib.suppress(RuntimeError):
                 work.wait()
+        self._close_step()
+
+    def _close_step(self) -> None:
         self._works = []
         self._group = None
+        self._failed = _NO_STEP
+        self._show_none()
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Gives the parameters what the buffers hold as their gradients, for a time."""
+        for bucket in self._buckets:
+            for one, view in bucket.views.items():
+                one.grad = view
+        try:
+            yield
+        finally:
+            self._show_none()
+
+    def _show_none(self) -> None:
+        for one in self._home:
+            one.grad = None
 
     def close(self) -> None:
         """Leaves the parameters alone."""
         for handle in self._handles:
             handle.remove()
+
+
+_NO_STEP = RuntimeError("no step has begun")
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _no() -> bool:
+    return False
+
+
+def _as(gradient: Tensor | None, view: Tensor) -> Tensor:
+    """Returns a gradient in the form in which it travels."""
+    assert gradient is not None
+    if isinstance(gradient, DTensor):
+        assert isinstance(view, DTensor)
+        if gradient.placements != view.placements:
+            # A sum of which each rank has a part, as a rule.
+            return gradient.redistribute(placements=view.placements)
+        return gradient
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.get_device_module(device).current_stream(device).synchronize()
 
 
 def _local(tensor: Tensor) -> Tensor:

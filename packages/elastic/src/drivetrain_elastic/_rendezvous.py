@@ -15,7 +15,6 @@ import os
 import socket
 import threading
 import time
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import PrefixStore
@@ -245,7 +244,7 @@ class MasterRendezvous(RendezvousHandler):
             is_whole = call_roll(
                 seat,
                 self._store,
-                timeout=timedelta(seconds=max(1.0, end_s - time.monotonic())),
+                patience_s=max(1.0, end_s - time.monotonic()),
                 is_over=lambda: self.num_nodes_waiting() > 0 or self.is_closed(),
             )
             if is_whole:

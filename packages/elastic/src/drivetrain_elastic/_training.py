@@ -92,23 +92,29 @@ class Training:
         """Returns a number that two ranks share only if their states are equal."""
         return state_digest(self.entries())
 
-    def begin(self, num_copies: int, let_go: Callable[[], None] | None = None) -> Block:
+    def begin(
+        self,
+        num_copies: int,
+        let_go: Callable[[], None] | None = None,
+        look_for_news: Callable[[], bool] | None = None,
+    ) -> Block:
         """Begins a step, and returns its samples.
 
         Args:
             num_copies: How many copies of the model share them.
             let_go: Called before the gradients of the step before are written over.
+            look_for_news: Returns whether this rank has news for all others.
         """
         self._block = self._schedule.block(self.position, num_copies=num_copies)
         self._num_copies = num_copies
-        self.reducer.begin(let_go)
+        self.reducer.begin(let_go, look_for_news)
         return self._block
 
     def apply(self) -> None:
         """Makes the step whose gradients are here."""
-        self.reducer.bind()
         whole = self._schedule.block(Position(), num_copies=self._num_copies).size
-        self._rate.step(self._optimizer, whole, self.num_read)
+        with self.reducer.shown():
+            self._rate.step(self._optimizer, whole, self.num_read)
         self.step += 1
         self.num_read += self._block.size
         self.position = self._schedule.after(self._block)
@@ -128,12 +134,16 @@ class Training:
     def give_gradients(self, group: ProcessGroup, to: int) -> None:
         """Sends the gradients of the last step that was reduced."""
         for buffer in self.reducer.buffers:
+            # Gloo sends what lies in the memory of the CPU.
             with with_others():
-                group.send([buffer], to, _GRADIENTS_TAG).wait()
+                group.send([buffer.cpu()], to, _GRADIENTS_TAG).wait()
 
     def take_gradients(self, group: ProcessGroup, source: int) -> None:
         """Receives the gradients of a step that this rank has not reduced."""
         for buffer in self.reducer.buffers:
+            taken = buffer.cpu()
             with with_others():
-                group.recv([buffer], source, _GRADIENTS_TAG).wait()
+                group.recv([taken], source, _GRADIENTS_TAG).wait()
+            if taken is not buffer:
+                buffer.copy_(taken)
         self.reduced = self.step + 1

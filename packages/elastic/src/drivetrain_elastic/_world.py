@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import DistStoreError
 
+from drivetrain_core import DistributedError
 from drivetrain_elastic._group import WorldGroup
 from drivetrain_elastic._meeting import meeting
 
@@ -87,6 +88,11 @@ class World:
         """The ranks that have the same part of the model: all, if it has no parts."""
         return self._peers
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether it was broken off."""
+        return any(group.is_broken for group in self._groups)
+
     def break_off(self) -> None:
         """Ends all operations of this rank and of its peers, with errors."""
         for group in self._groups:
@@ -109,24 +115,25 @@ def is_finished(store: Store) -> bool:
 
 
 def call_roll(
-    seat: Seat, store: Store, *, timeout: timedelta, is_over: Callable[[], bool]
+    seat: Seat, store: Store, *, patience_s: float, is_over: Callable[[], bool]
 ) -> bool:
     """Waits for all ranks of a world; returns whether it still stands then.
 
-    Making a group cannot be broken off, so that it is begun only with all there. Ranks that
-    have made all steps before they heard of the world do not come.
+    Making a group cannot be broken off, so that it is begun only with all there. A rank may
+    compute for long before it comes; one that never does is for its agent to find. Ranks
+    that have made all steps before they heard of the world do not come.
 
     Args:
         seat: This rank's place.
         store: Where the ranks of all worlds meet.
-        timeout: How long to wait.
+        patience_s: How long to wait.
         is_over: Whether the world has been replaced.
 
     Raises:
-        RuntimeError: Not all ranks came in time.
+        DistributedError: Not all ranks came in time.
     """
     keys = [f"world/{seat.epoch}/here/{rank}" for rank in range(len(seat.members))]
-    end_s = time.monotonic() + timeout.total_seconds()
+    end_s = time.monotonic() + patience_s
     store.set(keys[seat.rank], "1")
     repeat_s = time.monotonic() + _REPEAT_S
     while True:
@@ -142,5 +149,7 @@ def call_roll(
         if is_over():
             return False
         if time.monotonic() > end_s:
-            message = f"not all ranks of world {seat.epoch} came within {timeout}"
-            raise RuntimeError(message)
+            message = (
+                f"not all ranks of world {seat.epoch} came within {patience_s:g} s"
+            )
+            raise DistributedError(message)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -52,6 +53,12 @@ _LATE_GRACE_S = 2.0
 _ORPHANS_S = 5.0
 _SOCKET = "agent"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+# They tell a process of a launcher, or of a group that others share with it.
+_OF_A_LAUNCHER = re.compile(
+    "(RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|GROUP_.*|ROLE_.*|TORCHELASTIC_.*)"
+)
 
 
 class _Outcome(NamedTuple):
@@ -217,7 +224,12 @@ class Agent:
         return MasterProcess("127.0.0.1:0", f"{folder}/token", journal)
 
     def _environment(self, path: str) -> dict[str, str]:
-        env = dict(os.environ)
+        # Such a launcher around this agent knows nothing of these workers.
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if not _OF_A_LAUNCHER.fullmatch(name)
+        }
         assert self._address is not None
         assert self._token is not None
         env["DRIVETRAIN_ELASTIC_AGENT"] = path

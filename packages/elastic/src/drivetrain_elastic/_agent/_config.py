@@ -90,6 +90,10 @@ class AgentConfig:
             )
             raise ProgramError(message)
         most = self.max_nodes * self.num_workers
+        fewest: object = self.fewest_workers
+        if not isinstance(fewest, int):
+            message = f"min_workers must be a whole number, got {self.min_workers!r}"
+            raise ProgramError(message)
         if not 1 <= self.fewest_workers <= most:
             message = (
                 f"min_workers must be from 1 to {most}, which is all that {self.max_nodes} "

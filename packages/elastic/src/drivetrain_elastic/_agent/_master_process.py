@@ -24,6 +24,8 @@ _FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHU
 # One that dies by itself sooner than this: another one would, too.
 _QUICK_S = 2.0
 _MOST_QUICK_DEATHS = 3
+# Of one that is killed before it serves; each doubles the wait for the next start.
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 5.0
 _END_S = 5.0
 
 
@@ -82,7 +84,7 @@ class MasterProcess:
         Raises:
             ProgramError: It ends by itself again and again as it starts.
         """
-        num_quick = 0
+        num_quick, wait_s = 0, _FIRST_WAIT_S
         while True:
             assert self._process is not None
             began_s = time.monotonic()
@@ -96,7 +98,11 @@ class MasterProcess:
             if num_quick >= _MOST_QUICK_DEATHS:
                 message = f"the master has died {num_quick} times as it started"
                 raise ProgramError(message)
-            await self._try_to_start()
+            if await self._try_to_start():
+                wait_s = _FIRST_WAIT_S
+            else:
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     async def close(self) -> None:
         """Ends it."""

@@ -1,7 +1,8 @@
 """Trains the byte-level language model with whatever workers there are.
 
 Run it by itself, or as `drivetrain-elastic run --nproc-per-node 4 -m
-drivetrain_elastic.examples.byte_lm`. The steps are the same in any case.
+drivetrain_elastic.examples.byte_lm`. The steps are the same in any case. With
+`--workers-per-copy` the workers of a copy shard it among them, with FSDP2.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.fsdp import fully_shard
 
 from drivetrain_core.examples import byte_lm
+from drivetrain_core.services import init_process_group
 from drivetrain_elastic import ElasticLoop, Schedule
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=24, help="windows a step")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    parser.add_argument("--device", default="cpu", help="as torch names it")
     parser.add_argument("--size", choices=_SIZES, default="small")
     parser.add_argument("--bytes", type=int, default=1_000_000, help="text to read")
     parser.add_argument(
@@ -60,7 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     torch.manual_seed(args.seed)
-    model = byte_lm.ByteLM(_SIZES[args.size]).to(getattr(torch, args.dtype))
+    if torch.device(args.device).type == "cuda":
+        torch.cuda.set_device(_local_rank() % torch.cuda.device_count())
+    model = byte_lm.ByteLM(_SIZES[args.size])
+    model.to(device=args.device, dtype=getattr(torch, args.dtype))
+    if "RANK" in os.environ:
+        _shard(model)
     text, held_out = byte_lm.read_standard_library(args.bytes)
     data = byte_lm.ByteText(text, _LENGTH)
     loop = ElasticLoop(
@@ -76,26 +85,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         with step:
             time.sleep(args.pause_s)
             for part in step.parts():
-                batch = _collate(data, part.indices)
+                batch = _collate(data, part.indices, args.device)
                 loss = byte_lm.loss(model(batch[0]), batch) * part.weight
                 # Gradients travel during backward: what comes after it may be missing of
                 # a step that counts.
                 log.write(step, loss.item())
                 loss.backward()  # type: ignore[no-untyped-call]
-    if loop.step == args.steps and step.rank == 0:
+    if loop.is_done:
         with torch.no_grad():
             test = byte_lm.ByteText(held_out, _LENGTH)
-            batch = _collate(test, range(min(64, len(test))))
+            batch = _collate(test, range(min(64, len(test))), args.device)
             bits = byte_lm.bits_per_byte(byte_lm.loss(model(batch[0]), batch).item())
-        print(
-            f"{args.steps} steps, {bits:.4f} bits a byte on held-out text", flush=True
-        )
+        if loop.rank == 0:
+            told = f"{args.steps} steps, {bits:.4f} bits a byte on held-out text"
+            print(told, flush=True)
     return 0
 
 
-def _collate(data: byte_lm.ByteText, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def _shard(model: byte_lm.ByteLM) -> None:
+    """Shards a model among the workers that hold a copy of it together."""
+    init_process_group()
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+
+
+def _collate(
+    data: byte_lm.ByteText, indices: Sequence[int], device: str
+) -> tuple[Tensor, Tensor]:
     inputs, targets = zip(*(data[index] for index in indices), strict=True)
-    return torch.stack(inputs), torch.stack(targets)
+    return torch.stack(inputs).to(device), torch.stack(targets).to(device)
 
 
 class _Log:
