@@ -68,8 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.cuda.set_device(_local_rank() % torch.cuda.device_count())
     model = byte_lm.ByteLM(_SIZES[args.size])
     model.to(device=args.device, dtype=getattr(torch, args.dtype))
-    if "RANK" in os.environ:
-        _shard(model)
+    num_sharing = _shard(model) if "RANK" in os.environ else 1
     text, held_out = byte_lm.read_standard_library(args.bytes)
     data = byte_lm.ByteText(text, _LENGTH)
     loop = ElasticLoop(
@@ -89,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 loss = byte_lm.loss(model(batch[0]), batch) * part.weight
                 # Gradients travel during backward: what comes after it may be missing of
                 # a step that counts.
-                log.write(step, loss.item())
+                log.write(step, loss.item() / num_sharing)
                 loss.backward()  # type: ignore[no-untyped-call]
     if loop.is_done:
         with torch.no_grad():
@@ -106,12 +105,19 @@ def _local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def _shard(model: byte_lm.ByteLM) -> None:
-    """Shards a model among the workers that hold a copy of it together."""
-    init_process_group()
+def _shard(model: byte_lm.ByteLM) -> int:
+    """Shards a model among the workers that hold a copy of it together.
+
+    FSDP takes the mean of their gradients; the weights of parts make up for it.
+
+    Returns:
+        How many they are.
+    """
+    group = init_process_group()
     for layer in model.layers:
         fully_shard(layer)
     fully_shard(model)
+    return group.size()
 
 
 def _collate(
