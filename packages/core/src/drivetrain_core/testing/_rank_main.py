@@ -61,7 +61,7 @@ def main(folder: Path, rank: int) -> int:
 
 
 def _keep_groups(*, is_wanted: bool) -> None:
-    """Keeps each process group that is made from now on to the end of the process.
+    """Keeps the process groups that torch knows of from now on to the end of the process.
 
     One that is freed as its last collective ends can hang: its destructor holds Python's
     lock and waits for its thread, which waits for the lock to free the collective.

@@ -102,11 +102,12 @@ class ForkedRank:
             packet = json.dumps(request).encode()
             descriptors = [stdin, log, line.fileno()]
             seed = int(env["RANK"]) % _NUM_HASH_SEEDS
+            server = _server(seed)
             try:
-                socket.send_fds(_server(seed), [packet], descriptors)
-            except BrokenPipeError:
+                socket.send_fds(server, [packet], descriptors)
+            except ConnectionError:
                 # Somebody has killed it since it was used last.
-                _forget(seed)
+                _forget(seed, server)
                 socket.send_fds(_server(seed), [packet], descriptors)
         except BaseException:
             self._line.close()
@@ -148,12 +149,14 @@ def _server(seed: int) -> socket.socket:
         return _servers[key][1]
 
 
-def _forget(seed: int) -> None:
-    """Lets go of a server, so that the next use starts another."""
+def _forget(seed: int, line: socket.socket) -> None:
+    """Lets go of a server, so that the next use starts another, if nobody else has."""
+    key = seed, os.getpid()
     with _changing:
-        found = _servers.pop((seed, os.getpid()), None)
-    if found is not None:
-        process, line = found
+        process, current = _servers.get(key, (None, None))
+        if process is None or current is not line:
+            return
+        del _servers[key]
         line.close()
         process.kill()
         process.wait()
@@ -180,5 +183,6 @@ def _start_server(seed: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 @atexit.register
 def _forget_all() -> None:
-    for seed in range(_NUM_HASH_SEEDS):
-        _forget(seed)
+    for (seed, owner), (_process, line) in list(_servers.items()):
+        if owner == os.getpid():
+            _forget(seed, line)
