@@ -278,6 +278,8 @@ class ElasticLoop:
 
     def _let_go(self) -> None:
         """Waits, in a backward pass, until nobody lacks the gradients of the last step."""
+        if self._vote is None:
+            return
         self._seats.report_phase("waiting")
         try:
             self._count_vote()
@@ -336,6 +338,7 @@ class ElasticLoop:
             RuntimeError: A rank is gone.
         """
         training = self._training
+        self._count_vote()
         training.reducer.finish(world.peers)
         if world.is_broken and training.reducer.ends_early:
             # On a GPU that ends what is under way as if it were done.

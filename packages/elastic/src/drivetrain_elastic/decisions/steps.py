@@ -22,6 +22,7 @@ Where several ranks hold a copy of the model together, gradients are reduced amo
 ranks that hold the same part of it. One of those reductions may end while another is
 broken off, so that there the vote of all ranks comes before the update: who has applied
 it proves that everybody has the gradients, and if nobody has, all make the step again.
+The ranks of a copy agree among themselves on how the vote has ended, and do the same.
 """
 
 from __future__ import annotations

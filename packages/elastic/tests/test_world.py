@@ -1,0 +1,41 @@
+"""Ranks wait for each other before they make a group."""
+
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from drivetrain_core import DistributedError
+from drivetrain_elastic._seat import Seat
+from drivetrain_elastic._world import call_roll, tell_finished
+
+SEAT = Seat(3, 0, ("a", "b"), ("node", "node"))
+
+
+def never():
+    return False
+
+
+def test_roll_call_waits_for_a_rank_that_comes_late():
+    store = dist.HashStore()
+    late = threading.Timer(0.2, store.set, ["world/3/here/1", "1"])
+    late.start()
+    assert call_roll(SEAT, store, patience_s=30, is_over=never)
+    assert not late.is_alive()
+
+
+def test_roll_call_ends_when_its_patience_does():
+    with pytest.raises(DistributedError, match=r"not all ranks of world 3 .* 0\.1 s"):
+        call_roll(SEAT, dist.HashStore(), patience_s=0.1, is_over=never)
+
+
+def test_roll_call_ends_with_its_world_and_with_the_training():
+    store, asked = dist.HashStore(), []
+
+    def is_over():
+        asked.append(1)
+        return len(asked) == 3
+
+    assert not call_roll(SEAT, store, patience_s=30, is_over=is_over)
+    tell_finished(store, 7)
+    assert not call_roll(SEAT, store, patience_s=30, is_over=never)
