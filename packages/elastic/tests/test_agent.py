@@ -114,7 +114,8 @@ def next_master(job, before):
 
 
 def test_others_go_on_while_a_place_is_empty(job, undisturbed):
-    job = job("--standbys", "0", "--min-workers", "2")
+    # As if the agent had been started by another launcher.
+    job = job("--standbys", "0", "--min-workers", "2", env={"RANK": "7"})
     job.wait_for_step(5, num_workers=3)
     os.kill(job.members()[1].pid, signal.SIGKILL)
     job.wait_for(lambda status: status.epoch >= 2)
@@ -426,7 +427,9 @@ os.write(1, f"digest {json.dumps(digest)}\\n".encode())
 
 
 def test_losses_of_sharded_copies_do_not_show_a_kill(job, undisturbed):
-    job = job("--workers-per-copy", "2", num_workers=4)
+    # Under torchrun, whose store its workers would look for.
+    around = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    job = job("--workers-per-copy", "2", num_workers=4, env=around)
     job.wait_for_step(10, num_workers=4)
     os.kill(job.members()[1].pid, signal.SIGKILL)
     job.wait_for(lambda status: status.epoch >= 2)

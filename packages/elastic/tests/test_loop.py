@@ -356,9 +356,68 @@ def test_worlds_that_all_break_as_they_form_end_the_worker(monkeypatch):
         DistributedError, match=r"31 worlds in a row .* no route to host"
     ):
         next(iter(loop))
-    # Which had waited for the first step of a new world.
-    assert gc.isenabled()
 
 
 def one_by_one():
     return lambda newer_than, _: Seat(newer_than + 1, 0, ("w0",), ("node",))
+
+
+def test_collector_waits_until_the_first_step_of_the_next_world():
+    store = dist.HashStore()
+    store.set("seats/1", "w0|")
+    connection = Connection(Worlds("w0", lambda: store), store, make_factory)
+    model, optimizer = make_model()
+    seen = []
+    for step in make_loop((model, optimizer), connection):
+        with contextlib.suppress(ZeroDivisionError), step:
+            seen.append((step.epoch, step.number, gc.isenabled()))
+            if step.epoch == 1 and step.number == 2:
+                store.set("seats/2", "w0|")
+                raise ZeroDivisionError
+            for part in step.parts():
+                (part_loss(model, part) * part.weight).backward()
+    assert seen == [(1, 1, True), (1, 2, True), (2, 2, False), (2, 3, True)]
+    assert gc.isenabled()
+
+
+def fails_on_one_of_a_copy():
+    """Both ranks hold one copy; a reduction fails on the second of them alone."""
+    name, store = f"w{os.environ['RANK']}", connect()
+    if name == "w0":
+        store.set("seats/1", "w0 w1|")
+    worlds = CopyOfTwo(name, connect)
+    model, optimizer = make_model()
+    loop = make_loop((model, optimizer), Connection(worlds, store, make_factory))
+    reduce = loop._reduce
+
+    def reduce_or_fail(world):
+        news = reduce(world)
+        if name == "w1" and loop.step == 1 and world.seat.epoch == 1:
+            store.set("seats/2", "w0 w1|w1")
+            raise RuntimeError("its line is broken")
+        return news
+
+    loop._reduce = reduce_or_fail
+    made = []
+    for step in loop:
+        with step:
+            made.append((step.epoch, step.number))
+            for part in step.parts():
+                (part_loss(model, part) * part.weight).backward()
+    return made, [one.sum().item() for one in model.parameters()]
+
+
+class CopyOfTwo(Worlds):
+    def latest(self):
+        seat = super().latest()
+        return seat and seat._replace(unit=2)
+
+    def wait(self, newer_than, timeout_s):
+        seat = super().wait(newer_than, timeout_s)
+        return seat and seat._replace(unit=2)
+
+
+def test_step_that_fails_on_one_rank_of_a_copy_counts_on_none():
+    (made, weights), other = run_ranks(fails_on_one_of_a_copy, 2, timeout_s=60)
+    assert made == [(1, 1), (1, 2), (2, 2), (2, 3)]
+    assert other == (made, weights)

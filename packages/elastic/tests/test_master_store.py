@@ -121,6 +121,24 @@ def test_meeting_keeps_what_it_has_read_until_it_is_over(store):
         room.wait(["a"], timedelta(milliseconds=20))
 
 
+def test_meeting_that_is_larger_than_a_reply_asks_for_each_key(store, monkeypatch):
+    prefixes, read = [], store.read
+
+    def read_and_note(keys, timeout, prefix):
+        prefixes.append(prefix)
+        return read(keys, timeout, prefix)
+
+    monkeypatch.setattr(store, "read", read_and_note)
+    with meeting(store, "m") as room:
+        values = {name: name.encode() * 600_000 for name in "abcd"}
+        for name, value in values.items():
+            room.set(name, value)
+        assert {name: room.get(name) for name in "abcd"} == values
+        assert room.get("d") == values["d"]
+    # One of them fills a reply: the second one brought nothing beside what was asked for.
+    assert prefixes == ["m/", "m/", "", ""]
+
+
 def test_meeting_in_another_store_has_keys_of_its_own():
     store = dist.HashStore()
     with meeting(store, "m") as room:

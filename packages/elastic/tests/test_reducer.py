@@ -212,7 +212,9 @@ def tells_news():
     reducer = GradientReducer(layer.parameters())
     found = []
     for step in range(3):
-        reducer.begin(None, lambda step=step: step == 1 and dist.get_rank() == 2)
+        reducer.begin(
+            look_for_news=lambda step=step: step == 1 and dist.get_rank() == 2
+        )
         reducer.send_with(dist.group.WORLD)
         layer(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
         reducer.finish(dist.group.WORLD)

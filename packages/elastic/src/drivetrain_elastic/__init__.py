@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from drivetrain_elastic._agent._agent import Agent
     from drivetrain_elastic._agent._config import AgentConfig
     from drivetrain_elastic._client import MasterError, RefusedError
-    from drivetrain_elastic._loop import ElasticLoop, Step
+    from drivetrain_elastic._loop import ElasticLoop
     from drivetrain_elastic._master._master import Master
     from drivetrain_elastic._sampler import ElasticDistributedSampler
     from drivetrain_elastic._scaling import BatchScaling
     from drivetrain_elastic._schedule import Schedule
     from drivetrain_elastic._shard_client import LostLeaseError, ShardClient
+    from drivetrain_elastic._step import Step
     from drivetrain_elastic._version import __version__
 
 __all__ = [
@@ -50,7 +51,7 @@ _HOMES = {
     "RefusedError": "_client",
     "Schedule": "_schedule",
     "ShardClient": "_shard_client",
-    "Step": "_loop",
+    "Step": "_step",
 }
 
 

@@ -99,9 +99,8 @@ class MeetingStore(Store):
             with self._lock:
                 if self._known is not None:
                     others = {one.key: one.value for one in reply.others}
-                    # As many as a reply holds are known.
-                    is_news = bool(others.keys() - self._known.keys())
-                    self._wants_others &= is_news or not self._known
+                    # Once as many are known as a reply holds, it brings nothing new.
+                    self._wants_others = bool(others.keys() - self._known.keys())
                     self._known.update(others | found)
         return [found[name] for name in names]
 

@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["GradientReducer"]
 
 _BUCKET_BYTES = 25 << 20
+# Why nothing is taken between two steps.
+_NO_STEP = RuntimeError("no step has begun")
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _no() -> bool:
+    return False
 
 
 class _Bucket:
@@ -105,8 +115,8 @@ class GradientReducer:
 
     def begin(
         self,
-        let_go: Callable[[], None] | None = None,
-        look_for_news: Callable[[], bool] | None = None,
+        let_go: Callable[[], None] = _do_nothing,
+        look_for_news: Callable[[], bool] = _no,
     ) -> None:
         """Begins a step: backward passes add up gradients, and send nothing.
 
@@ -119,9 +129,9 @@ class GradientReducer:
         self._works = []
         self._num_sent = 0
         self._failed = None
-        self._let_go = let_go or _do_nothing
+        self._let_go = let_go
         self._has_let_go = False
-        self._look_for_news = look_for_news or _no
+        self._look_for_news = look_for_news
         self._show_none()
 
     def send_with(self, group: ProcessGroup) -> None:
@@ -138,16 +148,17 @@ class GradientReducer:
     def _take(self, parameter: Tensor) -> None:
         """Takes what a backward pass has made; it is no place to tell of failures."""
         bucket = self._home[parameter]
-        view = bucket.views[parameter]
-        if parameter.grad is not view:
+        view, gradient = bucket.views[parameter], parameter.grad
+        assert gradient is not None
+        is_elsewhere = gradient is not view
+        if is_elsewhere:
             # Also where it is not wanted: ranks that share a copy do so together.
-            parameter.grad = _as(parameter.grad, view)
+            gradient = parameter.grad = _as(gradient, view)
         with self._lock:
             if not self._may_write():
                 return
-            if parameter.grad is not view:
-                assert parameter.grad is not None
-                _local(view).copy_(_local(parameter.grad))
+            if is_elsewhere:
+                _local(view).copy_(_local(gradient))
                 parameter.grad = view
             if self._group is None:
                 return
@@ -209,9 +220,9 @@ class GradientReducer:
         self._close_step()
         if failed is not None:
             raise failed
-        for bucket in self._buckets:
-            # Elsewhere the end of the work says only in which order things will happen.
-            _synchronize(bucket.buffer.device)
+        for device in {bucket.buffer.device for bucket in self._buckets}:
+            # On a GPU the end of a work says only in which order things will happen.
+            _synchronize(device)
         self.has_news = bool(self._buckets[-1].news > 0)
 
     def abandon(self) -> None:
@@ -248,20 +259,8 @@ class GradientReducer:
             handle.remove()
 
 
-_NO_STEP = RuntimeError("no step has begun")
-
-
-def _do_nothing() -> None:
-    pass
-
-
-def _no() -> bool:
-    return False
-
-
-def _as(gradient: Tensor | None, view: Tensor) -> Tensor:
+def _as(gradient: Tensor, view: Tensor) -> Tensor:
     """Returns a gradient in the form in which it travels."""
-    assert gradient is not None
     if isinstance(gradient, DTensor):
         assert isinstance(view, DTensor)
         if gradient.placements != view.placements:

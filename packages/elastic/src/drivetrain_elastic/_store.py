@@ -73,7 +73,7 @@ class MasterStore(Store):
         Raises:
             DistStoreError: They were not in time.
         """
-        self._get(list(keys), timeout or self._timeout)
+        self._get(list(keys), self._timeout if timeout is None else timeout)
 
     def _get(self, keys: list[str], timeout: timedelta) -> list[bytes]:
         return list(self.read(keys, timeout).values)

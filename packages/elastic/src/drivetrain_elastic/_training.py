@@ -95,8 +95,8 @@ class Training:
     def begin(
         self,
         num_copies: int,
-        let_go: Callable[[], None] | None = None,
-        look_for_news: Callable[[], bool] | None = None,
+        let_go: Callable[[], None],
+        look_for_news: Callable[[], bool],
     ) -> Block:
         """Begins a step, and returns its samples.
 

@@ -57,7 +57,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 # They tell a process of a launcher, or of a group that others share with it.
 _OF_A_LAUNCHER = re.compile(
-    "(RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|GROUP_.*|ROLE_.*|TORCHELASTIC_.*)"
+    "((GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*)"
 )
 
 

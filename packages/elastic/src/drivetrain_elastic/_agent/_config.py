@@ -66,6 +66,7 @@ class AgentConfig:
             ("num_workers", 1),
             ("min_nodes", 1),
             ("max_nodes", 1),
+            ("min_workers", 1),
             ("workers_per_copy", 1),
             ("num_standbys", 0),
             ("max_restarts", 0),
@@ -76,6 +77,8 @@ class AgentConfig:
             ("grace_s", 0.0),
         ):
             value = getattr(self, name)
+            if value is None:
+                continue
             # NaN is neither less nor more.
             if not value >= least:
                 message = f"{name} must be at least {least}, got {value}"
@@ -90,14 +93,10 @@ class AgentConfig:
             )
             raise ProgramError(message)
         most = self.max_nodes * self.num_workers
-        fewest: object = self.fewest_workers
-        if not isinstance(fewest, int):
-            message = f"min_workers must be a whole number, got {self.min_workers!r}"
-            raise ProgramError(message)
-        if not 1 <= self.fewest_workers <= most:
+        if self.fewest_workers > most:
             message = (
-                f"min_workers must be from 1 to {most}, which is all that {self.max_nodes} "
-                f"nodes have, got {self.min_workers}"
+                f"min_workers must be at most {most}, which is all that max_nodes have, "
+                f"got {self.min_workers}"
             )
             raise ProgramError(message)
         if self.num_workers % self.workers_per_copy:
