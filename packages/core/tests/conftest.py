@@ -18,12 +18,16 @@ from drivetrain_core.testing._optimization import toy_context, toy_program
 
 
 @pytest.fixture(autouse=True)
-def restored():
+def restored(tmp_path_factory, monkeypatch):
     """Runs on one thread, and puts threads, precision and the random state back.
+
+    Searches keep their trials in a folder of the test.
 
     On a busy machine the threads of a tiny model spend their time waiting for each
     other: a test of the language model took 8 s on two of them, and 0.2 s on one.
     """
+    cache = tmp_path_factory.mktemp("trials", numbered=True)
+    monkeypatch.setenv("DRIVETRAIN_CACHE_DIR", str(cache))
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

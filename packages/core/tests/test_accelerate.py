@@ -223,6 +223,7 @@ def test_search_finds_and_writes_a_plan(tmp_path):
     )
     report = accelerated.report
     assert [t.name for t in report.trials] == ["t01", "t02", "t03"]
+    assert not any(t.cached for t in report.trials)
     assert all(t.usable for t in report.trials)
     assert report.baseline.choices == ()
     plan = Plan.load(tmp_path / "plan.yaml")

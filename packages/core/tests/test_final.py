@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from drivetrain_core import Choice, Code, Measurement
 from drivetrain_core.search.final import (
-    compare_in_turns,
+    compare,
     fit_together,
     merge,
+    run_in_turns,
     speedup_interval,
+    step_interval,
 )
-from drivetrain_core.search.trial import Failure
+from drivetrain_core.search.process.trial import Failure
 
 TIMES = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12)
 PLAN = (Choice("precision", {"dtype": "bf16_autocast"}),)
@@ -36,7 +38,7 @@ def measurement(*times, memory=0, flops=None, share=0.0):
 @settings(deadline=None, max_examples=25)
 @given(TIMES, TIMES)
 def test_interval_holds_the_ratio_of_medians(baseline, plan):
-    low, high = speedup_interval(baseline, plan)
+    low, high = speedup_interval(measurement(*baseline), measurement(*plan))
     ratio = statistics.median(baseline) / statistics.median(plan)
     assert low <= ratio * (1 + 1e-12)
     assert ratio <= high * (1 + 1e-12)
@@ -49,24 +51,43 @@ def test_interval_holds_the_ratio_of_medians(baseline, plan):
 def test_interval_scales_with_the_plan(baseline, plan, power):
     # A power of two scales without rounding.
     factor = 2.0**power
-    low, high = speedup_interval(baseline, plan)
-    scaled = speedup_interval(baseline, [time * factor for time in plan])
+    before = measurement(*baseline)
+    low, high = speedup_interval(before, measurement(*plan))
+    scaled = speedup_interval(before, measurement(*[time * factor for time in plan]))
     assert scaled == pytest.approx((low / factor, high / factor), rel=1e-12)
 
 
 @settings(deadline=None, max_examples=20)
 @given(TIMES, st.integers(0, 3))
 def test_interval_of_a_plan_with_itself_holds_one(times, seed):
-    low, high = speedup_interval(times, times, seed)
+    same = measurement(*times)
+    low, high = speedup_interval(same, same, seed=seed)
     assert low <= 1.0 <= high
-    assert speedup_interval(times, times, seed) == (low, high)
+    assert speedup_interval(same, same, seed=seed) == (low, high)
+
+
+def test_interval_is_of_the_objective():
+    slow, fast = measurement(2.0, 2.0), measurement(1.0, 1.0)
+
+    def squared(measured):
+        return measured.samples_per_s**2
+
+    assert speedup_interval(slow, fast, squared) == (4.0, 4.0)
+
+
+@settings(deadline=None, max_examples=25)
+@given(TIMES)
+def test_step_interval_holds_the_median(times):
+    low, high = step_interval(measurement(*times))
+    assert min(times) <= low <= statistics.median(times) * (1 + 1e-12)
+    assert statistics.median(times) <= high * (1 + 1e-12) <= max(times) * (1 + 1e-11)
 
 
 def test_interval_narrows_with_more_steps():
     few, many = [1.0, 1.1, 1.2], [1.0, 1.1, 1.2] * 30
 
     def width(times):
-        low, high = speedup_interval(times, times)
+        low, high = speedup_interval(measurement(*times), measurement(*times))
         return high - low
 
     assert width(many) < width(few)
@@ -88,7 +109,7 @@ def test_merge_keeps_all_steps_and_the_highest_peak():
 @pytest.mark.parametrize(("memory", "fits"), [(1000, True), (199, False), (235, False)])
 def test_fit_together_leaves_room(memory, fits):
     halves = measurement(1.0, memory=100), measurement(1.0, memory=100)
-    assert fit_together(*halves, memory_bytes=memory) is fits
+    assert fit_together(halves, memory_bytes=memory) is fits
 
 
 class Runner:
@@ -119,16 +140,16 @@ class Session:
 
 
 def compared(runner, together):
-    return compare_in_turns(
+    before, after = run_in_turns(
         runner,
-        (),
-        PLAN,
+        [(), PLAN],
         turns=2,
         min_steps=3,
         min_seconds=0.0,
         deadline=99.0,
         together=together,
     )
+    return compare(before, after)
 
 
 def test_turns_alternate_so_that_a_drift_cancels_out():

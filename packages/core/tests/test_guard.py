@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from drivetrain_core import Numerics, Ok, Reject
-from drivetrain_core.search.guard import Observation, compare, differences
-from drivetrain_core.search.observe import observe, without_dropout
+from drivetrain_core.search.numerics.guard import compare, differences
+from drivetrain_core.search.numerics.observation import (
+    Accounting,
+    Liveness,
+    Observation,
+)
+from drivetrain_core.search.numerics.observe import observe, without_dropout
 
 BASE = Observation(
     losses=(2.0, 1.5, 1.2),
@@ -20,11 +25,29 @@ BASE = Observation(
     samples={"a": (0.6, 0.8), "b": (0.3, -0.4), "tiny": (1e-7, 0.0)},
     moved=frozenset({"a", "b", "tiny"}),
     buffers={"mean": (1.0, 2.0), "empty": (), "zero": (0.0,)},
+    updates={"a": (0.1, -0.1), "b": (0.2, 0.1), "tiny": (0.1, 0.0)},
+    accounting=Accounting(rows=4, content=7, drawn=((1, 2, 3, 4), (5, 6, 7, 8))),
+    liveness=Liveness(
+        ties=(("a", "c"),),
+        stir=0.1,
+        rates=((0.1,), (0.1,)),
+        last_epoch=2,
+        clipped_norm=1.0,
+        rests=True,
+    ),
 )
 
 
 def changed(**fields):
     return dataclasses.replace(BASE, **fields)
+
+
+def counted(**fields):
+    return changed(accounting=dataclasses.replace(BASE.accounting, **fields))
+
+
+def lives(**fields):
+    return changed(liveness=dataclasses.replace(BASE.liveness, **fields))
 
 
 @pytest.mark.parametrize("numerics", list(Numerics))
@@ -50,6 +73,26 @@ def test_guard_accepts_the_same(numerics):
             changed(norms={"a": 0.5, "b": 0.25, "tiny": 5e-8}),
             "every gradient is 0.500 times the baseline's",
         ),
+        (changed(norms=BASE.norms | {"new": 1.0}), "the program keeps: new"),
+        (changed(updates=BASE.updates | {"b": (0.0, 0.0)}), "of the baseline's way: b"),
+        (changed(updates=BASE.updates | {"a": (float("nan"), 0)}), "or NaN: a"),
+        (counted(rows=3), "3 samples go through the forward of a step"),
+        (counted(content=8), "a step trains on other samples"),
+        (counted(drawn=((1, 2, 3),)), "batch 1 of the loader has 3 samples"),
+        (counted(drawn=((1, 1, 2, 2),)), "holds only 2 different samples of 4"),
+        (counted(drawn=((5, 6, 7, 8),)), "batch 1 of the loader is batch 2"),
+        (counted(drawn=((1, 2, 3, 9),)), "other samples than the program's, 1 are"),
+        (lives(foreign=2), "holds 2 tensor(s) that are not the model's"),
+        (lives(ties=()), "the tie of a and c is broken"),
+        (lives(apart=("a",)), "the ranks drift apart in a"),
+        (lives(evaluating=frozenset({""})), "left in evaluation mode: the model"),
+        (lives(stir=0.0), "dropout does nothing"),
+        (lives(stir=None), "dropout does nothing"),
+        (lives(rates=((0.1,), (0.05,))), "the learning rate is (0.05,)"),
+        (lives(last_epoch=None), "the scheduler has counted None steps"),
+        (lives(clipped_norm=1e4), "a norm of 1e+04 gets to the optimizer"),
+        (lives(clipped_norm=None), "nothing gets to the optimizer"),
+        (lives(rests=False), "does not follow the learning rate"),
     ],
 )
 def test_guard_names_what_is_wrong(seen, words):
@@ -57,6 +100,65 @@ def test_guard_names_what_is_wrong(seen, words):
     assert isinstance(answer, Reject)
     assert words in answer.because
     assert answer.code == "NUMERICS"
+
+
+@pytest.mark.parametrize(
+    ("factor", "ranks", "parts", "words"),
+    [
+        (4.0, 4, 1, "summed over the 4 ranks, not averaged"),
+        (0.25, 4, 1, "divided by the 4 ranks twice"),
+        (2.0, 1, 2, "summed over the 2 micro-batches, not averaged"),
+        (0.5, 1, 2, "divided by the 2 micro-batches twice"),
+        (8.0, 4, 2, "summed over ranks and micro-batches"),
+        (3.0, 4, 2, "not accounted for right"),
+    ],
+)
+def test_guard_says_which_accounting_is_wrong(factor, ranks, parts, words):
+    accounting = dataclasses.replace(
+        BASE.accounting, world_size=ranks, num_micro_batches=parts
+    )
+    norms = {name: norm * factor for name, norm in BASE.norms.items()}
+    answer = compare(
+        BASE, changed(norms=norms, accounting=accounting), Numerics.REORDER
+    )
+    assert answer.because.endswith(words) or words in answer.because
+
+
+def test_guard_holds_an_unrepeatable_loader_to_its_counts():
+    base = counted(is_repeatable=False)
+    other = counted(drawn=((9, 10, 11, 12), (1, 2, 3, 4)))
+    assert isinstance(compare(BASE, other, Numerics.EXACT), Reject)
+    assert isinstance(compare(base, other, Numerics.EXACT), Ok)
+    assert isinstance(compare(base, counted(drawn=((9, 10),)), Numerics.EXACT), Reject)
+    same = counted(drawn=((9, 9, 10, 10),))
+    assert "different" in compare(base, same, Numerics.EXACT).because
+
+
+def test_guard_compares_a_short_look_with_a_long_one():
+    long = changed(
+        losses=(*BASE.losses, 1.1, 1.0),
+        journey=dict.fromkeys(BASE.updates, (0.5, 0.5)),
+    )
+    assert isinstance(compare(long, BASE, Numerics.EXACT), Ok)
+    low = Numerics.LOW_PRECISION
+    assert isinstance(compare(long, long, low), Ok)
+    late = dataclasses.replace(long, losses=(*BASE.losses, 1.1, 1.2))
+    assert "at step 5" in compare(long, late, low).because
+    biased = dataclasses.replace(long, losses=tuple(1.004 * x for x in long.losses))
+    assert "the mean loss differs by 4.0e-03" in compare(long, biased, low).because
+    lost = dataclasses.replace(long, journey=dict.fromkeys(BASE.updates, (0.1, 0.1)))
+    assert "20.0% of the baseline's way" in compare(long, lost, low).because
+
+
+def test_guard_holds_an_unstable_program_to_its_own_sway():
+    seen = changed(losses=(2.0, 1.5, 1.23))
+    low = Numerics.LOW_PRECISION
+    assert isinstance(compare(BASE, seen, low), Reject)
+    steady = changed(swayed=(2.0, 1.5, 1.2002))
+    assert isinstance(compare(steady, seen, low), Reject)
+    swayed = changed(swayed=(2.0, 1.5, 1.21))
+    assert isinstance(compare(swayed, seen, low), Ok)
+    assert isinstance(compare(swayed, seen, Numerics.REORDER), Reject)
 
 
 def test_guard_ignores_gradients_that_are_rounding_noise():
@@ -67,7 +169,7 @@ def test_guard_ignores_gradients_that_are_rounding_noise():
 
 
 def test_guard_bounds_follow_the_declared_numerics():
-    near = changed(losses=(2.01, 1.5, 1.2))
+    near = changed(losses=(2.005, 1.5, 1.2))
     assert isinstance(compare(BASE, near, Numerics.EXACT), Reject)
     assert isinstance(compare(BASE, near, Numerics.REORDER), Reject)
     assert isinstance(compare(BASE, near, Numerics.LOW_PRECISION), Ok)
@@ -127,6 +229,50 @@ def test_observe_measures_the_noise_of_a_random_model(built):
     accelerated = built(model=Noisy)
     seen = observe(accelerated, list(accelerated.loader), seed=0, noise=True)
     assert seen.noise > 1e-3
+
+
+@pytest.mark.parametrize("strategy", [[], [("micro_batch", 2)], ["precision"]], ids=str)
+def test_observe_of_a_random_model_is_no_reason_to_reject(built, strategy):
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(16, 5)
+
+        def forward(self, images):
+            x = images.flatten(1)
+            return self.inner(x + 0.3 * torch.randn_like(x))
+
+    def watch(plan, noise):
+        accelerated = built(plan, model=Noisy)
+        batches = list(accelerated.loader)
+        return observe(accelerated, batches, seed=0, noise=noise, num_steps=14)
+
+    base = watch([], True)
+    assert base.gradient_noise > 0.05
+    answer = compare(base, watch(strategy, False), Numerics.LOW_PRECISION)
+    assert isinstance(answer, Ok)
+
+
+def test_observe_of_noise_leaves_no_trace(built):
+    class Normalized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(16)
+            self.inner = nn.Linear(16, 5)
+
+        def forward(self, images):
+            return self.inner(self.norm(images.flatten(1)))
+
+    def watch(noise):
+        accelerated = built(model=Normalized)
+        batches = list(accelerated.loader)[:3]
+        return observe(accelerated, batches, seed=0, noise=noise)
+
+    one, other = watch(True), watch(False)
+    assert one.buffers == other.buffers
+    assert one.losses == other.losses
+    assert one.swayed
+    assert not other.swayed
 
 
 def test_observe_finds_buffers_that_recomputation_updates_twice(built):

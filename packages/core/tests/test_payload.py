@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain_core import PlanError, SearchError, register, unregister
 from drivetrain_core._program import Program
-from drivetrain_core.search.payload import (
+from drivetrain_core.search.process.payload import (
     Payload,
     import_path,
     modules_of,
@@ -69,7 +69,7 @@ def test_payload_of_this_module_is_read_in_a_fresh_process(payload, tmp_path):
     code = f"""
 import sys
 sys.path[:] = {import_path()}
-from drivetrain_core.search.payload import read_payload
+from drivetrain_core.search.process.payload import read_payload
 program = read_payload({str(path)!r}).program
 model = program.build_model()
 print(type(model).__name__, program.optimizer(model.parameters()).defaults["lr"])

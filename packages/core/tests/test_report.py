@@ -17,7 +17,7 @@ from drivetrain_core import (
     Report,
     TrialRecord,
 )
-from drivetrain_core.search.report import speed_text
+from drivetrain_core.search.report.report import speed_text
 
 COMPILED = (Choice("compile", {"scope": "block"}),)
 BROKEN = (Choice("precision", {"dtype": "bf16_autocast"}),)

@@ -26,8 +26,10 @@ from drivetrain_core import (
 from drivetrain_core._registry import find
 from drivetrain_core.builtin import BUILTINS
 from drivetrain_core.search.space import (
+    base_plan,
     make_space,
     reference_plans,
+    require,
     seed_plan,
     skip_reason,
 )
@@ -272,3 +274,59 @@ def test_every_builtin_is_a_candidate_or_says_why_not(context):
     # These propose nothing where there is nothing that they could change.
     for name in silent:
         assert list(find(name).configs(context)) == []
+
+
+def test_given_candidates_stand_in_for_the_proposed_ones(context):
+    given = {"micro_batch": (Choice("micro_batch", {"num": 2}),)}
+    space, _ = make_space(context, allow=["micro_batch"], given=given)
+    assert [entry.candidates for entry in space] == [given["micro_batch"]]
+
+
+def test_given_candidates_that_cannot_be_used_are_ruled_out(context):
+    given = {"micro_batch": (Choice("micro_batch", {"num": 10_000}),)}
+    space, rejected = make_space(context, allow=["micro_batch"], given=given)
+    assert space == ()
+    assert [r.code for r in rejected] == [Code.UNEVEN_MICROBATCH]
+
+
+def test_required_choice_is_the_only_answer_of_its_slot(context):
+    space, _ = make_space(context, allow=["precision", "compile"])
+    fixed = Choice("precision", {"dtype": "bf16_params"})
+    found = {e.slot: e for e in require(space, [fixed], [])}
+    assert found[Slot.PRECISION].candidates == (fixed,)
+    assert not found[Slot.PRECISION].optional
+    assert found[Slot.COMPILE].optional
+
+
+def test_required_name_keeps_its_options_open(context):
+    space, _ = make_space(context, allow=["precision"])
+    (entry,) = require(space, [], ["precision"])
+    assert entry.candidates == space[0].candidates
+    assert not entry.optional
+
+
+def test_required_choice_needs_no_candidates_of_its_own(context):
+    fixed = Choice("micro_batch", {"num": 2})
+    (entry,) = require((), [fixed], [])
+    assert entry.candidates == (fixed,)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "named", "match"),
+    [
+        ([], ["data_loading"], "no configuration of it can be tried here"),
+        ([Choice("precision", {"dtype": "fp32"})], ["precision"], "so is precision"),
+    ],
+)
+def test_requirements_that_cannot_be_met_are_named(context, fixed, named, match):
+    space, _ = make_space(context, allow=["precision", "data_loading"])
+    with pytest.raises(PlanError, match=match):
+        require(space, fixed, named)
+
+
+def test_base_plan_holds_the_mildest_form_of_what_is_required(context):
+    space, _ = make_space(context, allow=["precision", "compile"])
+    space = require(space, [], ["compile"])
+    mildest = next(e for e in space if e.slot is Slot.COMPILE).candidates[0]
+    assert base_plan(space, (), ["compile"]) == (mildest,)
+    assert base_plan(space, (), []) == ()

@@ -61,8 +61,11 @@ if TYPE_CHECKING:
     from drivetrain_core._registry import register, unregister
     from drivetrain_core._state import TrainingState
     from drivetrain_core._version import __version__
+    from drivetrain_core._watch import Promise
     from drivetrain_core.search.budget import Budget
-    from drivetrain_core.search.report import Report, TrialRecord
+    from drivetrain_core.search.objective import Objective, samples_per_cost
+    from drivetrain_core.search.report.record import TrialRecord
+    from drivetrain_core.search.report.report import Report
     from drivetrain_core.services._torch_process_group import (
         destroy_process_group,
         init_process_group,
@@ -93,6 +96,7 @@ __all__ = [
     "ModelFacts",
     "NamesError",
     "Numerics",
+    "Objective",
     "Ok",
     "Optimization",
     "Option",
@@ -102,6 +106,7 @@ __all__ = [
     "PlanFormatError",
     "PluginError",
     "ProgramError",
+    "Promise",
     "Reason",
     "Reject",
     "Rejected",
@@ -119,6 +124,7 @@ __all__ = [
     "init_process_group",
     "named_tensors",
     "register",
+    "samples_per_cost",
     "unregister",
 ]
 
@@ -169,8 +175,11 @@ _MODULES = {
     "_registry": ("register", "unregister"),
     "_state": ("TrainingState",),
     "_version": ("__version__",),
+    "_watch": ("Promise",),
     "search.budget": ("Budget",),
-    "search.report": ("Report", "TrialRecord"),
+    "search.objective": ("Objective", "samples_per_cost"),
+    "search.report.record": ("TrialRecord",),
+    "search.report.report": ("Report",),
     "services.cluster_spec": ("ClusterSpec",),
     "services._torch_process_group": ("destroy_process_group", "init_process_group"),
 }

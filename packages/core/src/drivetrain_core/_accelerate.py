@@ -5,7 +5,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -18,19 +26,23 @@ from drivetrain_core._compose import (
     read_strategy,
     require_usable,
 )
-from drivetrain_core._cycle import first_batches
+from drivetrain_core._cycle import first_batches, guard_batches
 from drivetrain_core._errors import Code, PlanError, ProgramError
 from drivetrain_core._loader import undisturbed
 from drivetrain_core._optimizer_source import OptimizerFactory, OptimizerSource
 from drivetrain_core._overrides import current_overrides
+from drivetrain_core._partial import read_partial
 from drivetrain_core._plan import Plan, Rejected
 from drivetrain_core._probe import default_device, make_context, probe_world
 from drivetrain_core._program import ForwardFunction, LossFunction, Program
 from drivetrain_core._ranks import agree, decide, require_same
+from drivetrain_core._replay import current_script, remember_plan
 from drivetrain_core.search.budget import Budget
-from drivetrain_core.search.payload import Payload
+from drivetrain_core.search.objective import Objective, read_objective
+from drivetrain_core.search.options import read_options
+from drivetrain_core.search.process.payload import Payload
 from drivetrain_core.search.progress import ConsoleProgress, Progress, SilentProgress
-from drivetrain_core.search.run import SearchOptions, search
+from drivetrain_core.search.run import search
 from drivetrain_core.services.cluster_spec import ClusterSpec
 
 if TYPE_CHECKING:
@@ -38,13 +50,11 @@ if TYPE_CHECKING:
 
     from drivetrain_core._accelerated import Accelerated
     from drivetrain_core._context import Context
-    from drivetrain_core.search.report import Report
+    from drivetrain_core.search.report.report import Report
 
 __all__ = ["accelerate"]
 
 logger = logging.getLogger(__name__)
-
-_GUARD_STEPS = 3
 
 
 def accelerate(
@@ -59,9 +69,13 @@ def accelerate(
     max_grad_norm: float | None = None,
     own_loop: bool = False,
     budget: str | float | Mapping[str, float] | Budget = "10m",
+    objective: Literal["throughput"] | Objective = "throughput",
+    require: Sequence[str | tuple[str, object]] = (),
     allow: Collection[str] | None = None,
     deny: Collection[str] = (),
     changes_algorithm: bool = False,
+    cache: bool | str | os.PathLike[str] = True,
+    ship: Literal["auto", "pickle", "replay"] = "auto",
     on_error: Literal["raise", "fallback"] = "raise",
     cluster: ClusterSpec | str | os.PathLike[str] | None = None,
     device: torch.device | str | None = None,
@@ -90,7 +104,10 @@ def accelerate(
         loss: Returns the scalar mean loss of (output, batch); None when the model
             returns its own loss.
         strategy: `"auto"`; a list of names and (name, options) pairs; a mapping from
-            name to options; a `Plan`; or the path of a plan file.
+            name to options; a `Plan`; or the path of a plan file. A value may be left
+            to the search, which then tries nothing else: `"auto"`, a list of values,
+            or options of which some are `"auto"` or lists, as in
+            `{"compile": "block", "micro_batch": [2, 4], "precision": "auto"}`.
         forward: Runs the model on a batch. By default a mapping becomes keyword
             arguments, of a tuple or list the first part is the input, and anything
             else is the input.
@@ -101,10 +118,19 @@ def accelerate(
             `train_step`. Plans that must own the step are then ruled out.
         budget: Limits of the search: seconds, a duration such as `"10m"`, or a
             mapping with `seconds`, `trials` and `trial_seconds`.
+        objective: What the search maximises: `"throughput"`, or a function from a
+            `Measurement` to a positive number, such as `samples_per_cost(cluster)`.
+        require: What every plan must hold: names, whose options are left to the
+            search, and (name, options) pairs.
         allow: Names of the optimizations to consider; all when None.
         deny: Names of optimizations to leave out.
         changes_algorithm: Whether the search may choose another optimizer and other
             things that change what is learnt.
+        cache: Whether to reuse the trials of earlier searches of this program on this
+            machine, or the folder to keep them in; `DRIVETRAIN_CACHE_DIR` by default.
+        ship: How the program reaches its trials. `pickle` sends its parts; `replay`
+            runs the script again up to this call; `auto` sends the parts if that can
+            be done.
         on_error: `raise`, or `fallback`: drop an item of a given strategy that cannot
             be used, with a warning, and record it in the plan.
         cluster: A description of the cluster, or its path; it must fit the ranks that
@@ -142,6 +168,7 @@ def accelerate(
     budget = override.budget if override.budget is not None else budget
     plan_out = override.plan_out if override.plan_out is not None else plan_out
     _require_choice("on_error", on_error, ("raise", "fallback"))
+    _require_choice("ship", ship, ("auto", "pickle", "replay"))
     _require_factory(scheduler)
     limits = Budget.of(budget)
     if plan_out is not None:
@@ -157,17 +184,25 @@ def accelerate(
         max_grad_norm=max_grad_norm,
         seed=seed,
     )
+    if override.replay is not None:
+        strategy = override.replay.next_call(program)
     target = torch.device(device) if device is not None else default_device()
     world = probe_world()
+    open_ends = read_partial(strategy)
+    searches = strategy == "auto" or open_ends is not None
     program, module, source, context, batches = agree(
-        lambda: _read(program, target, cluster, owns_step=not own_loop), world, "read"
+        lambda: _read(
+            program, target, cluster, owns_step=not own_loop, searches=searches
+        ),
+        world,
+        "read",
     )
     require_same(context.model.fingerprint, world, "model (by its structure)")
     report: Report | None = None
 
     def find_plan() -> Plan:
         nonlocal report
-        if strategy != "auto":
+        if not searches:
             given = read_strategy(strategy)
             _require_fingerprint(given, context)
             return _completed(given, context, on_error)
@@ -176,9 +211,19 @@ def accelerate(
             context=context,
             guard_batches=tuple(batches),
             device_type=target.type,
+            script=None if ship == "pickle" else current_script(override.started),
+            must_replay=ship == "replay",
         )
-        options = SearchOptions(
-            budget=limits, allow=allow, deny=deny, changes_algorithm=changes_algorithm
+        options = read_options(
+            context,
+            partial=open_ends,
+            require=require,
+            allow=allow,
+            deny=deny,
+            budget=limits,
+            objective=read_objective(objective),
+            changes_algorithm=changes_algorithm,
+            cache=cache,
         )
         shown = _progress(progress, limits)
         found, report = search(payload, complete((), context), options, shown)
@@ -197,6 +242,9 @@ def accelerate(
     )
     accelerated = agree(lambda: finish(program, state, plan), world, "finish")
     accelerated.report = report
+    remember_plan(plan)
+    if plan.made.get("device") == context.summary()["device"]:
+        accelerated.hold_to_promise()
     if override.on_accelerated is not None:
         override.on_accelerated(accelerated)
     return accelerated
@@ -233,9 +281,10 @@ def _read(
     cluster: ClusterSpec | str | os.PathLike[str] | None,
     *,
     owns_step: bool,
+    searches: bool,
 ) -> _Read:
     """Looks at the data, builds the model, and learns the facts."""
-    data, batches = _peek(program.data)
+    data, batches = _peek(program.data, searches=searches)
     program = dataclasses.replace(program, data=data)
     module = program.build_model()
     source = OptimizerSource.of(program.optimizer, module)
@@ -262,19 +311,25 @@ class _Replayed:
         return self._chain
 
 
-def _peek(data: object) -> tuple[Iterable[Any], list[Any]]:
-    """Returns the data, nothing lost, and the first batches of it."""
+def _peek(data: object, *, searches: bool) -> tuple[Iterable[Any], list[Any]]:
+    """Returns the data, nothing lost, and the first batches of it.
+
+    Args:
+        data: What the user gave as data.
+        searches: Whether batches are needed for trials; one will do otherwise.
+    """
     if not isinstance(data, Iterable):
         message = f"data must be an iterable of batches, got {type(data).__name__}"
         if hasattr(data, "__getitem__"):
             message += "; put it in a torch.utils.data.DataLoader, with a batch_size"
         raise ProgramError(message)
+    look = guard_batches if searches else partial(first_batches, number=1)
     if isinstance(data, Iterator):
-        seen = list(itertools.islice(data, _GUARD_STEPS))
-        return _Replayed(seen, data), first_batches(seen, _GUARD_STEPS)
+        seen = look(data)
+        return _Replayed(seen, data), seen
     # Looking at the data must not change what the training will draw.
     with undisturbed(data):
-        return data, first_batches(data, _GUARD_STEPS)
+        return data, look(data)
 
 
 def _require_fingerprint(plan: Plan, context: Context) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain_core._watch import Promise, Watch
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from drivetrain_core._plan import Plan
     from drivetrain_core._state import TrainingState
     from drivetrain_core._step import TrainStep
-    from drivetrain_core.search.report import Report
+    from drivetrain_core.search.report.report import Report
 
 __all__ = ["Accelerated"]
 
@@ -67,10 +69,24 @@ class Accelerated:
         self.train_step = step
         self._set_gradient_sync = state.set_gradient_sync
         self._undo = state.undo
+        self._watch: Watch | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Yields model, optimizer and loader."""
         return iter((self.model, self.optimizer, self.loader))
+
+    def hold_to_promise(self) -> None:
+        """Times the first steps of `train_step` beside what the plan promised."""
+        self._watch = self.train_step.watch = Watch.of(self.plan)
+
+    @property
+    def promise(self) -> Promise | None:
+        """What the plan promised and what training showed.
+
+        None until enough steps have run, and where the plan promised nothing for this
+        machine.
+        """
+        return self._watch.promise if self._watch is not None else None
 
     def __repr__(self) -> str:
         """Returns the plan on one line."""

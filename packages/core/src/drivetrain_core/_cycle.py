@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core._batch import tensors_of
 from drivetrain_core._errors import DataExhaustedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["cycle", "first_batches"]
+__all__ = ["cycle", "first_batches", "guard_batches"]
+
+_GUARD_BATCHES = 14
+_MIN_GUARD_BATCHES = 3
+_GUARD_BYTES = 256 << 20
 
 
 def cycle(data: Iterable[Any]) -> Iterator[Any]:
@@ -48,6 +53,25 @@ def first_batches(data: Iterable[Any], number: int) -> list[Any]:
     if not found:
         raise DataExhaustedError(_message(data, 0))
     return [found[index % len(found)] for index in range(number)]
+
+
+def guard_batches(data: Iterable[Any]) -> list[Any]:
+    """Returns the batches that trials are held to: 14, or fewer if they are large.
+
+    Raises:
+        DataExhaustedError: There is none.
+    """
+    found: list[Any] = []
+    size = 0
+    for batch in data:
+        found.append(batch)
+        size += sum(t.numel() * t.element_size() for t in tensors_of(batch))
+        enough = len(found) >= _MIN_GUARD_BATCHES and size > _GUARD_BYTES
+        if enough or len(found) == _GUARD_BATCHES:
+            break
+    if not found:
+        raise DataExhaustedError(_message(data, 0))
+    return found
 
 
 def _message(data: Iterable[Any], epoch: int) -> str:

@@ -138,7 +138,7 @@ def _isolation() -> tuple[str, str]:
     """Starts a real trial process and lets it die with its socket."""
     import time
 
-    from drivetrain_core.search.spawn import Processes, RankFailure
+    from drivetrain_core.search.process.spawn import Processes, RankFailure
 
     with tempfile.TemporaryDirectory(prefix="drivetrain-") as folder:
         spec = Path(folder) / "spec.json"

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from drivetrain_core._accelerated import Accelerated
+    from drivetrain_core._replay import Replay
 
 __all__ = ["Overrides", "current_overrides", "overriding"]
 
@@ -24,12 +25,16 @@ class Overrides:
         budget: Instead of `budget`.
         plan_out: Instead of `plan_out`.
         on_accelerated: Called with the result, before the script goes on.
+        started: Path and arguments of the script that a command runs.
+        replay: What a script that runs again in a trial does at its calls.
     """
 
     strategy: Any = None
     budget: Any = None
     plan_out: str | None = None
     on_accelerated: Callable[[Accelerated], None] | None = None
+    started: tuple[str, Sequence[str]] | None = None
+    replay: Replay | None = None
 
 
 _NONE = Overrides()

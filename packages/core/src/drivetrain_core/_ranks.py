@@ -1,19 +1,18 @@
 """Ranks of one job decide together: one plan for all, or one error for all.
 
-Words go through the store of the process group that stands, not through collectives:
-a search may take longer than a collective may wait, and must leave the user's process
-group alone.
+Words go through a store of their own, not through collectives: a search may take longer
+than a collective may wait, and must leave the user's process group alone.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from drivetrain_core._errors import Code, DistributedError, PlanError
+from drivetrain_core._meeting_store import meeting_store
 from drivetrain_core._plan import Plan
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ _T = TypeVar("_T")
 
 _SLACK_S = 120.0
 _AGREE_S = 600.0
-_rounds = itertools.count()
 
 
 def decide(find_plan: Callable[[], Plan], world: WorldFacts, limit_s: float) -> Plan:
@@ -53,7 +51,7 @@ def decide(find_plan: Callable[[], Plan], world: WorldFacts, limit_s: float) -> 
         raise DistributedError(message)
     if world.size == 1:
         return find_plan()
-    store, key = _store(), f"plan/{next(_rounds)}"
+    store, key = meeting_store("plan")
     if world.rank == 0:
         try:
             plan = find_plan()
@@ -77,7 +75,7 @@ def agree(action: Callable[[], _T], world: WorldFacts, name: str) -> _T:
     """
     if world.size == 1:
         return action()
-    store, key = _store(), f"{name}/{next(_rounds)}"
+    store, key = meeting_store(name)
     result: _T | None = None
     mine: BaseException | None = None
     try:
@@ -117,7 +115,7 @@ def require_same(value: str, world: WorldFacts, what: str) -> None:
     """
     if world.size == 1:
         return
-    store, key = _store(), f"same/{next(_rounds)}"
+    store, key = meeting_store("same")
     store.set(f"{key}/{world.rank}", json.dumps({"value": value}))
     found = [
         _wait(store, f"{key}/{rank}", _AGREE_S, f"rank {rank} to tell its {what}")
@@ -130,14 +128,6 @@ def require_same(value: str, world: WorldFacts, what: str) -> None:
                 f"rank {rank} has {answer['value']}"
             )
             raise DistributedError(message)
-
-
-def _store() -> Store:
-    import torch.distributed as dist
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-    default = dist.distributed_c10d._get_default_store()
-    return PrefixStore("drivetrain/accelerate", default)
 
 
 def _wait(store: Store, key: str, seconds: float, what: str) -> dict[str, Any]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
-from contextlib import contextmanager
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain_core._errors import ProgramError
 from drivetrain_core._overrides import Overrides, overriding
 from drivetrain_core._plan import Plan
+from drivetrain_core._replay import Script, run_script
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from drivetrain_core._accelerated import Accelerated
 
@@ -76,30 +75,11 @@ def apply_plan(plan: str, script: str, arguments: Sequence[str]) -> None:
 
 
 def _run(script: str, arguments: Sequence[str], overrides: Overrides) -> None:
-    path = Path(script)
-    if not path.is_file():
-        message = f"there is no script {script!r}"
-        raise ProgramError(message)
-    with overriding(overrides), _as_main(path, arguments):
-        try:
-            runpy.run_path(str(path), run_name="__main__")
-        except SystemExit as left:
-            # `sys.exit(main())` ends a script well; an error of its own ends us too.
-            if left.code not in (None, 0):
-                raise
+    with overriding(dataclasses.replace(overrides, started=(script, arguments))):
+        run_script(
+            Script(path=script, arguments=tuple(arguments), folder=str(Path.cwd()))
+        )
 
 
 def _never_called(script: str) -> str:
     return f"{script} ended without calling drivetrain_core.accelerate"
-
-
-@contextmanager
-def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Gives the script the `sys.argv` and `sys.path` that Python would."""
-    argv, first = sys.argv, sys.path[0]
-    sys.argv = [str(path), *arguments]
-    sys.path[0] = str(path.resolve().parent)
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[0] = argv, first

@@ -17,6 +17,7 @@ from drivetrain_core.services.batch_plan import BatchPlan, RankBatch
 if TYPE_CHECKING:
     from drivetrain_core._program import Program
     from drivetrain_core._state import TrainingState
+    from drivetrain_core._watch import Watch
 
 __all__ = ["TrainStep"]
 
@@ -31,6 +32,9 @@ class TrainStep:
         batch_plan: How the global batch is split over ranks and micro-batches.
 
     Not thread-safe: one loop drives it.
+
+    Attributes:
+        watch: Told of each step until it has seen enough of them; None by default.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class TrainStep:
         self._plan = batch_plan.for_rank(state.context.world.rank)
         self._size = sum(self._plan.sizes)
         self._whole = self._plan.weights == (1.0,)
+        self.watch: Watch | None = None
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """Trains on one batch and returns its loss, detached.
@@ -71,6 +76,8 @@ class TrainStep:
         Raises:
             ProgramError: The loss is not a scalar, or the batch holds no tensor.
         """
+        if self.watch is not None and not self.watch.step():
+            self.watch = None
         loss = self.accumulate(batch)
         if self._two_pass is not None:
             self.second_pass(batch)

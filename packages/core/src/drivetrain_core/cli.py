@@ -38,6 +38,9 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     search.add_argument(
         "--picture", type=_png, help="where to draw the trials, as .png"
     )
+    search.add_argument(
+        "--html", metavar="PATH", help="where to write the report, as one HTML page"
+    )
     _add_script(search)
     apply = _add(commands, "apply", "run a script under a plan", _apply)
     apply.add_argument("plan", help="a plan file")
@@ -45,6 +48,15 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     explain = _add(commands, "explain", "say what a plan does and why", _explain)
     explain.add_argument("plan", help="a plan file")
     explain.add_argument("--json", action="store_true", help="print JSON")
+    diff = _add(commands, "diff", "say how two plans differ", _diff)
+    diff.add_argument("before", help="a plan file")
+    diff.add_argument("after", help="another one")
+    diff.add_argument("--json", action="store_true", help="print JSON")
+    diff.add_argument(
+        "--exit-code",
+        action="store_true",
+        help="end with the status 1 if the strategies differ",
+    )
     listing = _add(
         commands, "list", "what each package offers here, and why not", _list
     )
@@ -142,12 +154,15 @@ def _search(arguments: argparse.Namespace) -> int:
 
     from drivetrain_core._script import search_script
     from drivetrain_core.search.budget import Budget
-    from drivetrain_core.search.report import require_matplotlib
+    from drivetrain_core.search.report.html import require_writable_page
+    from drivetrain_core.search.report.report import require_matplotlib
 
     if arguments.budget is not None:
         Budget.of(arguments.budget)  # Not inside the script, which may catch errors.
     if arguments.picture:
         require_matplotlib()  # Not after the search.
+    if arguments.html:
+        require_writable_page(arguments.html)
     with contextlib.ExitStack() as stack:
         if arguments.json:  # What the script prints is no part of it.
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
@@ -159,6 +174,8 @@ def _search(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.picture:
         report.picture(arguments.picture)
+    if arguments.html:
+        report.html(arguments.html)
     if arguments.json:
         whole = {"plan": accelerated.plan.to_dict(), "report": report.to_dict()}
         _print(json.dumps(whole, indent=2))
@@ -185,6 +202,18 @@ def _explain(arguments: argparse.Namespace) -> int:
     else:
         explain_plan(plan)
     return 0
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from drivetrain_core._diff import diff_plans, show_diff
+    from drivetrain_core._plan import Plan
+
+    diff = diff_plans(Plan.load(arguments.before), Plan.load(arguments.after))
+    if arguments.json:
+        _print(json.dumps(diff.to_dict(), indent=2, default=str))
+    else:
+        show_diff(diff, (arguments.before, arguments.after))
+    return int(arguments.exit_code and not diff.same_strategy)
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -1,8 +1,10 @@
 """Finds the fastest plan by trials in processes of their own.
 
-From the ground up: `spawn` (processes), `worker` (what runs in one), `guard` (are the
-numbers still right), `trial` (one plan, measured), `space` (what can be tried),
-`descent` (what to try next), `final` (is it really faster), `report`, `run`.
+The rooms, from the ground up: `process` (where trials run), `numerics` (are the numbers
+still right), `report` (what is told), `cache` (earlier trials), `foresight` (what is
+expected of a plan). Then, beside them: `space` (what can be tried), `surrogate` and
+`descent` (what to try next), `rungs` and `race` (how long), `trials`, `final` (which is
+the fastest, and by how much), `why` (the plan), `run` (all of it, in order).
 """
 
 from __future__ import annotations

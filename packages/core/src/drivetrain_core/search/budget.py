@@ -35,7 +35,7 @@ class Budget:
     """
 
     seconds: float = 600.0
-    trials: int = 16
+    trials: int = 24
     trial_seconds: float | None = None
 
     def __post_init__(self) -> None:

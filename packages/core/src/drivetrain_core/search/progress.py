@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, Self
 
 from drivetrain_core._plan import describe
-from drivetrain_core.search.report import TrialRecord, speed_text
+from drivetrain_core.search.report.report import TrialRecord, speed_text
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -2,103 +2,96 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
-import statistics
 import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from drivetrain_core._compose import numerics_of
-from drivetrain_core._errors import Code, SearchError
-from drivetrain_core._optimization import Reject
+import psutil
+
+from drivetrain_core._compose import require_usable
+from drivetrain_core._errors import Code, PlanError, SearchError
+from drivetrain_core._optimization import Ok, Reject
 from drivetrain_core._plan import Plan, Rejected, describe
 from drivetrain_core._registry import failures
-from drivetrain_core.search.budget import Budget
+from drivetrain_core.search.cache.cache import TrialCache
+from drivetrain_core.search.cache.cache_key import cache_key
 from drivetrain_core.search.descent import Choices, Outcome, Skipped, descend
 from drivetrain_core.search.final import (
     Comparison,
-    compare_in_turns,
+    compare,
     fit_together,
-    merge,
+    run_in_turns,
 )
-from drivetrain_core.search.guard import Observation, compare, differences
-from drivetrain_core.search.payload import Payload, write_payload
-from drivetrain_core.search.report import Report, TrialRecord
+from drivetrain_core.search.foresight.forecast import Forecaster
+from drivetrain_core.search.foresight.foresight import Foresight
+from drivetrain_core.search.numerics.verify import verify
+from drivetrain_core.search.process.payload import Payload, write_payload
+from drivetrain_core.search.process.trial import Failure, TrialRunner
+from drivetrain_core.search.report.report import Report
 from drivetrain_core.search.space import (
     SlotSpace,
+    base_plan,
     make_space,
     reference_plans,
+    require,
     seed_plan,
     skip_reason,
     with_unused_parameters,
 )
-from drivetrain_core.search.trial import Failure, TrialRunner
+from drivetrain_core.search.trials import Trials
 from drivetrain_core.search.why import make_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
-    from drivetrain_core._measurement import Measurement
+    from drivetrain_core._context import Context
+    from drivetrain_core.search.options import SearchOptions
     from drivetrain_core.search.progress import Progress
-    from drivetrain_core.search.trial import Session
+    from drivetrain_core.search.report.record import TrialRecord
 
-__all__ = ["SearchOptions", "search"]
+__all__ = ["Search", "search"]
 
 logger = logging.getLogger(__name__)
 
-_MIN_STEPS = 6
-_MIN_SECONDS = 1.0
 _FINAL_TURNS = 4
-_FINAL_SETUPS = 5.0
-_DEFAULT_TRIAL_S = 60.0
-_BASELINE_TRIAL_S = 300.0
-_TRIAL_FACTOR = 5.0
-_BUSY = 1.25
+_FINAL_STEPS = 6
+_FINAL_SECONDS = 1.0
+# Plans within this part of the best one's trial meet it in the final.
+_FINALISTS = 3
+_NEAR = 1.04
+# Set-ups after the last trial: two to verify the winner, four for the final, and slack.
+_LAST_SETUPS = 8.0
+_VERIFY_STEPS = 40
+_FIRST_TRIAL_S = 300.0
 _ACCEPT_LOW = 1.0
 _ACCEPT_MEDIAN = 1.02
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SearchOptions:
-    """What a search may do.
-
-    Args:
-        budget: Its limits.
-        allow: Optimizations to consider; all when None.
-        deny: Optimizations to leave out.
-        changes_algorithm: Whether the algorithm may be changed.
-    """
-
-    budget: Budget = field(default_factory=Budget)
-    allow: Collection[str] | None = None
-    deny: Collection[str] = ()
-    changes_algorithm: bool = False
+_FORECAST_S = 30.0
+_LEAVE_FREE = 0.95
 
 
 def search(
-    payload: Payload,
-    baseline: Choices,
-    options: SearchOptions,
-    progress: Progress,
+    payload: Payload, written: Choices, options: SearchOptions, progress: Progress
 ) -> tuple[Plan, Report]:
-    """Returns the fastest plan that trains the same model, and what was tried.
+    """Returns the best plan that trains the same model, and what was tried.
 
-    The baseline is always a candidate: unless another plan is faster in the final,
-    the plan is the baseline.
+    The program as written, with what the options require, is always a candidate:
+    unless another plan is better in the final, it is the plan.
 
     Args:
         payload: The program and its facts.
-        baseline: The user's own program, with gradient averaging if there are ranks.
+        written: The user's own program, with gradient averaging if there are ranks.
         options: What the search may do.
         progress: Told about every trial.
 
     Raises:
-        ProgramError: The user's program itself does not train.
+        PlanError: What is required cannot be used here, or cannot be sent to a trial.
+        ProgramError: The user's program itself does not train, or the objective
+            returns no positive number.
         SearchError: The baseline cannot be measured, nor anything in its place.
-        PlanError: The program cannot be sent to a trial process.
     """
     started = time.monotonic()
     try:
@@ -109,268 +102,310 @@ def search(
             "TMPDIR to a folder that can be written to"
         )
         raise SearchError(message) from error
-    try:
+    context, on_cpu = payload.context, payload.device_type == "cpu"
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        shipped = write_payload(payload, folder)
         runner = TrialRunner(
-            payload=write_payload(payload, folder),
+            payload=shipped,
             folder=folder,
-            world_size=payload.context.world.size,
-            on_cpu=payload.device_type == "cpu",
-            timeout_s=options.budget.trial_seconds or _BASELINE_TRIAL_S,
+            world_size=context.world.size,
+            on_cpu=on_cpu,
+            timeout_s=options.budget.trial_seconds or _FIRST_TRIAL_S,
         )
-        with progress:
-            return _Search(payload, baseline, options, progress, runner, started).run()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        cache = None
+        if options.cache is not None:
+            assert payload.program is not None
+            key = cache_key(context, payload.program)
+            cache = TrialCache.open(options.cache, key)
+        stack.enter_context(progress)
+        trials = Trials(runner, options, progress, cache, started)
+        forecaster = stack.enter_context(
+            Forecaster(shipped, folder, context, timeout_s=_FORECAST_S)
+        )
+        capacity = context.device.memory_bytes
+        if on_cpu:
+            free = psutil.virtual_memory().available
+            capacity = int(_LEAVE_FREE * free / context.world.local_size)
+        foresight = Foresight(forecaster, capacity, on_cpu=on_cpu)
+        return Search(context, written, options, trials, foresight, started).run()
 
 
-class _Search:
-    """One search; its methods are its steps, in order."""
+class Search:
+    """One search; its methods are its steps, in order.
+
+    Args:
+        context: The facts.
+        written: The program as the user wrote it.
+        options: What the search may do.
+        trials: Runs the trials.
+        foresight: What is expected of a plan before its trial.
+        started: When the search began, in `time.monotonic` seconds.
+    """
 
     def __init__(
         self,
-        payload: Payload,
-        baseline: Choices,
+        context: Context,
+        written: Choices,
         options: SearchOptions,
-        progress: Progress,
-        runner: TrialRunner,
+        trials: Trials,
+        foresight: Foresight,
         started: float,
     ) -> None:
-        self.context = payload.context
+        """Keeps the parts."""
+        self.context = context
+        self.written = written
         self.options = options
-        self.progress = progress
-        self.runner = runner
+        self.trials = trials
+        self.foresight = foresight
         self.started = started
-        self.deadline = started + options.budget.seconds
-        self.baseline = baseline
-        self.trials: list[TrialRecord] = []
         self.skipped: list[Rejected] = []
-        self.reference: Observation | None = None
-        self.stopped = "every slot was asked"
+        self.structures: dict[Choices, Ok | Reject] = {}
+        self.stopped = "no plan was expected to gain any more"
 
     def run(self) -> tuple[Plan, Report]:
+        """Returns the plan and the report."""
+        space = self._space()
+        base = self._baseline(space)
+        assert base.measurement is not None
+        self.context = self.context.with_baseline(base.measurement)
+        self.foresight.calibrate(base.choices, base.measurement)
+        space = self.foresight.in_order(space, base.choices)
+        self._descend(space, base)
+        chosen, comparison, because = self._decide(base)
+        seconds = time.monotonic() - self.started
+        plan = make_plan(
+            self.context,
+            self.trials.records,
+            chosen,
+            comparison if chosen != base.choices else None,
+            because,
+            space,
+            self.skipped,
+            seconds,
+        )
+        return plan, Report(
+            trials=tuple(self.trials.records),
+            chosen=chosen,
+            seconds=seconds,
+            stopped=self.stopped,
+            plan=plan,
+            comparison=comparison,
+            forecasts=self.foresight.of_trials(self.trials.records),
+        )
+
+    def _space(self) -> tuple[SlotSpace, ...]:
+        options = self.options
         space, ruled_out = make_space(
             self.context,
-            allow=self.options.allow,
-            deny=self.options.deny,
-            changes_algorithm=self.options.changes_algorithm,
+            allow=options.considered,
+            deny=options.deny,
+            changes_algorithm=options.changes_algorithm,
+            given=options.given,
         )
         self.skipped.extend(ruled_out)
         self.skipped.extend(
             Rejected(plan=name, code=Code.PLUGIN, because=str(error))
             for name, error in failures().items()
         )
-        base = self._measure_baseline(space)
-        assert base.measurement is not None
-        self.context = self.context.with_baseline(base.measurement)
-        best = self._descend(space, base)
-        chosen, comparison, because = self._final(base, best)
-        plan = make_plan(
-            self.context,
-            self.trials,
-            chosen,
-            comparison if chosen != self.baseline else None,
-            because,
-            space,
-            self.skipped,
-            time.monotonic() - self.started,
-        )
-        return plan, Report(
-            trials=tuple(self.trials),
-            chosen=chosen,
-            seconds=time.monotonic() - self.started,
-            stopped=self.stopped,
-        )
+        return require(space, options.fixed, options.named)
 
-    def _measure_baseline(self, space: Sequence[SlotSpace]) -> TrialRecord:
-        record = self._trial(self.baseline)
-        if record.usable:
-            return record
-        instead: list[Choices] = []
-        if record.code == Code.MEMORY:
-            instead = reference_plans(space, self.baseline)
-        elif "find_unused_parameters" in record.because + record.log:
-            instead = [with_unused_parameters(self.baseline)]
+    def _baseline(self, space: Sequence[SlotSpace]) -> TrialRecord:
+        """Measures the program as written, and with what is required."""
+        base = base_plan(space, self.written, self.options.required)
+        require_usable(base, self.context)
+        written = self.trials.run(self.written)
+        if written.usable and base == self.written:
+            return written
+        instead: list[Choices] = [] if base == self.written else [base]
+        if not written.usable:
+            if written.code == Code.MEMORY:
+                instead += self.foresight.mildest_first(reference_plans(space, base))
+            elif "find_unused_parameters" in written.because + written.log:
+                instead = [with_unused_parameters(base)]
         for plan in instead:
-            other = self._trial(plan)
-            if other.usable:
-                logger.info("the baseline fails (%s); %s runs", record.code, plan)
-                self.baseline = plan
+            record = self.trials.run(plan)
+            if record.usable:
+                if not written.usable:
+                    logger.info("the program as written fails (%s)", written.code)
                 # The report's first trial is what the others are compared with.
-                self.trials.remove(other)
-                self.trials.insert(0, other)
-                return other
+                self.trials.records.remove(record)
+                self.trials.records.insert(0, record)
+                return record
+            if written.usable:
+                raise PlanError(
+                    Code(record.code),
+                    describe(base),
+                    because=f"it is required, and fails: {record.because}",
+                    fix="drop it from require",
+                )
+        raise self._no_baseline(written, instead)
+
+    def _no_baseline(
+        self, record: TrialRecord, instead: Sequence[Choices]
+    ) -> SearchError:
         if record.code == Code.BUDGET:
-            message = (
-                f"a budget of {self.options.budget.seconds:g} s is too short to measure "
-                "the program as it is written; give more, or a plan"
+            return SearchError(
+                f"a budget of {self.options.budget.seconds:g} s is too short to "
+                "measure the program as it is written; give more, or a plan"
             )
-            raise SearchError(message)
         message = (
             f"the program cannot be measured as it is written ({record.code}): "
             f"{record.because}"
         )
+        if record.code == Code.MEMORY:
+            message += self.foresight.shortfall(record.choices, instead)
         if record.log:
             message += f"\n{record.log[-3000:]}"
-        raise SearchError(message)
+        return SearchError(message)
 
-    def _descend(self, space: Sequence[SlotSpace], base: TrialRecord) -> Choices:
-        seed = seed_plan(space, self.baseline, self.context)
+    def _descend(self, space: Sequence[SlotSpace], base: TrialRecord) -> None:
+        seeds = [seed_plan(space, base.choices, self.context)]
         walk = descend(
             space,
-            self.baseline,
-            _score(base) or 0.0,
-            seed,
-            lambda choices: skip_reason(choices, self.context),
+            base.choices,
+            self.trials.score(base) or 0.0,
+            [seed for seed in seeds if seed is not None],
+            self._skip_reason,
         )
         answer: Outcome | None = None
-        try:
+        with contextlib.suppress(StopIteration):
             while True:
                 asked = walk.send(answer) if answer is not None else next(walk)
                 answer = None
                 if isinstance(asked, Skipped):
-                    self._skip(asked)
+                    if asked.reason not in self.skipped:
+                        self.skipped.append(asked.reason)
                     continue
-                known = next((t for t in self.trials if t.choices == asked), None)
-                if known is None and self._exhausted():
-                    return self._best_so_far()
-                record = known or self._trial(asked)
-                answer = Outcome(_score(record))
-        except StopIteration as done:
-            best: Choices = done.value
-            return best
+                record = self.trials.known(asked)
+                if record is None:
+                    if self._exhausted():
+                        return
+                    record = self.trials.run(asked)
+                answer = Outcome(self.trials.score(record))
+
+    def _skip_reason(self, choices: Choices) -> Rejected | None:
+        # What a plan could save is judged on the best one: where compute has become
+        # fast, the same wait for data is a larger part of a step.
+        leader = self.trials.best_first()[0].measurement
+        assert leader is not None
+        context = self.context.with_baseline(leader)
+        return skip_reason(choices, context) or self.foresight.skip_reason(
+            choices, leader.quiet_step_time_s
+        )
 
     def _exhausted(self) -> bool:
-        if len(self.trials) >= self.options.budget.trials:
-            self.stopped = f"the budget of {len(self.trials)} trials was used"
+        budget = self.options.budget
+        run = sum(not record.cached for record in self.trials.records)
+        if run >= budget.trials:
+            self.stopped = f"the budget of {run} trials was used"
             return True
-        usual = statistics.median(t.seconds for t in self.trials)
-        if time.monotonic() + usual > self.deadline - self._final_seconds():
-            seconds = f"{self.options.budget.seconds:.0f} s"
+        left = self.trials.deadline - self._last_seconds() - time.monotonic()
+        if self.trials.usual_seconds() > left:
+            seconds = f"{budget.seconds:.0f} s"
             self.stopped = f"the budget of {seconds} has no time for another trial"
             return True
         return False
 
-    def _final_seconds(self) -> float:
-        """Returns what the final will take: two set-ups, and the turns of both."""
-        measured = [t.measurement for t in self.trials if t.usable and t.measurement]
-        if not measured:
+    def _last_seconds(self) -> float:
+        """Returns what verifying the winner and the final will take."""
+        base = self.trials.records[0].measurement
+        best = self.trials.best_first()
+        if base is None or not best:
             return 0.0
-        turn = max(
-            max(_MIN_STEPS * m.step_time_s, _MIN_SECONDS)
-            for m in (measured[0], min(measured, key=lambda m: m.step_time_s))
-        )
+        slower = max(base.step_time_s, best[0].measurement.step_time_s)  # type: ignore[union-attr]
+        turn = max(_FINAL_STEPS * slower, _FINAL_SECONDS)
         # What had to be compiled lies in the cache by then: a set-up takes little more
         # than the baseline's did.
-        return _FINAL_SETUPS * measured[0].setup_s + 2.0 * _FINAL_TURNS * turn
+        setups = _LAST_SETUPS * base.setup_s + _VERIFY_STEPS * slower
+        return setups + (1 + _FINALISTS) * _FINAL_TURNS * turn
 
-    def _best_so_far(self) -> Choices:
-        return max(self.trials, key=lambda trial: _score(trial) or 0.0).choices
+    def _decide(self, base: TrialRecord) -> tuple[Choices, Comparison | None, str]:
+        """Returns what is chosen, the comparison, and why."""
+        because = f"no plan was better in its trial; {self.stopped}"
+        comparison: Comparison | None = None
+        while finalists := self._finalists(base):
+            try:
+                found = self._final(base, finalists)
+            except Failure as failure:
+                because = f"the final failed ({failure.code.value}): {failure.because}"
+                return base.choices, None, because
+            for best, comparison in found:
+                text = (
+                    f"{comparison.speedup:.2f}x in the final, 95% interval "
+                    f"{comparison.low:.2f} to {comparison.high:.2f}"
+                )
+                if comparison.low < _ACCEPT_LOW or comparison.speedup < _ACCEPT_MEDIAN:
+                    because = f"{describe(best.choices)} was only {text}"
+                    return base.choices, comparison, because
+                answer = self._verified(best)
+                if answer is None:
+                    because = self.stopped
+                    return base.choices, comparison, because
+                if not isinstance(answer, Reject):
+                    return best.choices, comparison, text
+                because = f"no other plan was better than {describe(base.choices)}"
+                self.trials.refuse(best.choices, answer)
+        return base.choices, comparison, because
 
-    def _skip(self, skipped: Skipped) -> None:
-        if skipped.reason not in self.skipped:
-            self.skipped.append(skipped.reason)
-
-    def _timeout_s(self, choices: Choices) -> float:
-        given = self.options.budget.trial_seconds
-        if given is not None:
-            return given
-        if not self.trials:
-            return _BASELINE_TRIAL_S
-        usual = max(_DEFAULT_TRIAL_S, _TRIAL_FACTOR * self.trials[0].seconds)
-        compiles = any(choice.name == "compile" for choice in choices)
-        return usual * (2.0 if compiles else 1.0)
-
-    def _trial(self, choices: Choices) -> TrialRecord:
-        import dataclasses
-
-        name = f"t{len(self.trials) + 1:02d}"
-        self.progress.starting(name, choices)
-        begin = time.monotonic()
-        runner = dataclasses.replace(self.runner, timeout_s=self._timeout_s(choices))
-        base = self.reference is None
-        fields: dict[str, Any] = {}
-        try:
-            with runner.open(choices, baseline=base, deadline=self.deadline) as session:
-                fields.update(self._judge(choices, session.observation))
-                # A plan with wrong numbers is not worth its steps.
-                if not fields.get("code"):
-                    fields["measurement"] = _steady(session)
-        except Failure as failure:
-            if base and failure.program is not None:
-                raise failure.program from None
-            fields |= {
-                "code": failure.code.value,
-                "because": failure.because,
-                "log": failure.log,
-            }
-        record = TrialRecord(
-            name=name, choices=choices, seconds=time.monotonic() - begin, **fields
-        )
-        self.trials.append(record)
-        self.progress.finished(record)
-        return record
-
-    def _judge(self, choices: Choices, seen: Observation) -> dict[str, Any]:
-        if self.reference is None:
-            answer = compare(seen, seen, numerics_of(choices))
-        else:
-            answer = compare(self.reference, seen, numerics_of(choices))
-        if isinstance(answer, Reject):
-            return {"code": answer.code.value, "because": answer.because}
-        if self.reference is None:
-            self.reference = seen
-        return {"guard": differences(self.reference, seen)}
+    def _finalists(self, base: TrialRecord) -> list[TrialRecord]:
+        """Returns the trials that may be the best, as far as one trial can tell."""
+        better: list[TrialRecord] = []
+        for record in self.trials.best_first():
+            if record is base or len(better) == _FINALISTS:
+                break
+            better.append(record)
+        scores = [self.trials.score(record) or 0.0 for record in better]
+        return [
+            r for r, s in zip(better, scores, strict=True) if s * _NEAR >= scores[0]
+        ]
 
     def _final(
-        self, base: TrialRecord, best: Choices
-    ) -> tuple[Choices, Comparison | None, str]:
-        """Returns what is chosen, the comparison, and why."""
-        if best == self.baseline:
-            return best, None, f"no plan was faster in its trial; {self.stopped}"
-        record = next(t for t in self.trials if t.choices == best)
-        assert base.measurement is not None
-        assert record.measurement is not None
-        self.progress.starting("final", best)
-        import dataclasses
+        self, base: TrialRecord, finalists: Sequence[TrialRecord]
+    ) -> list[tuple[TrialRecord, Comparison]]:
+        """Returns the finalists beside the baseline, the best first.
 
-        runner = dataclasses.replace(self.runner, timeout_s=self._timeout_s(best))
+        Raises:
+            Failure: The baseline and the best finalist alone do not run in turns.
+        """
+        best, records = finalists[0], [base, *finalists]
+        self.trials.announce("final", best.choices)
+        memory = self.context.device.memory_bytes
         try:
-            comparison = compare_in_turns(
-                runner,
-                self.baseline,
-                best,
+            measured = run_in_turns(
+                self.trials.runner(best.choices),
+                [record.choices for record in records],
                 turns=_FINAL_TURNS,
-                min_steps=_MIN_STEPS,
-                min_seconds=_MIN_SECONDS,
-                deadline=self.deadline,
+                min_steps=_FINAL_STEPS,
+                min_seconds=_FINAL_SECONDS,
+                deadline=self.trials.deadline,
                 together=fit_together(
-                    base.measurement,
-                    record.measurement,
-                    self.context.device.memory_bytes,
+                    [r.measurement for r in records if r.measurement], memory
                 ),
             )
         except Failure as failure:
-            because = f"the final failed ({failure.code.value}): {failure.because}"
-            return self.baseline, None, because
-        text = (
-            f"{comparison.speedup:.2f}x in the final, 95% interval "
-            f"{comparison.low:.2f} to {comparison.high:.2f}"
-        )
-        if comparison.low < _ACCEPT_LOW or comparison.speedup < _ACCEPT_MEDIAN:
-            return self.baseline, comparison, f"{describe(best)} was only {text}"
-        return best, comparison, text
+            if len(finalists) == 1 or failure.code is Code.BUDGET:
+                raise
+            return self._final(base, finalists[:1])
+        objective = self.options.objective
+        found = [
+            (record, compare(measured[0], mine, objective))
+            for record, mine in zip(finalists, measured[1:], strict=True)
+        ]
+        return sorted(found, key=lambda pair: -pair[1].speedup)
 
-
-def _steady(session: Session) -> Measurement:
-    """Returns a measurement; of twice the steps where the machine was busy."""
-    first = session.measure(_MIN_STEPS, _MIN_SECONDS)
-    if first.spread <= _BUSY:
-        return first
-    return merge([first, session.measure(_MIN_STEPS, _MIN_SECONDS)])
-
-
-def _score(record: TrialRecord) -> float | None:
-    """Returns the speed that plans are ranked by; None for one that cannot be used."""
-    if record.measurement is None or not record.usable:
-        return None
-    return record.measurement.samples_per_step / record.measurement.quiet_step_time_s
+    def _verified(self, best: TrialRecord) -> Ok | Reject | None:
+        """Returns what the thorough check says; None when its time was over."""
+        assert self.trials.reference is not None
+        self.trials.announce("check", best.choices)
+        try:
+            return verify(
+                self.trials.runner(best.choices),
+                best.choices,
+                self.trials.reference,
+                deadline=self.trials.deadline,
+                structures=self.structures,
+            )
+        except Failure as failure:
+            self.stopped = f"the last check was broken off: {failure.because}"
+            return None

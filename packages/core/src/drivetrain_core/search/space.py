@@ -6,21 +6,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from drivetrain_core._compose import arrange, problems
-from drivetrain_core._errors import Code
+from drivetrain_core._errors import Code, PlanError
 from drivetrain_core._optimization import Choice, Numerics, Reject, Slot
 from drivetrain_core._plan import Rejected
 from drivetrain_core._registry import available, find
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from drivetrain_core._context import Context
     from drivetrain_core._optimization import Optimization
 
 __all__ = [
     "SlotSpace",
+    "base_plan",
     "make_space",
     "reference_plans",
+    "require",
     "seed_plan",
     "skip_reason",
     "with_unused_parameters",
@@ -66,6 +68,7 @@ def make_space(
     allow: Collection[str] | None = None,
     deny: Collection[str] = (),
     changes_algorithm: bool = False,
+    given: Mapping[str, Sequence[Choice]] | None = None,
 ) -> tuple[tuple[SlotSpace, ...], tuple[Rejected, ...]]:
     """Returns the candidates of each slot, and what was ruled out with its reason.
 
@@ -75,10 +78,13 @@ def make_space(
         deny: Names to leave out.
         changes_algorithm: Whether optimizations that change the algorithm may be
             chosen.
+        given: Candidates by name, in place of those that an optimization proposes;
+            what changes the algorithm is asked for when it is named here.
 
     Raises:
         PlanError: `allow` or `deny` holds an unknown name.
     """
+    given = given or {}
     for name in (*(allow or ()), *deny):
         find(name)
     rejected: list[Rejected] = []
@@ -91,7 +97,9 @@ def make_space(
         if name in deny or not allowed:
             continue
         try:
-            judged = _judged(name, optimization, context, changes_algorithm)
+            judged = _judged(
+                name, optimization, context, changes_algorithm, given.get(name)
+            )
         except Exception as error:  # noqa: BLE001
             # A package of others may fail in any way.
             rejected.append(Rejected(plan=name, code=Code.PLUGIN, because=repr(error)))
@@ -117,15 +125,22 @@ def make_space(
 
 
 def _judged(
-    name: str, optimization: Optimization, context: Context, changes_algorithm: bool
+    name: str,
+    optimization: Optimization,
+    context: Context,
+    changes_algorithm: bool,
+    given: Sequence[Choice] | None,
 ) -> list[tuple[Choice, Reject | None]]:
-    """Returns each proposed configuration, with why it cannot be tried."""
+    """Returns each configuration, with why it cannot be tried."""
     judged: list[tuple[Choice, Reject | None]] = []
-    for given in optimization.configs(context):
-        config = optimization.normalize(given)
-        choice = Choice(name, config)
+    proposed = given
+    if proposed is None:
+        configs = map(optimization.normalize, optimization.configs(context))
+        proposed = [Choice(name, config) for config in configs]
+    for choice in proposed:
+        config = choice.config
         changes = optimization.numerics(config) is Numerics.CHANGES_ALGORITHM
-        if changes and not changes_algorithm:
+        if changes and not changes_algorithm and given is None:
             judged.append((choice, _algorithm(choice)))
             continue
         answer = optimization.check(context, config, (choice,))
@@ -145,6 +160,64 @@ def _rejected(choice: Choice, reject: Reject) -> Rejected:
     return Rejected(
         plan=str(choice), code=reject.code, because=reject.because, fix=reject.fix
     )
+
+
+def require(
+    space: Sequence[SlotSpace], fixed: Sequence[Choice], named: Collection[str]
+) -> tuple[SlotSpace, ...]:
+    """Returns a space whose every plan holds what the user requires.
+
+    Args:
+        space: The candidates of each slot.
+        fixed: Choices that every plan holds, options and all.
+        named: Optimizations that every plan holds, their options left to the search.
+
+    Raises:
+        PlanError: A named one has no candidate here, or two ask for one slot.
+    """
+    by_slot = {entry.slot: entry for entry in space}
+    taken: dict[Slot, str] = {}
+    wanted: list[tuple[str, tuple[Choice, ...]]] = [(c.name, (c,)) for c in fixed]
+    for name in named:
+        entry = by_slot.get(find(name).slot)
+        mine = tuple(c for c in entry.candidates if c.name == name) if entry else ()
+        wanted.append((name, mine))
+    for name, candidates in wanted:
+        slot = find(name).slot
+        if slot in taken:
+            raise PlanError(
+                Code.CONFLICT,
+                name,
+                because=f"it is required, and so is {taken[slot]}, for slot {slot!s}",
+                fix="require one of them",
+            )
+        if not candidates:
+            raise PlanError(
+                Code.NOT_APPLICABLE,
+                name,
+                because="it is required, and no configuration of it can be tried here",
+                fix="drop it from require, or give its options",
+            )
+        taken[slot] = name
+        by_slot[slot] = SlotSpace(
+            slot=slot,
+            candidates=candidates,
+            monotone=find(name).monotone,
+            optional=False,
+        )
+    order = [*_ORDER, *(slot for slot in Slot if slot not in _ORDER)]
+    return tuple(by_slot[slot] for slot in order if slot in by_slot)
+
+
+def base_plan(
+    space: Sequence[SlotSpace], written: Sequence[Choice], required: Collection[str]
+) -> tuple[Choice, ...]:
+    """Returns the program as written with the mildest form of what is required."""
+    plan = {find(c.name).slot: c for c in written}
+    for entry in space:
+        if entry.candidates[0].name in required:
+            plan[entry.slot] = entry.candidates[0]
+    return arrange(plan.values())
 
 
 def seed_plan(

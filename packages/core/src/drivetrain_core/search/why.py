@@ -10,6 +10,7 @@ import torch
 
 from drivetrain_core._plan import Plan, Reason, Rejected, describe
 from drivetrain_core._registry import find
+from drivetrain_core.search.final import step_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from drivetrain_core._optimization import Choice
     from drivetrain_core.search.descent import Choices
     from drivetrain_core.search.final import Comparison
-    from drivetrain_core.search.report import TrialRecord
+    from drivetrain_core.search.report.record import TrialRecord
     from drivetrain_core.search.space import SlotSpace
 
 __all__ = ["make_plan"]
@@ -83,6 +84,9 @@ def _measured(record: TrialRecord, comparison: Comparison | None) -> dict[str, A
         best = comparison.plan
         measured["vs_baseline"] = round(comparison.speedup, 3)
         measured["ci95"] = [round(comparison.low, 3), round(comparison.high, 3)]
+    low, high = step_interval(best)
+    measured["step_ms"] = round(1e3 * best.step_time_s, 3)
+    measured["step_ms_ci95"] = [round(1e3 * low, 3), round(1e3 * high, 3)]
     if best.tokens_per_s is not None:
         measured["tokens_per_s"] = round(best.tokens_per_s, 1)
     measured["samples_per_s"] = round(best.samples_per_s, 2)

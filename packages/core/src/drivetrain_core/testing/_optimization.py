@@ -27,8 +27,8 @@ from drivetrain_core._plan import Plan
 from drivetrain_core._probe import make_context
 from drivetrain_core._program import Program
 from drivetrain_core._registry import find, register, unregister
-from drivetrain_core.search.guard import compare
-from drivetrain_core.search.observe import observe
+from drivetrain_core.search.numerics.guard import compare
+from drivetrain_core.search.numerics.observe import observe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

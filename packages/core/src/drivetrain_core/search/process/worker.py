@@ -1,6 +1,6 @@
 """One rank of a trial: builds the program under a plan, observes and measures it.
 
-Run as `python -m drivetrain_core.search.worker SPEC RANK FD PARENT`. It answers on the
+Run as `python -m drivetrain_core.search.process.worker SPEC RANK FD PARENT`. It answers on the
 socket FD: first what it observed, then a measurement for every command. Whatever
 fails is sent as `{"event": "failed", ...}`.
 """
@@ -23,7 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from drivetrain_core._program import Program
+    from drivetrain_core.search.process.payload import Payload
 
 __all__ = ["main"]
 
@@ -41,10 +44,36 @@ def main(argv: list[str]) -> int:
     channel = socket.socket(fileno=descriptor)
     spec = json.loads(Path(spec_path).read_text(encoding="utf-8"))
     sys.path[:] = spec["import_path"]
-    try:
+
+    def serve(payload: Payload, program: Program) -> int:
+        return _reported(
+            lambda: _run(spec, payload, program, rank, started, channel), rank, channel
+        )
+
+    def run() -> Iterator[dict[str, Any]]:
+        from drivetrain_core.search.process.payload import read_payload, with_program
+
         _limit_memory(spec["memory_limit_bytes"])
-        for answer in _run(spec, rank, started, channel):
+        if with_program(read_payload(spec["payload"]), serve):
+            sys.exit(1)
+        yield from ()
+
+    return _reported(run, rank, channel)
+
+
+def _reported(
+    run: Callable[[], Iterator[dict[str, Any]]], rank: int, channel: socket.socket
+) -> int:
+    """Sends what a run yields, or what it raises; returns the exit code."""
+    try:
+        for answer in run():
             channel.sendall(json.dumps(answer).encode() + b"\n")
+    except SystemExit as left:
+        # The user's script may end in a word, which Python prints.
+        if isinstance(left.code, str):
+            sys.stderr.write(f"{left.code}\n")
+            return 1
+        return left.code or 0
     except BaseException as error:  # noqa: BLE001
         # Whatever the user's program raises is reported.
         with contextlib.suppress(OSError):
@@ -88,7 +117,12 @@ def _failure(error: BaseException, rank: int) -> dict[str, Any]:
 
 
 def _run(
-    spec: dict[str, Any], rank: int, started: float, channel: socket.socket
+    spec: dict[str, Any],
+    payload: Payload,
+    program: Program,
+    rank: int,
+    started: float,
+    channel: socket.socket,
 ) -> Iterator[dict[str, Any]]:
     import dataclasses
 
@@ -97,16 +131,16 @@ def _run(
     from drivetrain_core import _meters
     from drivetrain_core._build import build
     from drivetrain_core._context import WorldFacts
-    from drivetrain_core._cycle import cycle
+    from drivetrain_core._cycle import cycle, guard_batches
     from drivetrain_core._optimizer_source import OptimizerSource
     from drivetrain_core._plan import Plan
-    from drivetrain_core._registry import register
-    from drivetrain_core.search.observe import observe
-    from drivetrain_core.search.payload import read_payload
+    from drivetrain_core.search.numerics.draw import draw, is_repeatable
+    from drivetrain_core.search.numerics.observe import (
+        FIRST_STEPS,
+        TRAJECTORY_STEPS,
+        observe,
+    )
 
-    payload = read_payload(spec["payload"])
-    for optimization in payload.optimizations:
-        register(optimization)
     world = spec["world_size"]
     device = torch.device(payload.device_type)
     if device.type != "cpu":
@@ -115,29 +149,38 @@ def _run(
         _wait_for_memory(device)
     if payload.context.device.num_threads and device.type == "cpu":
         torch.set_num_threads(payload.context.device.num_threads)
-    if world > 1:
+    if world > 1 and not torch.distributed.is_initialized():
         _join(spec, rank, device)
     context = dataclasses.replace(
         payload.context,
         world=WorldFacts(size=world, rank=rank, local_size=world),
     )
-    program = _for_rank(payload.program, context.loop.loader, rank)
+    program = _for_rank(program, context.loop.loader, rank)
     torch.manual_seed(program.seed)
     model = program.build_model()
     source = OptimizerSource.of(program.optimizer, model)
     plan = Plan.from_dict(spec["plan"])
     accelerated = build(program, model, source, plan, context, device)
-    guard_batches = [
-        _rank_part(batch, context, device) for batch in payload.guard_batches
-    ]
+    seen = payload.guard_batches or guard_batches(program.data)
+    parts = [_rank_part(batch, context, device) for batch in seen]
+    repeatable = spec["baseline"] and is_repeatable(
+        accelerated.loader, program.data, seed=program.seed
+    )
+    batches = iter(cycle(accelerated.loader))
+    long = spec["baseline"] or spec["trajectory"]
     observation = observe(
-        accelerated, guard_batches, seed=program.seed, noise=spec["baseline"]
+        accelerated,
+        parts,
+        seed=program.seed,
+        noise=spec["baseline"],
+        num_steps=TRAJECTORY_STEPS if long else FIRST_STEPS,
+        drawn=draw(batches, seed=program.seed),
+        is_repeatable=repeatable,
     )
     flops = None
     if spec["baseline"]:
-        flops = _meters.count_flops(accelerated, guard_batches[0])
+        flops = _meters.count_flops(accelerated, parts[0])
         flops = flops and flops * world
-    batches = iter(cycle(accelerated.loader))
     for _ in range(_WARM_STEPS):
         accelerated.train_step(next(batches))
     yield {

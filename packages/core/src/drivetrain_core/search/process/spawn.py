@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["MARKER", "Processes", "RankFailure", "sweep"]
+__all__ = ["MARKER", "Processes", "RankFailure", "meeting_place", "sweep"]
 
 MARKER = "DRIVETRAIN_TRIAL"
 """The environment variable that marks every process of a trial."""
@@ -225,6 +225,22 @@ class Processes:
         for ours in self._sockets:
             ours.close()
         self._sockets.clear()
+
+
+def meeting_place() -> dict[str, str]:
+    """Returns what `torchrun` would set for ranks of this machine to meet.
+
+    A script that runs again in a trial joins by it, apart from the job that searches.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        # The agent's store belongs to the job.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
 
 
 def sweep(marker: str) -> list[int]:

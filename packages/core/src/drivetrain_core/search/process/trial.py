@@ -19,9 +19,9 @@ from drivetrain_core import _errors
 from drivetrain_core._errors import Code, DrivetrainError, ProgramError
 from drivetrain_core._measurement import Measurement
 from drivetrain_core._plan import Plan, describe
-from drivetrain_core.search.guard import Observation
-from drivetrain_core.search.payload import import_path
-from drivetrain_core.search.spawn import Processes, RankFailure
+from drivetrain_core.search.numerics.guard import Observation
+from drivetrain_core.search.process.payload import import_path
+from drivetrain_core.search.process.spawn import Processes, RankFailure, meeting_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Failure", "Session", "TrialRunner", "explain_exit"]
 
-_WORKER = "drivetrain_core.search.worker"
+_WORKER = "drivetrain_core.search.process.worker"
 
 
 class Failure(Exception):  # noqa: N818
@@ -82,6 +82,7 @@ class TrialRunner:
         choices: tuple[Choice, ...],
         *,
         baseline: bool,
+        trajectory: bool = False,
         deadline: float | None = None,
     ) -> Iterator[Session]:
         """Builds the program under a plan, and keeps it ready to be measured.
@@ -89,6 +90,7 @@ class TrialRunner:
         Args:
             choices: The plan.
             baseline: Whether this is the reference: its noise and FLOPs are taken.
+            trajectory: Whether to observe as many steps as of the reference.
             deadline: The end of the whole search, in `time.monotonic` seconds.
 
         Raises:
@@ -103,12 +105,14 @@ class TrialRunner:
             "import_path": import_path(),
             "memory_limit_bytes": self._memory_limit(),
             "baseline": baseline,
+            "trajectory": trajectory,
             "timeout_s": self.timeout_s,
         }
         path = folder / "spec.json"
         path.write_text(json.dumps(spec), encoding="utf-8")
         limit = _Limit.of(self.timeout_s, deadline)
-        with Processes(_WORKER, path, self.world_size, folder, {}) as processes:
+        env = meeting_place() if self.world_size > 1 else {}
+        with Processes(_WORKER, path, self.world_size, folder, env) as processes:
             answers = _receive(processes, limit, choices)
             yield Session(processes, answers[0], choices, self.timeout_s, deadline)
 

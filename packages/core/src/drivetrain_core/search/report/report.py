@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._errors import MissingLibraryError
 from drivetrain_core._plan import describe
+from drivetrain_core.search.report.html import write_page
+from drivetrain_core.search.report.record import TrialRecord, plain_choices, speed_text
 
 if TYPE_CHECKING:
     import os
@@ -15,8 +17,9 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from drivetrain_core._measurement import Measurement
     from drivetrain_core._optimization import Choice
+    from drivetrain_core._plan import Plan
+    from drivetrain_core.search.final import Comparison
 
 __all__ = [
     "Report",
@@ -30,48 +33,6 @@ _NEEDS_PLOT = "the picture needs matplotlib: pip install 'drivetrain-core[plot]'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrialRecord:
-    """One trial.
-
-    Args:
-        name: `t01`, `t02`, ... in the order of the trials.
-        choices: The plan.
-        seconds: What the trial took, processes started and ended.
-        measurement: What it measured; None when it failed.
-        code: Why it cannot be used; empty when it can.
-        because: The reason in words.
-        log: The end of what a failed rank printed.
-        guard: The numerical differences from the baseline.
-    """
-
-    name: str
-    choices: tuple[Choice, ...]
-    seconds: float
-    measurement: Measurement | None = None
-    code: str = ""
-    because: str = ""
-    log: str = ""
-    guard: Mapping[str, Any] | None = None
-
-    @property
-    def usable(self) -> bool:
-        """Whether the plan ran and trains the same model."""
-        return self.measurement is not None and not self.code
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the record as plain data."""
-        return {
-            "name": self.name,
-            "plan": [{c.name: dict(c.config)} for c in self.choices],
-            "seconds": round(self.seconds, 2),
-            "measurement": self.measurement and self.measurement.to_dict(),
-            "code": str(self.code),
-            "because": self.because,
-            "guard": dict(self.guard or {}),
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
     """What a search did.
 
@@ -80,26 +41,53 @@ class Report:
         chosen: The plan that was chosen.
         seconds: What the search took in all.
         stopped: Why it ended.
+        plan: The plan that was made of it, with the reason for each slot.
+        comparison: The final, won or lost; None when there was none.
+        forecasts: What was expected before a trial ran, by the trial's name: a mapping
+            or a dataclass of amounts such as `step_time_s` and `peak_memory_bytes`.
     """
 
     trials: tuple[TrialRecord, ...]
     chosen: tuple[Choice, ...]
     seconds: float
     stopped: str
+    plan: Plan | None = None
+    comparison: Comparison | None = None
+    forecasts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def baseline(self) -> TrialRecord:
         """The trial of the user's own program."""
         return self.trials[0]
 
+    def speedup(self, trial: TrialRecord) -> float:
+        """Returns how many times as fast as the baseline a measured trial was.
+
+        Args:
+            trial: One with a measurement.
+        """
+        assert trial.measurement is not None
+        base = self.baseline.measurement
+        if base is None:
+            return 1.0
+        return base.quiet_step_time_s / trial.measurement.quiet_step_time_s
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as plain data."""
-        return {
+        data: dict[str, Any] = {
             "trials": [trial.to_dict() for trial in self.trials],
-            "chosen": [{c.name: dict(c.config)} for c in self.chosen],
+            "chosen": plain_choices(self.chosen),
             "seconds": round(self.seconds, 1),
             "stopped": self.stopped,
         }
+        if self.comparison is not None:
+            data["comparison"] = {
+                "baseline": self.comparison.baseline.to_dict(),
+                "plan": self.comparison.plan.to_dict(),
+                "speedup": self.comparison.speedup,
+                "ci95": [self.comparison.low, self.comparison.high],
+            }
+        return data
 
     def table(self) -> Table:
         """Returns the trials as a `rich` table, the fastest first."""
@@ -131,17 +119,10 @@ class Report:
             name,
             plan,
             speed_text(trial.measurement),
-            f"{self._ratio(trial):.2f}x",
+            f"{self.speedup(trial):.2f}x",
             f"{trial.measurement.peak_memory_bytes / _MIB:,.0f}",
             failed,
         )
-
-    def _ratio(self, trial: TrialRecord) -> float:
-        assert trial.measurement is not None
-        base = self.baseline.measurement
-        if base is None:
-            return 1.0
-        return base.quiet_step_time_s / trial.measurement.quiet_step_time_s
 
     def picture(self, path: str | os.PathLike[str]) -> Path:
         """Draws each trial's speed beside the baseline's, and returns the file's path.
@@ -170,11 +151,21 @@ class Report:
         figure.savefig(target, dpi=130)
         return target
 
+    def html(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the report as one HTML page, and returns the file's path.
+
+        The page needs nothing else: no other file, no network, no script to be read.
+
+        Raises:
+            OSError: The place cannot be written to.
+        """
+        return write_page(self, path)
+
     def _draw(self, axes: Any, row: int, trial: TrialRecord) -> None:
         if trial.measurement is None:
             axes.text(0.02, row, trial.code, va="center", color="tab:red")
             return
-        ratio = self._ratio(trial)
+        ratio = self.speedup(trial)
         chosen = trial.choices == self.chosen
         color = "tab:green" if chosen else "tab:blue"
         axes.barh(row, ratio, color="tab:red" if trial.code else color, height=0.65)
@@ -193,14 +184,6 @@ def require_matplotlib() -> Any:
     except ImportError as error:
         raise MissingLibraryError(_NEEDS_PLOT) from error
     return Figure
-
-
-def speed_text(measurement: Measurement) -> str:
-    """Returns the speed that plans are ranked by, of a quiet step, as text."""
-    step_s = measurement.quiet_step_time_s
-    if measurement.tokens_per_step is not None:
-        return f"{measurement.tokens_per_step / step_s:,.0f} tok/s"
-    return f"{measurement.samples_per_step / step_s:,.1f} samples/s"
 
 
 def _fastest_first(trials: Sequence[TrialRecord]) -> list[TrialRecord]:

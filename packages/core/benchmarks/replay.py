@@ -1,0 +1,231 @@
+"""Searches replayed on the recorded spaces, beside random search and the best plan.
+
+The search is the real one from end to end; only the processes of its trials are
+replaced by the records of `spaces/`. A trial is one of the runs that were recorded of a
+plan, its steps drawn anew, so that the five searches of a space see different noise; the
+plans that matter most were recorded three times, and the median run is the truth.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import statistics
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reference_spaces import SPACES
+
+from drivetrain_core import Measurement
+from drivetrain_core._compose import complete
+from drivetrain_core._errors import Code
+from drivetrain_core._plan import describe
+from drivetrain_core.search.budget import Budget
+from drivetrain_core.search.numerics.observation import Observation
+from drivetrain_core.search.options import SearchOptions
+from drivetrain_core.search.process.trial import Failure
+from drivetrain_core.search.progress import SilentProgress
+from drivetrain_core.search.run import Search
+from drivetrain_core.search.trials import Trials
+from drivetrain_core.testing import Row
+
+FOLDER = Path(__file__).parent / "spaces"
+MEAN, WORST, DRY_RUNS, SHARE = 0.98, 0.95, 24, 0.05
+SEARCHES, LARGE = 5, 500
+SEEN = Observation(
+    losses=(1.0,), norms={"w": 1.0}, samples={"w": (1.0,)}, moved=frozenset({"w"})
+)
+
+
+@dataclass
+class Tape:
+    """What a replayed search has asked of the records."""
+
+    plans: dict
+    draw: random.Random
+    seconds: float = 0.0
+    asked: set = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class RecordedRunner:
+    """Stands in for `TrialRunner`: answers from the records."""
+
+    tape: Tape
+    samples: int
+    world_size: int = 1
+    timeout_s: float = 60.0
+
+    @contextmanager
+    def open(self, choices, *, baseline, deadline=None, trajectory=False):
+        found = self.tape.plans[describe(choices)]
+        if not trajectory:
+            self.tape.asked.add(choices)
+        self.tape.seconds += found.get("setup_s", found["seconds"])
+        if "error" in found:
+            raise Failure(Code.ERROR, found["error"])
+        yield RecordedSession(
+            self.tape, found, self.samples, chosen_run(self.tape, found)
+        )
+
+
+@dataclass(frozen=True)
+class RecordedSession:
+    """Stands in for a trial's `Session`."""
+
+    tape: Tape
+    found: dict
+    samples: int
+    run: tuple
+    observation: Observation = SEEN
+
+    def measure(self, min_steps, min_seconds):
+        steps = []
+        while len(steps) < min_steps or sum(steps) < min_seconds:
+            steps.append(self.tape.draw.choice(self.run))
+        self.tape.seconds += sum(steps)
+        return Measurement(
+            step_times_s=tuple(steps),
+            samples_per_step=self.samples,
+            peak_memory_bytes=self.found["peak_mib"] << 20,
+            data_share=self.found["data_share"],
+            optimizer_share=self.found["optimizer_share"],
+            setup_s=self.found["setup_s"],
+        )
+
+
+class NoForesight:
+    """Foresees nothing: what it prunes is measured elsewhere."""
+
+    def calibrate(self, baseline, measurement):
+        pass
+
+    def in_order(self, space, base):
+        return space
+
+    def skip_reason(self, choices, best_s):
+        return None
+
+    def of_trials(self, records):
+        return {}
+
+
+@functools.cache
+def recorded(name):
+    space = SPACES[name]()
+    plans = json.loads((FOLDER / f"{name}.json").read_text())["plans"]
+    return space, space.context(), plans
+
+
+def chosen_run(tape, found):
+    return tuple(tape.draw.choice([found["steps_s"], *found.get("again_s", [])]))
+
+
+def speed_of(plans, choices):
+    """The truth that a replay is judged by: the quiet step of the median run."""
+    return 1.0 / usual(plans[describe(choices)])
+
+
+def usual(found):
+    if "steps_s" not in found:
+        return float("inf")
+    runs = [found["steps_s"], *found.get("again_s", [])]
+    return statistics.median(quiet(run) for run in runs)
+
+
+def searched(name, seed):
+    """Returns one replayed search: share of the best, dry runs, seconds."""
+    space, context, plans = recorded(name)
+    tape = Tape(plans, random.Random(seed))
+    options = SearchOptions(
+        budget=Budget(seconds=10_000.0, trials=DRY_RUNS),
+        given=space.candidates(),
+        allow=(),
+    )
+    runner, started = RecordedRunner(tape, context.batch.size), time.monotonic()
+    trials = Trials(runner, options, SilentProgress(), None, started)
+    written = complete((), context)
+    _, report = Search(context, written, options, trials, NoForesight(), started).run()
+    return report.chosen, report, tape
+
+
+def best_of(name):
+    _, _, plans = recorded(name)
+    return max(1.0 / usual(found) for found in plans.values())
+
+
+def quiet(steps):
+    return Measurement(step_times_s=tuple(steps), samples_per_step=1).quiet_step_time_s
+
+
+def random_search(name, number, seed):
+    """The best of as many random plans, judged as the search judges."""
+    space, context, plans = recorded(name)
+    draw = random.Random(1000 + seed)
+    every = space.plans(context)
+    tried = [every[0], *draw.sample(every[1:], number - 1)]
+    scores = {}
+    for plan in tried:
+        found = plans[describe(plan)]
+        if "steps_s" in found:
+            runs = [found["steps_s"], *found.get("again_s", [])]
+            scores[plan] = 1.0 / quiet(draw.choice(runs))
+    return speed_of(plans, max(scores, key=scores.__getitem__))
+
+
+def replayed(name):
+    """Five searches of one space."""
+    best, shares, randoms, dry, seconds = best_of(name), [], [], [], []
+    _, _, plans = recorded(name)
+    for seed in range(SEARCHES):
+        chosen, report, tape = searched(name, seed)
+        shares.append(speed_of(plans, chosen) / best)
+        dry.append(len(report.trials))
+        seconds.append(tape.seconds)
+        randoms.append(random_search(name, dry[-1], seed) / best)
+    sweep = sum(found["seconds"] for found in plans.values())
+    return {
+        "plans": len(plans),
+        "mean": statistics.mean(shares),
+        "worst": min(shares),
+        "random_mean": statistics.mean(randoms),
+        "dry_runs": max(dry),
+        "time_share": max(seconds) / sweep,
+        "of_baseline": best / speed_of(plans, ()),
+    }
+
+
+def measure(quick):
+    """The chosen plan's speed over the best recorded one's, in all spaces."""
+    del quick
+    found = {name: replayed(name) for name in SPACES}
+    mean = statistics.mean(space["mean"] for space in found.values())
+    worst = min(space["worst"] for space in found.values())
+    large = [space for space in found.values() if space["plans"] >= LARGE]
+    holds = (
+        all(space["mean"] >= MEAN for space in found.values())
+        and worst >= WORST
+        and all(space["dry_runs"] <= DRY_RUNS for space in found.values())
+        and len(large) >= 1
+        and all(space["time_share"] <= SHARE for space in large)
+        and all(space["mean"] > space["random_mean"] for space in found.values())
+    )
+    parts = "; ".join(
+        f"{name}: {space['mean']:.3f} on average, {space['worst']:.3f} at worst, of "
+        f"{space['plans']} plans, {space['dry_runs']} dry runs, "
+        f"{space['time_share']:.1%} of the sweep's time, random search "
+        f"{space['random_mean']:.3f}"
+        for name, space in found.items()
+    )
+    return Row(figure=f"{mean:.3f} on average ({parts})", holds=holds, details=found)
+
+
+if __name__ == "__main__":
+    import sys
+
+    names = sys.argv[1:] or list(SPACES)
+    for name in names:
+        print(name, json.dumps({k: round(v, 4) for k, v in replayed(name).items()}))

@@ -1,0 +1,269 @@
+"""Ten programs under the searched plan, and under Accelerate and Fabric.
+
+Every contender runs in a process of its own and takes turns with the others, so that a
+slow minute of the machine hits all. Accelerate and Fabric run with their defaults, and
+with each of what their users set by hand: bf16, `torch.compile`, and both. Run by
+`rivals.py`; `rivals.py one MODEL CONTENDER` is one such process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from zoo import ZOO
+
+from drivetrain_core import accelerate
+from drivetrain_core._plan import Plan
+from drivetrain_core._program import default_forward, default_loss
+from drivetrain_core.testing import Row
+
+TURNS, STEPS, SECONDS = 4, 4, 1.0
+BUDGET = {"seconds": 150, "trials": 20}
+NOT_SLOWER, AIM = 0.98, 1.1
+SETTINGS = ("fp32", "bf16", "compile", "bf16-compile")
+RIVALS = [
+    f"{name}-{setting}" for name in ("accelerate", "fabric") for setting in SETTINGS
+]
+
+
+def step_of_plan(program, path):
+    strategy = Plan.load(path) if path else []
+    accelerated = accelerate(
+        program.model,
+        program.optimizer,
+        program.data,
+        program.loss,
+        forward=program.forward,
+        strategy=strategy,
+        progress=False,
+    )
+    batches = iter(accelerated.batches())
+    return lambda: accelerated.train_step(next(batches))
+
+
+def parts(program):
+    model = program.build_model()
+    return model, program.optimizer(model.parameters())
+
+
+def forever(loader):
+    while True:
+        yield from loader
+
+
+def written(program, model, optimizer, batches, backward, context):
+    forward = program.forward or default_forward
+    loss_of = program.loss or default_loss
+
+    def step():
+        batch = next(batches)
+        with context():
+            loss = loss_of(forward(model, batch), batch)
+        backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def step_of_accelerate(program, setting):
+    from accelerate import Accelerator
+
+    model, optimizer = parts(program)
+    accelerator = Accelerator(
+        cpu=True,
+        mixed_precision="bf16" if "bf16" in setting else "no",
+        dynamo_backend="inductor" if "compile" in setting else "no",
+    )
+    model, optimizer, loader = accelerator.prepare(model, optimizer, program.data)
+    return written(
+        program,
+        model,
+        optimizer,
+        iter(forever(loader)),
+        accelerator.backward,
+        accelerator.autocast,
+    )
+
+
+def step_of_fabric(program, setting):
+    from contextlib import nullcontext
+
+    from lightning.fabric import Fabric
+
+    model, optimizer = parts(program)
+    precision = "bf16-mixed" if "bf16" in setting else "32-true"
+    fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
+    if "compile" in setting:
+        model = torch.compile(model)
+    model, optimizer = fabric.setup(model, optimizer)
+    loader = fabric.setup_dataloaders(program.data)
+    return written(
+        program, model, optimizer, iter(forever(loader)), fabric.backward, nullcontext
+    )
+
+
+def one(name, contender, path=""):
+    """Serves one contender: a line of seconds for every line that asks."""
+    torch.manual_seed(0)
+    program = ZOO[name]()
+    library, _, setting = contender.partition("-")
+    if library == "accelerate":
+        step = step_of_accelerate(program, setting)
+    elif library == "fabric":
+        step = step_of_fabric(program, setting)
+    else:
+        step = step_of_plan(program, path)
+    for _ in range(3):
+        step()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        times = []
+        while len(times) < STEPS or sum(times) < SECONDS:
+            begin = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - begin)
+        print(json.dumps(times), flush=True)
+
+
+class Contender:
+    """A process that steps when asked."""
+
+    def __init__(self, stack, name, contender, path=""):
+        command = [sys.executable, __file__, "one", name, contender, path]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        stack.callback(self.process.kill)
+        self.times = []
+        self.works = self._line() == "ready"
+
+    def _line(self):
+        for line in self.process.stdout:
+            if line.startswith(("ready", "[")):
+                return line.strip()
+        return ""
+
+    def turn(self):
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        self.times += json.loads(self._line())
+
+
+def in_turns_times(name, contenders, turns=TURNS):
+    """Seconds of all steps of each contender that runs."""
+    with ExitStack() as stack:
+        running = {
+            contender: Contender(stack, name, contender, path)
+            for contender, path in contenders.items()
+        }
+        alive = {key: each for key, each in running.items() if each.works}
+        for turn in range(turns):
+            order = list(alive.values())
+            for contender in order if turn % 2 == 0 else order[::-1]:
+                contender.turn()
+        return {key: each.times for key, each in alive.items()}
+
+
+def in_turns(name, contenders):
+    """Median seconds of a step of each contender that runs."""
+    times = in_turns_times(name, contenders)
+    return {key: statistics.median(mine) for key, mine in times.items()}
+
+
+def searched(name, folder):
+    program = ZOO[name]()
+    path = folder / f"{name}.yaml"
+    begin = time.monotonic()
+    accelerated = accelerate(
+        program.model,
+        program.optimizer,
+        program.data,
+        program.loss,
+        forward=program.forward,
+        budget=BUDGET,
+        plan_out=path,
+        progress=False,
+        cache=False,
+    )
+    return accelerated, path, time.monotonic() - begin
+
+
+def compared(name, folder):
+    """One model: its plan, and how it fares beside the program and the rivals."""
+    accelerated, path, seconds = searched(name, folder)
+    contenders = {"written": "", "plan": str(path), **dict.fromkeys(RIVALS, "")}
+    step_s = in_turns(name, contenders)
+    best = {
+        library: min(step_s[k] for k in step_s if k.startswith(library))
+        for library in ("accelerate", "fabric")
+    }
+    return {
+        "plan": str(accelerated.plan),
+        "promised": accelerated.plan.measured["vs_baseline"],
+        "trials": len(accelerated.report.trials),
+        "out_of_memory": sum(t.code == "MEMORY" for t in accelerated.report.trials),
+        "search_s": round(seconds, 1),
+        "of_written": step_s["written"] / step_s["plan"],
+        "of_accelerate": step_s["accelerate-fp32"] / step_s["plan"],
+        "of_fabric": step_s["fabric-fp32"] / step_s["plan"],
+        "of_their_best": min(best.values()) / step_s["plan"],
+        "step_ms": {key: round(1e3 * value, 3) for key, value in step_s.items()},
+    }
+
+
+def mean(values):
+    return math.exp(statistics.mean(map(math.log, values)))
+
+
+def measure_all(names, out=None):
+    import tempfile
+
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            found[name] = compared(name, Path(folder))
+            sys.stderr.write(f"{name} {json.dumps(found[name])}\n")
+            if out:
+                Path(out).write_text(json.dumps(found, indent=1))
+    return found
+
+
+def measure(quick):
+    """No model gets slower; and how much faster than the rivals' best they get."""
+    if quick:
+        return Row(figure="takes longer than the quick form", holds=None)
+    found = measure_all(ZOO)
+    slower = [n for n, each in found.items() if each["of_written"] < NOT_SLOWER]
+    figures = {
+        key: mean([each[key] for each in found.values()])
+        for key in ("of_written", "of_accelerate", "of_fabric", "of_their_best")
+    }
+    return Row(
+        figure=f"{len(slower)} of {len(found)} slower; geometric means: "
+        f"{figures['of_written']:.2f}x the program as written, "
+        f"{figures['of_accelerate']:.2f}x Accelerate's defaults, "
+        f"{figures['of_fabric']:.2f}x Fabric's, "
+        f"{figures['of_their_best']:.2f}x the best of what is set by hand in either",
+        holds=not slower and figures["of_their_best"] >= AIM,
+        details=found,
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["one"]:
+        one(*sys.argv[2:])
+    else:
+        print(json.dumps(measure_all(sys.argv[2:] or ZOO, sys.argv[1]), indent=1))

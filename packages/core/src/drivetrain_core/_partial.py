@@ -1,0 +1,139 @@
+"""Partial strategies: some values are given, others are left to the search."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from drivetrain_core._errors import Code, PlanError
+from drivetrain_core._optimization import Choice
+from drivetrain_core._plan import Plan
+from drivetrain_core._registry import find
+
+if TYPE_CHECKING:
+    from drivetrain_core._context import Context
+
+__all__ = ["AUTO", "Partial", "candidates_of", "read_partial"]
+
+AUTO = "auto"
+"""The value that leaves an optimization, or one of its options, to the search."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partial:
+    """A strategy with open ends.
+
+    Args:
+        fixed: Entries that every plan holds, as the user wrote them.
+        open: What is left to the search, by name: `"auto"`, a list of values, or a
+            mapping of options some of which are `"auto"` or lists.
+    """
+
+    fixed: tuple[object, ...] = ()
+    open: Mapping[str, object] = field(default_factory=dict)
+
+
+def read_partial(strategy: object) -> Partial | None:
+    """Returns the parts of a strategy that leaves something open, else None.
+
+    Example:
+        >>> partial = read_partial({"compile": "block", "micro_batch": [1, 2, 4]})
+        >>> partial.fixed, dict(partial.open)
+        ((('compile', 'block'),), {'micro_batch': [1, 2, 4]})
+        >>> read_partial(["compile"]) is None
+        True
+    """
+    if isinstance(strategy, str | Plan):
+        return None
+    if isinstance(strategy, Mapping):
+        entries: list[object] = list(strategy.items())
+    elif isinstance(strategy, Iterable):
+        entries = list(strategy)
+    else:
+        return None
+    fixed, left_open = [], {}
+    for entry in entries:
+        pair = _pair(entry)
+        if pair is not None and _is_open(pair[1]):
+            left_open[pair[0]] = pair[1]
+        else:
+            fixed.append(entry)
+    return Partial(fixed=tuple(fixed), open=left_open) if left_open else None
+
+
+def candidates_of(name: str, value: object, context: Context) -> tuple[Choice, ...]:
+    """Returns the choices that an open value stands for.
+
+    Args:
+        name: The optimization.
+        value: `"auto"`, a list of values, or a mapping with open options.
+        context: The facts that `"auto"` is answered from.
+
+    Raises:
+        PlanError: The optimization or an option is unknown, a value is not allowed,
+            a list is empty, or `"auto"` stands for an option without known values.
+    """
+    optimization = find(name)
+    proposed = [
+        optimization.normalize(given) for given in optimization.configs(context)
+    ]
+    if value == AUTO:
+        return tuple(dict.fromkeys(Choice(name, config) for config in proposed))
+    if isinstance(value, Mapping):
+        axes = {k: _values(name, k, v, proposed) for k, v in value.items()}
+        given: list[object] = [
+            dict(zip(axes, combination, strict=True))
+            for combination in itertools.product(*axes.values())
+        ]
+    else:
+        assert isinstance(value, Sequence)
+        given = list(value)
+    if not given:
+        raise PlanError(
+            Code.CONFIG,
+            name,
+            because="its list of values to search is empty",
+            fix=f"give values, or {AUTO!r}",
+        )
+    full = [Choice(name, optimization.normalize(config)) for config in given]
+    return tuple(dict.fromkeys(full))
+
+
+def _values(
+    name: str, option: str, value: object, proposed: Sequence[Mapping[str, object]]
+) -> list[object]:
+    if isinstance(value, list | tuple):
+        return list(value)
+    if value != AUTO:
+        return [value]
+    known = getattr(find(name), "options", {}).get(option)
+    choices = list(known.choices) if known is not None else []
+    found = choices or [config[option] for config in proposed if option in config]
+    if not found:
+        raise PlanError(
+            Code.CONFIG,
+            name,
+            because=f"option {option} has no values that {AUTO!r} could stand for",
+            fix=f"give a list of values for {option}",
+        )
+    return list(dict.fromkeys(found))
+
+
+def _pair(entry: object) -> tuple[str, object] | None:
+    if isinstance(entry, Mapping) and len(entry) == 1:
+        ((name, value),) = entry.items()
+        return (name, value) if isinstance(name, str) else None
+    if isinstance(entry, tuple | list) and len(entry) == 2:
+        name, value = entry
+        return (name, value) if isinstance(name, str) else None
+    return None
+
+
+def _is_open(value: object) -> bool:
+    if value == AUTO or isinstance(value, list | tuple):
+        return True
+    if isinstance(value, Mapping):
+        return any(v == AUTO or isinstance(v, list | tuple) for v in value.values())
+    return False

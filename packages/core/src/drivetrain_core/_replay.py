@@ -1,0 +1,143 @@
+"""Runs the user's script again, up to the `accelerate` that is being searched for.
+
+What cannot be pickled can still be made again: a trial runs the script as it was
+started, with the same arguments in the same folder. Earlier calls of `accelerate` get
+the plans that they were given; the one that is searched for hands its program over, and
+never returns.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from drivetrain_core._errors import ProgramError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from drivetrain_core._plan import Plan
+    from drivetrain_core._program import Program
+
+__all__ = ["Replay", "Script", "current_script", "remember_plan", "run_script"]
+
+# Programs that run other people's code: to run them again would not be a replay.
+_HOSTS = ("pytest", "IPython", "ipykernel", "ipykernel_launcher", "unittest", "pdb")
+
+_decided: list[Plan] = []
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Script:
+    """How a script was started, and which of its calls is meant.
+
+    Args:
+        path: The script; empty when it was started as a module.
+        module: The module's name, for `python -m`.
+        arguments: Its command line, without its own name.
+        folder: The working directory.
+        earlier: The plans of the calls of `accelerate` before the one that is meant.
+    """
+
+    path: str
+    module: str = ""
+    arguments: tuple[str, ...] = ()
+    folder: str = "."
+    earlier: tuple[Plan, ...] = ()
+
+
+@dataclass(slots=True)
+class Replay:
+    """What `accelerate` does in a script that runs again.
+
+    Args:
+        script: The script.
+        on_program: Takes the program of the call that is meant; it must not return.
+    """
+
+    script: Script
+    on_program: Callable[[Program], NoReturn]
+    _calls: int = field(default=0, init=False)
+
+    def next_call(self, program: Program) -> Plan:
+        """Returns the plan of an earlier call, or hands the program over."""
+        index = self._calls
+        self._calls += 1
+        if index == len(self.script.earlier):
+            self.on_program(program)
+        return self.script.earlier[index]
+
+
+def remember_plan(plan: Plan) -> None:
+    """Keeps what a call of `accelerate` in this process was given."""
+    _decided.append(plan)
+
+
+def current_script(started: tuple[str, Sequence[str]] | None = None) -> Script | None:
+    """Returns the script that this process runs; None where there is none to run again.
+
+    Args:
+        started: Path and arguments of a script that a command of ours runs.
+    """
+    if started is not None:
+        path, arguments = started
+        return _started(path, "", arguments)
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    if file is None or not Path(file).is_file():
+        return None
+    spec = getattr(main, "__spec__", None)
+    module = spec.name.removesuffix(".__main__") if spec is not None else ""
+    host = (module or Path(file).stem).partition(".")[0]
+    return None if host in _HOSTS else _started(file, module, sys.argv[1:])
+
+
+def _started(path: str, module: str, arguments: Sequence[str]) -> Script:
+    return Script(
+        path=str(Path(path).resolve()),
+        module=module,
+        arguments=tuple(arguments),
+        folder=str(Path.cwd()),
+        earlier=tuple(_decided),
+    )
+
+
+def run_script(script: Script) -> None:
+    """Runs a script as Python would, as `__main__`.
+
+    Raises:
+        ProgramError: It is missing.
+    """
+    if not script.module and not Path(script.path).is_file():
+        message = f"there is no script {script.path!r}"
+        raise ProgramError(message)
+    with _as_started(script):
+        try:
+            if script.module:
+                runpy.run_module(script.module, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(script.path, run_name="__main__")
+        except SystemExit as left:
+            # `sys.exit(main())` ends a script well; an error of its own ends us too.
+            if left.code not in (None, 0):
+                raise
+
+
+@contextmanager
+def _as_started(script: Script) -> Iterator[None]:
+    """Gives the script the folder, `sys.argv` and `sys.path` that Python would."""
+    argv, first, folder = sys.argv, sys.path[0], Path.cwd()
+    sys.argv = [script.path, *script.arguments]
+    own = script.folder if script.module else Path(script.path).resolve().parent
+    sys.path[0] = str(own)
+    os.chdir(script.folder)
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[0] = argv, first
+        os.chdir(folder)

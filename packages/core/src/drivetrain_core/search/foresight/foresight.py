@@ -1,0 +1,142 @@
+"""What is expected of a plan before its trial; it prunes, and never decides."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_core._compose import arrange
+from drivetrain_core._errors import Code
+from drivetrain_core._plan import Rejected, describe
+from drivetrain_core._registry import find
+from drivetrain_core.search.foresight.memory_model import Fits, fits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from drivetrain_core._measurement import Measurement
+    from drivetrain_core._optimization import Choice
+    from drivetrain_core.search.descent import Choices
+    from drivetrain_core.search.foresight.forecast import Forecast, Forecaster
+    from drivetrain_core.search.report.record import TrialRecord
+    from drivetrain_core.search.space import SlotSpace
+
+__all__ = ["Foresight"]
+
+_GIB = 1 << 30
+# An estimate is no measurement: only a plan that would be far behind goes untried.
+_HOPELESS = 2.0
+# Fake runs are those of a CPU: elsewhere an excess must be larger to be believed.
+_ELSEWHERE = 1.25
+
+
+class Foresight:
+    """Rules plans out by the forecasts of memory and time.
+
+    Args:
+        forecaster: Makes them.
+        capacity_bytes: The memory that a rank may use.
+        on_cpu: Whether the program trains on a CPU.
+    """
+
+    def __init__(
+        self, forecaster: Forecaster, capacity_bytes: int, *, on_cpu: bool
+    ) -> None:
+        """Knows nothing yet."""
+        self._forecaster = forecaster
+        self._capacity = capacity_bytes
+        self._believed = int(capacity_bytes * (1.0 if on_cpu else _ELSEWHERE))
+        self._known: dict[Choices, Forecast] = {}
+
+    def calibrate(self, baseline: Choices, measurement: Measurement) -> None:
+        """Learns from the baseline how this machine compares with the estimates."""
+        self._forecaster.calibrate(baseline, measurement)
+        self._known.clear()
+
+    def in_order(
+        self, space: Sequence[SlotSpace], base: Choices
+    ) -> tuple[SlotSpace, ...]:
+        """Returns the space with each slot's likely fastest candidate first.
+
+        Slots that go from mild to strong, and those that must be filled, keep theirs.
+        """
+
+        def expected(choice: Choice) -> float:
+            slot = find(choice.name).slot
+            rest = [c for c in base if find(c.name).slot is not slot]
+            return self._of(arrange([*rest, choice])).step_time_s or 0.0
+
+        return tuple(
+            entry
+            if entry.monotone or not entry.optional or len(entry.candidates) == 1
+            else dataclasses.replace(
+                entry, candidates=tuple(sorted(entry.candidates, key=expected))
+            )
+            for entry in space
+        )
+
+    def skip_reason(self, choices: Choices, best_s: float) -> Rejected | None:
+        """Returns why a plan is not worth its trial, or None.
+
+        Args:
+            choices: The plan.
+            best_s: The measured step of the best plan so far.
+        """
+        forecast = self._of(choices)
+        peak = forecast.peak_bytes
+        if peak is not None and self._fits(forecast) is Fits.NO:
+            needs = peak + self._forecaster.overhead_bytes
+            return Rejected(
+                plan=describe(choices),
+                code=Code.MEMORY,
+                because=f"no trial: it would need about {needs / _GIB:.2f} GiB of the "
+                f"{self._capacity / _GIB:.2f} GiB that there are",
+            )
+        at_best = forecast.optimistic_step_time_s
+        if at_best is None or at_best <= _HOPELESS * best_s:
+            return None
+        return Rejected(
+            plan=describe(choices),
+            code=Code.SLOWER,
+            because=f"no trial: estimated at {at_best / best_s:.1f} times the best "
+            "plan's step, even at best",
+        )
+
+    def mildest_first(self, plans: Sequence[Choices]) -> list[Choices]:
+        """Returns the plans that may fit, the strongest alone if none seems to."""
+        usable = [p for p in plans if self._fits(self._of(p)) is not Fits.NO]
+        return usable or list(plans[-1:])
+
+    def shortfall(self, choices: Choices, smaller: Sequence[Choices]) -> str:
+        """Returns by how much a program does not fit, and what would be smallest."""
+        peak = self._of(choices).peak_bytes
+        if peak is None:
+            return ""
+        text = (
+            f"; it needs about {peak / _GIB:.2f} GiB for its tensors, and "
+            f"{self._capacity / _GIB:.2f} GiB are free"
+        )
+        sized = [(self._of(p).peak_bytes, p) for p in smaller]
+        known = [(size, plan) for size, plan in sized if size is not None]
+        if known:
+            size, plan = min(known, key=lambda pair: pair[0])
+            text += (
+                f"; the smallest plan, {describe(plan)}, needs {size / _GIB:.2f} GiB"
+            )
+        return text
+
+    def of_trials(self, records: Sequence[TrialRecord]) -> dict[str, Any]:
+        """Returns what was expected of each trial, by its name."""
+        return {
+            record.name: self._known[record.choices]
+            for record in records
+            if record.choices in self._known
+        }
+
+    def _fits(self, forecast: Forecast) -> Fits:
+        return fits(forecast, self._believed, self._forecaster.overhead_bytes)
+
+    def _of(self, choices: Choices) -> Forecast:
+        if choices not in self._known:
+            self._known[choices] = self._forecaster.forecast(choices)
+        return self._known[choices]

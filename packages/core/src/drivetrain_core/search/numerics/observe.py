@@ -1,0 +1,299 @@
+"""Takes the guard's observation of a built program."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from drivetrain_core._batch import batch_size, map_tensors
+from drivetrain_core.search.numerics import liveness
+from drivetrain_core.search.numerics.checksum import gathered, row_checksums
+from drivetrain_core.search.numerics.liveness import without_dropout
+from drivetrain_core.search.numerics.observation import (
+    Accounting,
+    Liveness,
+    Observation,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from drivetrain_core._accelerated import Accelerated
+
+__all__ = ["FIRST_STEPS", "TRAJECTORY_STEPS", "observe", "without_dropout"]
+
+FIRST_STEPS = 3
+"""Steps that every trial is observed on."""
+
+TRAJECTORY_STEPS = 14
+"""Steps of the baseline, and of a plan that is to be chosen."""
+
+_VALUES_IN_ALL = 65_536
+_VALUES_A_TENSOR = 512
+
+
+def observe(
+    accelerated: Accelerated,
+    batches: Sequence[Any],
+    *,
+    seed: int,
+    noise: bool,
+    num_steps: int = FIRST_STEPS,
+    drawn: tuple[tuple[int, ...], ...] = (),
+    is_repeatable: bool = True,
+) -> Observation:
+    """Trains on the batches and returns how the program behaved.
+
+    Args:
+        accelerated: The built program; it is trained, as in real use.
+        batches: This rank's batches, one a step, and again from the first.
+        seed: Random seed of the first pass.
+        noise: Whether to measure how much loss and gradient depend on chance.
+        num_steps: Steps in all; never less than the first ones.
+        drawn: What the loader yielded, as `draw` returns it.
+        is_repeatable: Whether it yields the same again.
+    """
+    module, step = accelerated.module, accelerated.train_step
+    steps = [batches[i % len(batches)] for i in range(max(num_steps, FIRST_STEPS))]
+    modes = liveness.evaluating(module)
+    # On the host: the device may have no room for the parameters twice.
+    origin = _origin(accelerated) if noise else None
+    with without_dropout(module):
+        watched = liveness.trained(accelerated)
+        start, sums = _samples(watched), liveness.checksums(watched)
+        torch.manual_seed(seed)
+        with _counted(step) as counter:
+            losses = [_mean(step.accumulate(steps[0]))]
+        gradient = _Gradient.of(module)
+        step.second_pass(steps[0])
+        step.optimizer_step()
+        rates = [liveness.rates(accelerated.optimizer)]
+        for batch in steps[1:FIRST_STEPS]:
+            losses.append(_mean(step(batch)))
+            rates.append(liveness.rates(accelerated.optimizer))
+        moved = _changed(sums, liveness.checksums(watched))
+        updates = _travel(start, _samples(watched))
+        buffers = _samples(
+            {name: b for name, b in module.named_buffers() if not b.is_complex()}
+        )
+        counted = getattr(accelerated.scheduler, "last_epoch", None)
+        losses += [_mean(step(batch)) for batch in steps[FIRST_STEPS:]]
+        longer = len(steps) > FIRST_STEPS
+        journey = _travel(start, _samples(watched)) if longer else {}
+        loss_noise, gradient_noise = 0.0, 0.0
+        if noise:
+            loss_noise, gradient_noise = _noise(accelerated, steps[0], seed)
+    apart = liveness.apart(module)
+    stir = _stir(accelerated, steps[0], seed)
+    poked = _poke(accelerated, steps[0], seed)
+    swayed = _swayed(accelerated, origin, steps, seed) if origin else ()
+    return Observation(
+        losses=tuple(losses),
+        norms=gradient.norms,
+        samples=gradient.samples,
+        moved=moved,
+        buffers=buffers,
+        updates=updates,
+        journey=journey,
+        noise=loss_noise,
+        gradient_noise=gradient_noise,
+        swayed=swayed,
+        accounting=Accounting(
+            **counter.total(),
+            drawn=drawn,
+            is_repeatable=is_repeatable,
+            world_size=accelerated.context.world.size,
+            num_micro_batches=step._num_micro_batches,
+        ),
+        liveness=Liveness(
+            ties=liveness.ties(module),
+            apart=apart,
+            foreign=liveness.foreign(accelerated),
+            evaluating=modes,
+            stir=stir,
+            rates=tuple(rates),
+            last_epoch=counted if isinstance(counted, int) else None,
+            clipped_norm=poked.clipped_norm,
+            rests=poked.rests,
+        ),
+    )
+
+
+class _Gradient(NamedTuple):
+    """The gradient of each parameter: its norm, and some of its values."""
+
+    norms: dict[str, float]
+    samples: dict[str, tuple[float, ...]]
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> _Gradient:
+        # One after the other: all of them together may not fit a second time.
+        named = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+        norms, samples = {}, {}
+        for name, gradient in named.items():
+            whole = liveness.full(gradient).float()
+            norms[name] = float(whole.norm())
+            samples[name] = _picked(whole, len(named))
+        return cls(norms, samples)
+
+    def away_from(self, other: _Gradient) -> float:
+        """Returns the largest relative difference of a parameter that matters."""
+        floor = 1e-3 * max(self.norms.values(), default=0.0)
+        gaps = [0.0]
+        for name, norm in self.norms.items():
+            if norm > floor and name in other.norms:
+                a = torch.tensor(self.samples[name])
+                b = torch.tensor(other.samples[name])
+                gaps.append(abs(norm - other.norms[name]) / norm)
+                gaps.append(1.0 - float(torch.cosine_similarity(a, b, dim=0)))
+        return max(gaps)
+
+
+class _Counter:
+    """What goes through the forward on this rank."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.content = 0
+
+    def add(self, batch: Any) -> None:
+        self.rows += batch_size(batch)
+        self.content += int(row_checksums(batch).sum())
+
+    def total(self) -> dict[str, int]:
+        """Returns the sums over all ranks."""
+        parts = gathered((self.rows, self.content))
+        return {
+            "rows": sum(rows for rows, _ in parts),
+            "content": sum(content for _, content in parts) % 2**63,
+        }
+
+
+@contextmanager
+def _counted(step: Any) -> Iterator[_Counter]:
+    """Counts the samples that the step sends through its forward inside."""
+    counter, forward = _Counter(), step._forward
+
+    def counting(model: torch.nn.Module, batch: Any) -> Any:
+        counter.add(batch)
+        return forward(model, batch)
+
+    step._forward = counting
+    try:
+        yield counter
+    finally:
+        step._forward = forward
+
+
+def _noise(accelerated: Accelerated, batch: Any, seed: int) -> tuple[float, float]:
+    """Returns how far loss and gradient are apart under the same and another seed."""
+    found = []
+    for again in (seed, seed, seed + 1):
+        loss = _pass(accelerated, batch, again)
+        found.append((loss, _Gradient.of(accelerated.module)))
+        accelerated.optimizer.zero_grad(set_to_none=True)
+    (first, gradient), *others = found
+    return (
+        max(abs(loss - first) for loss, _ in others) / max(abs(first), 1e-30),
+        max(gradient.away_from(other) for _, other in others),
+    )
+
+
+def _stir(accelerated: Accelerated, batch: Any, seed: int) -> float | None:
+    """Returns how much dropout changes the loss from seed to seed."""
+    if not liveness.dropouts(accelerated.module):
+        return None
+    losses = []
+    for other in (seed, seed + 1):
+        losses.append(_pass(accelerated, batch, other))
+        accelerated.optimizer.zero_grad(set_to_none=True)
+    return abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-30)
+
+
+def _poke(accelerated: Accelerated, batch: Any, seed: int) -> liveness.Poked:
+    with without_dropout(accelerated.module):
+        _pass(accelerated, batch, seed)
+        accelerated.train_step.second_pass(batch)
+        return liveness.poke(accelerated)
+
+
+def _origin(accelerated: Accelerated) -> dict[str, Any] | None:
+    """Returns a copy of all state; None if it cannot be had, or not be put back."""
+    if any(hasattr(p, "full_tensor") for p in accelerated.module.parameters()):
+        return None
+    try:
+        return _on_host(accelerated.state_dict())
+    except Exception:  # noqa: BLE001
+        # An optimizer of others may have no state dict: bounds are not widened then.
+        return None
+
+
+def _swayed(
+    accelerated: Accelerated, origin: dict[str, Any], steps: Sequence[Any], seed: int
+) -> tuple[float, ...]:
+    """Returns the losses from the start again, with weights rounded to bfloat16."""
+    try:
+        accelerated.load_state_dict(origin)
+    except Exception:  # noqa: BLE001
+        # As above; nothing is observed after this.
+        return ()
+    with torch.no_grad():
+        for tensor in liveness.trained(accelerated).values():
+            tensor.copy_(tensor.bfloat16())
+    with without_dropout(accelerated.module):
+        torch.manual_seed(seed)
+        return tuple(_mean(accelerated.train_step(batch)) for batch in steps)
+
+
+def _on_host(state: dict[str, Any]) -> dict[str, Any]:
+    copied: dict[str, Any] = map_tensors(lambda t: t.detach().cpu().clone(), state)
+    return copied
+
+
+def _pass(accelerated: Accelerated, batch: Any, seed: int) -> float:
+    torch.manual_seed(seed)
+    return _mean(accelerated.train_step.accumulate(batch))
+
+
+def _changed(before: Mapping[str, int], after: Mapping[str, int]) -> frozenset[str]:
+    """Returns the names of what changed on any rank."""
+    mine = [name for name in before if before[name] != after[name]]
+    return frozenset(name for names in gathered(mine) for name in names)
+
+
+def _travel(
+    start: Mapping[str, Sequence[float]], end: Mapping[str, Sequence[float]]
+) -> dict[str, tuple[float, ...]]:
+    return {
+        name: tuple(b - a for a, b in zip(values, end[name], strict=True))
+        for name, values in start.items()
+    }
+
+
+def _samples(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[float, ...]]:
+    return {
+        name: _picked(liveness.full(tensor).float(), len(tensors))
+        for name, tensor in tensors.items()
+    }
+
+
+def _picked(tensor: torch.Tensor, num_tensors: int) -> tuple[float, ...]:
+    """Returns values at fixed, evenly spread places of one of several tensors."""
+    flat = tensor.flatten()
+    if not len(flat):
+        return ()
+    share = max(8, _VALUES_IN_ALL // max(num_tensors, 1))
+    number = min(_VALUES_A_TENSOR, share)
+    places = torch.linspace(0, len(flat) - 1, number, dtype=torch.float64).long()
+    return tuple(flat[places.to(flat.device)].tolist())
+
+
+def _mean(loss: torch.Tensor) -> float:
+    """Returns the mean over ranks, which is the loss of the global batch."""
+    value = loss.detach().float().clone()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(value)
+        value /= torch.distributed.get_world_size()
+    return float(value)

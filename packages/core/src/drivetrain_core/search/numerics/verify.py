@@ -1,0 +1,106 @@
+"""A longer look at the plan that is to be chosen, before the final.
+
+A trial holds a plan with low precision to the bounds of low precision, below which a
+wrong gradient may hide, and watches a few steps only. Here such a plan is run once
+more without its low precision and held to the bounds of exact arithmetic, and the
+whole plan is followed over a trajectory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain_core._compose import arrange, numerics_of
+from drivetrain_core._errors import Code
+from drivetrain_core._optimization import Choice, Numerics, Ok, Reject, Slot
+from drivetrain_core._plan import describe
+from drivetrain_core._registry import find
+from drivetrain_core.search.numerics.guard import compare
+from drivetrain_core.search.process.trial import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from drivetrain_core.search.numerics.observation import Observation
+    from drivetrain_core.search.process.trial import TrialRunner
+
+__all__ = ["structure_of", "verify"]
+
+_Choices = tuple[Choice, ...]
+
+
+def verify(
+    runner: TrialRunner,
+    choices: _Choices,
+    reference: Observation,
+    *,
+    deadline: float,
+    structures: MutableMapping[_Choices, Ok | Reject] | None = None,
+) -> Ok | Reject:
+    """Says whether a plan may be chosen.
+
+    Args:
+        runner: Starts the processes.
+        choices: The plan; it has passed its trial.
+        reference: The baseline's observation, over its whole trajectory.
+        deadline: When to give up, in `time.monotonic` seconds.
+        structures: What was found out of structures before; it is added to.
+
+    Returns:
+        `Ok`, or a `Reject` that says which of both looks it did not stand.
+
+    Raises:
+        Failure: The deadline passed; its code is `BUDGET`.
+    """
+    known = {} if structures is None else structures
+    structure = structure_of(choices, runner.world_size)
+    if structure and structure != choices:
+        if structure not in known:
+            known[structure] = _look(runner, structure, reference, deadline, False)
+        answer = known[structure]
+        if isinstance(answer, Reject):
+            without = f"without its low precision, {describe(structure)}: "
+            return Reject(answer.code, without + answer.because, answer.fix)
+    return _look(runner, choices, reference, deadline, True)
+
+
+def structure_of(choices: _Choices, world_size: int = 1) -> _Choices:
+    """Returns a plan without what makes the numbers less precise or others.
+
+    What needs something that goes, goes as well; with several ranks the gradients are
+    averaged still.
+
+    Example:
+        >>> low = Choice("precision", {"dtype": "bf16_autocast"})
+        >>> [str(c) for c in structure_of((low, Choice("compile", {"scope": "whole"})))]
+        ['compile(scope=whole)']
+    """
+    kept = [c for c in choices if numerics_of([c]) < Numerics.LOW_PRECISION]
+    while True:
+        names = {choice.name for choice in kept}
+        able = [c for c in kept if set(find(c.name).requires) <= names]
+        if len(able) == len(kept):
+            break
+        kept = able
+    averaged = any(find(c.name).slot is Slot.DATA_PARALLEL for c in kept)
+    if world_size > 1 and not averaged:
+        kept.append(Choice("ddp", find("ddp").normalize(None)))
+    return arrange(kept)
+
+
+def _look(
+    runner: TrialRunner,
+    choices: _Choices,
+    reference: Observation,
+    deadline: float,
+    trajectory: bool,
+) -> Ok | Reject:
+    try:
+        with runner.open(
+            choices, baseline=False, trajectory=trajectory, deadline=deadline
+        ) as session:
+            return compare(reference, session.observation, numerics_of(choices))
+    except Failure as failure:
+        if failure.code is Code.BUDGET:
+            raise
+        return Reject(failure.code, failure.because, "drop the optimization")

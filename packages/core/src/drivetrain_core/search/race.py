@@ -1,0 +1,59 @@
+"""Measures a trial rung by rung, as long as it is in the race."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from drivetrain_core.search.final import merge
+from drivetrain_core.search.objective import score_of
+from drivetrain_core.search.rungs import RUNGS, next_rung
+
+if TYPE_CHECKING:
+    from drivetrain_core._measurement import Measurement
+    from drivetrain_core.search.objective import Objective
+
+__all__ = ["Measurable", "quiet_score", "race"]
+
+
+class Measurable(Protocol):
+    """What runs steps on demand, as a trial's `Session` does."""
+
+    def measure(self, min_steps: int, min_seconds: float) -> Measurement:
+        """Runs steps and returns their measurement."""
+        ...
+
+
+def race(
+    session: Measurable, objective: Objective, leader: float | None
+) -> tuple[Measurement, int]:
+    """Returns a plan's measurement, and the last rung that it ran.
+
+    Args:
+        session: The plan, built and warm.
+        objective: What is maximised.
+        leader: The score of the best plan so far; None for the first.
+
+    Raises:
+        Failure: The trial hung, crashed, ran out of memory, or raised.
+        ProgramError: The objective returned no positive number.
+    """
+    parts: list[Measurement] = []
+    rung: int | None = 0
+    last = 0
+    while rung is not None:
+        last = rung
+        parts.append(session.measure(RUNGS[rung].steps, RUNGS[rung].seconds))
+        whole = merge(parts)
+        rung = next_rung(
+            rung,
+            best=score_of(objective, whole, min(whole.step_times_s)),
+            usual=quiet_score(objective, whole),
+            leader=leader,
+            spread=whole.spread,
+        )
+    return whole, last
+
+
+def quiet_score(objective: Objective, measurement: Measurement) -> float:
+    """Returns the score that plans are ranked by: that of a quiet step."""
+    return score_of(objective, measurement, measurement.quiet_step_time_s)

@@ -1,0 +1,104 @@
+"""The longer look at a winner: which runs it asks for, and what they decide."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from drivetrain_core import Choice, Code, Ok, Reject
+from drivetrain_core.search.numerics.observation import Observation
+from drivetrain_core.search.numerics.verify import structure_of, verify
+from drivetrain_core.search.process.trial import Failure
+
+LOW = Choice("precision", {"dtype": "bf16_params"})
+FUSED = Choice("optimizer_impl", {"kind": "fused"})
+WHOLE = Choice("compile", {"scope": "whole"})
+GOOD = Observation(
+    losses=(2.0, 1.5, 1.2, 1.1),
+    norms={"w": 1.0},
+    samples={"w": (0.6, 0.8)},
+    moved=frozenset({"w"}),
+    updates={"w": (0.1, 0.2)},
+    journey={"w": (0.3, 0.4)},
+)
+STALLED = dataclasses.replace(GOOD, journey={"w": (0.01, 0.02)})
+TURNED = dataclasses.replace(GOOD, samples={"w": (0.62, 0.784)})
+
+
+class Runner:
+    """Answers as a `TrialRunner`, with what is given for a plan."""
+
+    def __init__(self, world_size=1, **seen):
+        self.world_size = world_size
+        self.seen = seen
+        self.asked = []
+
+    @contextlib.contextmanager
+    def open(self, choices, *, baseline, trajectory, deadline):
+        assert (baseline, deadline) == (False, 9.0)
+        names = "+".join(choice.name for choice in choices)
+        self.asked.append((names, trajectory))
+        answer = self.seen.get(names.replace("+", "_"), GOOD)
+        if isinstance(answer, Failure):
+            raise answer
+        yield SimpleNamespace(observation=answer)
+
+
+def test_verify_looks_at_the_structure_and_at_the_whole_plan():
+    runner = Runner()
+    answer = verify(runner, (LOW, WHOLE, FUSED), GOOD, deadline=9.0)
+    assert isinstance(answer, Ok)
+    structure, plan = "compile+optimizer_impl", "precision+compile+optimizer_impl"
+    assert runner.asked == [(structure, False), (plan, True)]
+
+
+@pytest.mark.parametrize("choices", [(), (LOW,), (WHOLE, FUSED)], ids=str)
+def test_verify_needs_no_structure_that_a_trial_has_seen(choices):
+    runner = Runner()
+    assert isinstance(verify(runner, choices, GOOD, deadline=9.0), Ok)
+    assert [trajectory for _, trajectory in runner.asked] == [True]
+
+
+def test_verify_remembers_structures():
+    runner, known = Runner(compile=TURNED), {}
+    for _ in range(2):
+        answer = verify(runner, (LOW, WHOLE), GOOD, deadline=9.0, structures=known)
+        assert isinstance(answer, Reject)
+    assert runner.asked == [("compile", False)]
+    assert list(known) == [(WHOLE,)]
+
+
+def test_verify_finds_what_low_precision_hides():
+    runner = Runner(compile=TURNED, precision_compile=TURNED)
+    answer = verify(runner, (LOW, WHOLE), GOOD, deadline=9.0)
+    assert answer.code is Code.NUMERICS
+    assert answer.because.startswith("without its low precision, compile")
+    assert "the gradient differs for w" in answer.because
+    assert isinstance(verify(Runner(precision=TURNED), (LOW,), GOOD, deadline=9.0), Ok)
+
+
+def test_verify_finds_what_only_a_trajectory_shows():
+    answer = verify(Runner(precision=STALLED), (LOW,), GOOD, deadline=9.0)
+    assert "of the baseline's way" in answer.because
+
+
+def test_verify_makes_a_failure_a_reject():
+    failure = Failure(Code.CRASH, "rank 0 was killed by SIGSEGV")
+    answer = verify(Runner(compile=failure), (LOW, WHOLE), GOOD, deadline=9.0)
+    assert answer.code is Code.CRASH
+    assert "was killed by SIGSEGV" in answer.because
+
+
+def test_verify_passes_on_that_the_deadline_passed():
+    late = Failure(Code.BUDGET, "the budget of the search ended")
+    with pytest.raises(Failure, match="BUDGET"):
+        verify(Runner(compile=late), (LOW, WHOLE), GOOD, deadline=9.0)
+
+
+def test_structure_averages_gradients_on_ranks():
+    assert [c.name for c in structure_of((LOW, FUSED), 2)] == ["ddp", "optimizer_impl"]
+    fsdp = Choice("fsdp", {"zero": 2, "shard_size": None})
+    assert structure_of((LOW, fsdp), 2) == (fsdp,)
