@@ -22,7 +22,7 @@ class Classifier(lightning.LightningModule):
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
         loss = cross_entropy(self.network(batch[0]), batch)
-        self.losses.append(float(loss))
+        self.losses.append(float(loss.detach()))
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -1,8 +1,9 @@
 """Records every plan of a reference space: `record_spaces.py NAME... [--lock FILE]`.
 
 Each plan runs in a process of its own, forked from one that has imported torch and
-Inductor but computed nothing. The records lie in `spaces/NAME.json`; a run that was
-broken off goes on where it stopped.
+Inductor but computed nothing. Before and after it the program as written takes some
+steps in another: by these a reader corrects for the speed of the machine. The records
+lie in `spaces/NAME.json`; a run that was broken off goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import fcntl
 import json
 import os
 import random
+import socket
 import sys
 import time
 from contextlib import contextmanager
@@ -35,8 +37,8 @@ BATCH = 25
 BEST, TIMES = 60, 2
 
 
-def measured(space, context, plan, threads, start):
-    """Builds and measures one plan, in this process."""
+def built(space, context, plan, threads):
+    """Returns one plan's program, and its batches, in this process."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     program = space.program
@@ -44,7 +46,43 @@ def measured(space, context, plan, threads, start):
     source = OptimizerSource.of(program.optimizer, model)
     cpu = torch.device("cpu")
     accelerated = build(program, model, source, Plan(choices=plan), context, cpu)
-    batches = iter(cycle(accelerated.loader))
+    return accelerated, iter(cycle(accelerated.loader))
+
+
+class Anchor:
+    """The program as written, in a process that steps when asked."""
+
+    def __init__(self, space, context, threads):
+        ours, theirs = socket.socketpair()
+        self.child = os.fork()
+        if self.child == 0:
+            ours.close()
+            accelerated, batches = built(space, context, (), threads)
+            with theirs, theirs.makefile("rw") as line:
+                while line.readline():
+                    found = _meters.measure_steps(
+                        accelerated, batches, min_steps=4, min_seconds=0.2
+                    )
+                    line.write(f"{found.quiet_step_time_s}\n")
+                    line.flush()
+            os._exit(0)
+        theirs.close()
+        self.line = ours.makefile("rw")
+        ours.close()
+
+    def step_s(self):
+        self.line.write("go\n")
+        self.line.flush()
+        return float(self.line.readline())
+
+    def close(self):
+        self.line.close()
+        os.waitpid(self.child, 0)
+
+
+def measured(space, context, plan, threads, start, anchor):
+    """Builds and measures one plan, in this process."""
+    accelerated, batches = built(space, context, plan, threads)
     warm = []
     for _ in range(WARM + 2):
         begin = time.perf_counter()
@@ -52,6 +90,7 @@ def measured(space, context, plan, threads, start):
         warm.append(round(time.perf_counter() - begin, 5))
     setup = time.monotonic() - start
     runs = []
+    before = anchor.step_s()
     for _ in range(2):
         runs.append(
             _meters.measure_steps(
@@ -61,7 +100,9 @@ def measured(space, context, plan, threads, start):
         if runs[-1].spread <= AGAIN:
             break
     best = min(runs, key=lambda run: run.spread)
+    after = anchor.step_s()
     return {
+        "anchor_s": [round(before, 6), round(after, 6)],
         "setup_s": round(setup, 3),
         "warm_s": warm,
         "steps_s": [round(t, 6) for t in best.step_times_s[:24]],
@@ -71,14 +112,14 @@ def measured(space, context, plan, threads, start):
     }
 
 
-def in_child(space, context, plan, threads):
+def in_child(space, context, plan, threads, anchor):
     read, write = os.pipe()
     start = time.monotonic()
     child = os.fork()
     if child == 0:
         os.close(read)
         try:
-            answer = measured(space, context, plan, threads, start)
+            answer = measured(space, context, plan, threads, start, anchor)
         except Exception as error:  # noqa: BLE001
             # A plan that fails is part of the record.
             answer = {"error": f"{type(error).__name__}: {error}"[:300]}
@@ -119,38 +160,51 @@ def record(name, lock):
     # In a random order, so that a slow quarter of an hour does not hit one corner.
     order = plans[1:]
     random.Random(0).shuffle(order)
-    left = [p for p in [plans[0], *order] if describe(p) not in whole["plans"]]
-    while left:
-        batch, left = left[:BATCH], left[BATCH:]
+    anchor = Anchor(space, context, threads)
+    anchor.step_s()
+    rest = [p for p in [plans[0], *order] if describe(p) not in whole["plans"]]
+    while rest:
+        batch, rest = rest[:BATCH], rest[BATCH:]
         with alone(lock):
             for plan in batch:
-                found = in_child(space, context, plan, threads)
+                found = in_child(space, context, plan, threads, anchor)
                 whole["plans"][describe(plan)] = found
                 speed = found.get("error") or f"{min(found['steps_s']) * 1e3:.1f} ms"
                 sys.stderr.write(f"{speed} {found['seconds']} s {describe(plan)}\n")
         path.write_text(json.dumps(whole, indent=0))
         sys.stderr.write(f"{name}: {len(whole['plans'])} of {len(plans)}\n")
     for time_ in range(TIMES):
-        repeat(space, context, plans, whole["plans"], threads, lock, time_)
+        repeat(space, context, plans, whole["plans"], threads, lock, time_, anchor)
         path.write_text(json.dumps(whole, indent=0))
+    anchor.close()
 
 
-def repeat(space, context, plans, records, threads, lock, time_):
+def reader(records):
+    """Returns a function from a plan's name to its step in parts of the anchor's."""
+
+    def step(key):
+        found = records[key]
+        if "steps_s" not in found:
+            return float("inf")
+        steps = sorted(found["steps_s"])
+        return steps[(len(steps) - 1) // 4] / sum(found["anchor_s"])
+
+    return step
+
+
+def repeat(space, context, plans, records, threads, lock, time_, anchor):
     """Measures the best plans, and the baseline, once more."""
 
-    def quiet(plan):
-        steps = sorted(records[describe(plan)].get("steps_s", [float("inf")]))
-        return steps[(len(steps) - 1) // 4]
-
-    best = [plans[0], *sorted(plans[1:], key=quiet)[:BEST]]
+    step = reader(records)
+    best = [plans[0], *sorted(plans[1:], key=lambda p: step(describe(p)))[:BEST]]
     left = [p for p in best if len(records[describe(p)].get("again_s", [])) <= time_]
     while left:
         batch, left = left[:BATCH], left[BATCH:]
         with alone(lock):
             for plan in batch:
-                found = in_child(space, context, plan, threads)
+                found = in_child(space, context, plan, threads, anchor)
                 again = records[describe(plan)].setdefault("again_s", [])
-                again.append(found["steps_s"])
+                again.append({key: found[key] for key in ("steps_s", "anchor_s")})
         sys.stderr.write(f"{time_ + 1}. repeat: {len(left)} left\n")
 
 

@@ -3,7 +3,9 @@
 The search is the real one from end to end; only the processes of its trials are
 replaced by the records of `spaces/`. A trial is one of the runs that were recorded of a
 plan, its steps drawn anew, so that the five searches of a space see different noise; the
-plans that matter most were recorded three times, and the median run is the truth.
+plans that matter most were recorded three times, and the median run is the truth. All
+times are corrected for the speed of the machine, by the steps that the program as written
+took before and after.
 """
 
 from __future__ import annotations
@@ -117,11 +119,24 @@ class NoForesight:
 def recorded(name):
     space = SPACES[name]()
     plans = json.loads((FOLDER / f"{name}.json").read_text())["plans"]
+    usual_s = statistics.median(
+        time for found in plans.values() for time in found.get("anchor_s", [])
+    )
+    for found in plans.values():
+        runs = [found, *found.get("again_s", [])] if "steps_s" in found else []
+        for run in runs:
+            speed = usual_s / statistics.mean(run["anchor_s"])
+            run["steps_s"] = [step * speed for step in run["steps_s"]]
     return space, space.context(), plans
 
 
+def runs_of(found):
+    runs = [found, *found.get("again_s", [])] if "steps_s" in found else []
+    return [run["steps_s"] for run in runs]
+
+
 def chosen_run(tape, found):
-    return tuple(tape.draw.choice([found["steps_s"], *found.get("again_s", [])]))
+    return tuple(tape.draw.choice(runs_of(found)))
 
 
 def speed_of(plans, choices):
@@ -130,10 +145,8 @@ def speed_of(plans, choices):
 
 
 def usual(found):
-    if "steps_s" not in found:
-        return float("inf")
-    runs = [found["steps_s"], *found.get("again_s", [])]
-    return statistics.median(quiet(run) for run in runs)
+    runs = runs_of(found)
+    return statistics.median(map(quiet, runs)) if runs else float("inf")
 
 
 def searched(name, seed):
@@ -146,7 +159,8 @@ def searched(name, seed):
         allow=(),
     )
     runner, started = RecordedRunner(tape, context.batch.size), time.monotonic()
-    trials = Trials(runner, options, SilentProgress(), None, started)
+    # The records are corrected for the machine's speed as they are read.
+    trials = Trials(runner, options, SilentProgress(), None, started, memory_bytes=0)
     written = complete((), context)
     _, report = Search(context, written, options, trials, NoForesight(), started).run()
     return report.chosen, report, tape
@@ -169,9 +183,8 @@ def random_search(name, number, seed):
     tried = [every[0], *draw.sample(every[1:], number - 1)]
     scores = {}
     for plan in tried:
-        found = plans[describe(plan)]
-        if "steps_s" in found:
-            runs = [found["steps_s"], *found.get("again_s", [])]
+        runs = runs_of(plans[describe(plan)])
+        if runs:
             scores[plan] = 1.0 / quiet(draw.choice(runs))
     return speed_of(plans, max(scores, key=scores.__getitem__))
 

@@ -234,6 +234,32 @@ def test_search_finds_and_writes_a_plan(tmp_path):
     assert torch.isfinite(accelerated.train_step(next(iter(accelerated.loader))))
 
 
+def test_search_keeps_what_is_required():
+    accelerated = run(
+        "auto",
+        optimizer=adamw,
+        budget=SMALL | {"trials": 2},
+        allow=[],
+        require=[("micro_batch", 2)],
+    )
+    assert str(accelerated.plan) == "micro_batch(num=2)"
+    assert [str(c) for t in accelerated.report.trials for c in t.choices] == [
+        "micro_batch(num=2)"
+    ]
+    assert len(accelerated.report.trials) == 2  # The program as written as well.
+
+
+def test_search_of_an_open_strategy_keeps_its_fixed_part():
+    accelerated = run(
+        {"micro_batch": 2, "optimizer_impl": ["fused"]},
+        optimizer=adamw,
+        budget=SMALL,
+    )
+    names = [[c.name for c in t.choices] for t in accelerated.report.trials]
+    assert names == [["micro_batch"], [], ["optimizer_impl", "micro_batch"]]
+    assert "micro_batch" in [c.name for c in accelerated.plan.choices]
+
+
 def test_search_ships_lambdas_generators_and_main_classes():
     weights = torch.randn(3, 1)
 

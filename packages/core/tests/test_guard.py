@@ -217,6 +217,20 @@ def test_observe_sees_gradients_and_motion(built):
     assert seen.noise == 0.0
 
 
+def test_observe_sees_sparse_gradients(built):
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(7, 5, sparse=True)
+
+        def forward(self, images):
+            return self.table(torch.arange(len(images)) % 7)
+
+    accelerated = built(model=Table, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    seen = observe(accelerated, list(accelerated.loader)[:3], seed=0, noise=True)
+    assert seen.norms["table.weight"] > 0
+
+
 def test_observe_measures_the_noise_of_a_random_model(built):
     class Noisy(nn.Module):
         def __init__(self):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 from drivetrain_core import Measurement
 from drivetrain_core._errors import ProgramError
@@ -48,6 +50,19 @@ def test_samples_per_cost_without_a_price_is_an_error():
     no_spot = "    price: {currency: USD, on_demand_per_hour: 80}"
     with pytest.raises(ProgramError, match="no spot price"):
         samples_per_cost(cluster(no_spot), spot=True)
+
+
+@pytest.mark.parametrize("kind", [np.float32, torch.tensor, int, float])
+def test_numbers_of_other_libraries_are_numbers(kind):
+    assert score_of(lambda _: kind(3), MEASURED, 0.3) == 3.0
+
+
+def test_objective_that_raises_is_named():
+    def broken(measured):
+        return measured.speed
+
+    with pytest.raises(ProgramError, match="objective raised AttributeError"):
+        score_of(broken, MEASURED, 0.3)
 
 
 @pytest.mark.parametrize("given", ["speed", 3, None])

@@ -11,9 +11,16 @@ from pathlib import Path
 import pytest
 
 from drivetrain_core import Plan, _replay
-from drivetrain_core._errors import ProgramError
+from drivetrain_core._errors import ProgramError, SearchError
 from drivetrain_core._overrides import Overrides, overriding
-from drivetrain_core._replay import Replay, Script, current_script, run_script
+from drivetrain_core._replay import (
+    Replay,
+    Script,
+    begin_call,
+    current_script,
+    remember_plan,
+    run_script,
+)
 
 # The lock cannot be pickled, so that the parts of this program cannot be sent.
 SCRIPT = """
@@ -94,6 +101,10 @@ def test_earlier_calls_get_the_plans_that_they_were_given(tmp_path):
     twice = SCRIPT.replace(
         "records =",
         """
+try:
+    accelerate(Model(), torch.optim.SGD, data, strategy="missing.yaml")
+except Exception as error:
+    print(type(error).__name__)
 first = accelerated
 del accelerated
 other = [(torch.randn(4, 8), torch.randn(4, 1)) for _ in range(6)]
@@ -133,33 +144,50 @@ def test_script_that_makes_another_model_is_told(tmp_path):
     assert "makes another model when it runs again" in done.stderr
 
 
-def test_calls_are_counted(tmp_path):
-    (tmp_path / "train.py").write_text("pass")
+def replay_of(path, *earlier):
+    """Returns a replay whose call that is meant raises, and what it took."""
+    path.write_text("pass")
     taken = []
 
     def take(program):
         taken.append(program)
         raise RuntimeError
 
-    script = Script(path=str(tmp_path / "train.py"), earlier=(Plan(), Plan()))
-    replay = Replay(script, take)
-    assert [replay.next_call(n) for n in "ab"] == [Plan(), Plan()]
+    return Replay(Script(path=str(path), earlier=earlier), take), taken
+
+
+def test_calls_are_counted(tmp_path):
+    replay, taken = replay_of(tmp_path / "train.py", Plan(), Plan())
+    assert [replay.next_call(n, "auto") for n in "ab"] == [Plan(), Plan()]
     with pytest.raises(RuntimeError):
-        replay.next_call("c")
+        replay.next_call("c", "auto")
+    assert taken == ["c"]
+
+
+def test_call_that_failed_fails_again_and_is_counted(tmp_path):
+    replay, taken = replay_of(tmp_path / "train.py", None, None)
+    assert replay.next_call("a", "missing.yaml") == "missing.yaml"
+    with pytest.raises(SearchError, match="call 2 of accelerate failed in the first"):
+        replay.next_call("b", {"precision": "auto"})
+    with pytest.raises(RuntimeError):
+        replay.next_call("c", "auto")
     assert taken == ["c"]
 
 
 def test_a_test_run_is_no_script_to_run_again():
-    assert current_script() is None
+    assert current_script(0) is None
 
 
 def test_script_of_a_command_is_known(tmp_path, monkeypatch):
-    monkeypatch.setattr(_replay, "_decided", [Plan()])
+    monkeypatch.setattr(_replay, "_decided", [])
     monkeypatch.chdir(tmp_path)
-    found = current_script(("train.py", ["--size", "3"]))
+    first, second, third = (begin_call() for _ in range(3))
+    remember_plan(second, Plan())
+    found = current_script(third, ("train.py", ["--size", "3"]))
     assert found.path == str(tmp_path / "train.py")
     assert (found.arguments, found.folder) == (("--size", "3"), str(tmp_path))
-    assert found.earlier == (Plan(),)
+    assert found.earlier == (None, Plan())
+    assert current_script(first, ("train.py", [])).earlier == ()
 
 
 def test_script_gets_its_surroundings_and_ours_come_back(tmp_path):

@@ -16,8 +16,7 @@ from collections.abc import (
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import torch
-
+from drivetrain_core._arguments import check_arguments, check_limits, read_device
 from drivetrain_core._build import finish, prepare
 from drivetrain_core._compose import (
     Strategy,
@@ -36,7 +35,7 @@ from drivetrain_core._plan import Plan, Rejected
 from drivetrain_core._probe import default_device, make_context, probe_world
 from drivetrain_core._program import ForwardFunction, LossFunction, Program
 from drivetrain_core._ranks import agree, decide, require_same
-from drivetrain_core._replay import current_script, remember_plan
+from drivetrain_core._replay import begin_call, current_script, remember_plan
 from drivetrain_core.search.budget import Budget
 from drivetrain_core.search.objective import Objective, read_objective
 from drivetrain_core.search.options import read_options
@@ -47,6 +46,8 @@ from drivetrain_core.services.cluster_spec import ClusterSpec
 
 if TYPE_CHECKING:
     import os
+
+    import torch
 
     from drivetrain_core._accelerated import Accelerated
     from drivetrain_core._context import Context
@@ -164,12 +165,25 @@ def accelerate(
         micro_batch(num=2)
     """
     override = current_overrides()
-    strategy = override.strategy if override.strategy is not None else strategy
+    strategy = override.strategy_for(strategy)
     budget = override.budget if override.budget is not None else budget
     plan_out = override.plan_out if override.plan_out is not None else plan_out
-    _require_choice("on_error", on_error, ("raise", "fallback"))
-    _require_choice("ship", ship, ("auto", "pickle", "replay"))
-    _require_factory(scheduler)
+    check_arguments(
+        on_error=on_error,
+        ship=ship,
+        scheduler=scheduler,
+        loss=loss,
+        forward=forward,
+        allow=allow,
+        deny=deny,
+        require=require,
+        max_grad_norm=max_grad_norm,
+        seed=seed,
+        cache=cache,
+        progress=progress,
+        data=data,
+    )
+    call = begin_call()
     limits = Budget.of(budget)
     if plan_out is not None:
         # A search of minutes must not end with a path that was wrong from the start.
@@ -185,8 +199,8 @@ def accelerate(
         seed=seed,
     )
     if override.replay is not None:
-        strategy = override.replay.next_call(program)
-    target = torch.device(device) if device is not None else default_device()
+        strategy = override.replay.next_call(program, strategy)
+    target = read_device(device) if device is not None else default_device()
     world = probe_world()
     open_ends = read_partial(strategy)
     searches = strategy == "auto" or open_ends is not None
@@ -204,6 +218,8 @@ def accelerate(
         nonlocal report
         if not searches:
             given = read_strategy(strategy)
+            if override.strategy is None:  # A command's plan stands as it is.
+                check_limits(given, require, deny)
             _require_fingerprint(given, context)
             return _completed(given, context, on_error)
         payload = Payload(
@@ -211,7 +227,7 @@ def accelerate(
             context=context,
             guard_batches=tuple(batches),
             device_type=target.type,
-            script=None if ship == "pickle" else current_script(override.started),
+            script=None if ship == "pickle" else current_script(call, override.started),
             must_replay=ship == "replay",
         )
         options = read_options(
@@ -242,27 +258,12 @@ def accelerate(
     )
     accelerated = agree(lambda: finish(program, state, plan), world, "finish")
     accelerated.report = report
-    remember_plan(plan)
+    remember_plan(call, plan)
     if plan.made.get("device") == context.summary()["device"]:
         accelerated.hold_to_promise()
     if override.on_accelerated is not None:
         override.on_accelerated(accelerated)
     return accelerated
-
-
-def _require_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        message = f"{name} must be one of {', '.join(allowed)}, got {value!r}"
-        raise ProgramError(message)
-
-
-def _require_factory(scheduler: object) -> None:
-    if scheduler is not None and not callable(scheduler):
-        message = (
-            "scheduler must be a function from the optimizer to a scheduler, got "
-            f"{type(scheduler).__name__}"
-        )
-        raise ProgramError(message)
 
 
 class _Read(NamedTuple):
@@ -288,6 +289,12 @@ def _read(
     program = dataclasses.replace(program, data=data)
     module = program.build_model()
     source = OptimizerSource.of(program.optimizer, module)
+    if source.needs_closure and searches:
+        message = (
+            f"{source.kind.__name__} needs a closure, with which no trial can be run; "
+            "give a plan instead of a search, and own_loop=True"
+        )
+        raise ProgramError(message)
     if source.needs_closure and owns_step:
         message = (
             f"{source.kind.__name__} needs a closure, which train_step has not; pass "
@@ -306,6 +313,7 @@ class _Replayed:
 
     def __init__(self, seen: list[Any], rest: Iterator[Any]) -> None:
         self._chain = itertools.chain(seen, rest)
+        self.kind = type(rest).__name__
 
     def __iter__(self) -> Iterator[Any]:
         return self._chain

@@ -75,7 +75,7 @@ def guard_batches(data: Iterable[Any]) -> list[Any]:
 
 
 def _message(data: Iterable[Any], epoch: int) -> str:
-    kind = type(data).__name__
+    kind = getattr(data, "kind", type(data).__name__)
     if epoch == 0:
         return (
             f"the data ({kind}) yields no batch; if it was read before, pass an "

@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core._partial import read_partial
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -35,6 +37,13 @@ class Overrides:
     on_accelerated: Callable[[Accelerated], None] | None = None
     started: tuple[str, Sequence[str]] | None = None
     replay: Replay | None = None
+
+    def strategy_for(self, written: Any) -> Any:
+        """Returns the strategy in force; a search keeps to what a script leaves open."""
+        if self.strategy is None:
+            return written
+        partial = self.strategy == "auto" and read_partial(written) is not None
+        return written if partial else self.strategy
 
 
 _NONE = Overrides()

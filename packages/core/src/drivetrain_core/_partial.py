@@ -38,6 +38,9 @@ class Partial:
 def read_partial(strategy: object) -> Partial | None:
     """Returns the parts of a strategy that leaves something open, else None.
 
+    Raises:
+        PlanError: It leaves something open and names one optimization twice.
+
     Example:
         >>> partial = read_partial({"compile": "block", "micro_batch": [1, 2, 4]})
         >>> partial.fixed, dict(partial.open)
@@ -53,14 +56,25 @@ def read_partial(strategy: object) -> Partial | None:
         entries = list(strategy)
     else:
         return None
-    fixed, left_open = [], {}
+    if not any(pair and _is_open(pair[1]) for pair in map(_pair, entries)):
+        return None
+    fixed, left_open, named = [], {}, list[object]()
     for entry in entries:
         pair = _pair(entry)
+        name = pair[0] if pair is not None else getattr(entry, "name", entry)
+        if name in named:
+            raise PlanError(
+                Code.CONFLICT,
+                str(name),
+                because="the strategy names it twice",
+                fix="name it once, with all of its values in one list",
+            )
+        named.append(name)
         if pair is not None and _is_open(pair[1]):
             left_open[pair[0]] = pair[1]
         else:
             fixed.append(entry)
-    return Partial(fixed=tuple(fixed), open=left_open) if left_open else None
+    return Partial(fixed=tuple(fixed), open=left_open)
 
 
 def candidates_of(name: str, value: object, context: Context) -> tuple[Choice, ...]:

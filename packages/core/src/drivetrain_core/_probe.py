@@ -29,6 +29,7 @@ from drivetrain_core._context import (
     ModelFacts,
     WorldFacts,
 )
+from drivetrain_core._errors import ProgramError
 from drivetrain_core._program import check_batch
 
 if TYPE_CHECKING:
@@ -108,11 +109,15 @@ def probe_batch(batch: Any) -> BatchFacts:
     """Returns the facts of one global batch.
 
     Raises:
-        ProgramError: It holds no tensor with a batch dimension.
+        ProgramError: It holds no tensor with a batch dimension, or no sample.
     """
     check_batch(batch)
+    size = batch_size(batch)
+    if size < 1:
+        message = f"a batch must hold samples, got one of {batch_signature(batch)}"
+        raise ProgramError(message)
     return BatchFacts(
-        size=batch_size(batch),
+        size=size,
         signature=batch_signature(batch),
         num_tokens=num_tokens(batch),
     )

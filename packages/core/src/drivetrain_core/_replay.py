@@ -14,9 +14,10 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from drivetrain_core._errors import ProgramError
+from drivetrain_core._errors import ProgramError, SearchError
+from drivetrain_core._partial import read_partial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,12 +25,20 @@ if TYPE_CHECKING:
     from drivetrain_core._plan import Plan
     from drivetrain_core._program import Program
 
-__all__ = ["Replay", "Script", "current_script", "remember_plan", "run_script"]
+__all__ = [
+    "Replay",
+    "Script",
+    "begin_call",
+    "current_script",
+    "remember_plan",
+    "run_script",
+]
 
 # Programs that run other people's code: to run them again would not be a replay.
 _HOSTS = ("pytest", "IPython", "ipykernel", "ipykernel_launcher", "unittest", "pdb")
 
-_decided: list[Plan] = []
+# What each call of this process was given, in order; None for one that failed.
+_decided: list[Plan | None] = []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,14 +50,15 @@ class Script:
         module: The module's name, for `python -m`.
         arguments: Its command line, without its own name.
         folder: The working directory.
-        earlier: The plans of the calls of `accelerate` before the one that is meant.
+        earlier: The plans of the calls of `accelerate` before the one that is meant;
+            None for one that failed.
     """
 
     path: str
     module: str = ""
     arguments: tuple[str, ...] = ()
     folder: str = "."
-    earlier: tuple[Plan, ...] = ()
+    earlier: tuple[Plan | None, ...] = ()
 
 
 @dataclass(slots=True)
@@ -64,29 +74,49 @@ class Replay:
     on_program: Callable[[Program], NoReturn]
     _calls: int = field(default=0, init=False)
 
-    def next_call(self, program: Program) -> Plan:
-        """Returns the plan of an earlier call, or hands the program over."""
+    def next_call(self, program: Program, strategy: Any) -> Any:
+        """Returns the strategy of an earlier call, or hands the program over.
+
+        Raises:
+            SearchError: The call searched in the first run, and failed.
+        """
         index = self._calls
         self._calls += 1
         if index == len(self.script.earlier):
             self.on_program(program)
-        return self.script.earlier[index]
+        plan = self.script.earlier[index]
+        if plan is not None:
+            return plan
+        if strategy == "auto" or read_partial(strategy) is not None:
+            message = f"call {index + 1} of accelerate failed in the first run"
+            raise SearchError(message)
+        # What failed without a search fails again.
+        return strategy
 
 
-def remember_plan(plan: Plan) -> None:
-    """Keeps what a call of `accelerate` in this process was given."""
-    _decided.append(plan)
+def begin_call() -> int:
+    """Counts a call of `accelerate` in this process, and returns its number from 0."""
+    _decided.append(None)
+    return len(_decided) - 1
 
 
-def current_script(started: tuple[str, Sequence[str]] | None = None) -> Script | None:
+def remember_plan(call: int, plan: Plan) -> None:
+    """Keeps what a call of `accelerate` was given."""
+    _decided[call] = plan
+
+
+def current_script(
+    call: int, started: tuple[str, Sequence[str]] | None = None
+) -> Script | None:
     """Returns the script that this process runs; None where there is none to run again.
 
     Args:
+        call: The number of the call of `accelerate` that is meant, from 0.
         started: Path and arguments of a script that a command of ours runs.
     """
     if started is not None:
         path, arguments = started
-        return _started(path, "", arguments)
+        return _started(path, "", arguments, call)
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
     if file is None or not Path(file).is_file():
@@ -94,16 +124,16 @@ def current_script(started: tuple[str, Sequence[str]] | None = None) -> Script |
     spec = getattr(main, "__spec__", None)
     module = spec.name.removesuffix(".__main__") if spec is not None else ""
     host = (module or Path(file).stem).partition(".")[0]
-    return None if host in _HOSTS else _started(file, module, sys.argv[1:])
+    return None if host in _HOSTS else _started(file, module, sys.argv[1:], call)
 
 
-def _started(path: str, module: str, arguments: Sequence[str]) -> Script:
+def _started(path: str, module: str, arguments: Sequence[str], call: int) -> Script:
     return Script(
         path=str(Path(path).resolve()),
         module=module,
         arguments=tuple(arguments),
         folder=str(Path.cwd()),
-        earlier=tuple(_decided),
+        earlier=tuple(_decided[:call]),
     )
 
 

@@ -20,11 +20,7 @@ __all__ = ["apply_plan", "search_script"]
 
 
 class _Found(BaseException):
-    """Carries the result out of the script; no handler of the script catches it."""
-
-    def __init__(self, accelerated: Accelerated) -> None:
-        super().__init__()
-        self.accelerated = accelerated
+    """Ends the script once its search is over; no usual handler catches it."""
 
 
 def search_script(
@@ -41,18 +37,24 @@ def search_script(
     Raises:
         ProgramError: The script is missing, or ends without calling `accelerate`.
     """
+    found: list[Accelerated] = []
 
     def stop(accelerated: Accelerated) -> None:
-        raise _Found(accelerated)
+        found.append(accelerated)
+        raise _Found
 
     overrides = Overrides(
         strategy="auto", budget=budget, plan_out=plan_out, on_accelerated=stop
     )
     try:
         _run(script, arguments, overrides)
-    except _Found as found:
-        return found.accelerated
-    raise ProgramError(_never_called(script))
+    except BaseException:
+        # A script may answer to the stop with an end of its own.
+        if not found:
+            raise
+    if not found:
+        raise ProgramError(_never_called(script))
+    return found[0]
 
 
 def apply_plan(plan: str, script: str, arguments: Sequence[str]) -> None:

@@ -64,6 +64,12 @@ class OptimizerImpl(BaseOptimization):
                     f"drop optimizer_impl, and set the options of {choice.name}",
                 )
         kind = str(config["kind"])
+        numbers = context.model.dtypes
+        if kind == "fused" and any(n.startswith("complex") for n in numbers):
+            return Reject(
+                Code.NOT_APPLICABLE,
+                f"fused needs real parameters, the model has {', '.join(numbers)}",
+            )
         if kind not in context.loop.optimizer_options:
             return Reject(
                 Code.NOT_APPLICABLE,

@@ -85,9 +85,15 @@ def score_of(objective: Objective, measurement: Measurement, step_s: float) -> f
         32.0
     """
     steady = dataclasses.replace(measurement, step_times_s=(step_s,))
-    value: Any = objective(steady)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if number and math.isfinite(value) and value > 0:
-        return float(value)
+    try:
+        value: Any = objective(steady)
+    except Exception as error:
+        message = f"objective raised {type(error).__name__}: {error}"
+        raise ProgramError(message) from error
+    # A number of numpy or torch is one as well.
+    plain = value.item() if hasattr(value, "item") else value
+    number = isinstance(plain, int | float) and not isinstance(plain, bool)
+    if number and math.isfinite(plain) and plain > 0:
+        return float(plain)
     message = f"objective must return a positive number, got {value!r}"
     raise ProgramError(message)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._compose import read_strategy
-from drivetrain_core._errors import ProgramError
+from drivetrain_core._errors import Code, PlanError
 from drivetrain_core._partial import AUTO, Partial, candidates_of
 from drivetrain_core.search.budget import Budget
 from drivetrain_core.search.cache.cache import cache_folder
@@ -54,6 +54,11 @@ class SearchOptions:
         """The names of all that every plan holds."""
         return frozenset(self.named) | {choice.name for choice in self.fixed}
 
+    def are_met_by(self, choices: Sequence[Choice]) -> bool:
+        """Returns whether a plan holds all that every plan must hold."""
+        names = {choice.name for choice in choices}
+        return set(self.fixed) <= set(choices) and set(self.named) <= names
+
     @property
     def considered(self) -> frozenset[str] | None:
         """The names to make candidates of; None for all."""
@@ -82,12 +87,9 @@ def read_options(
         others: The other fields of `SearchOptions`.
 
     Raises:
-        PlanError: A name, an option or a value is not allowed.
-        ProgramError: `require` is no list.
+        PlanError: A name, an option or a value is not allowed, or two of the
+            arguments contradict each other.
     """
-    if isinstance(require, str):
-        message = f"require must be a list of names or pairs, got {require!r}"
-        raise ProgramError(message)
     named = [entry for entry in require if isinstance(entry, str)]
     pairs: list[Any] = [entry for entry in require if not isinstance(entry, str)]
     given: dict[str, tuple[Choice, ...]] = {}
@@ -96,15 +98,43 @@ def read_options(
         pairs += partial.fixed
         allow = [*given, *(allow or ())]
     # Who names an optimization asks for it, whatever it changes.
-    given |= {name: candidates_of(name, AUTO, context) for name in named}
+    given |= {n: candidates_of(n, AUTO, context) for n in named if n not in given}
+    fixed = read_strategy(pairs).choices
+    _require_consistent(fixed, named, given, others["deny"])
     folder = None
     if cache is not False:
         folder = cache_folder(os.environ) if cache is True else Path(cache)
     return SearchOptions(
         allow=allow,
-        fixed=read_strategy(pairs).choices,
+        fixed=fixed,
         named=tuple(named),
         given=given,
         cache=folder,
         **others,
     )
+
+
+def _require_consistent(
+    fixed: Sequence[Choice],
+    named: Collection[str],
+    given: Mapping[str, Sequence[Choice]],
+    deny: Collection[str],
+) -> None:
+    asked = [*(choice.name for choice in fixed), *named, *given]
+    for name in asked:
+        if name in deny:
+            raise PlanError(
+                Code.CONFLICT,
+                name,
+                because="it is asked for, and deny leaves it out",
+                fix=f"drop {name} from deny, or do not ask for it",
+            )
+    for choice in fixed:
+        if choice.name in given and choice not in given[choice.name]:
+            values = ", ".join(map(str, given[choice.name]))
+            raise PlanError(
+                Code.CONFLICT,
+                choice.name,
+                because=f"{choice} is required, and the strategy offers {values}",
+                fix="require one of these, or leave require to the strategy",
+            )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from drivetrain_core.search.anchor import corrected
 from drivetrain_core.search.final import merge
 from drivetrain_core.search.objective import score_of
 from drivetrain_core.search.rungs import RUNGS, next_rung
 
 if TYPE_CHECKING:
     from drivetrain_core._measurement import Measurement
+    from drivetrain_core.search.anchor import Anchor
     from drivetrain_core.search.objective import Objective
 
 __all__ = ["Measurable", "quiet_score", "race"]
@@ -24,7 +26,10 @@ class Measurable(Protocol):
 
 
 def race(
-    session: Measurable, objective: Objective, leader: float | None
+    session: Measurable,
+    objective: Objective,
+    leader: float | None,
+    anchor: Anchor | None = None,
 ) -> tuple[Measurement, int]:
     """Returns a plan's measurement, and the last rung that it ran.
 
@@ -32,6 +37,7 @@ def race(
         session: The plan, built and warm.
         objective: What is maximised.
         leader: The score of the best plan so far; None for the first.
+        anchor: The baseline beside it, by which its times are corrected.
 
     Raises:
         Failure: The trial hung, crashed, ran out of memory, or raised.
@@ -42,7 +48,9 @@ def race(
     last = 0
     while rung is not None:
         last = rung
-        parts.append(session.measure(RUNGS[rung].steps, RUNGS[rung].seconds))
+        speed = anchor.speed_now(RUNGS[rung]) if anchor is not None else 1.0
+        part = session.measure(RUNGS[rung].steps, RUNGS[rung].seconds)
+        parts.append(corrected(part, speed))
         whole = merge(parts)
         rung = next_rung(
             rung,

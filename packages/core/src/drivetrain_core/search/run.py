@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -29,6 +26,7 @@ from drivetrain_core.search.final import (
 from drivetrain_core.search.foresight.forecast import Forecaster
 from drivetrain_core.search.foresight.foresight import Foresight
 from drivetrain_core.search.numerics.verify import verify
+from drivetrain_core.search.process.leftovers import search_folder
 from drivetrain_core.search.process.payload import Payload, write_payload
 from drivetrain_core.search.process.trial import Failure, TrialRunner
 from drivetrain_core.search.report.report import Report
@@ -63,8 +61,9 @@ _FINAL_SECONDS = 1.0
 # Plans within this part of the best one's trial meet it in the final.
 _FINALISTS = 3
 _NEAR = 1.04
-# Set-ups after the last trial: two to verify the winner, four for the final, and slack.
-_LAST_SETUPS = 8.0
+# What is compiled or imported anew may take longer than the baseline's set-up did.
+_SETUP_SLACK = 1.25
+_VERIFY_SETUPS = 2
 _VERIFY_STEPS = 40
 _FIRST_TRIAL_S = 300.0
 _ACCEPT_LOW = 1.0
@@ -94,17 +93,16 @@ def search(
         SearchError: The baseline cannot be measured, nor anything in its place.
     """
     started = time.monotonic()
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="drivetrain-"))
-    except OSError as error:
-        message = (
-            f"the search needs a temporary folder, and cannot make one: {error}; set "
-            "TMPDIR to a folder that can be written to"
-        )
-        raise SearchError(message) from error
     context, on_cpu = payload.context, payload.device_type == "cpu"
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            folder = stack.enter_context(search_folder())
+        except OSError as error:
+            message = (
+                f"the search needs a temporary folder, and cannot make one: {error}; "
+                "set TMPDIR to a folder that can be written to"
+            )
+            raise SearchError(message) from error
         shipped = write_payload(payload, folder)
         runner = TrialRunner(
             payload=shipped,
@@ -119,7 +117,10 @@ def search(
             key = cache_key(context, payload.program)
             cache = TrialCache.open(options.cache, key)
         stack.enter_context(progress)
-        trials = Trials(runner, options, progress, cache, started)
+        memory = context.device.memory_bytes
+        trials = stack.enter_context(
+            Trials(runner, options, progress, cache, started, memory)
+        )
         forecaster = stack.enter_context(
             Forecaster(shipped, folder, context, timeout_s=_FORECAST_S)
         )
@@ -307,18 +308,18 @@ class Search:
             return True
         return False
 
-    def _last_seconds(self) -> float:
-        """Returns what verifying the winner and the final will take."""
+    def _last_seconds(self, finalists: int = 1) -> float:
+        """Returns what the final of so many, and verifying the winner, will take."""
         base = self.trials.records[0].measurement
         best = self.trials.best_first()
         if base is None or not best:
             return 0.0
         slower = max(base.step_time_s, best[0].measurement.step_time_s)  # type: ignore[union-attr]
         turn = max(_FINAL_STEPS * slower, _FINAL_SECONDS)
-        # What had to be compiled lies in the cache by then: a set-up takes little more
-        # than the baseline's did.
-        setups = _LAST_SETUPS * base.setup_s + _VERIFY_STEPS * slower
-        return setups + (1 + _FINALISTS) * _FINAL_TURNS * turn
+        # What had to be compiled lies in the cache by then.
+        setup = _SETUP_SLACK * base.setup_s
+        verify = _VERIFY_SETUPS * setup + _VERIFY_STEPS * slower
+        return verify + (1 + finalists) * (setup + _FINAL_TURNS * turn)
 
     def _decide(self, base: TrialRecord) -> tuple[Choices, Comparison | None, str]:
         """Returns what is chosen, the comparison, and why."""
@@ -350,9 +351,13 @@ class Search:
 
     def _finalists(self, base: TrialRecord) -> list[TrialRecord]:
         """Returns the trials that may be the best, as far as one trial can tell."""
+        left = self.trials.deadline - time.monotonic()
+        most = _FINALISTS
+        while most > 1 and self._last_seconds(most) > left:
+            most -= 1
         better: list[TrialRecord] = []
         for record in self.trials.best_first():
-            if record is base or len(better) == _FINALISTS:
+            if record is base or len(better) == most:
                 break
             better.append(record)
         scores = [self.trials.score(record) or 0.0 for record in better]
@@ -368,6 +373,7 @@ class Search:
         Raises:
             Failure: The baseline and the best finalist alone do not run in turns.
         """
+        self.trials.let_go()
         best, records = finalists[0], [base, *finalists]
         self.trials.announce("final", best.choices)
         memory = self.context.device.memory_bytes

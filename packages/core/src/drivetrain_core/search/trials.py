@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from drivetrain_core._compose import numerics_of
+from drivetrain_core._errors import Code
 from drivetrain_core._optimization import Reject
+from drivetrain_core.search.anchor import Anchor
+from drivetrain_core.search.final import fit_together
 from drivetrain_core.search.numerics.guard import Observation, compare, differences
 from drivetrain_core.search.process.trial import Failure, TrialRunner
 from drivetrain_core.search.race import quiet_score, race
@@ -36,6 +40,7 @@ class Trials:
         progress: Told about every trial.
         cache: Earlier trials of the same program here, if any.
         started: When the search began, in `time.monotonic` seconds.
+        memory_bytes: The memory of a device.
 
     Attributes:
         records: What came of each; the first is the one that others are compared with.
@@ -49,8 +54,10 @@ class Trials:
         progress: Progress,
         cache: TrialCache | None,
         started: float,
+        memory_bytes: int,
     ) -> None:
         """Begins without trials."""
+        self._memory_bytes = memory_bytes
         self.records: list[TrialRecord] = []
         self.reference: Observation | None = None
         self.deadline = started + options.budget.seconds
@@ -59,6 +66,21 @@ class Trials:
         self._progress = progress
         self._cache = cache
         self._started = started
+        self._anchored = contextlib.ExitStack()
+        self._anchor: Anchor | None = None
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends what runs beside the trials."""
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Ends the baseline that runs beside the trials."""
+        self._anchor = None
+        self._anchored.close()
 
     def run(self, choices: Choices) -> TrialRecord:
         """Returns what comes of a plan: as it was cached, or in a trial of its own.
@@ -86,8 +108,13 @@ class Trials:
         self._progress.starting(name, choices)
 
     def score(self, record: TrialRecord) -> float | None:
-        """Returns the value that plans are ranked by; None for one of no use."""
+        """Returns the value that plans are ranked by; None for one of no use.
+
+        Of no use is also the program as written, where it lacks what is required.
+        """
         if record.measurement is None or not record.usable:
+            return None
+        if not self._options.are_met_by(record.choices):
             return None
         return quiet_score(self._options.objective, record.measurement)
 
@@ -136,25 +163,52 @@ class Trials:
 
     def _measured(self, choices: Choices) -> dict[str, Any]:
         base = self.reference is None
-        runner, fields = self.runner(choices), dict[str, Any]()
-        leaders = self.best_first()
-        leader = self.score(leaders[0]) if leaders else None
+        fields = dict[str, Any]()
         try:
-            with runner.open(choices, baseline=base, deadline=self.deadline) as session:
-                fields.update(self._judged(choices, session.observation))
-                # A plan with wrong numbers is not worth its steps.
-                if not fields.get("code"):
-                    measured, rung = race(session, self._options.objective, leader)
-                    fields |= {"measurement": measured, "rung": rung}
+            with contextlib.ExitStack() as stack:
+                self._raced(choices, fields, stack, base=base)
         except Failure as failure:
             if base and failure.program is not None:
                 raise failure.program from None
+            if failure.code is Code.MEMORY and self._anchor is not None:
+                # The memory that was short may be what the baseline holds.
+                self.let_go()
+                return self._measured(choices)
             fields |= {
                 "code": failure.code.value,
                 "because": failure.because,
                 "log": failure.log,
             }
         return fields
+
+    def _raced(
+        self,
+        choices: Choices,
+        fields: dict[str, Any],
+        stack: contextlib.ExitStack,
+        *,
+        base: bool,
+    ) -> None:
+        """Fills in what a trial's own process shows.
+
+        Raises:
+            Failure: It hung, crashed, ran out of memory, or raised.
+        """
+        leaders = self.best_first()
+        leader = self.score(leaders[0]) if leaders else None
+        opened = self.runner(choices).open(
+            choices, baseline=base, deadline=self.deadline
+        )
+        session = stack.enter_context(opened)
+        fields.update(self._judged(choices, session.observation))
+        # A plan with wrong numbers is not worth its steps.
+        if fields.get("code"):
+            return
+        measured, rung = race(session, self._options.objective, leader, self._anchor)
+        fields |= {"measurement": measured, "rung": rung}
+        if base and fit_together([measured, measured], self._memory_bytes):
+            self._anchor = Anchor(session, measured)
+            self._anchored = stack.pop_all()
 
     def _judged(self, choices: Choices, seen: Observation) -> dict[str, Any]:
         reference = self.reference or seen

@@ -133,7 +133,7 @@ class _Gradient(NamedTuple):
         named = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
         norms, samples = {}, {}
         for name, gradient in named.items():
-            whole = liveness.full(gradient).float()
+            whole = _real(liveness.full(gradient).to_dense())
             norms[name] = float(whole.norm())
             samples[name] = _picked(whole, len(named))
         return cls(norms, samples)
@@ -274,9 +274,14 @@ def _travel(
 
 def _samples(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[float, ...]]:
     return {
-        name: _picked(liveness.full(tensor).float(), len(tensors))
+        name: _picked(_real(liveness.full(tensor)), len(tensors))
         for name, tensor in tensors.items()
     }
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the values in fp32, of complex ones both parts."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).float()
 
 
 def _picked(tensor: torch.Tensor, num_tensors: int) -> tuple[float, ...]:

@@ -54,8 +54,9 @@ def main(argv: list[str]) -> int:
         from drivetrain_core.search.process.payload import read_payload, with_program
 
         _limit_memory(spec["memory_limit_bytes"])
-        if with_program(read_payload(spec["payload"]), serve):
-            sys.exit(1)
+        code = with_program(read_payload(spec["payload"]), serve)
+        if code:
+            sys.exit(code)
         yield from ()
 
     return _reported(run, rank, channel)
@@ -96,15 +97,24 @@ def _die_with(parent: int) -> None:
 
 def _limit_memory(limit_bytes: int | None) -> None:
     if limit_bytes:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, hard))
 
 
 def _failure(error: BaseException, rank: int) -> dict[str, Any]:
-    import torch
-
-    memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    # To tell what happened takes memory as well.
+    with contextlib.suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
     text = str(error)
-    # The CPU allocator raises a plain RuntimeError.
+    # The CPU allocator raises a plain RuntimeError; an import may wrap what it met.
+    kinds = ("MemoryError", "OutOfMemoryError")
+    memory = any(type(cause).__name__ in kinds for cause in causes)
     memory = memory or "can't allocate memory" in text or "out of memory" in text
     return {
         "event": "failed",

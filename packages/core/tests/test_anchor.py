@@ -1,0 +1,55 @@
+"""The baseline beside the trials: what it says of the machine, and when it is gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from drivetrain_core import Code, Measurement
+from drivetrain_core.search.anchor import Anchor, corrected
+from drivetrain_core.search.objective import throughput
+from drivetrain_core.search.process.trial import Failure
+from drivetrain_core.search.race import quiet_score, race
+from drivetrain_core.search.rungs import RUNGS
+
+FIRST = Measurement(step_times_s=(0.1,) * 8, samples_per_step=10)
+
+
+class Session:
+    """A session whose steps take what a test says."""
+
+    def __init__(self, step_s):
+        self.step_s, self.asked = step_s, 0
+
+    def measure(self, min_steps, min_seconds):
+        self.asked += 1
+        if self.step_s is None:
+            raise Failure(Code.CRASH, "gone")
+        return Measurement(step_times_s=(self.step_s,) * min_steps, samples_per_step=10)
+
+
+@pytest.mark.parametrize(
+    ("now", "speed"),
+    [(0.1, 1.0), (0.102, 1.0), (0.2, 0.5), (0.08, 1.25), (1.0, 0.5), (0.01, 2.0)],
+)
+def test_anchor_tells_how_fast_the_machine_is(now, speed):
+    assert Anchor(Session(now), FIRST).speed_now(RUNGS[0]) == pytest.approx(speed)
+
+
+def test_anchor_that_dies_is_left_alone():
+    session = Session(None)
+    anchor = Anchor(session, FIRST)
+    assert [anchor.speed_now(RUNGS[0]) for _ in range(3)] == [1.0] * 3
+    assert session.asked == 1
+
+
+def test_plan_on_a_slow_minute_is_given_back_what_it_lost():
+    plan, anchor = Session(0.1), Anchor(Session(0.2), FIRST)
+    measured, rung = race(plan, throughput, 200.0, anchor)
+    assert quiet_score(throughput, measured) == pytest.approx(200.0)
+    assert rung == len(RUNGS) - 1
+
+
+def test_correction_keeps_all_but_the_times():
+    found = corrected(FIRST, 0.5)
+    assert set(found.step_times_s) == {0.05}
+    assert found.samples_per_step == FIRST.samples_per_step
