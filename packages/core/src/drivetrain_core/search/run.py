@@ -11,24 +11,17 @@ import psutil
 
 from drivetrain_core._compose import require_usable
 from drivetrain_core._errors import Code, PlanError, SearchError
-from drivetrain_core._optimization import Ok, Reject
 from drivetrain_core._plan import Plan, Rejected, describe
 from drivetrain_core._registry import failures
 from drivetrain_core.search.cache.cache import TrialCache
 from drivetrain_core.search.cache.cache_key import cache_key
+from drivetrain_core.search.decision import Decision
 from drivetrain_core.search.descent import Choices, Outcome, Skipped, descend
-from drivetrain_core.search.final import (
-    Comparison,
-    compare,
-    fit_together,
-    run_in_turns,
-)
 from drivetrain_core.search.foresight.forecast import Forecaster
 from drivetrain_core.search.foresight.foresight import Foresight
-from drivetrain_core.search.numerics.verify import verify
 from drivetrain_core.search.process.leftovers import search_folder
 from drivetrain_core.search.process.payload import Payload, write_payload
-from drivetrain_core.search.process.trial import Failure, TrialRunner
+from drivetrain_core.search.process.trial import TrialRunner
 from drivetrain_core.search.report.report import Report
 from drivetrain_core.search.space import (
     SlotSpace,
@@ -55,19 +48,7 @@ __all__ = ["Search", "search"]
 
 logger = logging.getLogger(__name__)
 
-_FINAL_TURNS = 4
-_FINAL_STEPS = 6
-_FINAL_SECONDS = 1.0
-# Plans within this part of the best one's trial meet it in the final.
-_FINALISTS = 3
-_NEAR = 1.04
-# What is compiled or imported anew may take longer than the baseline's set-up did.
-_SETUP_SLACK = 1.25
-_VERIFY_SETUPS = 2
-_VERIFY_STEPS = 40
 _FIRST_TRIAL_S = 300.0
-_ACCEPT_LOW = 1.0
-_ACCEPT_MEDIAN = 1.02
 _FORECAST_S = 30.0
 _LEAVE_FREE = 0.95
 
@@ -161,7 +142,7 @@ class Search:
         self.foresight = foresight
         self.started = started
         self.skipped: list[Rejected] = []
-        self.structures: dict[Choices, Ok | Reject] = {}
+        self.decision = Decision(trials, options.objective, context.device.memory_bytes)
         self.stopped = "no plan was expected to gain any more"
 
     def run(self) -> tuple[Plan, Report]:
@@ -173,7 +154,7 @@ class Search:
         self.foresight.calibrate(base.choices, base.measurement)
         space = self.foresight.in_order(space, base.choices)
         self._descend(space, base)
-        chosen, comparison, because = self._decide(base)
+        chosen, comparison, because = self.decision.decide(base, self.stopped)
         seconds = time.monotonic() - self.started
         plan = make_plan(
             self.context,
@@ -301,117 +282,9 @@ class Search:
         if run >= budget.trials:
             self.stopped = f"the budget of {run} trials was used"
             return True
-        left = self.trials.deadline - self._last_seconds() - time.monotonic()
+        left = self.trials.deadline - self.decision.seconds() - time.monotonic()
         if self.trials.usual_seconds() > left:
             seconds = f"{budget.seconds:.0f} s"
             self.stopped = f"the budget of {seconds} has no time for another trial"
             return True
         return False
-
-    def _last_seconds(self, finalists: int = 1) -> float:
-        """Returns what the final of so many, and verifying the winner, will take."""
-        base = self.trials.records[0].measurement
-        best = self.trials.best_first()
-        if base is None or not best:
-            return 0.0
-        slower = max(base.step_time_s, best[0].measurement.step_time_s)  # type: ignore[union-attr]
-        turn = max(_FINAL_STEPS * slower, _FINAL_SECONDS)
-        # What had to be compiled lies in the cache by then.
-        setup = _SETUP_SLACK * base.setup_s
-        verify = _VERIFY_SETUPS * setup + _VERIFY_STEPS * slower
-        return verify + (1 + finalists) * (setup + _FINAL_TURNS * turn)
-
-    def _decide(self, base: TrialRecord) -> tuple[Choices, Comparison | None, str]:
-        """Returns what is chosen, the comparison, and why."""
-        because = f"no plan was better in its trial; {self.stopped}"
-        comparison: Comparison | None = None
-        while finalists := self._finalists(base):
-            try:
-                found = self._final(base, finalists)
-            except Failure as failure:
-                because = f"the final failed ({failure.code.value}): {failure.because}"
-                return base.choices, None, because
-            for best, comparison in found:
-                text = (
-                    f"{comparison.speedup:.2f}x in the final, 95% interval "
-                    f"{comparison.low:.2f} to {comparison.high:.2f}"
-                )
-                if comparison.low < _ACCEPT_LOW or comparison.speedup < _ACCEPT_MEDIAN:
-                    because = f"{describe(best.choices)} was only {text}"
-                    return base.choices, comparison, because
-                answer = self._verified(best)
-                if answer is None:
-                    because = self.stopped
-                    return base.choices, comparison, because
-                if not isinstance(answer, Reject):
-                    return best.choices, comparison, text
-                because = f"no other plan was better than {describe(base.choices)}"
-                self.trials.refuse(best.choices, answer)
-        return base.choices, comparison, because
-
-    def _finalists(self, base: TrialRecord) -> list[TrialRecord]:
-        """Returns the trials that may be the best, as far as one trial can tell."""
-        left = self.trials.deadline - time.monotonic()
-        most = _FINALISTS
-        while most > 1 and self._last_seconds(most) > left:
-            most -= 1
-        better: list[TrialRecord] = []
-        for record in self.trials.best_first():
-            if record is base or len(better) == most:
-                break
-            better.append(record)
-        scores = [self.trials.score(record) or 0.0 for record in better]
-        return [
-            r for r, s in zip(better, scores, strict=True) if s * _NEAR >= scores[0]
-        ]
-
-    def _final(
-        self, base: TrialRecord, finalists: Sequence[TrialRecord]
-    ) -> list[tuple[TrialRecord, Comparison]]:
-        """Returns the finalists beside the baseline, the best first.
-
-        Raises:
-            Failure: The baseline and the best finalist alone do not run in turns.
-        """
-        self.trials.let_go()
-        best, records = finalists[0], [base, *finalists]
-        self.trials.announce("final", best.choices)
-        memory = self.context.device.memory_bytes
-        try:
-            measured = run_in_turns(
-                self.trials.runner(best.choices),
-                [record.choices for record in records],
-                turns=_FINAL_TURNS,
-                min_steps=_FINAL_STEPS,
-                min_seconds=_FINAL_SECONDS,
-                deadline=self.trials.deadline,
-                together=fit_together(
-                    [r.measurement for r in records if r.measurement], memory
-                ),
-            )
-        except Failure as failure:
-            if len(finalists) == 1 or failure.code is Code.BUDGET:
-                raise
-            return self._final(base, finalists[:1])
-        objective = self.options.objective
-        found = [
-            (record, compare(measured[0], mine, objective))
-            for record, mine in zip(finalists, measured[1:], strict=True)
-        ]
-        return sorted(found, key=lambda pair: -pair[1].speedup)
-
-    def _verified(self, best: TrialRecord) -> Ok | Reject | None:
-        """Returns what the thorough check says; None when its time was over."""
-        assert self.trials.reference is not None
-        self.trials.announce("check", best.choices)
-        try:
-            return verify(
-                self.trials.runner(best.choices),
-                best.choices,
-                self.trials.reference,
-                deadline=self.trials.deadline,
-                structures=self.structures,
-            )
-        except Failure as failure:
-            self.stopped = f"the last check was broken off: {failure.because}"
-            return None
