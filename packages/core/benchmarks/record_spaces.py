@@ -14,6 +14,7 @@ import json
 import os
 import random
 import socket
+import statistics
 import sys
 import time
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from drivetrain_core._plan import Plan, describe
 from drivetrain_core.testing import surroundings
 
 FOLDER = Path(__file__).parent / "spaces"
-WARM, STEPS, SECONDS, AGAIN = 1, 12, 0.4, 1.25
+WARM, BOUTS, STEPS, SECONDS = 3, 5, 4, 0.2
 BATCH = 25
 # The best plans of a single run are the lucky ones: these are measured again.
 BEST, TIMES = 60, 2
@@ -61,7 +62,7 @@ class Anchor:
             with theirs, theirs.makefile("rw") as line:
                 while line.readline():
                     found = _meters.measure_steps(
-                        accelerated, batches, min_steps=4, min_seconds=0.2
+                        accelerated, batches, min_steps=3, min_seconds=0.1
                     )
                     line.write(f"{found.quiet_step_time_s}\n")
                     line.flush()
@@ -84,31 +85,31 @@ def measured(space, context, plan, threads, start, anchor):
     """Builds and measures one plan, in this process."""
     accelerated, batches = built(space, context, plan, threads)
     warm = []
-    for _ in range(WARM + 2):
+    for _ in range(WARM):
         begin = time.perf_counter()
         accelerated.train_step(next(batches))
         warm.append(round(time.perf_counter() - begin, 5))
     setup = time.monotonic() - start
-    runs = []
-    before = anchor.step_s()
-    for _ in range(2):
-        runs.append(
-            _meters.measure_steps(
-                accelerated, batches, min_steps=STEPS, min_seconds=SECONDS
-            )
+    bouts, before = [], anchor.step_s()
+    for _ in range(BOUTS):
+        found = _meters.measure_steps(
+            accelerated, batches, min_steps=STEPS, min_seconds=SECONDS
         )
-        if runs[-1].spread <= AGAIN:
-            break
-    best = min(runs, key=lambda run: run.spread)
-    after = anchor.step_s()
+        after = anchor.step_s()
+        bouts.append(
+            {
+                "anchor_s": [round(before, 6), round(after, 6)],
+                "steps_s": [round(t, 6) for t in found.step_times_s],
+            }
+        )
+        before = after
     return {
-        "anchor_s": [round(before, 6), round(after, 6)],
         "setup_s": round(setup, 3),
         "warm_s": warm,
-        "steps_s": [round(t, 6) for t in best.step_times_s[:24]],
-        "peak_mib": best.peak_memory_bytes >> 20,
-        "data_share": round(best.data_share, 4),
-        "optimizer_share": round(best.optimizer_share, 4),
+        "runs": [bouts],
+        "peak_mib": found.peak_memory_bytes >> 20,
+        "data_share": round(found.data_share, 4),
+        "optimizer_share": round(found.optimizer_share, 4),
     }
 
 
@@ -169,7 +170,7 @@ def record(name, lock):
             for plan in batch:
                 found = in_child(space, context, plan, threads, anchor)
                 whole["plans"][describe(plan)] = found
-                speed = found.get("error") or f"{min(found['steps_s']) * 1e3:.1f} ms"
+                speed = found.get("error") or f"{step_of(found):.3f} of the anchor's"
                 sys.stderr.write(f"{speed} {found['seconds']} s {describe(plan)}\n")
         path.write_text(json.dumps(whole, indent=0))
         sys.stderr.write(f"{name}: {len(whole['plans'])} of {len(plans)}\n")
@@ -179,32 +180,31 @@ def record(name, lock):
     anchor.close()
 
 
-def reader(records):
-    """Returns a function from a plan's name to its step in parts of the anchor's."""
-
-    def step(key):
-        found = records[key]
-        if "steps_s" not in found:
-            return float("inf")
-        steps = sorted(found["steps_s"])
-        return steps[(len(steps) - 1) // 4] / sum(found["anchor_s"])
-
-    return step
+def step_of(found):
+    """Returns a plan's step in parts of the anchor's; of the median run and bout."""
+    if "runs" not in found:
+        return float("inf")
+    return statistics.median(
+        statistics.median(
+            statistics.median(bout["steps_s"]) / statistics.mean(bout["anchor_s"])
+            for bout in run
+        )
+        for run in found["runs"]
+    )
 
 
 def repeat(space, context, plans, records, threads, lock, time_, anchor):
     """Measures the best plans, and the baseline, once more."""
 
-    step = reader(records)
-    best = [plans[0], *sorted(plans[1:], key=lambda p: step(describe(p)))[:BEST]]
-    left = [p for p in best if len(records[describe(p)].get("again_s", [])) <= time_]
+    best = sorted(plans[1:], key=lambda p: step_of(records[describe(p)]))[:BEST]
+    best = [p for p in [plans[0], *best] if "runs" in records[describe(p)]]
+    left = [p for p in best if len(records[describe(p)]["runs"]) <= time_ + 1]
     while left:
         batch, left = left[:BATCH], left[BATCH:]
         with alone(lock):
             for plan in batch:
                 found = in_child(space, context, plan, threads, anchor)
-                again = records[describe(plan)].setdefault("again_s", [])
-                again.append({key: found[key] for key in ("steps_s", "anchor_s")})
+                records[describe(plan)]["runs"] += found.get("runs", [])
         sys.stderr.write(f"{time_ + 1}. repeat: {len(left)} left\n")
 
 

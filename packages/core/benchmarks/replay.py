@@ -119,34 +119,38 @@ class NoForesight:
 def recorded(name):
     space = SPACES[name]()
     plans = json.loads((FOLDER / f"{name}.json").read_text())["plans"]
-    usual_s = statistics.median(
-        time for found in plans.values() for time in found.get("anchor_s", [])
-    )
+    anchors = [
+        time
+        for found in plans.values()
+        for run in found.get("runs", [])
+        for bout in run
+        for time in bout["anchor_s"]
+    ]
+    usual_s = statistics.median(anchors)
     for found in plans.values():
-        runs = [found, *found.get("again_s", [])] if "steps_s" in found else []
-        for run in runs:
-            speed = usual_s / statistics.mean(run["anchor_s"])
-            run["steps_s"] = [step * speed for step in run["steps_s"]]
+        found["runs"] = [
+            [
+                step * usual_s / statistics.mean(bout["anchor_s"])
+                for bout in run
+                for step in bout["steps_s"]
+            ]
+            for run in found.get("runs", [])
+        ]
     return space, space.context(), plans
 
 
-def runs_of(found):
-    runs = [found, *found.get("again_s", [])] if "steps_s" in found else []
-    return [run["steps_s"] for run in runs]
-
-
 def chosen_run(tape, found):
-    return tuple(tape.draw.choice(runs_of(found)))
+    return tuple(tape.draw.choice(found["runs"]))
 
 
 def speed_of(plans, choices):
-    """The truth that a replay is judged by: the quiet step of the median run."""
+    """The truth that a replay is judged by: the usual step of the median run."""
     return 1.0 / usual(plans[describe(choices)])
 
 
 def usual(found):
-    runs = runs_of(found)
-    return statistics.median(map(quiet, runs)) if runs else float("inf")
+    runs = found["runs"]
+    return statistics.median(map(statistics.median, runs)) if runs else float("inf")
 
 
 def searched(name, seed):
@@ -183,7 +187,7 @@ def random_search(name, number, seed):
     tried = [every[0], *draw.sample(every[1:], number - 1)]
     scores = {}
     for plan in tried:
-        runs = runs_of(plans[describe(plan)])
+        runs = plans[describe(plan)]["runs"]
         if runs:
             scores[plan] = 1.0 / quiet(draw.choice(runs))
     return speed_of(plans, max(scores, key=scores.__getitem__))

@@ -49,6 +49,19 @@ def test_plan_on_a_slow_minute_is_given_back_what_it_lost():
     assert rung == len(RUNGS) - 1
 
 
+def test_each_bout_is_corrected_by_what_is_beside_it():
+    class Waning(Session):
+        """A machine that slows down with every bout, for plan and baseline alike."""
+
+        def measure(self, min_steps, min_seconds):
+            self.step_s *= 1.02
+            return super().measure(min_steps, min_seconds)
+
+    plan, anchor = Waning(0.1), Anchor(Waning(0.1), FIRST)
+    measured, _ = race(plan, throughput, 100.0, anchor)
+    assert quiet_score(throughput, measured) == pytest.approx(100.0, rel=0.04)
+
+
 def test_correction_keeps_all_but_the_times():
     found = corrected(FIRST, 0.5)
     assert set(found.step_times_s) == {0.05}

@@ -31,9 +31,9 @@ class Steps:
 def test_baseline_is_measured_on_every_rung():
     session = Steps(0.1)
     measured, rung = race(session, throughput, None)
-    assert session.asked == [r.steps for r in RUNGS]
+    assert session.asked == [r.steps for r in RUNGS for _ in range(r.bouts)]
     assert rung == len(RUNGS) - 1
-    assert len(measured.step_times_s) == sum(r.steps for r in RUNGS)
+    assert len(measured.step_times_s) == sum(r.steps * r.bouts for r in RUNGS)
 
 
 def test_slow_plan_is_dropped_after_the_first_rung():

@@ -152,11 +152,11 @@ def accelerate(
         DistributedError: Ranks disagree, or no process group stands.
 
     Example:
-        >>> from torch import nn, randn
+        >>> from torch import nn, optim, randn
         >>> data = [(randn(4, 2), randn(4, 1)) for _ in range(3)]
         >>> model, optimizer, loader = accelerated = accelerate(
         ...     nn.Linear(2, 1),
-        ...     lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        ...     lambda parameters: optim.SGD(parameters, lr=0.1),
         ...     data,
         ...     lambda output, batch: nn.functional.mse_loss(output, batch[1]),
         ...     strategy=[("micro_batch", 2)])

@@ -1,7 +1,7 @@
 """The baseline, kept running beside the trials: it tells how fast the machine is now.
 
 Trials run minutes apart, and a machine's speed changes in that time, with its clock and
-with what else runs on it. Before each rung of a trial the baseline takes a few steps;
+with what else runs on it. Between the bouts of a trial the baseline takes a few steps;
 what it takes longer than at first, the plan is given back.
 """
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from drivetrain_core._measurement import Measurement
     from drivetrain_core.search.anchor import Anchor
     from drivetrain_core.search.objective import Objective
+    from drivetrain_core.search.rungs import Rung
 
 __all__ = ["Measurable", "quiet_score", "race"]
 
@@ -48,9 +49,7 @@ def race(
     last = 0
     while rung is not None:
         last = rung
-        speed = anchor.speed_now(RUNGS[rung]) if anchor is not None else 1.0
-        part = session.measure(RUNGS[rung].steps, RUNGS[rung].seconds)
-        parts.append(corrected(part, speed))
+        parts += _bouts(session, RUNGS[rung], anchor)
         whole = merge(parts)
         rung = next_rung(
             rung,
@@ -60,6 +59,21 @@ def race(
             spread=whole.spread,
         )
     return whole, last
+
+
+def _bouts(session: Measurable, rung: Rung, anchor: Anchor | None) -> list[Measurement]:
+    """Returns a rung's bouts, each corrected by the baseline before and after it."""
+
+    def speed() -> float:
+        return anchor.speed_now(rung) if anchor is not None else 1.0
+
+    found, before = [], speed()
+    for _ in range(rung.bouts):
+        part = session.measure(rung.steps, rung.seconds)
+        after = speed()
+        found.append(corrected(part, (before + after) / 2.0))
+        before = after
+    return found
 
 
 def quiet_score(objective: Objective, measurement: Measurement) -> float:

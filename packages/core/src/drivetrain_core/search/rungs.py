@@ -14,18 +14,20 @@ __all__ = ["RUNGS", "Rung", "next_rung"]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """Steps to run, and for how many seconds at least.
+    """How much is measured, in bouts between which the baseline has its turn.
 
     Args:
-        steps: Steps at least.
-        seconds: Seconds at least.
+        bouts: How many bouts.
+        steps: Steps of a bout at least.
+        seconds: Seconds of a bout at least.
     """
 
+    bouts: int
     steps: int
     seconds: float
 
 
-RUNGS = (Rung(4, 0.3), Rung(8, 0.7), Rung(16, 1.5))
+RUNGS = (Rung(1, 4, 0.3), Rung(2, 4, 0.35), Rung(4, 4, 0.4))
 """The rungs in order; a trial that ends in rung i has run all up to i."""
 
 # A plan whose best step is this much behind the leader's usual one is out.
