@@ -18,7 +18,7 @@ SCRIPTS = Path(__file__).parents[1] / "examples" / "trainers"
 )
 def test_script_of_a_trainer_searches_and_trains(script, needs, tmp_path):
     pytest.importorskip(needs)
-    sizes = ["--steps", "4", "--dim", "32", "--budget", "20s"]
+    sizes = ["--steps", "4", "--dim", "32", "--budget", "12s"]
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / script), *sizes],
         cwd=tmp_path,

@@ -15,7 +15,7 @@ import torch
 from drivetrain_core import accelerate, register, unregister
 from drivetrain_core.testing import FAULTS, FaultyOptimization
 
-TRIAL_S = 12.0
+TRIAL_S = 9.0
 EXPECTED = {
     "hang": ("HANG", "in _break"),
     "daemon": ("HANG", "in _break"),

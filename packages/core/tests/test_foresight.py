@@ -32,8 +32,8 @@ class Table:
         return self.found.get(choices, Forecast(because="unknown"))
 
 
-def foresight(found, capacity=10 * GIB, on_cpu=True):
-    return Foresight(Table(found), capacity, on_cpu=on_cpu)
+def foresight(found, capacity=10 * GIB, on_cpu=True, limit_s=60.0):
+    return Foresight(Table(found), capacity, on_cpu=on_cpu, limit_s=limit_s)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,12 @@ def test_plans_are_foreseen_once():
     for _ in range(3):
         seer.skip_reason(SMALL, best_s=1.0)
     assert seer._forecaster.asked == [SMALL]
+
+
+def test_foresight_ends_with_its_time():
+    seer = foresight({SMALL: Forecast(peak_bytes=99 * GIB)}, limit_s=0.0)
+    assert seer.skip_reason(SMALL, best_s=1.0) is None
+    assert seer._forecaster.asked == []
 
 
 def test_calibration_makes_what_was_foreseen_anew():

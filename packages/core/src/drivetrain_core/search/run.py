@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_TRIAL_S = 300.0
 _FORECAST_S = 30.0
+# Foresight spares trials; it must not take the time for them.
+_FORECAST_PART = 0.15
 _LEAVE_FREE = 0.95
 
 
@@ -109,7 +111,12 @@ def search(
         if on_cpu:
             free = psutil.virtual_memory().available
             capacity = int(_LEAVE_FREE * free / context.world.local_size)
-        foresight = Foresight(forecaster, capacity, on_cpu=on_cpu)
+        foresight = Foresight(
+            forecaster,
+            capacity,
+            on_cpu=on_cpu,
+            limit_s=_FORECAST_PART * options.budget.seconds,
+        )
         return Search(context, written, options, trials, foresight, started).run()
 
 

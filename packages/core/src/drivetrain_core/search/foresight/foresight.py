@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._compose import arrange
 from drivetrain_core._errors import Code
 from drivetrain_core._plan import Rejected, describe
 from drivetrain_core._registry import find
-from drivetrain_core.search.foresight.memory_model import Fits, fits
+from drivetrain_core.search.foresight.memory_model import Fits, Forecast, fits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from drivetrain_core._measurement import Measurement
     from drivetrain_core._optimization import Choice
     from drivetrain_core.search.descent import Choices
-    from drivetrain_core.search.foresight.forecast import Forecast, Forecaster
+    from drivetrain_core.search.foresight.forecast import Forecaster
     from drivetrain_core.search.report.record import TrialRecord
     from drivetrain_core.search.space import SlotSpace
 
@@ -37,12 +38,19 @@ class Foresight:
         forecaster: Makes them.
         capacity_bytes: The memory that a rank may use.
         on_cpu: Whether the program trains on a CPU.
+        limit_s: Seconds to spend on forecasts in all; what is asked later is unknown.
     """
 
     def __init__(
-        self, forecaster: Forecaster, capacity_bytes: int, *, on_cpu: bool
+        self,
+        forecaster: Forecaster,
+        capacity_bytes: int,
+        *,
+        on_cpu: bool,
+        limit_s: float,
     ) -> None:
         """Knows nothing yet."""
+        self._left_s = limit_s
         self._forecaster = forecaster
         self._capacity = capacity_bytes
         self._believed = int(capacity_bytes * (1.0 if on_cpu else _ELSEWHERE))
@@ -138,5 +146,9 @@ class Foresight:
 
     def _of(self, choices: Choices) -> Forecast:
         if choices not in self._known:
+            if self._left_s <= 0:
+                return Forecast(because="the time for forecasts was used")
+            begin = time.monotonic()
             self._known[choices] = self._forecaster.forecast(choices)
+            self._left_s -= time.monotonic() - begin
         return self._known[choices]
