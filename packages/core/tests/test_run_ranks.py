@@ -11,11 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
+from drivetrain_core import _child_process
 from drivetrain_core.testing import (
     RankError,
     run_ranks,
@@ -128,18 +128,17 @@ def test_result_that_cannot_cross_is_an_error():
 
 def servers():
     """Returns the processes from which ranks of this process are forked."""
-    children = psutil.Process().children()
-    return [one for one in children if any("_rank_server" in w for w in one.cmdline())]
+    return set(_child_process.servers())
 
 
 def test_ranks_end_with_what_forks_them_and_the_next_ones_have_another():
     run_ranks(pow, 1, 3, 4, process_group=False)
-    before = {one.pid for one in servers()}
+    before = servers()
     program = "import os; os.kill(os.getppid(), 9); import time; time.sleep(600)"
     with pytest.raises(RankError, match="rank 0 of 1 ended by SIGKILL"):
         run_ranks(exec, 1, program, process_group=False, timeout_s=60)
     assert run_ranks(pow, 1, 3, 4, process_group=False) == [81]
-    assert {one.pid for one in servers()} != before
+    assert servers() != before
 
 
 def test_hashes_differ_between_ranks():

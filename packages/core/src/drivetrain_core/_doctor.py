@@ -143,7 +143,7 @@ def _isolation() -> tuple[str, str]:
     with tempfile.TemporaryDirectory(prefix="drivetrain-") as folder:
         spec = Path(folder) / "spec.json"
         spec.write_text("{}", encoding="utf-8")
-        with Processes("this", spec, 1, Path(folder), {}) as processes:
+        with Processes("this", spec, 1, Path(folder), {}, forked=False) as processes:
             try:
                 processes.receive(time.monotonic() + 30)
             except RankFailure as failure:

@@ -22,20 +22,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import cloudpickle
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from drivetrain_core._child_process import ForkedProcess, NewProcess
 from drivetrain_core._errors import DistributedError
 from drivetrain_core._shipping import by_value
-from drivetrain_core.testing._rank_process import ForkedRank, NewRank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from drivetrain_core.testing._rank_process import RankProcess
+    from drivetrain_core._child_process import ChildProcess
 
 __all__ = ["RankError", "run_ranks"]
 
 _Result = TypeVar("_Result")
 _Ended = queue.SimpleQueue[tuple[int, int]]
 _LOG_TAIL_CHARS = 4000
+_RANK_MAIN = "drivetrain_core.testing._rank_main"
+_NUM_HASH_SEEDS = 2
+# What takes seconds to import, and most functions need: DDP and optimizers import the
+# second of them when they are first used.
+_IMPORTED = ("torch.distributed.fsdp", "torch._dynamo", "drivetrain_core.services")
 
 
 class RankError(DistributedError, AssertionError):
@@ -57,7 +62,7 @@ class _Child:
     """A rank's process, and the thread that waits for its end."""
 
     rank: int
-    process: RankProcess
+    process: ChildProcess
     watcher: threading.Thread
 
 
@@ -107,9 +112,8 @@ def run_ranks(
         try:
             for rank in range(world_size):
                 variables = _environment(rank, world_size, store.port)
-                make = NewRank if env else ForkedRank
                 with (folder / f"log-{rank}").open("wb") as log:
-                    process = make(folder, {**variables, **(env or {})}, log.fileno())
+                    process = _start(folder, variables, env, log.fileno())
                 children.append(_watch(rank, process, ended))
             _wait_for_all(children, folder, ended, deadline)
             return [_result(folder, rank) for rank in range(world_size)]
@@ -124,6 +128,24 @@ def _dumps(call: object, parts: Iterable[object]) -> bytes:
     )
     with by_value(*homes):
         return bytes(cloudpickle.dumps(call))
+
+
+def _start(
+    folder: Path,
+    variables: Mapping[str, str],
+    further: Mapping[str, str] | None,
+    output: int,
+) -> ChildProcess:
+    arguments = [str(folder)]
+    if further:
+        env = {**variables, **further}
+        return NewProcess(_RANK_MAIN, arguments, env=env, output=output)
+    # Sets are walked in another order in ranks of odd numbers, as between fresh processes.
+    seed = int(variables["RANK"]) % _NUM_HASH_SEEDS + 1
+    env = {"PYTHONHASHSEED": str(seed), **variables}
+    return ForkedProcess(
+        _RANK_MAIN, arguments, env=env, output=output, imported=_IMPORTED
+    )
 
 
 def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -143,7 +165,7 @@ def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def _watch(rank: int, process: RankProcess, ended: _Ended) -> _Child:
+def _watch(rank: int, process: ChildProcess, ended: _Ended) -> _Child:
     def watch() -> None:
         ended.put((rank, process.wait()))
 

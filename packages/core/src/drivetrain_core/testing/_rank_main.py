@@ -27,16 +27,16 @@ _C10D = "torch.distributed.distributed_c10d"
 _kept: list[object] = []
 
 
-def main(folder: Path, rank: int) -> int:
+def main(argv: list[str]) -> int:
     """Calls the function in the folder, and leaves its result or error there.
 
     Args:
-        folder: The private folder of this run.
-        rank: The rank of this process.
+        argv: The private folder of this run; the rank is in the environment.
 
     Returns:
         The exit code: 0 if there is a result, 1 if there is an error.
     """
+    folder, rank = Path(argv[0]), int(os.environ["RANK"])
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     try:
         function, args, process_group, timeout_s = pickle.loads(
@@ -113,4 +113,4 @@ def _write(path: Path, content: bytes) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(os.environ["RANK"])))
+    sys.exit(main(sys.argv[1:]))

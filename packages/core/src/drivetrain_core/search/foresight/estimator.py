@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core.search.process.worker import _die_with
+from drivetrain_core._fork_server import die_with
 
 if TYPE_CHECKING:
     from drivetrain_core.search.foresight.fake_run import FakeRuns
@@ -27,7 +27,7 @@ __all__ = ["main"]
 def main(argv: list[str]) -> int:
     """Answers until the parent closes the socket; returns the exit code."""
     spec_path, _, descriptor, parent = argv
-    _die_with(int(parent))
+    die_with(int(parent))
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     spec = json.loads(Path(spec_path).read_text(encoding="utf-8"))

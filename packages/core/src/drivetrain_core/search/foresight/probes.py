@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from drivetrain_core._fork_server import die_with
 from drivetrain_core.search.foresight.time_model import Collective, Rates
-from drivetrain_core.search.process.worker import _die_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,7 +143,7 @@ def _all_reduce_s(size: int) -> float:
 def main(argv: list[str]) -> int:
     """Measures as one rank, answers on the socket, and returns the exit code."""
     spec_path, rank, descriptor, parent = argv
-    _die_with(int(parent))
+    die_with(int(parent))
     spec = json.loads(Path(spec_path).read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     torch.distributed.init_process_group(

@@ -1,9 +1,10 @@
 """Processes of a trial: one a rank, watched, never left behind.
 
-A trial may hang, crash, or eat all memory. Each rank is therefore a fresh process in a
-session of its own, which dies with this one (parent-death signal), carries a marker in
-its environment by which strays are found, and talks over a socket pair, so that what
-the user's program prints cannot be mistaken for an answer.
+A trial may hang, crash, or eat all memory. Each rank is therefore a process in a group of
+its own, which dies with this one, carries a marker in its environment by which strays are
+found, and talks over a socket pair, so that what the user's program prints cannot be
+mistaken for an answer. Where no device needs a process of its own from the start, ranks
+are forked from one that has imported torch.
 """
 
 from __future__ import annotations
@@ -14,22 +15,31 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import time
 import uuid
 from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
+from drivetrain_core._child_process import ForkedProcess, NewProcess
+from drivetrain_core._fork_server import MARKER
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["MARKER", "Processes", "RankFailure", "meeting_place", "sweep"]
+    from drivetrain_core._child_process import ChildProcess
 
-MARKER = "DRIVETRAIN_TRIAL"
-"""The environment variable that marks every process of a trial."""
+__all__ = ["Processes", "RankFailure", "meeting_place", "sweep"]
+
+# What a rank of any kind needs, and takes seconds to import.
+_IMPORTED = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "drivetrain_core._build",
+    "drivetrain_core.search.process.payload",
+    "drivetrain_core.search.numerics.observe",
+)
 
 _DUMP_WAIT_S = 0.7
 _KILL_WAIT_S = 5.0
@@ -66,6 +76,8 @@ class Processes:
         world_size: Number of ranks.
         folder: A private folder for logs.
         env: Variables added to this process's environment.
+        forked: Whether ranks are forked from a process that has imported torch. A rank
+            that uses an accelerator must start anew.
     """
 
     def __init__(
@@ -75,10 +87,13 @@ class Processes:
         world_size: int,
         folder: Path,
         env: Mapping[str, str],
+        *,
+        forked: bool,
     ) -> None:
         """Starts every rank."""
         self.marker = uuid.uuid4().hex
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._forked = forked
+        self._children: list[ChildProcess] = []
         self._sockets: list[socket.socket] = []
         self._buffers = [b""] * world_size
         self._logs = [folder / f"rank{rank}.log" for rank in range(world_size)]
@@ -95,17 +110,22 @@ class Processes:
         ours, theirs = socket.socketpair()
         self._sockets.append(ours)
         with self._logs[rank].open("wb") as log, theirs:
-            # -P: a file in the working directory must not hide a module of Python's.
-            command = [sys.executable, "-P", "-m", module, str(spec), str(rank)]
-            child = subprocess.Popen(
-                [*command, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                env={**os.environ, **env, **self._place(rank), MARKER: self.marker},
-            )
+            arguments = [str(spec), str(rank)]
+            full = {**os.environ, **env, **self._place(rank), MARKER: self.marker}
+            child: ChildProcess
+            if self._forked:
+                child = ForkedProcess(
+                    module,
+                    arguments,
+                    env=full,
+                    output=log.fileno(),
+                    channel=theirs,
+                    imported=_IMPORTED,
+                )
+            else:
+                child = NewProcess(
+                    module, arguments, env=full, output=log.fileno(), channel=theirs
+                )
         self._children.append(child)
 
     def _place(self, rank: int) -> dict[str, str]:
@@ -190,16 +210,16 @@ class Processes:
     def _ended(self, rank: int) -> RankFailure:
         try:
             code = self._children[rank].wait(_KILL_WAIT_S)
-        except subprocess.TimeoutExpired:
+        except TimeoutError:
             code = None
         return RankFailure("exit", rank, code, self.log(rank))
 
     def _late(self, rank: int) -> RankFailure:
         """Asks every rank for its stacks, and returns what the late one was doing."""
         for child in self._children:
-            if child.poll() is None:
+            if child.pid:
                 with contextlib.suppress(OSError):
-                    child.send_signal(signal.SIGUSR1)
+                    os.kill(child.pid, signal.SIGUSR1)
         time.sleep(_DUMP_WAIT_S)
         return RankFailure("timeout", rank, None, self.log(rank))
 
@@ -215,13 +235,12 @@ class Processes:
 
     def kill(self) -> None:
         """Kills every rank and whatever it started. Safe to call again."""
-        for child in self._children:
-            with contextlib.suppress(OSError):
-                os.killpg(child.pid, signal.SIGKILL)
+        children, self._children = self._children, []
+        for child in children:
+            child.kill()
         sweep(self.marker)
-        for child in self._children:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_KILL_WAIT_S)
+        for child in children:
+            child.reap()
         for ours in self._sockets:
             ours.close()
         self._sockets.clear()

@@ -66,7 +66,7 @@ class TrialRunner:
         payload: The path of the shipped program.
         folder: A private folder.
         world_size: Ranks of a trial.
-        on_cpu: Whether to bound the memory of each rank.
+        on_cpu: Whether to bound the memory of each rank, and to fork it.
         timeout_s: Seconds that a trial may take to get ready, and to measure.
     """
 
@@ -112,7 +112,9 @@ class TrialRunner:
         path.write_text(json.dumps(spec), encoding="utf-8")
         limit = _Limit.of(self.timeout_s, deadline)
         env = meeting_place() if self.world_size > 1 else {}
-        with Processes(_WORKER, path, self.world_size, folder, env) as processes:
+        with Processes(
+            _WORKER, path, self.world_size, folder, env, forked=self.on_cpu
+        ) as processes:
             answers = _receive(processes, limit, choices)
             yield Session(processes, answers[0], choices, self.timeout_s, deadline)
 

@@ -8,10 +8,8 @@ fails is sent as `{"event": "failed", ...}`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import json
-import os
 import resource
 import signal
 import socket
@@ -22,6 +20,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core._fork_server import die_with
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_PR_SET_PDEATHSIG = 1
 _WARM_STEPS = 1
 
 
@@ -38,7 +37,8 @@ def main(argv: list[str]) -> int:
     """Runs one rank; returns the exit code."""
     started = time.perf_counter()
     spec_path, rank, descriptor, parent = argv[0], int(argv[1]), int(argv[2]), argv[3]
-    _die_with(int(parent))
+    die_with(int(parent))
+    _be_taken_first()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     channel = socket.socket(fileno=descriptor)
@@ -84,13 +84,8 @@ def _reported(
     return 0
 
 
-def _die_with(parent: int) -> None:
-    """Makes the kernel kill this process when its parent ends."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-    # When memory runs out, the kernel shall take the trial and not the user's process.
+def _be_taken_first() -> None:
+    """Makes the kernel take the trial, and not the user's process, for want of memory."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 

@@ -1,0 +1,225 @@
+"""Processes that are forked from a server: like new ones, and gone with their caller."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from drivetrain_core import _child_process
+from drivetrain_core._child_process import ForkedProcess, NewProcess, servers
+from drivetrain_core._fork_server import MARKER
+from drivetrain_core.search.process.spawn import sweep
+
+PROGRAM = """
+import json, os, socket, sys, threading
+
+def main(argv):
+    *arguments, channel, parent = argv
+    import numpy, random
+    told = {
+        "arguments": arguments,
+        "argv": sys.argv[1:],
+        "stdin": sys.stdin.read(),
+        "env": os.environ.get("TOLD"),
+        "late": os.environ.get("LATE"),
+        "directory": os.getcwd(),
+        "parent": os.getppid() == int(parent),
+        "pid": os.getpid(),
+        "group": os.getpgrp(),
+        "threads": len(os.listdir("/proc/self/task")),
+        "draws": [numpy.random.rand(), random.random()],
+    }
+    print("said to the log")
+    line = socket.socket(fileno=int(channel))
+    line.sendall(json.dumps(told).encode())
+    if line.recv(8) == b"daemon":
+        if os.fork() == 0:
+            os.setsid()
+            line.sendall(str(os.getpid()).encode())
+            import time
+            time.sleep(600)
+        os._exit(0)
+    return 7
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module with a `main`, found through this process's path."""
+    (tmp_path / "a_child_program.py").write_text(
+        f"{PROGRAM}\nif __name__ == '__main__':\n    sys.exit(main(sys.argv[1:]))\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.chdir(tmp_path)
+    return "a_child_program"
+
+
+@pytest.fixture
+def start(module, tmp_path):
+    """Starts the program in either way, and reaps it in the end."""
+    started = []
+
+    def make(kind, **variables):
+        ours, theirs = socket.socketpair()
+        ours.settimeout(60)
+        path = os.pathsep.join(sys.path)
+        env = {**os.environ, "PYTHONPATH": path, **variables}
+        more = {"imported": ("numpy",)} if kind is ForkedProcess else {}
+        with (tmp_path / "log").open("wb") as log, theirs:
+            child = kind(
+                module,
+                ["a", "b"],
+                env=env,
+                output=log.fileno(),
+                channel=theirs,
+                **more,
+            )
+        started.append((child, ours))
+        return child, ours
+
+    yield make
+    for child, ours in started:
+        child.kill()
+        child.reap()
+        ours.close()
+
+
+@pytest.mark.parametrize("kind", [NewProcess, ForkedProcess])
+def test_child_has_what_it_was_given(start, kind, tmp_path):
+    child, line = start(kind, TOLD="this", LATE="x" * 100_000)
+    told = json.loads(receive(line))
+    assert told["arguments"] == ["a", "b"]
+    assert told["argv"][:2] == ["a", "b"]
+    assert told["stdin"] == ""
+    assert (told["env"], len(told["late"])) == ("this", 100_000)
+    assert told["directory"] == str(tmp_path)
+    assert told["parent"]
+    assert told["pid"] == told["group"] == child.pid
+    line.sendall(b"end")
+    assert child.wait(60) == 7
+    assert child.wait() == 7
+    assert (tmp_path / "log").read_text() == "said to the log\n"
+
+
+def receive(line):
+    """Returns one JSON text, which may come in parts."""
+    text = b""
+    while True:
+        text += line.recv(1 << 20)
+        if text.endswith(b"}"):
+            return text
+
+
+def test_forks_draw_numbers_of_their_own_in_one_thread(start):
+    (_, first), (_, second) = start(ForkedProcess), start(ForkedProcess)
+    one, other = json.loads(receive(first)), json.loads(receive(second))
+    assert one["threads"] == other["threads"] == 1
+    for mine, its in zip(one["draws"], other["draws"], strict=True):
+        assert mine != its
+
+
+def test_sweep_finds_what_a_fork_left_behind(start):
+    marker = "c" * 32
+    child, line = start(ForkedProcess, **{MARKER: marker})
+    receive(line)
+    line.sendall(b"daemon")
+    daemon = int(line.recv(32))
+    assert child.wait(60) == 0
+    child.kill()
+    assert is_alive(daemon)
+    assert sweep(marker) == [daemon]
+    wait_until(lambda: not is_alive(daemon))
+
+
+def test_fork_that_runs_still_is_told_apart_and_killed(start):
+    child, line = start(ForkedProcess)
+    receive(line)
+    with pytest.raises(TimeoutError):
+        child.wait(0.01)
+    child.kill()
+    child.kill()
+    assert child.wait(60) == -signal.SIGKILL
+
+
+def test_server_serves_again_and_ends_when_nothing_is_asked(start, monkeypatch):
+    monkeypatch.setattr(_child_process, "_IDLE_S", 0.05)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # a server of this test's own
+    others = set(servers())
+    child, line = start(ForkedProcess)
+    (server,) = set(servers()) - others
+    again, _ = start(ForkedProcess)
+    assert set(servers()) - others == {server}
+    for one in (child, again):
+        one.kill()
+        one.reap()
+        monkeypatch.setattr(one, "reap", lambda: None)
+    wait_until(lambda: server not in servers())
+    assert not is_alive(server)
+
+
+def test_large_environment_reaches_a_fork(start):
+    _, line = start(ForkedProcess, LATE="y" * 500_000)
+    assert json.loads(receive(line))["late"] == "y" * 500_000
+
+
+def test_forks_end_with_their_caller(tmp_path, module):
+    code = f"""
+import os, socket, sys
+from drivetrain_core._child_process import ForkedProcess
+sys.path.append({str(tmp_path)!r})
+ours, theirs = socket.socketpair()
+child = ForkedProcess({module!r}, [], env=dict(os.environ), output=2, channel=theirs,
+                      imported=())
+ours.recv(1)
+print(child.pid, flush=True)
+input()
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as caller:
+        pid = int(caller.stdout.readline())
+        assert is_alive(pid)
+        caller.kill()
+    wait_until(lambda: not is_alive(pid))
+
+
+def test_module_without_a_server_is_told(tmp_path, monkeypatch):
+    with (tmp_path / "log").open("wb") as log:
+        child = ForkedProcess(
+            "no_module_of_this_name", [], env={}, output=log.fileno(), imported=()
+        )
+        assert child.wait(60) == 1
+        child.kill()
+        child.reap()
+    assert "no_module_of_this_name" in (tmp_path / "log").read_text()
+
+
+def is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_until(condition, timeout_s=60.0):
+    """Waits for what no event tells: another process's end."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
