@@ -149,20 +149,20 @@ def sgd(parameters):
 def augmented_images():
     return ReferenceSpace(
         name="augmented-images",
-        about="threads x workers x precision x memory format",
+        about="threads x workers x precision x compile x memory format",
         program=Program(
-            model=partial(ConvNet, channels=32, blocks=3),
+            model=partial(ConvNet, channels=32, blocks=4),
             optimizer=sgd,
-            data=DataLoader(Augmented(), batch_size=16, shuffle=True),
+            data=DataLoader(Augmented(), batch_size=32, shuffle=True),
             loss=cross_entropy,
         ),
         values=(
             PRECISION,
+            ("compile", ("block",)),
             ("channels_last", (None,)),
             THREADS,
             ("micro_batch", (2,)),
-            ("optimizer_impl", ("fused", "foreach")),
-            ("data_loading", (1, 2)),
+            ("data_loading", (1,)),
         ),
     )
 

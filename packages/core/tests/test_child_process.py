@@ -153,7 +153,7 @@ def test_server_serves_again_and_ends_when_nothing_is_asked(start, monkeypatch):
     monkeypatch.setattr(_child_process, "_IDLE_S", 0.05)
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # a server of this test's own
     others = set(servers())
-    child, line = start(ForkedProcess)
+    child, _ = start(ForkedProcess)
     (server,) = set(servers()) - others
     again, _ = start(ForkedProcess)
     assert set(servers()) - others == {server}
@@ -221,5 +221,3 @@ def wait_until(condition, timeout_s=60.0):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-

@@ -22,7 +22,13 @@ from drivetrain_core._errors import ProgramError
 if TYPE_CHECKING:
     from drivetrain_core.services.batch_plan import BatchPlan
 
-__all__ = ["DeviceLoader", "rank_loader", "rebuild_loader", "undisturbed"]
+__all__ = [
+    "DeviceLoader",
+    "num_prepared",
+    "rank_loader",
+    "rebuild_loader",
+    "undisturbed",
+]
 
 
 def rebuild_loader(loader: Iterable[Any], **settings: Any) -> DataLoader[Any]:
@@ -64,6 +70,20 @@ _OF_WORKERS = (
     "prefetch_factor",
     "timeout",
 )
+
+
+def num_prepared(loader: Iterable[Any]) -> int:
+    """Returns how many batches the workers of a loader may hold ready.
+
+    Example:
+        >>> num_prepared(DataLoader([1, 2], num_workers=2, prefetch_factor=3))
+        6
+        >>> num_prepared([1, 2])
+        0
+    """
+    workers = getattr(loader, "num_workers", 0)
+    each = getattr(loader, "prefetch_factor", 0)
+    return workers * each if isinstance(workers, int) and isinstance(each, int) else 0
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain_core._loader import num_prepared
 from drivetrain_core._measurement import Measurement
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ def measure_steps(
         max_steps: Steps to run at most.
     """
     device = accelerated.device
+    # While nothing trained, workers have prepared batches, which hide their real pace.
+    for _ in range(num_prepared(accelerated.loader)):
+        next(batches)
     run = _cpu_steps if device.type == "cpu" else _queued_steps
     reset_peak_memory(device)
     times, data_s, optimizer_s = run(

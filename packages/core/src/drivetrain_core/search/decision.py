@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from typing import TYPE_CHECKING
 
 from drivetrain_core._errors import Code
 from drivetrain_core._optimization import Ok, Reject
 from drivetrain_core._plan import describe
+from drivetrain_core.search.belief import Beliefs, revised
 from drivetrain_core.search.final import (
     Comparison,
     compare,
     fit_together,
+    merge,
     run_in_turns,
 )
 from drivetrain_core.search.numerics.verify import verify
+from drivetrain_core.search.objective import score_of
 from drivetrain_core.search.process.trial import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from drivetrain_core._measurement import Measurement
     from drivetrain_core.search.descent import Choices
     from drivetrain_core.search.objective import Objective
     from drivetrain_core.search.report.record import TrialRecord
@@ -27,12 +33,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Decision"]
 
-_TURNS = 4
+logger = logging.getLogger(__name__)
+
+# Two processes of one plan differ as long as they live: the final runs in sets of them.
+_SETS = 2
+_TURNS = 2
 _STEPS = 6
-_SECONDS = 1.0
-# Plans within this part of the best one's trial meet it in the final.
-_FINALISTS = 3
-_NEAR = 1.04
+_SECONDS = 0.8
+# Plans within this part of what is believed of the best one meet it in the final.
+_FINALISTS = 4
+_NEAR = 1.06
+# Finalists that are this much slower in one set are not in the next.
+_BEHIND = 1.03
 # What is compiled or imported anew may take longer than the baseline's set-up did.
 _SETUP_SLACK = 1.25
 _VERIFY_SETUPS = 2
@@ -68,7 +80,9 @@ class Decision:
         # What had to be compiled lies in the cache by then.
         setup = _SETUP_SLACK * base.setup_s
         verify = _VERIFY_SETUPS * setup + _VERIFY_STEPS * slower
-        return verify + (1 + finalists) * (setup + _TURNS * turn)
+        # Few finalists are left after the first set.
+        runs = (1 + finalists) + (_SETS - 1) * (1 + min(finalists, 2))
+        return verify + runs * (setup + _TURNS * turn)
 
     def decide(
         self, base: TrialRecord, stopped: str
@@ -112,15 +126,23 @@ class Decision:
         most = _FINALISTS
         while most > 1 and self.seconds(most) > left:
             most -= 1
-        better: list[TrialRecord] = []
-        for record in self._trials.best_first():
-            if record is base or len(better) == most:
-                break
-            better.append(record)
-        scores = [self._trials.score(record) or 0.0 for record in better]
+        records = self._trials.best_first()
+        if not records:
+            return []
+        means = {plan: p.mean for plan, p in self._beliefs().plans.items()}
+        records.sort(key=lambda record: -means[record.choices])
+        if base in records:
+            records = records[: records.index(base)]
         return [
-            r for r, s in zip(better, scores, strict=True) if s * _NEAR >= scores[0]
+            record
+            for record in records[:most]
+            if means[records[0].choices] - means[record.choices] <= math.log(_NEAR)
         ]
+
+    def _beliefs(self) -> Beliefs:
+        """Returns what all trials say of each plan that can be used."""
+        scored = [(r.choices, self._trials.score(r)) for r in self._trials.best_first()]
+        return Beliefs.of({plan: s for plan, s in scored if s is not None})
 
     def _final(
         self, base: TrialRecord, finalists: Sequence[TrialRecord]
@@ -131,31 +153,78 @@ class Decision:
             Failure: The baseline and the best finalist alone do not run in turns.
         """
         self._trials.let_go()
-        best, records = finalists[0], [base, *finalists]
-        self._trials.announce("final", best.choices)
+        beliefs = self._beliefs()
+        sets: list[dict[Choices, Measurement]] = []
+        racing = list(finalists)
         try:
-            measured = run_in_turns(
-                self._trials.runner(best.choices),
-                [record.choices for record in records],
-                turns=_TURNS,
-                min_steps=_STEPS,
-                min_seconds=_SECONDS,
-                deadline=self._trials.deadline,
-                together=fit_together(
-                    [r.measurement for r in records if r.measurement],
-                    self._memory_bytes,
-                ),
-            )
+            for number in range(_SETS):
+                if number and self._too_late(len(racing)):
+                    break
+                sets.append(self._set([base, *racing]))
+                racing = _in_the_race(racing, sets[-1], self._objective)
         except Failure as failure:
-            if len(finalists) == 1 or failure.code is Code.BUDGET:
-                raise
-            return self._final(base, finalists[:1])
-        objective = self._objective
-        found = [
-            (record, compare(measured[0], mine, objective))
-            for record, mine in zip(finalists, measured[1:], strict=True)
+            if not sets:
+                if len(finalists) == 1 or failure.code is Code.BUDGET:
+                    raise
+                return self._final(base, finalists[:1])
+            logger.info("the final goes without its last set: %s", failure.because)
+        found = []
+        for record in finalists:
+            mine = [one for one in sets if record.choices in one]
+            comparison = compare(
+                merge([one[base.choices] for one in mine]),
+                merge([one[record.choices] for one in mine]),
+                self._objective,
+            )
+            found.append(
+                (record, comparison, self._revised(base, record, mine, beliefs))
+            )
+        found.sort(key=lambda one: -one[2])
+        return [(record, comparison) for record, comparison, _ in found]
+
+    def _set(self, records: Sequence[TrialRecord]) -> dict[Choices, Measurement]:
+        """Returns what plans do in turns, each in processes of its own."""
+        best = records[1].choices
+        self._trials.announce("final", best)
+        measured = run_in_turns(
+            self._trials.runner(best),
+            [record.choices for record in records],
+            turns=_TURNS,
+            min_steps=_STEPS,
+            min_seconds=_SECONDS,
+            deadline=self._trials.deadline,
+            together=fit_together(
+                [r.measurement for r in records if r.measurement],
+                self._memory_bytes,
+            ),
+        )
+        plans = [record.choices for record in records]
+        return dict(zip(plans, measured, strict=True))
+
+    def _too_late(self, finalists: int) -> bool:
+        """Returns whether another set would take the time of the check."""
+        left = self._trials.deadline - time.monotonic()
+        return self.seconds(finalists) > left
+
+    def _revised(
+        self,
+        base: TrialRecord,
+        record: TrialRecord,
+        sets: Sequence[dict[Choices, Measurement]],
+        beliefs: Beliefs,
+    ) -> float:
+        """Returns what is believed of a finalist, as a log speed, after the final."""
+        assert base.measurement is not None
+        # The baseline's trial brings the gains of the final into the trials' unit.
+        unit = score_of(
+            self._objective, base.measurement, base.measurement.quiet_step_time_s
+        )
+        speeds = [
+            unit
+            * compare(one[base.choices], one[record.choices], self._objective).speedup
+            for one in sets
         ]
-        return sorted(found, key=lambda pair: -pair[1].speedup)
+        return revised(beliefs.plans[record.choices], speeds, beliefs.noise)
 
     def _verified(self, best: TrialRecord) -> Ok | Reject:
         """Returns what the thorough check says.
@@ -173,3 +242,17 @@ class Decision:
             deadline=self._trials.deadline,
             structures=self._structures,
         )
+
+
+def _in_the_race(
+    finalists: Sequence[TrialRecord],
+    measured: dict[Choices, Measurement],
+    objective: Objective,
+) -> list[TrialRecord]:
+    """Returns the finalists that another set may still show to be the fastest."""
+    scores = {}
+    for record in finalists:
+        mine = measured[record.choices]
+        scores[record.choices] = score_of(objective, mine, mine.step_time_s)
+    best = max(scores.values())
+    return [r for r in finalists if scores[r.choices] * _BEHIND >= best]

@@ -14,10 +14,19 @@ from typing import TYPE_CHECKING
 from drivetrain_core._compose import arrange
 from drivetrain_core._optimization import Choice, Slot
 from drivetrain_core._registry import find
+from drivetrain_core.search.belief import by_slot
 from drivetrain_core.search.surrogate import Surrogate, expected_improvement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import (
+        Callable,
+        Container,
+        Generator,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     from drivetrain_core._plan import Rejected
     from drivetrain_core.search.space import SlotSpace
@@ -32,10 +41,9 @@ _GAIN = 1.01
 # A milder setting that is this much slower rules out the stronger ones.
 _WORSE = 0.97
 # An expected gain below this part is not worth a trial.
-_WORTH = 0.002
+_WORTH = 0.0005
 # A plan that could not run counts as this much slower than the slowest that did.
 _FAILED = 0.7
-_ROOTS = 3
 # Answers that lose more than this part alone are not tried together.
 _MOST_LOSS = 0.6
 _EACH_PAIR = 2
@@ -51,7 +59,7 @@ PAIRS = (
     (Slot.SCHEDULE, Slot.MICRO_BATCH),
 )
 """Slots whose answers need each other: one makes room for, or takes from, the other."""
-_MOST_NEIGHBOURS = 4000
+_MOST_PLANS = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +87,15 @@ def descend(
     baseline_score: float,
     seeds: Sequence[Choices],
     skip: Callable[[Choices], Rejected | None],
-    passes: int = 1,
 ) -> Generator[Choices | Skipped, Outcome | None, Choices]:
     """Yields plans to try, is sent their outcomes, and returns the best plan.
 
     First the seeds. Then each slot's candidates on top of the best plan so far, slot
     after slot. Then answers of two slots together that are known to need each other.
-    What all this has taught is then used to look further: among all plans that differ
-    from the best ones in at most two slots, the one that is expected to gain most,
-    until none is worth a trial. No plan is yielded twice. A `Skipped` is yielded for
-    the record, and needs no outcome.
+    What all this has taught is then used to look further: among all plans, or in a very
+    large space those near the best, the one that is expected to gain most, until none is
+    worth a trial. No plan is yielded twice. A `Skipped` is yielded for the record, and
+    needs no outcome.
 
     Args:
         space: The candidates of each slot, the most promising slot first.
@@ -96,12 +103,10 @@ def descend(
         baseline_score: Its speed.
         seeds: Plans to start from when they are faster than the baseline.
         skip: Says why a plan needs no trial.
-        passes: How often to go over the slots.
     """
     descent = _Descent(space, baseline, baseline_score, skip)
     yield from descent.ask(seed for seed in seeds)
-    for _ in range(passes):
-        yield from descent.go_over_slots()
+    yield from descent.go_over_slots()
     yield from descent.try_known_pairs()
     yield from descent.look_further()
     return descent.best
@@ -206,40 +211,59 @@ class _Descent:
         slowest = min(known.values())
         tried = dict(known) | dict.fromkeys(self.failed, slowest * _FAILED)
         model = Surrogate(
-            [_by_slot(plan) for plan in tried],
+            [by_slot(plan) for plan in tried],
             list(tried.values()),
             [entry.slot.value for entry in self.space],
         )
-        plans = list(itertools.islice(self._neighbours(known), _MOST_NEIGHBOURS))
+        plans = list(self._untried(known))
         if not plans:
             return None
-        best = math.log(self.leading)
+        # Of the trials, the luckiest is not the best: the model knows their noise.
+        best = max(p.mean for p in model.predict([by_slot(plan) for plan in known]))
         gains = [
             expected_improvement(prediction, best)
-            for prediction in model.predict([_by_slot(plan) for plan in plans])
+            for prediction in model.predict([by_slot(plan) for plan in plans])
         ]
         index = max(range(len(plans)), key=gains.__getitem__)
         return plans[index] if gains[index] > _WORTH else None
 
-    def _neighbours(self, known: dict[Choices, float]) -> Iterator[Choices]:
-        """Yields new plans that differ from a good one in at most two slots."""
-        roots = sorted(known, key=known.__getitem__, reverse=True)[:_ROOTS]
+    def _untried(self, known: dict[Choices, float]) -> Iterator[Choices]:
+        """Yields new plans: all, or where there are too many those near the best."""
+        answers = {
+            entry.slot: [
+                answer
+                for answer in (*([None] if entry.optional else []), *entry.candidates)
+                if answer not in self.too_strong
+            ]
+            for entry in self.space
+        }
+        if math.prod(map(len, answers.values())) <= _MOST_PLANS:
+            whole = _without_all(self.best, answers)
+            every: Iterator[Choices] = (
+                _with(whole, combination)
+                for combination in itertools.product(*answers.values())
+            )
+        else:
+            every = self._neighbours(known, answers)
         seen = set(self.scores)
-        for root in roots:
-            singles = {
-                entry.slot: [
-                    answer
-                    for answer in _options(root, entry)
-                    if answer not in self.too_strong
-                ]
-                for entry in self.space
-            }
-            for slots in _ones_and_twos(singles):
-                for answers in itertools.product(*(singles[slot] for slot in slots)):
-                    plan = _changed(root, slots, answers)
-                    if plan not in seen:
-                        seen.add(plan)
-                        yield plan
+        for plan in every:
+            if plan not in seen:
+                seen.add(plan)
+                yield plan
+
+    def _neighbours(
+        self,
+        known: dict[Choices, float],
+        answers: Mapping[Slot, Sequence[Choice | None]],
+    ) -> Iterator[Choices]:
+        """Yields plans that differ from the best ones in at most two slots."""
+        found = (
+            _changed(root, slots, combination)
+            for root in sorted(known, key=known.__getitem__, reverse=True)
+            for slots in _ones_and_twos(answers)
+            for combination in itertools.product(*(answers[slot] for slot in slots))
+        )
+        return itertools.islice(found, _MOST_PLANS)
 
 
 def _options(plan: Choices, entry: SlotSpace) -> list[Choice | None]:
@@ -258,13 +282,15 @@ def _changed(
     plan: Choices, slots: Sequence[Slot], answers: Sequence[Choice | None]
 ) -> Choices:
     """Returns a plan with other answers in some slots."""
-    for slot in slots:
-        plan = _without(plan, slot)
-    return arrange([*plan, *(a for a in answers if a is not None)])
+    return _with(_without_all(plan, slots), answers)
 
 
-def _by_slot(plan: Choices) -> dict[str, Choice]:
-    return {find(choice.name).slot.value: choice for choice in plan}
+def _with(plan: Choices, answers: Iterable[Choice | None]) -> Choices:
+    return arrange([*plan, *(answer for answer in answers if answer is not None)])
+
+
+def _without_all(plan: Choices, slots: Container[Slot]) -> Choices:
+    return tuple(choice for choice in plan if find(choice.name).slot not in slots)
 
 
 def _without(plan: Choices, slot: Slot) -> Choices:

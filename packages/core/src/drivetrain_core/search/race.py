@@ -62,7 +62,11 @@ def race(
 
 
 def _bouts(session: Measurable, rung: Rung, anchor: Anchor | None) -> list[Measurement]:
-    """Returns a rung's bouts, each corrected by the baseline before and after it."""
+    """Returns a rung's bouts, each corrected by the baseline before and after it.
+
+    By the faster of the two: what disturbed one of them need not have been there for the
+    other, nor for the plan in between.
+    """
 
     def speed() -> float:
         return anchor.speed_now(rung) if anchor is not None else 1.0
@@ -71,7 +75,7 @@ def _bouts(session: Measurable, rung: Rung, anchor: Anchor | None) -> list[Measu
     for _ in range(rung.bouts):
         part = session.measure(rung.steps, rung.seconds)
         after = speed()
-        found.append(corrected(part, (before + after) / 2.0))
+        found.append(corrected(part, max(before, after)))
         before = after
     return found
 

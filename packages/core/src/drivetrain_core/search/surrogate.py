@@ -1,14 +1,17 @@
 """Predicts the speed of plans that were not tried from those that were.
 
-A Gaussian process over plans: two plans are alike as far as they give the same answers,
-and how much an answer matters is learnt slot by slot from the trials themselves. So it
-knows what a sum of single effects cannot: that two answers are worth more, or less,
-together. (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006,
-algorithm 2.1 and section 5.4.1; expected improvement of Jones et al., 1998, eq. 15.)
+A Gaussian process over plans, in the logarithm of their speed. It is a sum of two: one in
+which each slot's answer has an effect of its own, and one in which two plans are alike as
+far as they give the same answers, which holds what answers are worth only together. How
+large each part is, and how much each slot matters in it, is learnt from the trials; before
+they say otherwise, effects add up. (Rasmussen and Williams, Gaussian Processes for Machine
+Learning, 2006, algorithm 2.1 and section 5.4.1; sums of kernels: Duvenaud et al., 2011,
+arXiv 1112.4394; expected improvement: Jones et al., 1998, eq. 15.)
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,10 +26,15 @@ Answers = Mapping[str, Hashable]
 
 # By what part of their speed two trials of one plan may differ: which, is learnt.
 _NOISE = (0.01, 0.02, 0.04)
-# How alike two plans are that differ in one slot: nearly, half, hardly.
-_LIKENESS = (0.998, 0.98, 0.9, 0.7, 0.4)
+# The usual size of an answer's own effect, as a part of the speed.
+_EFFECTS = (0.01, 0.05, 0.15, 0.4)
+# The usual size of what answers are worth together.
+_TOGETHER = (0.04, 0.1, 0.25)
+# How alike two plans are in that if they differ in one slot: nearly, half, hardly.
+_LIKENESS = (0.99, 0.9, 0.6, 0.3)
+# Of the level that all effects add to, nothing is known.
+_LEVEL = 1.0
 _SWEEPS = 2
-_MIN_SPREAD = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +74,27 @@ class Surrogate:
         values = np.log(np.asarray(speeds, dtype=float))
         self._mean = float(values.mean())
         self._values = values - self._mean
-        self._scale = max(float(values.std()), _MIN_SPREAD) ** 2
         self._differ = self._differences(self._tried)
-        self._likeness = np.full(len(self._slots), 0.7)
-        self._noise = _NOISE[1]
+        self._sizes = _Sizes(
+            effects=(_EFFECTS[1],) * len(self._slots),
+            together=_TOGETHER[0],
+            likeness=(_LIKENESS[2],) * len(self._slots),
+            noise=_NOISE[1],
+        )
         self._learn()
-        self._factor, self._weights = self._solved(self._likeness)
+        self._factor, self._weights = self._solved(self._sizes)
+
+    @property
+    def noise(self) -> float:
+        """By what part of their speed two trials of one plan differ, as learnt."""
+        return self._sizes.noise
 
     def predict(self, plans: Sequence[Answers]) -> list[Prediction]:
         """Returns a prediction for each plan."""
-        cross = self._scale * self._alike(self._differences(plans), self._likeness)
+        cross = self._sizes.covariance(self._differences(plans))
         means = cross @ self._weights + self._mean
         solved = np.linalg.solve(self._factor, cross.T)
-        left = np.maximum(self._scale - (solved**2).sum(axis=0), 0.0)
+        left = np.maximum(self._sizes.variance - (solved**2).sum(axis=0), 0.0)
         return [
             Prediction(float(mean), math.sqrt(float(variance)))
             for mean, variance in zip(means, left, strict=True)
@@ -94,33 +110,62 @@ class Surrogate:
             dtype=bool,
         ).reshape(len(plans), len(self._tried), len(self._slots))
 
-    def _alike(self, differ: Any, likeness: Any) -> Any:
-        return np.where(differ, likeness, 1.0).prod(axis=2)
-
-    def _solved(self, likeness: Any) -> tuple[Any, Any]:
-        matrix = self._scale * self._alike(self._differ, likeness)
-        factor = np.linalg.cholesky(matrix + self._noise**2 * np.eye(len(matrix)))
+    def _solved(self, sizes: _Sizes) -> tuple[Any, Any]:
+        matrix = sizes.covariance(self._differ)
+        factor = np.linalg.cholesky(matrix + sizes.noise**2 * np.eye(len(matrix)))
         half = np.linalg.solve(factor, self._values)
         return factor, np.linalg.solve(factor.T, half)
 
-    def _likelihood(self, likeness: Any) -> float:
-        factor, weights = self._solved(likeness)
+    def _likelihood(self, sizes: _Sizes) -> float:
+        factor, weights = self._solved(sizes)
         logs = float(np.log(np.diag(factor)).sum())
         return -0.5 * float(self._values @ weights) - logs
 
     def _learn(self) -> None:
+        """Climbs the likelihood, one size after the other."""
         for _ in range(_SWEEPS):
-            for index in range(len(self._slots)):
-                trials = []
-                for value in _LIKENESS:
-                    changed = self._likeness.copy()
-                    changed[index] = value
-                    trials.append((self._likelihood(changed), value))
-                self._likeness[index] = max(trials)[1]
-            found = []
-            for self._noise in _NOISE:
-                found.append((self._likelihood(self._likeness), self._noise))
-            self._noise = max(found)[1]
+            for name, index, values in self._sizes.grid():
+                changed = [self._sizes.changed(name, index, v) for v in values]
+                self._sizes = max(changed, key=self._likelihood)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What is learnt: how large effects are, single and together, and the noise."""
+
+    effects: tuple[float, ...]
+    together: float
+    likeness: tuple[float, ...]
+    noise: float
+
+    @property
+    def variance(self) -> float:
+        """The variance of a plan of which nothing is known."""
+        return float(_LEVEL + sum(e**2 for e in self.effects) + self.together**2)
+
+    def covariance(self, differ: Any) -> Any:
+        """Returns it for plans that differ in the slots of the last dimension."""
+        single = np.where(differ, 0.0, np.square(self.effects)).sum(axis=2)
+        alike = np.where(differ, self.likeness, 1.0).prod(axis=2)
+        return _LEVEL + single + self.together**2 * alike
+
+    def grid(self) -> list[tuple[str, int | None, tuple[float, ...]]]:
+        """Returns each size, with what it may be."""
+        slots = range(len(self.effects))
+        return [
+            *(("effects", index, _EFFECTS) for index in slots),
+            ("together", None, _TOGETHER),
+            *(("likeness", index, _LIKENESS) for index in slots),
+            ("noise", None, _NOISE),
+        ]
+
+    def changed(self, name: str, index: int | None, value: float) -> _Sizes:
+        """Returns the sizes with another value of one."""
+        new: Any = value
+        if index is not None:
+            before: tuple[float, ...] = getattr(self, name)
+            new = (*before[:index], value, *before[index + 1 :])
+        return dataclasses.replace(self, **{name: new})
 
 
 def expected_improvement(prediction: Prediction, best: float) -> float:

@@ -1,0 +1,49 @@
+"""What is believed of plans: their own trials, drawn towards what the others say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from drivetrain_core import Choice
+from drivetrain_core.search.belief import Beliefs, by_slot, revised
+from drivetrain_core.search.surrogate import Prediction
+
+FUSED = Choice("optimizer_impl", {"kind": "fused"})
+THREAD = Choice("cpu_threads", {"num": 1})
+BF16 = Choice("precision", {"dtype": "bf16_autocast"})
+
+
+def test_answers_go_by_slot():
+    assert by_slot((BF16, FUSED)) == {"precision": BF16, "optimizer_impl": FUSED}
+
+
+def test_lucky_trial_is_drawn_back_to_what_the_others_say():
+    # Fused is worth nothing in three pairs of plans, and 8% in one lucky trial.
+    scores = {
+        (): 1.0,
+        (FUSED,): 1.0,
+        (THREAD,): 1.2,
+        (THREAD, FUSED): 1.2,
+        (BF16,): 1.5,
+        (BF16, FUSED): 1.5,
+        (THREAD, BF16): 1.8,
+        (THREAD, BF16, FUSED): 1.8 * 1.08,
+    }
+    beliefs = Beliefs.of(scores)
+    lucky = beliefs.plans[THREAD, BF16, FUSED].mean
+    assert math.log(1.8) < lucky < math.log(1.8 * 1.07)
+    assert beliefs.noise >= 0.01
+
+
+def test_belief_of_one_trial_is_that_trial():
+    assert Beliefs.of({(): 3.0}).plans[()].mean == pytest.approx(math.log(3.0))
+
+
+def test_belief_moves_with_each_process_and_less_when_they_are_noisy():
+    before = Prediction(0.0, 0.02)
+    once = revised(before, [math.exp(0.1)], 0.02)
+    twice = revised(before, [math.exp(0.1)] * 2, 0.02)
+    noisy = revised(before, [math.exp(0.1)], 0.04)
+    assert 0.0 < noisy < once < twice < 0.1

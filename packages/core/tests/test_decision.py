@@ -1,0 +1,202 @@
+"""The end of a search: who meets in the final, who wins it, and who is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from drivetrain_core import Choice, Code, Measurement, Ok, Reject
+from drivetrain_core.search import decision
+from drivetrain_core.search.decision import Decision
+from drivetrain_core.search.objective import score_of, throughput
+from drivetrain_core.search.process.trial import Failure
+from drivetrain_core.search.report.record import TrialRecord
+
+FUSED = (Choice("optimizer_impl", {"kind": "fused"}),)
+FOREACH = (Choice("optimizer_impl", {"kind": "foreach"}),)
+THREAD = (Choice("cpu_threads", {"num": 1}),)
+BF16 = (Choice("precision", {"dtype": "bf16_autocast"}),)
+BASE = ()
+
+
+def measured(step_s):
+    return Measurement(step_times_s=(step_s,) * 8, samples_per_step=8, setup_s=0.1)
+
+
+@dataclass
+class Process:
+    """Stands in for a trial's session."""
+
+    step_s: float
+
+    def measure(self, min_steps, min_seconds):
+        return measured(self.step_s)
+
+
+class Stage:
+    """Stands in for `Trials`: trials that ran, and what a final will show.
+
+    Args:
+        trials: The step of each plan in its trial, in seconds.
+        final: The step in each process of the final; that of the trial when missing.
+    """
+
+    timeout_s = 60.0
+    reference = object()
+
+    def __init__(self, trials, final=None, seconds=1000.0):
+        self.records = [
+            TrialRecord(
+                name=f"t{i}", choices=plan, measurement=measured(step_s), seconds=1.0
+            )
+            for i, (plan, step_s) in enumerate(trials.items())
+        ]
+        self.steps = {plan: iter(steps) for plan, steps in (final or {}).items()}
+        self.usual = trials
+        self.opened = []
+        self.refused = []
+        self.deadline = time.monotonic() + seconds
+
+    def score(self, record):
+        if record.choices in self.refused:
+            return None
+        return score_of(throughput, record.measurement, record.measurement.step_time_s)
+
+    def best_first(self):
+        usable = [r for r in self.records if self.score(r) is not None]
+        return sorted(usable, key=self.score, reverse=True)
+
+    def refuse(self, choices, reject):
+        self.refused.append(choices)
+
+    def runner(self, choices):
+        return self
+
+    def announce(self, name, choices):
+        pass
+
+    def let_go(self):
+        pass
+
+    @contextlib.contextmanager
+    def open(self, choices, *, baseline, deadline=None):
+        self.opened.append(choices)
+        step_s = next(self.steps.get(choices, iter(())), self.usual[choices])
+        if isinstance(step_s, Failure):
+            raise step_s
+        yield Process(step_s)
+
+
+@pytest.fixture
+def decide(monkeypatch):
+    """Decides on a stage; `check` says what the thorough check answers to a plan."""
+
+    def run(stage, check=lambda plan: Ok()):
+        def verify(runner, choices, *args, **kwargs):
+            return check(choices)
+
+        monkeypatch.setattr(decision, "verify", verify)
+        found = Decision(stage, throughput, memory_bytes=1 << 40)
+        return found.decide(stage.records[0], "all was tried")
+
+    return run
+
+
+def test_fastest_plan_wins_in_two_sets_of_processes(decide):
+    stage = Stage({BASE: 0.1, BF16: 0.05, FUSED: 0.099})
+    chosen, comparison, because = decide(stage)
+    assert chosen == BF16
+    assert comparison.speedup == pytest.approx(2.0)
+    assert "2.00x in the final" in because
+    assert stage.opened == [BASE, BF16] * 2
+
+
+def test_plan_that_was_lucky_in_its_trial_loses_the_final(decide):
+    stage = Stage({BASE: 0.1, THREAD: 0.05, BF16: 0.051}, {THREAD: [0.056, 0.056]})
+    chosen, comparison, _ = decide(stage)
+    assert chosen == BF16
+    assert comparison.speedup == pytest.approx(0.1 / 0.051)
+
+
+def test_one_lucky_process_of_the_final_does_not_decide(decide):
+    stage = Stage(
+        {BASE: 0.1, THREAD: 0.050, BF16: 0.050},
+        {THREAD: [0.049, 0.053], BF16: [0.050, 0.050]},
+    )
+    assert decide(stage)[0] == BF16
+
+
+def test_finalist_that_is_far_behind_is_not_in_the_second_set(decide):
+    stage = Stage({BASE: 0.1, THREAD: 0.050, BF16: 0.051}, {BF16: [0.060]})
+    assert decide(stage)[0] == THREAD
+    assert stage.opened.count(BF16) == 1
+    assert stage.opened.count(THREAD) == stage.opened.count(BASE) == 2
+
+
+def test_plans_far_from_the_best_are_no_finalists(decide):
+    stage = Stage({BASE: 0.1, THREAD: 0.050, BF16: 0.060})
+    assert decide(stage)[0] == THREAD
+    assert BF16 not in stage.opened
+
+
+def test_winner_that_is_refused_leaves_the_place_to_the_next(decide):
+    stage = Stage({BASE: 0.1, BF16: 0.050, THREAD: 0.051})
+    refused = Reject(Code.NUMERICS, "another loss")
+    chosen, _, _ = decide(stage, lambda plan: refused if plan == BF16 else Ok())
+    assert chosen == THREAD
+    assert stage.refused == [BF16]
+
+
+def test_baseline_stays_when_all_are_refused(decide):
+    stage = Stage({BASE: 0.1, BF16: 0.050, THREAD: 0.051})
+    chosen, _, because = decide(stage, lambda plan: Reject(Code.NUMERICS, "no"))
+    assert chosen == BASE
+    assert "no other plan was better" in because
+
+
+def test_gain_that_the_final_does_not_show_is_no_gain(decide):
+    stage = Stage({BASE: 0.1, THREAD: 0.09}, {THREAD: [0.1, 0.1]})
+    chosen, comparison, because = decide(stage)
+    assert chosen == BASE
+    assert comparison.speedup == pytest.approx(1.0)
+    assert "was only 1.00x" in because
+
+
+def test_without_a_better_trial_there_is_no_final(decide):
+    stage = Stage({BASE: 0.1, THREAD: 0.2})
+    chosen, comparison, because = decide(stage)
+    assert (chosen, comparison) == (BASE, None)
+    assert because == "no plan was better in its trial; all was tried"
+    assert stage.opened == []
+
+
+def test_final_that_one_finalist_breaks_goes_on_with_the_best(decide):
+    broken = Failure(Code.CRASH, "gone")
+    stage = Stage({BASE: 0.1, BF16: 0.050, THREAD: 0.051}, {THREAD: [broken]})
+    assert decide(stage)[0] == BF16
+    assert stage.opened[-2:] == [BASE, BF16]
+
+
+def test_first_set_stands_when_the_second_fails(decide):
+    broken = Failure(Code.CRASH, "gone")
+    stage = Stage({BASE: 0.1, BF16: 0.050}, {BF16: [0.050, broken]})
+    chosen, comparison, _ = decide(stage)
+    assert chosen == BF16
+    assert comparison.speedup == pytest.approx(2.0)
+
+
+def test_final_that_fails_leaves_the_baseline(decide):
+    broken = Failure(Code.CRASH, "gone")
+    stage = Stage({BASE: 0.1, BF16: 0.050}, {BF16: [broken]})
+    chosen, comparison, because = decide(stage)
+    assert (chosen, comparison) == (BASE, None)
+    assert because == "the final failed (CRASH): gone"
+
+
+def test_little_time_is_left_to_one_finalist_in_one_set(decide):
+    stage = Stage({BASE: 0.1, BF16: 0.050, THREAD: 0.051}, seconds=1.0)
+    assert decide(stage)[0] == BF16
+    assert stage.opened == [BASE, BF16]
