@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivetrain_core._blocks import repeated_blocks
+from drivetrain_core._compile_in_place import compile_in_place
 from drivetrain_core._errors import Code
 from drivetrain_core._optimization import (
     BaseOptimization,
@@ -71,7 +72,7 @@ class Compile(BaseOptimization):
     def apply(self, state: TrainingState, config: Config) -> None:
         """Compiles the blocks or the model, in place."""
         if config["scope"] == "whole":
-            state.module.compile()
+            compile_in_place(state.module)
             return
         for block in repeated_blocks(state.module, state.context.model.blocks):
-            block.compile()
+            compile_in_place(block)

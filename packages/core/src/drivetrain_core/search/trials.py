@@ -68,6 +68,7 @@ class Trials:
         self._started = started
         self._anchored = contextlib.ExitStack()
         self._anchor: Anchor | None = None
+        self._yardstick_s: float | None = None
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -99,6 +100,8 @@ class Trials:
             )
         record = dataclasses.replace(record, name=name, started_s=begin - self._started)
         self.records.append(record)
+        if self._yardstick_s is None and record.measurement is not None:
+            self._yardstick_s = record.measurement.quiet_step_time_s
         self._keep(record)
         self._progress.finished(record)
         return record
@@ -148,18 +151,15 @@ class Trials:
         return statistics.median(run) if run else _DEFAULT_TRIAL_S
 
     def _keep(self, record: TrialRecord) -> None:
-        base = self.records[0].measurement
-        if self._cache is not None and base is not None and not record.cached:
-            self._cache.append(record, base.quiet_step_time_s)
+        # The first program that ran is the one as written, whatever is required now.
+        if self._cache is not None and self._yardstick_s and not record.cached:
+            self._cache.append(record, self._yardstick_s)
 
     def _remembered(self, choices: Choices) -> TrialRecord | None:
         # The first is always measured: it tells how fast the machine is today.
-        if self._cache is None or not self.records:
+        if self._cache is None or self._yardstick_s is None:
             return None
-        base = self.records[0].measurement
-        if base is None:
-            return None
-        return self._cache.lookup(choices, base.quiet_step_time_s)
+        return self._cache.lookup(choices, self._yardstick_s)
 
     def _measured(self, choices: Choices) -> dict[str, Any]:
         base = self.reference is None

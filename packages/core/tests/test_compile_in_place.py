@@ -1,0 +1,77 @@
+"""Compilation in place: it compiles, shares, and leaves the module's names alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from drivetrain_core._compile_in_place import compile_in_place
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Forgets what other tests compiled."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+    counters.clear()
+
+
+class Own(nn.Module):
+    """A block with a forward of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+
+
+def torchs_own():
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+
+@pytest.mark.parametrize("make", [Own, torchs_own])
+def test_blocks_are_compiled_and_share_it(make):
+    blocks = [make() for _ in range(10)]
+    x = torch.randn(3, 4)
+    expected = nn.Sequential(*blocks)(x)
+    for block in blocks:
+        compile_in_place(block)
+    assert not counters["stats"]
+    out = nn.Sequential(*blocks)(x)
+    torch.testing.assert_close(out, expected)
+    # The first block's input needs no gradient, and those of the others do.
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.parametrize("make", [Own, torchs_own])
+def test_gradients_and_names_are_those_of_the_module(make):
+    block = make()
+    twin = copy.deepcopy(block)
+    compile_in_place(block)
+    x = torch.randn(3, 4)
+    for module in (block, twin):
+        module(x).square().sum().backward()
+    mine, its = dict(block.named_parameters()), dict(twin.named_parameters())
+    assert mine.keys() == its.keys()
+    for name, parameter in mine.items():
+        torch.testing.assert_close(parameter.grad, its[name].grad)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_compiled_block_can_be_copied():
+    block = torchs_own()
+    compile_in_place(block)
+    twin = copy.deepcopy(block)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(twin(x), block(x))
+    with torch.no_grad():
+        twin[0].weight.zero_()
+    assert not torch.equal(twin(x), block(x))
