@@ -62,7 +62,17 @@ def drawn(loader, seed=0):
         (Hidden(), False),
         (iter([torch.ones(2)] * 9), False),
     ],
-    ids=str,
+    ids=[
+        "ordered",
+        "shuffled",
+        "own-generator",
+        "list",
+        "stream",
+        "augmented",
+        "shuffled-stream",
+        "hidden",
+        "iterator",
+    ],
 )
 def test_draw_knows_what_can_be_repeated(data, expected):
     assert is_repeatable(data, data, seed=0) is expected

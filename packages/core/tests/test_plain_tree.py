@@ -86,7 +86,7 @@ def test_numbers_of_numpy_in_an_optimizer_come_back(tmp_path):
         ({Level.HIGH: 1}, "^a key of data.here.0 is of type Level"),
         (np.datetime64("2020-01-01"), "of type datetime64"),
     ],
-    ids=str,
+    ids=["enum", "int", "dict", "defaultdict", "longdouble", "key", "datetime64"],
 )
 def test_class_that_would_be_lost_is_refused_with_its_place(tmp_path, value, hint):
     with pytest.raises(TypeError, match=hint) as caught:
