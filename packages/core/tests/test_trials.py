@@ -1,0 +1,179 @@
+"""The trials of one search: what is measured, remembered, and compared with what."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from drivetrain_core import Choice, Code, Measurement, Reject
+from drivetrain_core.search.budget import Budget
+from drivetrain_core.search.cache.cache import TrialCache
+from drivetrain_core.search.numerics.observation import Observation
+from drivetrain_core.search.options import SearchOptions
+from drivetrain_core.search.process.trial import Failure
+from drivetrain_core.search.progress import SilentProgress
+from drivetrain_core.search.trials import Trials
+
+FUSED = (Choice("optimizer_impl", {"kind": "fused"}),)
+THREAD = (Choice("cpu_threads", {"num": 1}),)
+GIB = 1 << 30
+
+
+def seen(loss=1.0):
+    return Observation(
+        losses=(loss,), norms={"w": 1.0}, samples={"w": (1.0,)}, moved=frozenset({"w"})
+    )
+
+
+@dataclass
+class Session:
+    """A built trial whose steps all take as long."""
+
+    step_s: float
+    observation: Observation
+    peak: int = GIB
+    num_measured: int = 0
+
+    def measure(self, min_steps, min_seconds):
+        self.num_measured += 1
+        return Measurement(
+            step_times_s=(self.step_s,) * max(min_steps, 8),
+            samples_per_step=8,
+            peak_memory_bytes=self.peak,
+        )
+
+
+@dataclass
+class Runner:
+    """Stands in for `TrialRunner`: opens what a test gives it, plan by plan."""
+
+    sessions: dict
+    timeout_s: float = 60.0
+    opened: list = field(default_factory=list)
+    closed: list = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def open(self, choices, *, baseline, trajectory=False, deadline=None):
+        self.opened.append((choices, baseline))
+        session = self.sessions[choices]
+        if isinstance(session, list):
+            session = session.pop(0)
+        if isinstance(session, Failure):
+            raise session
+        yield session
+        self.closed.append(choices)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts trials that keep what they measure in one folder."""
+    opened = []
+
+    def make(sessions, memory_bytes=100 * GIB, cached=True):
+        runner = Runner(sessions)
+        cache = TrialCache.open(tmp_path, "a" * 64) if cached else None
+        options = SearchOptions(budget=Budget(seconds=600.0, trials=20))
+        trials = Trials(
+            runner, options, SilentProgress(), cache, time.monotonic(), memory_bytes
+        )
+        opened.append(trials)
+        return trials, runner
+
+    yield make
+    for trials in opened:
+        trials.let_go()
+
+
+def test_first_program_is_measured_each_time_and_the_others_are_remembered(start):
+    sessions = {(): Session(0.1, seen()), FUSED: Session(0.08, seen())}
+    first, _ = start(sessions)
+    assert not first.run(()).cached
+    assert not first.run(FUSED).cached
+    again, runner = start({(): Session(0.2, seen()), FUSED: None})
+    assert not again.run(()).cached
+    record = again.run(FUSED)
+    assert record.cached
+    # The machine is half as fast today, by the program as written.
+    assert record.measurement.step_time_s == pytest.approx(0.16)
+    assert [plan for plan, _ in runner.opened] == [()]
+
+
+def test_yardstick_is_the_program_as_written_whatever_is_first_in_the_list(start):
+    sessions = {
+        (): Session(0.1, seen()),
+        THREAD: Session(0.4, seen()),
+        FUSED: Session(0.08, seen()),
+    }
+    first, _ = start(sessions)
+    first.run(())
+    required = first.run(THREAD)
+    # As a search does that requires one thread.
+    first.records.remove(required)
+    first.records.insert(0, required)
+    first.run(FUSED)
+    again, _ = start({(): Session(0.1, seen()), FUSED: None})
+    again.run(())
+    assert again.run(FUSED).measurement.step_time_s == pytest.approx(0.08)
+
+
+def test_wrong_numbers_are_not_worth_their_steps(start):
+    wrong = Session(0.01, seen(loss=2.0))
+    trials, _ = start({(): Session(0.1, seen()), FUSED: wrong})
+    trials.run(())
+    record = trials.run(FUSED)
+    assert record.code == "NUMERICS"
+    assert (record.measurement, wrong.num_measured) == (None, 0)
+    assert [r.choices for r in trials.best_first()] == [()]
+
+
+def test_baseline_makes_room_for_a_plan_that_lacked_memory(start):
+    short = Failure(Code.MEMORY, "out of memory")
+    sessions = {(): Session(0.1, seen()), FUSED: [short, Session(0.08, seen())]}
+    trials, runner = start(sessions)
+    trials.run(())
+    assert runner.closed == []
+    assert trials.run(FUSED).usable
+    assert () in runner.closed
+    assert [plan for plan, _ in runner.opened] == [(), FUSED, FUSED]
+
+
+def test_plan_that_lacks_memory_by_itself_is_tried_once_more_only(start):
+    short = [Failure(Code.MEMORY, "out of memory") for _ in range(2)]
+    trials, runner = start({(): Session(0.1, seen()), FUSED: short})
+    trials.run(())
+    assert trials.run(FUSED).code == "MEMORY"
+    assert len(runner.opened) == 3
+
+
+def test_baseline_that_fills_the_memory_does_not_stay(start):
+    large = Session(0.1, seen(), peak=60 * GIB)
+    trials, runner = start({(): large, FUSED: Session(0.08, seen())})
+    trials.run(())
+    assert runner.closed == [()]
+    measured = large.num_measured
+    trials.run(FUSED)
+    assert large.num_measured == measured
+
+
+def test_refused_plan_is_out_and_stays_out(start):
+    sessions = {(): Session(0.1, seen()), FUSED: Session(0.05, seen())}
+    first, _ = start(sessions)
+    first.run(())
+    first.run(FUSED)
+    assert first.best_first()[0].choices == FUSED
+    first.refuse(FUSED, Reject(Code.NUMERICS, "another gradient"))
+    assert [r.choices for r in first.best_first()] == [()]
+    again, _ = start({(): Session(0.1, seen()), FUSED: None})
+    again.run(())
+    assert again.run(FUSED).because == "another gradient"
+
+
+def test_what_is_compiled_may_take_twice_as_long(start):
+    trials, _ = start({(): Session(0.1, seen())}, cached=False)
+    assert trials.runner(()).timeout_s == 300.0
+    trials.run(())
+    compiled = (Choice("compile", {"scope": "block"}),)
+    assert trials.runner(compiled).timeout_s == 2 * trials.runner(FUSED).timeout_s
