@@ -31,6 +31,8 @@ TORCH = "2.13.0"
 # As a module, since it may be found where the torch in use is; and without the current
 # folder, in which the sources lie.
 PYTEST = ("python", "-P", "-m", "pytest")
+# Files of tests run side by side; those of one file share what they set up.
+SIDE_BY_SIDE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile")
 TOOLS = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = {
     file.parent.name: nox.project.load_toml(file)
@@ -128,7 +130,7 @@ def folders(*names: str) -> list[str]:
 def interpret(session: nox.Session, *pytest_options: str) -> None:
     """Runs the tests of GPU kernels in a process whose Triton interprets them."""
     select = ["-m", "interpreter", *pytest_options, *folders("tests")]
-    session.run(*PYTEST, *select, env={"TRITON_INTERPRET": "1"}, success_codes=[0, 5])
+    session.run(*PYTEST, *SIDE_BY_SIDE, *select, env={"TRITON_INTERPRET": "1"}, success_codes=[0, 5])
 
 
 @nox.session
@@ -146,15 +148,15 @@ def tests(session: nox.Session, package: str) -> None:
         groups = ["test", "test-extra"]
         install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
         optional = ["-m", "extra and not interpreter", *folders("tests")]
-        session.run(*PYTEST, *optional, success_codes=[0, 5])
+        session.run(*PYTEST, *SIDE_BY_SIDE, *optional, success_codes=[0, 5])
         interpret(session)
-        session.run(*PYTEST, "integration", *session.posargs)
+        session.run(*PYTEST, *SIDE_BY_SIDE, "integration", *session.posargs)
         return
     install(session, package, groups=["test"])
     here = [f"packages/{package}/tests", f"packages/{package}/src"]
     mine = [folder for folder in here if (ROOT / folder).is_dir()]
     select = ["--doctest-modules", "-m", "not extra"]
-    session.run(*PYTEST, *select, *mine, *session.posargs)
+    session.run(*PYTEST, *SIDE_BY_SIDE, *select, *mine, *session.posargs)
 
 
 @nox.session

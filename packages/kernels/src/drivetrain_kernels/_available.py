@@ -1,0 +1,119 @@
+"""What this machine and this torch can run; each question is answered once."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "MIN_CAPABILITY",
+    "library_missing",
+    "torch_function_missing",
+    "triton_interprets",
+    "triton_missing",
+]
+
+MIN_CAPABILITY = (8, 0)  # the first with bfloat16
+
+_found: dict[str, str | None] = {}
+
+_CallT = TypeVar("_CallT", bound="Callable[..., object]")
+
+
+def _constant(function: _CallT) -> _CallT:
+    """Lets torch.compile take a function's result as it is while it traces."""
+    marked: _CallT = torch.compiler.assume_constant_result(function)  # type: ignore[no-untyped-call]
+    return marked
+
+
+def _is_installed(library: str) -> bool:
+    try:
+        return importlib.util.find_spec(library) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+@_constant
+def library_missing(library: str) -> str | None:
+    """Returns why a library cannot be imported, or None if it is installed.
+
+    Args:
+        library: Its import name.
+
+    Example:
+        >>> library_missing("torch")
+        >>> library_missing("no_such_library")
+        'no_such_library is not installed'
+    """
+    if library not in _found:
+        there = _is_installed(library)
+        _found[library] = None if there else f"{library} is not installed"
+    return _found[library]
+
+
+def triton_interprets() -> bool:
+    """Returns whether Triton's kernels run in its interpreter, on any device.
+
+    Triton decides by `TRITON_INTERPRET` when a kernel is defined, so that the variable
+    has to be set before the first use of a Triton implementation.
+    """
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@_constant
+def triton_missing(device: str) -> str | None:
+    """Returns why Triton's kernels cannot run on a device, or None if they can.
+
+    Args:
+        device: The type of the device, such as "cuda".
+
+    Example:
+        >>> triton_missing("meta")
+        'needs a CUDA tensor, got meta'
+    """
+    if device not in {"cpu", "cuda"}:
+        return f"needs a CUDA tensor, got {device}"
+    if device == "cpu" and not triton_interprets():
+        return "needs a CUDA tensor, got cpu"
+    missing = library_missing("triton")
+    if missing is not None:
+        return f"{missing}: pip install 'drivetrain-kernels[triton]'"
+    if device == "cpu" or triton_interprets():
+        return None
+    key = "capability"
+    if key not in _found:
+        major, minor = torch.cuda.get_device_capability()
+        too_old = (major, minor) < MIN_CAPABILITY
+        _found[key] = f"needs compute capability 8.0, got {major}.{minor}"
+        if not too_old:
+            _found[key] = None
+    return _found[key]
+
+
+@_constant
+def torch_function_missing(path: str) -> str | None:
+    """Returns why a function of torch cannot be used, or None if it is there.
+
+    Args:
+        path: Module and name, such as "torch.nn.functional.grouped_mm".
+
+    Example:
+        >>> torch_function_missing("torch.nn.functional.rms_norm")
+        >>> "has no torch.nn.functional.nothing" in torch_function_missing(
+        ...     "torch.nn.functional.nothing")
+        True
+    """
+    if path not in _found:
+        module, _, name = path.rpartition(".")
+        try:
+            there = hasattr(importlib.import_module(module), name)
+        except ImportError:
+            there = False
+        _found[path] = None if there else f"torch {torch.__version__} has no {path}"
+    return _found[path]

@@ -1,0 +1,136 @@
+"""Checks of arguments that the ops share; each message names op, rule and value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain_kernels._errors import DeviceError, DtypeError, OptionError, ShapeError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from torch import Tensor
+
+__all__ = [
+    "FLOATS",
+    "check_at_least",
+    "check_floating",
+    "check_integer",
+    "check_like",
+    "check_one_of",
+    "check_shape",
+]
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_floating(op: str, name: str, tensor: object) -> None:
+    """Raises unless a tensor is real and floating-point.
+
+    Raises:
+        DtypeError: It is integer, boolean, complex or of an eight-bit dtype, or it is
+            no tensor at all.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        message = f"{op}: {name} must be a tensor, got {type(tensor).__name__}"
+        raise DtypeError(message)
+    if tensor.dtype not in FLOATS:
+        message = (
+            f"{op}: {name} must be float64, float32, bfloat16 or float16, got "
+            f"{tensor.dtype}; convert it first"
+        )
+        raise DtypeError(message)
+
+
+def check_integer(op: str, name: str, tensor: Tensor) -> None:
+    """Raises unless a tensor is int64 or int32.
+
+    Raises:
+        DtypeError: It has another dtype.
+    """
+    if tensor.dtype not in {torch.int64, torch.int32}:
+        message = f"{op}: {name} must be int64 or int32, got {tensor.dtype}"
+        raise DtypeError(message)
+
+
+def check_like(
+    op: str,
+    first: tuple[str, Tensor],
+    *others: tuple[str, Tensor | None],
+    float32_allowed: bool = False,
+) -> None:
+    """Raises unless tensors have the device and the dtype of the first.
+
+    Args:
+        op: The op's name.
+        first: Name and tensor that the others must be like.
+        others: Names and tensors; None is left out.
+        float32_allowed: Whether float32 is allowed beside the first's dtype, as
+            weights have it under autocast.
+
+    Raises:
+        DeviceError: One lies on another device.
+        DtypeError: One has another dtype.
+    """
+    first_name, like = first
+    for name, tensor in others:
+        if tensor is None:
+            continue
+        if tensor.device != like.device:
+            message = (
+                f"{op}: {name} must be on the device of {first_name}, {like.device}, "
+                f"got {tensor.device}; move one of them"
+            )
+            raise DeviceError(message)
+        if float32_allowed and tensor.dtype == torch.float32:
+            continue
+        if tensor.dtype != like.dtype:
+            also = " or be float32" if float32_allowed else ""
+            message = (
+                f"{op}: {name} must have the dtype of {first_name}, {like.dtype}"
+                f"{also}, got {tensor.dtype}; convert one of them"
+            )
+            raise DtypeError(message)
+
+
+def check_shape(
+    op: str, name: str, tensor: Tensor | None, shape: Sequence[int]
+) -> None:
+    """Raises unless a tensor has a shape; None passes.
+
+    Raises:
+        ShapeError: It has another one.
+    """
+    if tensor is not None and tuple(tensor.shape) != tuple(shape):
+        message = (
+            f"{op}: {name} must have the shape {tuple(shape)}, got "
+            f"{tuple(tensor.shape)}"
+        )
+        raise ShapeError(message)
+
+
+def check_at_least(op: str, name: str, value: float, least: float) -> None:
+    """Raises unless a number is large enough; NaN is not.
+
+    Raises:
+        OptionError: It is smaller.
+    """
+    if not value >= least:
+        message = f"{op}: {name} must be >= {least:g}, got {value}"
+        raise OptionError(message)
+
+
+def check_one_of(op: str, name: str, value: Any, allowed: Collection[Any]) -> None:
+    """Raises unless an option has one of its values.
+
+    Raises:
+        OptionError: It has another one.
+    """
+    if value not in allowed:
+        message = (
+            f"{op}: {name} must be one of {', '.join(map(repr, allowed))}, "
+            f"got {value!r}"
+        )
+        raise OptionError(message)

@@ -1,0 +1,153 @@
+"""Which implementation of an op runs, and why: the table that each op fills.
+
+An op lists its implementations in order of preference; the last is its reference in
+torch's operators, which takes every call. `impl="auto"` takes the first that neither
+refuses the call nor is held back by its own rule. A name takes that one, or raises:
+nothing falls back silently where a name was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable  # noqa: TC003  (fields of dataclasses)
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from drivetrain_kernels._errors import ImplementationError, ImplementationNameError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Implementation", "Op", "Selection", "always"]
+
+_FactsT = TypeVar("_FactsT")
+
+
+def always(facts: object) -> str | None:
+    """Returns None: there is nothing against it.
+
+    Args:
+        facts: Not looked at.
+    """
+    del facts
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Implementation(Generic[_FactsT]):
+    """One way to compute an op.
+
+    Args:
+        name: As `impl` takes it: "reference", "compiled", "triton", or that of what
+            it stands on, such as "torch" or "sdpa".
+        call: Computes the op; all implementations of an op have the same signature.
+        refuse: Says from the facts of a call why it cannot take it, as one clause
+            ("needs a CUDA tensor, got cpu"), or None if it can.
+        automatic: Says why "auto" passes it over although it could, or None.
+        because: Why "auto" prefers it to those behind it.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    refuse: Callable[[_FactsT], str | None] = always
+    automatic: Callable[[_FactsT], str | None] = always
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """The implementation that was chosen, and why.
+
+    Args:
+        implementation: What runs.
+        reason: Why it.
+        passed_over: Those before it, each as (name, why not).
+    """
+
+    implementation: Implementation[Any]
+    reason: str
+    passed_over: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Op(Generic[_FactsT]):
+    """An op and its implementations, in order of preference, the reference last.
+
+    Args:
+        name: The public function's name.
+        implementations: What computes it.
+        facts: Checks the public function's arguments, `impl` left out, and returns
+            what a choice depends on: a frozen dataclass of plain values.
+        example: Returns small arguments for a device and a dtype, as (args, kwargs).
+    """
+
+    name: str
+    implementations: tuple[Implementation[_FactsT], ...]
+    facts: Callable[..., _FactsT]
+    example: Callable[
+        [torch.device, torch.dtype], tuple[tuple[Any, ...], dict[str, Any]]
+    ]
+
+    def choose(self, facts: _FactsT, impl: str = "auto") -> Selection:
+        """Returns the implementation for a call.
+
+        Args:
+            facts: What the op's `facts` says of the call.
+            impl: "auto", or the name of an implementation.
+
+        Raises:
+            ImplementationNameError: There is none of that name.
+            ImplementationError: That one cannot take this call.
+        """
+        if impl != "auto":
+            return self._named(facts, impl)
+        passed: list[tuple[str, str]] = []
+        for one in self.implementations[:-1]:
+            why = one.refuse(facts) or one.automatic(facts)
+            if why is None:
+                return Selection(
+                    implementation=one, reason=one.because, passed_over=tuple(passed)
+                )
+            passed.append((one.name, why))
+        last = self.implementations[-1]
+        return Selection(
+            implementation=last, reason=last.because, passed_over=tuple(passed)
+        )
+
+    def _named(self, facts: _FactsT, impl: str) -> Selection:
+        for one in self.implementations:
+            if one.name == impl:
+                break
+        else:
+            names = ", ".join(repr(one.name) for one in self.implementations)
+            message = (
+                f"{self.name}: there is no implementation {impl!r}; it has {names}, "
+                "or take 'auto'"
+            )
+            raise ImplementationNameError(message)
+        why = one.refuse(facts)
+        if why is not None:
+            others = [o.name for o in self.implementations if o.refuse(facts) is None]
+            message = (
+                f"{self.name}: the implementation {impl!r} cannot take this call: it "
+                f"{why}; here are {', '.join(map(repr, others))}, or take 'auto' "
+                f"({facts})"
+            )
+            raise ImplementationError(message)
+        return Selection(
+            implementation=one, reason="it was asked for by name", passed_over=()
+        )
+
+    def run(self, facts: _FactsT, impl: str, *args: Any) -> Any:
+        """Calls the implementation that is chosen for a call, and returns its result.
+
+        Args:
+            facts: What the op's `facts` says of the call.
+            impl: "auto", or the name of an implementation.
+            *args: The arguments that the op's implementations share.
+        """
+        if impl == "auto":
+            # The same loop as in `choose`, without the words: a call takes it each time.
+            for one in self.implementations:
+                if one.refuse(facts) is None and one.automatic(facts) is None:
+                    return one.call(*args)
+        return self.choose(facts, impl).implementation.call(*args)

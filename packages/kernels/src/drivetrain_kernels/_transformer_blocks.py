@@ -1,0 +1,272 @@
+"""Transformer blocks as modules: attention and MLP in turn, or side by side.
+
+Both hold the same matrices and can be made from each other's parts; but they are
+different functions, and a model trained as one is not the other.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from drivetrain_kernels._errors import OptionError
+from drivetrain_kernels._modules import AddRMSNorm, RMSNorm
+from drivetrain_kernels.ops._attention import attention
+from drivetrain_kernels.ops._parallel_block import parallel_block
+from drivetrain_kernels.ops._rope import rope
+from drivetrain_kernels.ops._swiglu import swiglu
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["ParallelBlock", "SerialBlock"]
+
+
+class _Block(nn.Module):
+    """Sizes that both blocks have, and the start of their weights."""
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        num_heads: int,
+        num_kv_heads: int | None,
+        inner: int | None,
+        window: int | None,
+        rope_base: float | None,
+        eps: float,
+    ) -> None:
+        super().__init__()
+        kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if width % num_heads or num_heads % kv_heads:
+            name = type(self).__name__
+            message = (
+                f"{name}: width must be a multiple of num_heads, and num_heads of "
+                f"num_kv_heads, got {width}, {num_heads} and {kv_heads}"
+            )
+            raise OptionError(message)
+        self.width = width
+        self.num_heads = num_heads
+        self.num_kv_heads = kv_heads
+        self.head_dim = width // num_heads
+        self.inner = 4 * width if inner is None else inner
+        self.window = window
+        self.rope_base = rope_base
+        self.eps = eps
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments that make a block of the same sizes."""
+        return {
+            "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "inner": self.inner,
+            "window": self.window,
+            "rope_base": self.rope_base,
+            "eps": self.eps,
+        }
+
+    @property
+    def _in_widths(self) -> dict[str, int]:
+        keys = self.num_kv_heads * self.head_dim
+        return {
+            "q": self.width,
+            "k": keys,
+            "v": keys,
+            "gate": self.inner,
+            "up": self.inner,
+        }
+
+    def extra_repr(self) -> str:
+        """Returns the sizes, for printing."""
+        return ", ".join(
+            [str(self.width), *(f"{k}={v}" for k, v in self.options.items())]
+        )
+
+
+class ParallelBlock(_Block):
+    """`x + Attn(N(x)) + MLP(N(x))`, causal, with RMSNorm, rotary embeddings and SwiGLU.
+
+    Args:
+        width: The channels of a token.
+        num_heads: Heads of queries, a divisor of `width`.
+        num_kv_heads: Heads of keys and values, a divisor of `num_heads`; None for as
+            many.
+        inner: The MLP's inner width; None for four times `width`.
+        window: How many tokens a query sees, itself included; None for all before it.
+        rope_base: The base of rotary embeddings; None for none.
+        eps: The norm's.
+        impl: See `parallel_block`.
+        device: Where the parameters lie.
+        dtype: That of the parameters.
+
+    Example:
+        >>> ParallelBlock(8, num_heads=2)(torch.randn(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        inner: int | None = None,
+        window: int | None = None,
+        rope_base: float | None = 10000.0,
+        eps: float = 1e-6,
+        impl: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            width,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            inner=inner,
+            window=window,
+            rope_base=rope_base,
+            eps=eps,
+        )
+        self.impl = impl
+        self.norm = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
+        rows = sum(self._in_widths.values())
+        self.w_in = _weight(rows, width, device, dtype)
+        self.w_out = _weight(width, width + self.inner, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the block's result.
+
+        Args:
+            x: Tokens, `(B, S, width)`.
+        """
+        return parallel_block(
+            x,
+            self.norm,
+            self.w_in,
+            self.w_out,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            eps=self.eps,
+            rope_base=self.rope_base,
+            window=self.window,
+            impl=self.impl,
+        )
+
+    def parts(self) -> dict[str, Tensor]:
+        """Returns the matrices by name, as views: q, k, v, gate, up, o and down."""
+        names = self._in_widths
+        found = dict(
+            zip(names, self.w_in.detach().split_with_sizes([*names.values()]), strict=True)
+        )
+        o, down = self.w_out.detach().split_with_sizes([self.width, self.inner], 1)
+        return {**found, "o": o, "down": down}
+
+    @torch.no_grad()
+    def load_parts(self, parts: Mapping[str, Tensor]) -> None:
+        """Copies matrices into this block.
+
+        Args:
+            parts: What `parts` of a block of the same sizes returns.
+        """
+        for name, mine in self.parts().items():
+            mine.copy_(parts[name])
+
+
+class SerialBlock(_Block):
+    """`h = x + Attn(N(x)); y = h + MLP(N(h))`: the usual block, for comparison.
+
+    Its arguments are those of `ParallelBlock`, without `impl`. Queries, keys and values
+    come of one GEMM, as do gate and up, and the sum and the second norm are one op.
+
+    Example:
+        >>> SerialBlock(8, num_heads=2)(torch.randn(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        inner: int | None = None,
+        window: int | None = None,
+        rope_base: float | None = 10000.0,
+        eps: float = 1e-6,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            width,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            inner=inner,
+            window=window,
+            rope_base=rope_base,
+            eps=eps,
+        )
+        widths = self._in_widths
+        self.norm = RMSNorm(width, eps=eps, device=device, dtype=dtype)
+        self.mlp_norm = AddRMSNorm(width, eps=eps, device=device, dtype=dtype)
+        rows = widths["q"] + 2 * widths["k"]
+        self.w_qkv = _weight(rows, width, device, dtype)
+        self.w_o = _weight(width, width, device, dtype)
+        self.w_gate_up = _weight(2 * self.inner, width, device, dtype)
+        self.w_down = _weight(width, self.inner, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the block's result.
+
+        Args:
+            x: Tokens, `(B, S, width)`.
+        """
+        widths = self._in_widths
+        joined = functional.linear(self.norm(x), self.w_qkv)
+        q, k, v = (
+            part.unflatten(-1, (-1, self.head_dim))
+            for part in joined.split_with_sizes([widths["q"], widths["k"], widths["v"]], -1)
+        )
+        if self.rope_base is not None:
+            q, k = rope(q, k, base=self.rope_base)
+        heads = attention(q, k, v, window=self.window).flatten(-2)
+        normed, total = self.mlp_norm(functional.linear(heads, self.w_o), x)
+        gate, up = functional.linear(normed, self.w_gate_up).chunk(2, -1)
+        hidden = swiglu(gate, up).flatten(0, 1)
+        rows = torch.addmm(total.flatten(0, 1), hidden, self.w_down.t())
+        return rows.view(x.shape)
+
+    def parts(self) -> dict[str, Tensor]:
+        """Returns the matrices by name, as views: q, k, v, gate, up, o and down."""
+        widths = self._in_widths
+        sizes = [widths["q"], widths["k"], widths["v"]]
+        q, k, v = self.w_qkv.detach().split_with_sizes(sizes)
+        gate, up = self.w_gate_up.detach().chunk(2)
+        o, down = self.w_o.detach(), self.w_down.detach()
+        return {"q": q, "k": k, "v": v, "gate": gate, "up": up, "o": o, "down": down}
+
+    @torch.no_grad()
+    def load_parts(self, parts: Mapping[str, Tensor]) -> None:
+        """Copies matrices into this block.
+
+        Args:
+            parts: What `parts` of a block of the same sizes returns.
+        """
+        for name, mine in self.parts().items():
+            mine.copy_(parts[name])
+
+
+def _weight(
+    rows: int,
+    columns: int,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> nn.Parameter:
+    """Returns a matrix that starts as torch.nn.Linear's does."""
+    bound = 1 / math.sqrt(columns)
+    start = torch.empty(rows, columns, device=device, dtype=dtype)
+    return nn.Parameter(start.uniform_(-bound, bound))

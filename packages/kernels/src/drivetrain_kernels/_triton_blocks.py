@@ -1,0 +1,116 @@
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+"""What the Triton kernels share: rounding, random masks, and the sizes of launches.
+
+Importing this module imports Triton.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+__all__ = [
+    "INTERPRETS",
+    "TRITON_DTYPES",
+    "keep_row",
+    "num_programs",
+    "num_warps",
+    "on_device_of",
+    "round_to",
+]
+
+TRITON_DTYPES = {
+    torch.float64: tl.float64,
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+}
+INTERPRETS = tl.constexpr(bool(triton.knobs.runtime.interpret))
+_INTERPRETED_PROGRAMS = 4
+_PROGRAMS_A_PROCESSOR = 4
+
+
+@triton.jit
+def round_to(value, DTYPE: tl.constexpr):
+    """Returns float32 or float64 values in a dtype, rounded to nearest even.
+
+    The interpreter truncates to bfloat16, so that there the bits are rounded by hand.
+
+    Args:
+        value: What to round.
+        DTYPE: Triton's dtype.
+    """
+    if INTERPRETS:  # noqa: SIM102  (constants, which Triton looks at one by one)
+        if tl.bfloat16 == DTYPE:
+            bits = value.to(tl.float32).to(tl.int32, bitcast=True)
+            # The sign is the top bit, so that the sum may not cross from NaN into it.
+            even = (bits >> 16) & 1
+            rounded = (bits + (even + 0x7FFF)) & -65536
+            rounded = tl.where(value == value, rounded, bits)  # noqa: PLR0124
+            return rounded.to(tl.float32, bitcast=True).to(tl.bfloat16)
+    return value.to(DTYPE)
+
+
+@triton.jit
+def keep_row(seed, row, num_kept_bits, BLOCK: tl.constexpr):
+    """Returns which elements of a row dropout keeps: those with random bits above.
+
+    Four neighbours share one call of Philox-4x32, whose counter is (column / 4, row).
+
+    Args:
+        seed: The key, an int64.
+        row: The row's number, an int64.
+        num_kept_bits: An element is dropped if its 32 bits are less than this.
+        BLOCK: The number of columns.
+    """
+    group = tl.arange(0, BLOCK // 4).to(tl.uint32)
+    zero = group * 0
+    low = zero + (row & 0xFFFFFFFF).to(tl.uint32)
+    high = zero + (row >> 32).to(tl.uint32)
+    a, b, c, d = tl.philox(seed, group, low, high, zero)
+    bits = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
+    return bits.to(tl.int64) >= num_kept_bits
+
+
+def num_programs(num_rows: int, device: torch.device) -> int:
+    """Returns how many programs share rows, each with partial sums of its own.
+
+    Args:
+        num_rows: How many rows there are.
+        device: Where they lie.
+    """
+    most = _INTERPRETED_PROGRAMS
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        most = properties.multi_processor_count * _PROGRAMS_A_PROCESSOR
+    return max(1, min(num_rows, most))
+
+
+def num_warps(block: int) -> int:
+    """Returns how many warps handle a block.
+
+    Args:
+        block: How many elements it has.
+    """
+    return min(16, max(1, block // 512))
+
+
+def on_device_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Returns a context in which Triton launches on the device of a tensor.
+
+    Args:
+        tensor: One of the kernel's arguments.
+    """
+    if tensor.device.type == "cuda":
+        return torch.cuda.device(tensor.device)
+    return contextlib.nullcontext()

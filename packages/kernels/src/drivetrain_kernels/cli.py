@@ -1,0 +1,142 @@
+"""The command `drivetrain-kernels`, also `drivetrain kernels`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_core.commands import run_command
+from drivetrain_kernels._errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["main", "populate_parser"]
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def populate_parser(parser: argparse.ArgumentParser) -> None:
+    """Adds the commands of this package to a parser.
+
+    Each sets `run`, a function from the parsed arguments to the exit status.
+
+    Args:
+        parser: The parser, empty or a sub-parser of another command.
+    """
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    listing = commands.add_parser(
+        "list",
+        help="list the ops, their implementations, and which can run here",
+        allow_abbrev=False,
+    )
+    listing.set_defaults(run=_list)
+    explain = commands.add_parser(
+        "explain",
+        help="show which implementation of an op would run, and why",
+        allow_abbrev=False,
+    )
+    explain.add_argument("op", metavar="OP", help="an op, such as rms_norm")
+    explain.add_argument(
+        "--impl", default="auto", help="the implementation asked for (default: auto)"
+    )
+    explain.set_defaults(run=_explain)
+    for command in (listing, explain):
+        command.add_argument(
+            "--device", help="where tensors lie (default: cuda if there is one)"
+        )
+        command.add_argument(
+            "--dtype", choices=_DTYPES, default="float32", help="that of the tensors"
+        )
+        command.add_argument(
+            "--json", action="store_true", help="print JSON, for other programs"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status.
+
+    Args:
+        argv: The arguments; None for those of the process.
+
+    Example:
+        >>> main(["explain", "rms_norm", "--device", "cpu"])
+        rms_norm: torch, because: torch's own operator gives the same and is fused
+          not triton: it needs a CUDA tensor, got cpu
+        0
+    """
+    parser = argparse.ArgumentParser(
+        prog="drivetrain-kernels",
+        description="Fused training operators.",
+        allow_abbrev=False,
+    )
+    populate_parser(parser)
+    args = parser.parse_args(argv)
+    return run_command("drivetrain-kernels", args.run, args)
+
+
+def _example(name: str, args: argparse.Namespace) -> tuple[Any, Any]:
+    """Returns an op and the facts of a small call of it."""
+    import torch
+
+    from drivetrain_kernels._explain import load_op
+
+    op = load_op(name)
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        call_args, kwargs = op.example(torch.device(device), getattr(torch, args.dtype))
+    except (AssertionError, RuntimeError) as error:
+        # What torch says where a device is not there differs from one to the next.
+        first = str(error).splitlines()[0]
+        message = f"there is no device {device!r} here: {first}"
+        raise OptionError(message) from error
+    return op, op.facts(*call_args, **kwargs)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from drivetrain_kernels._explain import OPS
+
+    entries: dict[str, dict[str, dict[str, str | None]]] = {}
+    for name in OPS:
+        op, facts = _example(name, args)
+        chosen = op.choose(facts).implementation.name
+        entries[name] = {
+            one.name: {
+                "state": "auto" if one.name == chosen else "there",
+                "because": one.because if one.name == chosen else None,
+            }
+            if one.refuse(facts) is None
+            else {"state": "no", "because": one.refuse(facts)}
+            for one in op.implementations
+        }
+    if args.json:
+        print(json.dumps(entries, indent=2))
+        return 0
+    rows = [("OP", "IMPLEMENTATION", "HERE", "WHY")]
+    rows += [
+        (name if place == 0 else "", impl, str(one["state"]), one["because"] or "")
+        for name, impls in entries.items()
+        for place, (impl, one) in enumerate(impls.items())
+    ]
+    print("\n".join(_table(rows)))
+    return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from drivetrain_kernels._explain import Explanation
+
+    op, facts = _example(args.op, args)
+    found = op.choose(facts, args.impl)
+    told = Explanation(
+        op.name, found.implementation.name, found.reason, found.passed_over
+    )
+    print(json.dumps(told._asdict(), indent=2) if args.json else told)
+    return 0
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()

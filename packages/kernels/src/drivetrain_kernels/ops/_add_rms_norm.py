@@ -1,0 +1,186 @@
+"""A residual added, and the sum normalised: what stands between two sublayers.
+
+    z = x + residual,  y = z (mean(z^2) + eps)^-1/2 (o + w)
+
+Both are returned: y for the next sublayer, z for the addition after it. The sum is
+rounded to its dtype before it is normalised, so that y is what follows from z.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain_kernels._compiled import compiled
+from drivetrain_kernels._dispatch import Implementation, Op
+from drivetrain_kernels.ops import _rms_norm
+from drivetrain_kernels.ops._norm_rows import (
+    NormFacts,
+    norm_facts,
+    not_on_a_gpu,
+    triton_refuses,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["OP", "add_rms_norm", "facts"]
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    cast: str = "input",
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Returns the normalised sum of `x` and `residual`, and the sum.
+
+    Args:
+        x: Any shape, `(..., H)`.
+        residual: Of the shape and dtype of `x`.
+        weight: `(H,)`, of the dtype of `x` or float32; None for none.
+        eps: Added to the mean of the squares.
+        offset: Added to the weight: 1.0 for weights around zero, as Gemma keeps them.
+        cast: When the normalised row, which is float32, becomes the dtype of `x`:
+            "input" before the weight (Llama), "float32" after it (Gemma).
+        impl: "auto", or "triton", "compiled", "torch" or "reference".
+
+    Returns:
+        The normalised sum, and the sum, each of the shape and dtype of `x`.
+
+    Raises:
+        ShapeError: The shapes do not fit each other.
+        DtypeError: A dtype is not floating-point, or they do not fit each other.
+        ImplementationError: The implementation asked for cannot take this call.
+
+    Example:
+        >>> normed, total = add_rms_norm(torch.ones(1, 2), torch.tensor([[2.0, 3.0]]))
+        >>> total
+        tensor([[3., 4.]])
+        >>> normed
+        tensor([[0.8485, 1.1314]])
+    """
+    found = facts(x, residual, weight, eps=eps, offset=offset, cast=cast)
+    return OP.run(  # type: ignore[no-any-return]
+        found, impl, x, residual, weight, eps, offset, cast
+    )
+
+
+def facts(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    cast: str = "input",
+) -> NormFacts:
+    """Checks a call and returns what the choice depends on.
+
+    Args:
+        x: See `add_rms_norm`.
+        residual: Likewise.
+        weight: Likewise.
+        eps: Likewise.
+        offset: Likewise.
+        cast: Likewise.
+    """
+    return norm_facts(
+        "add_rms_norm",
+        x,
+        residual=residual,
+        weight=weight,
+        eps=eps,
+        offset=offset,
+        cast=cast,
+    )
+
+
+def _reference(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    offset: float,
+    cast: str,
+) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    normed = _rms_norm.rms_norm(
+        total, weight, eps=eps, offset=offset, cast=cast, impl="reference"
+    )
+    return normed, total
+
+
+def _torch(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    offset: float,
+    cast: str,
+) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    normed = _rms_norm.rms_norm(
+        total, weight, eps=eps, offset=offset, cast=cast, impl="torch"
+    )
+    return normed, total
+
+
+def _triton(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    offset: float,
+    cast: str,
+) -> tuple[Tensor, Tensor]:
+    from drivetrain_kernels.ops import _norm_triton
+
+    if weight is None and offset:
+        weight = x.new_zeros(x.shape[-1])
+    options = (eps, offset, 0.0, False, cast == "input")
+    out = _norm_triton.norm(x, residual, weight, None, None, *options)
+    return out[0], out[1]
+
+
+def _example(
+    device: torch.device, dtype: torch.dtype
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    x, r, w = (torch.randn(s, device=device, dtype=dtype) for s in ((6, 40),) * 3)
+    return (x, r, w[0]), {}
+
+
+OP = Op(
+    name="add_rms_norm",
+    implementations=(
+        Implementation(
+            name="triton",
+            call=_triton,
+            refuse=triton_refuses,
+            automatic=not_on_a_gpu,
+            because="one pass over the rows, forward and backward",
+        ),
+        Implementation(
+            name="compiled",
+            call=compiled(_reference),
+            automatic=not_on_a_gpu,
+            because="one kernel made by torch.compile",
+        ),
+        Implementation(
+            name="torch",
+            call=_torch,
+            refuse=_rms_norm.torch_refuses,
+            because="an addition, then torch's own fused operator",
+        ),
+        Implementation(
+            name="reference", call=_reference, because="it takes every call"
+        ),
+    ),
+    facts=facts,
+    example=_example,
+)

@@ -1,0 +1,418 @@
+"""Scaled dot-product attention: causal, windowed, grouped, and of packed sequences.
+
+Vaswani et al. 2017, equation 1, https://arxiv.org/abs/1706.03762; grouped queries by
+Ainslie et al. 2023, https://arxiv.org/abs/2305.13245; sliding windows by Beltagy et al.
+2020, section 3.1, https://arxiv.org/abs/2004.05150.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drivetrain_kernels._available import triton_missing
+from drivetrain_kernels._check import (
+    check_floating,
+    check_integer,
+    check_like,
+    check_shape,
+)
+from drivetrain_kernels._dispatch import Implementation, Op
+from drivetrain_kernels._errors import (
+    DeviceError,
+    IndexRangeError,
+    OptionError,
+    ShapeError,
+)
+from drivetrain_kernels.ops._attention_band import Band, Packed, resolve_band
+from drivetrain_kernels.ops._attention_external import (
+    flash_attention,
+    flash_missing,
+    sdpa_attention,
+    varlen_attention,
+    varlen_missing,
+)
+from drivetrain_kernels.ops._attention_plain import (
+    block_size,
+    blocked_attention,
+    reference_attention,
+)
+
+__all__ = ["OP", "AttentionFacts", "attention", "facts"]
+
+OP_NAME = "attention"
+MAX_TRITON_HEAD = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionFacts:
+    """What the choice of an implementation depends on."""
+
+    device: str
+    dtype: torch.dtype
+    num_queries: int
+    num_keys: int
+    head_dim: int
+    band: Band
+    is_packed: bool
+    is_self: bool
+    softcap: float | None
+    dropout_p: float
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = True,
+    window: int | tuple[int | None, int | None] | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+    impl: str = "auto",
+) -> Tensor:
+    """Returns softmax(scale q k^T) v, over the keys that each query sees.
+
+    Where there are more or fewer queries than keys, the last of both are at the same
+    position. A query that sees no key gets zeros. With fewer heads of keys and values than
+    of queries, consecutive queries' heads share one.
+
+    Shapes: B batch, Sq and Sk positions, Hq and Hk heads, D head dimension; for packed
+    sequences Tq and Tk are the tokens of all of them.
+
+    Args:
+        q: Queries, [B, Sq, Hq, D]; packed: [Tq, Hq, D].
+        k: Keys, [B, Sk, Hk, D]; packed: [Tk, Hk, D].
+        v: Values, of the shape of the keys.
+        causal: Whether a query sees no key behind its position.
+        window: How many positions back a query sees, itself among them, and as many
+            ahead if not `causal`; or (left, right), how many beside itself it sees on
+            either side, None for no bound.
+        cu_seqlens_q: Where each packed sequence's queries start, and where the last
+            one ends; [num_sequences + 1], int32 or int64, from 0, never falling.
+        cu_seqlens_k: Likewise for keys; those of the queries if left out.
+        max_seqlen: At least the length of the longest packed sequence; by default the
+            number of tokens, since looking for it would wait for the device. Kernels
+            of a GPU are faster with the true one.
+        scale: Multiplies the scores; by default D^-1/2.
+        softcap: Caps the scores smoothly to within plus and minus this.
+        dropout_p: The share of the probabilities that is dropped; 0 in evaluation.
+        impl: "auto", or "flash", "varlen", "triton", "blocked", "sdpa", "reference".
+
+    Raises:
+        ShapeError: Shapes do not fit, or the heads of the keys do not divide those of
+            the queries.
+        DtypeError: A dtype does not fit.
+        DeviceError: Tensors lie on different devices.
+        OptionError: An option has a value that is not allowed.
+        IndexRangeError: cu_seqlens do not rise from 0; on a CPU.
+        ImplementationError: The implementation that was named cannot take the call.
+
+    Example:
+        >>> import torch
+        >>> q = torch.zeros(1, 4, 2, 8)
+        >>> v = torch.arange(4.0).view(1, 4, 1, 1).expand(1, 4, 2, 8)
+        >>> attention(q, q, v, window=2)[0, :, 0, 0]
+        tensor([0.0000, 0.5000, 1.5000, 2.5000])
+    """
+    band = resolve_band(causal, window)
+    packed = _packed(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen)
+    found = _facts(q, k, v, band, packed, softcap, dropout_p)
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    hidden_rows = 0 if packed is not None else _blind_rows(found)
+    if hidden_rows == 0:
+        out: Tensor = OP.run(
+            found, impl, q, k, v, band, scale, softcap, dropout_p, packed
+        )
+        return out
+    OP.choose(found, impl)  # raises if the one that was named cannot take the call
+    blind = q[:, :hidden_rows] * 0.0
+    if hidden_rows == q.shape[1]:
+        return blind
+    rest = q[:, hidden_rows:]
+    out = OP.run(found, impl, rest, k, v, band, scale, softcap, dropout_p, packed)
+    return torch.cat([blind, out], dim=1)
+
+
+def _blind_rows(call: AttentionFacts) -> int:
+    """Returns how many of the first queries see no key."""
+    if call.num_keys == 0:
+        return call.num_queries
+    if call.band.right is None:
+        return 0
+    ahead = call.num_queries - call.num_keys - call.band.right
+    return min(call.num_queries, max(0, ahead))
+
+
+def _packed(
+    q: Tensor,
+    k: Tensor,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    max_seqlen: int | None,
+) -> Packed | None:
+    if cu_q is None:
+        if cu_k is not None or max_seqlen is not None:
+            message = (
+                f"{OP_NAME}: cu_seqlens_k and max_seqlen are for packed sequences, "
+                "which need cu_seqlens_q, got None"
+            )
+            raise OptionError(message)
+        return None
+    is_self = cu_k is None or cu_k is cu_q
+    cu_k = cu_q if cu_k is None else cu_k
+    for name, cu, tokens in (("cu_seqlens_q", cu_q, q), ("cu_seqlens_k", cu_k, k)):
+        _check_offsets(name, cu, tokens)
+    check_shape(OP_NAME, "cu_seqlens_k", cu_k, cu_q.shape)
+    if max_seqlen is not None and max_seqlen < 1:
+        message = f"{OP_NAME}: max_seqlen must be >= 1, got {max_seqlen}"
+        raise OptionError(message)
+    longest = max(1, q.shape[0], k.shape[0]) if max_seqlen is None else max_seqlen
+    return Packed(cu_q, cu_k, longest, is_self)
+
+
+def _check_offsets(name: str, cu: Tensor, tokens: Tensor) -> None:
+    check_integer(OP_NAME, name, cu)
+    if cu.dim() != 1 or len(cu) < 1:
+        message = (
+            f"{OP_NAME}: {name} must have the shape [num_sequences + 1], got "
+            f"{tuple(cu.shape)}"
+        )
+        raise ShapeError(message)
+    if cu.device != tokens.device:
+        message = (
+            f"{OP_NAME}: {name} must be on the device of the tokens, {tokens.device}, "
+            f"got {cu.device}; move one of them"
+        )
+        raise DeviceError(message)
+    if cu.device.type != "cpu" or torch.compiler.is_compiling() or tokens.dim() != 3:
+        return  # the layout of the tokens is checked with the others'
+    if int(cu[0]) != 0 or bool((cu.diff() < 0).any()) or int(cu[-1]) > len(tokens):
+        message = (
+            f"{OP_NAME}: {name} must start with 0, never fall, and end within the "
+            f"{len(tokens)} tokens, got {cu.tolist()}"
+        )
+        raise IndexRangeError(message)
+
+
+def _facts(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    band: Band,
+    packed: Packed | None,
+    softcap: float | None,
+    dropout_p: float,
+) -> AttentionFacts:
+    check_floating(OP_NAME, "q", q)
+    check_like(OP_NAME, ("q", q), ("k", k), ("v", v))
+    dims = 4 if packed is None else 3
+    layout = (
+        "[batch, sequence, heads, head_dim]"
+        if dims == 4
+        else ("[tokens, heads, head_dim]")
+    )
+    if not q.dim() == k.dim() == dims:
+        message = (
+            f"{OP_NAME}: q and k must have the layout {layout}, got "
+            f"{tuple(q.shape)} and {tuple(k.shape)}"
+        )
+        raise ShapeError(message)
+    check_shape(OP_NAME, "v", v, k.shape)
+    check_shape(OP_NAME, "k", k, (*q.shape[:-3], *k.shape[-3:-1], q.shape[-1]))
+    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
+        message = (
+            f"{OP_NAME}: the heads of q must be a multiple of those of k and v, got "
+            f"{q.shape[-2]} and {k.shape[-2]}"
+        )
+        raise ShapeError(message)
+    if softcap is not None and not 0.0 < softcap < math.inf:
+        message = f"{OP_NAME}: softcap must be a finite number > 0, got {softcap}"
+        raise OptionError(message)
+    if not 0.0 <= dropout_p < 1.0:
+        message = f"{OP_NAME}: dropout_p must be >= 0 and < 1, got {dropout_p}"
+        raise OptionError(message)
+    return AttentionFacts(
+        device=q.device.type,
+        dtype=q.dtype,
+        num_queries=q.shape[-3],
+        num_keys=k.shape[-3],
+        head_dim=q.shape[-1],
+        band=band,
+        is_packed=packed is not None,
+        is_self=packed is not None and packed.is_self,
+        softcap=softcap,
+        dropout_p=dropout_p,
+    )
+
+
+def facts(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = True,
+    window: int | tuple[int | None, int | None] | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+) -> AttentionFacts:
+    """Checks a call and returns what the choice depends on.
+
+    Args:
+        q: See `attention`.
+        k: Likewise.
+        v: Likewise.
+        causal: Likewise.
+        window: Likewise.
+        cu_seqlens_q: Likewise.
+        cu_seqlens_k: Likewise.
+        max_seqlen: Likewise.
+        scale: Likewise.
+        softcap: Likewise.
+        dropout_p: Likewise.
+    """
+    del scale
+    packed = _packed(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen)
+    return _facts(q, k, v, resolve_band(causal, window), packed, softcap, dropout_p)
+
+
+def _triton(*arguments: Any) -> Tensor:
+    # Importing the kernels imports Triton, which only those need who chose them.
+    from drivetrain_kernels.ops._attention_triton import triton_attention
+
+    return triton_attention(*arguments)
+
+
+def _refuse_half_gpu(call: AttentionFacts) -> str | None:
+    if call.device != "cuda":
+        return f"needs a CUDA tensor, got {call.device}"
+    if call.dtype not in {torch.bfloat16, torch.float16}:
+        return f"needs bfloat16 or float16, got {call.dtype}"
+    if call.head_dim > 256 or call.head_dim % 8:
+        return f"needs a head_dim of at most 256 that 8 divides, got {call.head_dim}"
+    if call.num_queries == 0 or call.num_keys == 0:
+        return "needs a query and a key"
+    return None
+
+
+def _refuse_flash(call: AttentionFacts) -> str | None:
+    missing = _refuse_half_gpu(call) or flash_missing()
+    if missing is None and call.dropout_p:
+        return "is not taken with dropout, which its newer kernels lack"
+    return missing
+
+
+def _refuse_varlen(call: AttentionFacts) -> str | None:
+    missing = _refuse_half_gpu(call) or varlen_missing()
+    if missing is not None:
+        return missing
+    if call.softcap is not None:
+        return f"has no soft cap, got {call.softcap}"
+    return f"has no dropout, got {call.dropout_p}" if call.dropout_p else None
+
+
+def _refuse_triton(call: AttentionFacts) -> str | None:
+    missing: str | None = triton_missing(call.device)
+    if missing is not None:
+        return missing
+    if call.head_dim > MAX_TRITON_HEAD:
+        return f"needs a head_dim of at most {MAX_TRITON_HEAD}, got {call.head_dim}"
+    return f"has no dropout, got {call.dropout_p}" if call.dropout_p else None
+
+
+def _triton_automatic(call: AttentionFacts) -> str | None:
+    if call.device == "cpu":
+        return "is only interpreted on a CPU"
+    if call.band.left is None and not call.is_packed and call.softcap is None:
+        return "is slower than 'sdpa' without a window"
+    return None
+
+
+def _refuse_blocked(call: AttentionFacts) -> str | None:
+    if call.band.left is None or call.band.right is None:
+        return "needs a window with a bound on both sides"
+    if call.is_packed and not call.is_self:
+        return "needs packed queries and keys of the same tokens"
+    return None
+
+
+def _blocked_automatic(call: AttentionFacts) -> str | None:
+    assert call.band.left is not None
+    assert call.band.right is not None
+    window = call.band.left + call.band.right + 1
+    if call.num_keys < 2 * (window + block_size(window)):
+        return f"saves little with a window of {window} in {call.num_keys} keys"
+    return None
+
+
+def _refuse_sdpa(call: AttentionFacts) -> str | None:
+    if call.is_packed:
+        return "takes no packed sequences"
+    return None if call.softcap is None else f"has no soft cap, got {call.softcap}"
+
+
+def _example(
+    device: torch.device, dtype: torch.dtype
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    q = torch.randn(1, 8, 4, 16, device=device, dtype=dtype)
+    k = torch.randn(1, 8, 2, 16, device=device, dtype=dtype)
+    return (q, k, k), {}
+
+
+OP: Op[AttentionFacts] = Op(
+    name=OP_NAME,
+    implementations=(
+        Implementation(
+            name="flash",
+            call=flash_attention,
+            refuse=_refuse_flash,
+            because="FlashAttention is the fastest on this GPU",
+        ),
+        Implementation(
+            name="varlen",
+            call=varlen_attention,
+            refuse=_refuse_varlen,
+            because="torch's FlashAttention skips what lies outside the window",
+        ),
+        Implementation(
+            name="triton",
+            call=_triton,
+            refuse=_refuse_triton,
+            automatic=_triton_automatic,
+            because="it skips the keys outside the window, and keeps no scores",
+        ),
+        Implementation(
+            name="blocked",
+            call=blocked_attention,
+            refuse=_refuse_blocked,
+            automatic=_blocked_automatic,
+            because="its cost grows with the window, not with the sequence",
+        ),
+        Implementation(
+            name="sdpa",
+            call=sdpa_attention,
+            refuse=_refuse_sdpa,
+            because="torch's fused attention has all that was asked for",
+        ),
+        Implementation(
+            name="reference",
+            call=reference_attention,
+            because="it takes every call, on any device",
+        ),
+    ),
+    facts=facts,
+    example=_example,
+)

@@ -1,0 +1,201 @@
+"""Attention by kernels of torch and of FlashAttention, where they are installed."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from drivetrain_kernels._available import library_missing, torch_function_missing
+from drivetrain_kernels.ops._attention_band import Band, Packed, cached_mask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "flash_attention",
+    "flash_missing",
+    "sdpa_attention",
+    "varlen_attention",
+    "varlen_missing",
+]
+
+VARLEN = "torch.nn.attention.varlen.varlen_attn"
+# The module of each FlashAttention, newest kernels first, and the least and the first too
+# large compute capability that it is for.
+FLASH = (
+    ("flash_attn_interface", (9, 0), (10, 0)),  # FlashAttention 3
+    ("flash_attn.cute", (9, 0), (13, 0)),  # FlashAttention 4
+    ("flash_attn", (8, 0), (13, 0)),  # FlashAttention 2
+)
+
+
+def sdpa_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    band: Band,
+    scale: float,
+    softcap: float | None,
+    dropout_p: float,
+    packed: Packed | None,
+) -> Tensor:
+    """Returns attention by torch's `scaled_dot_product_attention`."""
+    del softcap, packed
+    num_queries, num_keys = q.shape[1], k.shape[1]
+    is_causal = band.is_causal and num_queries == num_keys
+    mask = None
+    if not band.is_full and not is_causal:
+        mask = cached_mask(
+            (band, num_queries, num_keys, q.device),
+            lambda: band.mask(num_queries, num_keys, q.device),
+        )
+    out = functional.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return out.transpose(1, 2)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@functools.cache
+def varlen_missing() -> str | None:
+    """Returns why torch's attention of variable length cannot be used, or None."""
+    missing: str | None = torch_function_missing(VARLEN)
+    if missing is not None:
+        return missing
+    accepted = inspect.signature(_varlen_attn()).parameters
+    lacking = [n for n in ("window_size", "enable_gqa", "scale") if n not in accepted]
+    if lacking:
+        return f"torch {torch.__version__} has a varlen_attn without {lacking[0]}"
+    return None
+
+
+def _varlen_attn() -> Callable[..., Any]:
+    function: Callable[..., Any] = importlib.import_module(
+        VARLEN.rpartition(".")[0]
+    ).varlen_attn
+    return function
+
+
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    band: Band,
+    scale: float,
+    softcap: float | None,
+    dropout_p: float,
+    packed: Packed | None,
+) -> Tensor:
+    """Returns attention by torch's `varlen_attn`."""
+    del softcap, dropout_p
+    shape = q.shape
+    if packed is None:
+        packed = _packed_batch(q, k)
+        q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    out: Tensor = _varlen_attn()(
+        q,
+        k,
+        v,
+        packed.cu_q.int(),
+        packed.cu_k.int(),
+        packed.max_seqlen,
+        packed.max_seqlen,
+        scale=scale,
+        window_size=_window_size(band),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out.view(shape)
+
+
+def _packed_batch(q: Tensor, k: Tensor) -> Packed:
+    """Returns a batch of sequences of one length as sequences that are packed."""
+    num_sequences, num_queries, num_keys = q.shape[0], q.shape[1], k.shape[1]
+    count = torch.arange(num_sequences + 1, device=q.device, dtype=torch.int32)
+    return Packed(
+        count * num_queries,
+        count * num_keys,
+        max(num_queries, num_keys),
+        num_queries == num_keys,
+    )
+
+
+def _window_size(band: Band) -> tuple[int, int]:
+    return (
+        -1 if band.left is None else band.left,
+        -1 if band.right is None else band.right,
+    )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@functools.cache
+def flash_missing() -> str | None:
+    """Returns why no FlashAttention can be used, or None if one can."""
+    return None if _flash_module() else "no FlashAttention for this GPU is installed"
+
+
+@functools.cache
+def _flash_module() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    capability = torch.cuda.get_device_capability()
+    for module, least, too_large in FLASH:
+        if least <= capability < too_large and library_missing(module) is None:
+            return module
+    return None
+
+
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    band: Band,
+    scale: float,
+    softcap: float | None,
+    dropout_p: float,
+    packed: Packed | None,
+) -> Tensor:
+    """Returns attention by the FlashAttention that suits this GPU."""
+    name = _flash_module()
+    assert name is not None
+    library = importlib.import_module(name)
+    options: dict[str, Any] = {
+        "softmax_scale": scale,
+        "causal": band.right == 0,
+        "softcap": softcap or 0.0,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+    left, right = _window_size(band)
+    if name == "flash_attn.cute":
+        options["window_size"] = (band.left, band.right)
+    else:
+        options["window_size"] = (left, right)
+    if dropout_p:
+        options["dropout_p"] = dropout_p
+    if packed is None:
+        out = library.flash_attn_func(q, k, v, **options)
+    else:
+        out = library.flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            cu_seqlens_q=packed.cu_q.int(),
+            cu_seqlens_k=packed.cu_k.int(),
+            max_seqlen_q=packed.max_seqlen,
+            max_seqlen_k=packed.max_seqlen,
+            **options,
+        )
+    result: Tensor = out[0] if isinstance(out, tuple) else out
+    return result

@@ -1,0 +1,271 @@
+"""Attention by Triton kernels, as operators that `torch.compile` knows.
+
+Importing this module imports Triton.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+from torch import Tensor
+
+from drivetrain_kernels._triton_blocks import INTERPRETS, TRITON_DTYPES, on_device_of
+from drivetrain_kernels.ops._attention_triton_kernels import (
+    backward_keys_kernel,
+    backward_queries_kernel,
+    forward_kernel,
+)
+from drivetrain_kernels.ops._loss_options import accumulation_dtype
+
+if TYPE_CHECKING:
+    from drivetrain_kernels.ops._attention_band import Band, Packed
+
+__all__ = ["triton_attention"]
+
+NO_BOUND = -1
+INTERPRETED_BLOCK = 32
+
+
+def triton_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    band: Band,
+    scale: float,
+    softcap: float | None,
+    dropout_p: float,
+    packed: Packed | None,
+) -> Tensor:
+    """Returns attention by the kernels.
+
+    Args:
+        q: [B, Sq, Hq, D], or packed [Tq, Hq, D].
+        k: [B, Sk, Hk, D], or packed [Tk, Hk, D].
+        v: Of the shape of k.
+        band: Which keys a query sees.
+        scale: Multiplies the scores.
+        softcap: Caps the scores, or None.
+        dropout_p: Must be 0.
+        packed: The sequences, or None for a batch of equal length.
+    """
+    del dropout_p
+    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    out: Tensor = _forward(
+        q,
+        k,
+        v,
+        None if packed is None else packed.cu_q,
+        None if packed is None else packed.cu_k,
+        0 if packed is None else packed.max_seqlen,
+        NO_BOUND if band.left is None else band.left,
+        NO_BOUND if band.right is None else band.right,
+        scale,
+        softcap or 0.0,
+    )[0]
+    return out
+
+
+@torch.library.custom_op("drivetrain_kernels::attention", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    max_seqlen: int,
+    left: int,
+    right: int,
+    scale: float,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
+    out, lse = _empty_results(q)
+    if cu_q is not None or k.numel() == 0:
+        out.zero_()  # tokens behind the last sequence belong to none
+        lse.zero_()
+    if out.numel() == 0 or k.numel() == 0:
+        return out, lse
+    blocks = _blocks(q, is_backward=False)
+    grid = _grid(q, cu_q, max_seqlen, blocks["BLOCK_M"])
+    with on_device_of(q):
+        forward_kernel[grid](
+            q,
+            k,
+            v,
+            out,
+            lse,
+            cu_q,
+            cu_k,
+            *_strides(q, k, v, out),
+            *_lse_strides(lse),
+            *_sizes(q, k, left, right),
+            scale,
+            HEADS=q.shape[-2],
+            **_constants(q, k, cu_q, left, right, softcap),
+            **blocks,
+        )
+    return out, lse
+
+
+@_forward.register_fake
+def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _empty_results(q)
+
+
+@torch.library.custom_op("drivetrain_kernels::attention_backward", mutates_args=())
+def _gradients(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    max_seqlen: int,
+    left: int,
+    right: int,
+    scale: float,
+    softcap: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = _empty_gradients(q, k)
+    if cu_q is not None or q.numel() == 0 or k.numel() == 0:
+        for grad in (dq, dk, dv):
+            grad.zero_()
+    if q.numel() == 0 or k.numel() == 0:
+        return dq, dk, dv
+    dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+    wide = lse.dtype
+    delta = (dout.to(wide) * out.to(wide)).sum(-1).transpose(-1, -2).contiguous()
+    blocks = _blocks(q, is_backward=True)
+    shared = (*_lse_strides(lse), *_sizes(q, k, left, right), scale)
+    constants = _constants(q, k, cu_q, left, right, softcap) | blocks
+    offsets = (cu_q, cu_k)
+    with on_device_of(q):
+        backward_queries_kernel[_grid(q, cu_q, max_seqlen, blocks["BLOCK_M"])](
+            q,
+            k,
+            v,
+            dout,
+            lse,
+            delta,
+            dq,
+            *offsets,
+            *_strides(q, k, v, dout, dq),
+            *shared,
+            HEADS=q.shape[-2],
+            **constants,
+        )
+        backward_keys_kernel[_grid(k, cu_k, max_seqlen, blocks["BLOCK_N"])](
+            q,
+            k,
+            v,
+            dout,
+            lse,
+            delta,
+            dk,
+            dv,
+            *offsets,
+            *_strides(q, k, v, dout, dk),
+            *shared,
+            HEADS=k.shape[-2],
+            **constants,
+        )
+    return dq, dk, dv
+
+
+@_gradients.register_fake
+def _(dout: Tensor, q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    del dout
+    return _empty_gradients(q, k)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, max_seqlen, left, right, scale, softcap = inputs
+    ctx.save_for_backward(*tensors[:3], *output, *tensors[3:])
+    ctx.numbers = (max_seqlen, left, right, scale, softcap)
+
+
+def _backward(ctx: Any, dout: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    return *_gradients(dout, *ctx.saved_tensors, *ctx.numbers), *(None,) * 7
+
+
+_forward.register_autograd(_backward, setup_context=_keep)
+
+
+def _empty_results(q: Tensor) -> tuple[Tensor, Tensor]:
+    rows = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    return q.new_empty(q.shape), q.new_empty(rows, dtype=accumulation_dtype(q.dtype))
+
+
+def _empty_gradients(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), k.new_empty(k.shape)
+
+
+def _grid(
+    tokens: Tensor, cu: Tensor | None, max_seqlen: int, block: int
+) -> tuple[int, int]:
+    """Returns the blocks of the longest sequence, and the heads of all sequences."""
+    if cu is None:
+        return triton.cdiv(tokens.shape[1], block), tokens.shape[0] * tokens.shape[2]
+    longest = min(max_seqlen, tokens.shape[0])
+    return triton.cdiv(longest, block), max(1, len(cu) - 1) * tokens.shape[1]
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    """Returns the strides of batch, row and head of each tensor."""
+    found = []
+    for tensor in tensors:
+        batch = tensor.stride(0) if tensor.dim() == 4 else 0
+        found += [batch, tensor.stride(-3), tensor.stride(-2)]
+    return found
+
+
+def _lse_strides(lse: Tensor) -> tuple[int, int]:
+    return lse.stride(0) if lse.dim() == 3 else 0, lse.stride(-2)
+
+
+def _sizes(q: Tensor, k: Tensor, left: int, right: int) -> tuple[int, int, int, int]:
+    return q.shape[-3], k.shape[-3], left, right
+
+
+def _constants(
+    q: Tensor, k: Tensor, cu_q: Tensor | None, left: int, right: int, softcap: float
+) -> dict[str, Any]:
+    acc = TRITON_DTYPES[accumulation_dtype(q.dtype)]
+    dtype = TRITON_DTYPES[q.dtype]
+    return {
+        "GROUPS": q.shape[-2] // k.shape[-2],
+        "HAS_LEFT": left != NO_BOUND,
+        "HAS_RIGHT": right != NO_BOUND,
+        "PACKED": cu_q is not None,
+        "CAP": softcap,
+        "HEAD": q.shape[-1],
+        "DTYPE": dtype,
+        # The interpreter multiplies bfloat16 wrongly.
+        "DOT": acc if INTERPRETS.value else dtype,
+        "ACC": acc,
+    }
+
+
+def _blocks(q: Tensor, *, is_backward: bool) -> dict[str, int]:
+    """Returns the sizes of tiles, by what fits the memory of a multiprocessor."""
+    head = max(16, int(triton.next_power_of_2(q.shape[-1])))
+    if INTERPRETS.value:
+        return {
+            "BLOCK_M": INTERPRETED_BLOCK,
+            "BLOCK_N": INTERPRETED_BLOCK,
+            "BLOCK_D": head,
+        }
+    row_bytes = head * q.element_size()
+    queries, keys = (64, 64) if is_backward else (128, 64)
+    while (queries + 2 * keys) * row_bytes > 96 << 10 and keys > 16:
+        queries, keys = max(16, queries // 2), keys // 2
+    return {
+        "BLOCK_M": queries,
+        "BLOCK_N": keys,
+        "BLOCK_D": head,
+        "num_warps": 8 if head >= 128 else 4,
+        "num_stages": 2,
+    }

@@ -1,0 +1,241 @@
+"""Dropout, a residual added, and the sum normalised, in one pass without a mask.
+
+    z = residual + keep * x / (1 - p),  y = z (mean(z^2) + eps)^-1/2 (o + w)
+
+The mask follows from a seed alone, so that the backward makes it again instead of
+keeping it, and every implementation drops the same elements.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain_kernels._check import check_integer, check_shape
+from drivetrain_kernels._compiled import compiled
+from drivetrain_kernels._dispatch import Implementation, Op
+from drivetrain_kernels._errors import DeviceError, OptionError
+from drivetrain_kernels.ops import _add_rms_norm, _rms_norm
+from drivetrain_kernels.ops._norm_rows import (
+    NormFacts,
+    accumulation_dtype,
+    norm_facts,
+    not_on_a_gpu,
+    triton_refuses,
+)
+from drivetrain_kernels.ops._philox import keep_mask
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+__all__ = ["OP", "dropout_add_rms_norm", "facts"]
+
+_OP = "dropout_add_rms_norm"
+
+
+def dropout_add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    *,
+    p: float = 0.1,
+    training: bool = True,
+    seed: Tensor | int | None = None,
+    generator: Generator | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    cast: str = "input",
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Returns the normalised sum of `residual` and dropped `x`, and the sum.
+
+    Args:
+        x: Any shape, `(..., H)`; what dropout acts on.
+        residual: Of the shape and dtype of `x`.
+        weight: `(H,)`, of the dtype of `x` or float32; None for none.
+        p: The share of the elements of `x` that are dropped, from 0 to 1.
+        training: Whether dropout acts at all.
+        seed: What the mask follows from: an int64 tensor of no dimensions on the
+            device of `x`, or an integer; None draws one, without waiting for the
+            device.
+        generator: Draws the seed; None for torch's own of the device.
+        eps: Added to the mean of the squares.
+        offset: Added to the weight: 1.0 for weights around zero, as Gemma keeps them.
+        cast: When the normalised row, which is float32, becomes the dtype of `x`:
+            "input" before the weight (Llama), "float32" after it (Gemma).
+        impl: "auto", or "triton", "compiled" or "reference".
+
+    Returns:
+        The normalised sum, and the sum, each of the shape and dtype of `x`.
+
+    Raises:
+        ShapeError: The shapes do not fit each other.
+        DtypeError: A dtype is not floating-point, or they do not fit each other.
+        OptionError: `p` is not from 0 to 1, or both `seed` and `generator` are given.
+        ImplementationError: The implementation asked for cannot take this call.
+
+    Example:
+        >>> x, residual = torch.ones(1, 4), torch.zeros(1, 4)
+        >>> normed, total = dropout_add_rms_norm(x, residual, p=0.5, seed=7)
+        >>> total
+        tensor([[2., 2., 0., 0.]])
+    """
+    found = facts(
+        x,
+        residual,
+        weight,
+        p=p,
+        training=training,
+        seed=seed,
+        generator=generator,
+        eps=eps,
+        offset=offset,
+        cast=cast,
+    )
+    if not training or p == 0:
+        # Without a mask it is another op, which has implementations of the same names.
+        return _add_rms_norm.add_rms_norm(
+            x, residual, weight, eps=eps, offset=offset, cast=cast, impl=impl
+        )
+    key = _seed_tensor(seed, generator, x.device)
+    return OP.run(  # type: ignore[no-any-return]
+        found, impl, x, residual, weight, key, p, eps, offset, cast
+    )
+
+
+def facts(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    *,
+    p: float = 0.1,
+    training: bool = True,
+    seed: Tensor | int | None = None,
+    generator: Generator | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    cast: str = "input",
+) -> NormFacts:
+    """Checks a call and returns what the choice depends on.
+
+    Args:
+        x: See `dropout_add_rms_norm`.
+        residual: Likewise.
+        weight: Likewise.
+        p: Likewise.
+        training: Likewise.
+        seed: Likewise.
+        generator: Likewise.
+        eps: Likewise.
+        offset: Likewise.
+        cast: Likewise.
+    """
+    del training
+    if not 0.0 <= p <= 1.0:
+        message = f"{_OP}: p must be from 0 to 1, got {p}"
+        raise OptionError(message)
+    if seed is not None and generator is not None:
+        message = f"{_OP}: give a seed or a generator, got both"
+        raise OptionError(message)
+    if isinstance(seed, torch.Tensor):
+        check_integer(_OP, "seed", seed)
+        check_shape(_OP, "seed", seed, ())
+        if seed.device != x.device:
+            message = (
+                f"{_OP}: seed must be on the device of x, {x.device}, got "
+                f"{seed.device}; move it"
+            )
+            raise DeviceError(message)
+    return norm_facts(
+        _OP,
+        x,
+        residual=residual,
+        weight=weight,
+        eps=eps,
+        offset=offset,
+        cast=cast,
+    )
+
+
+def _seed_tensor(
+    seed: Tensor | int | None, generator: Generator | None, device: torch.device
+) -> Tensor:
+    if isinstance(seed, torch.Tensor):
+        return seed.to(torch.int64)
+    if seed is not None:
+        return torch.full((), seed, dtype=torch.int64, device=device)
+    return torch.randint(2**63 - 1, (), device=device, generator=generator)
+
+
+def _reference(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    seed: Tensor,
+    p: float,
+    eps: float,
+    offset: float,
+    cast: str,
+) -> tuple[Tensor, Tensor]:
+    num_columns = x.shape[-1]
+    num_rows = x.shape[:-1].numel()
+    keep = keep_mask(seed, num_rows, num_columns, p).view(x.shape)
+    wide = x.to(accumulation_dtype(x.dtype))
+    scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
+    total = (torch.where(keep, wide * scale, 0.0) + residual).to(x.dtype)
+    normed = _rms_norm.rms_norm(
+        total, weight, eps=eps, offset=offset, cast=cast, impl="reference"
+    )
+    return normed, total
+
+
+def _triton(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    seed: Tensor,
+    p: float,
+    eps: float,
+    offset: float,
+    cast: str,
+) -> tuple[Tensor, Tensor]:
+    from drivetrain_kernels.ops import _norm_triton
+
+    if weight is None and offset:
+        weight = x.new_zeros(x.shape[-1])
+    options = (eps, offset, float(p), False, cast == "input")
+    out = _norm_triton.norm(x, residual, weight, None, seed, *options)
+    return out[0], out[1]
+
+
+def _example(
+    device: torch.device, dtype: torch.dtype
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    x, r, w = (torch.randn(s, device=device, dtype=dtype) for s in ((6, 40),) * 3)
+    return (x, r, w[0]), {"seed": 5}
+
+
+OP = Op(
+    name=_OP,
+    implementations=(
+        Implementation(
+            name="triton",
+            call=_triton,
+            refuse=triton_refuses,
+            automatic=not_on_a_gpu,
+            because="one pass over the rows each way, and no mask is kept",
+        ),
+        Implementation(
+            name="compiled",
+            call=compiled(_reference),
+            automatic=not_on_a_gpu,
+            because="one kernel made by torch.compile",
+        ),
+        Implementation(
+            name="reference", call=_reference, because="it takes every call"
+        ),
+    ),
+    facts=facts,
+    example=_example,
+)

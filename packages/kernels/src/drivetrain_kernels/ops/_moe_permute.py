@@ -1,0 +1,173 @@
+"""Tokens sorted by their experts, and results brought back: gathers both ways.
+
+Each assignment of a token to an expert has one row in the sorted order, so that the
+backward of either direction is a gather by the inverse order. Nothing is added
+atomically, and results do not depend on the order in which anything runs.
+
+Shapes: T tokens, K assignments a token, N = T K rows in the order of experts, H width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from drivetrain_kernels.ops._norm_rows import accumulation_dtype
+
+__all__ = [
+    "Order",
+    "gather_tokens",
+    "permute",
+    "sort_by_expert",
+    "sum_rows",
+    "unpermute",
+]
+
+
+class Order(NamedTuple):
+    """A stable order of assignments by expert.
+
+    Args:
+        tokens: `(N,)`, the token of each row.
+        rows: `(T, K)`, the row of each assignment: the inverse.
+        ends: `(E,)`, where each expert's rows end, int32.
+    """
+
+    tokens: Tensor
+    rows: Tensor
+    ends: Tensor
+
+
+def sort_by_expert(experts_TK: Tensor, counts_E: Tensor) -> Order:
+    """Returns the order of assignments by expert; equal experts stay as they were.
+
+    Args:
+        experts_TK: The experts of each token.
+        counts_E: How many assignments each expert has.
+
+    Example:
+        >>> order = sort_by_expert(torch.tensor([[1], [0], [1]]), torch.tensor([1, 2]))
+        >>> order.tokens, order.rows.flatten(), order.ends
+        (tensor([1, 0, 2]), tensor([1, 0, 2]), tensor([1, 3], dtype=torch.int32))
+    """
+    top_k = experts_TK.shape[1]
+    order_N = experts_TK.flatten().argsort(stable=True)
+    rows = torch.arange(order_N.numel(), device=order_N.device)
+    # A scatter to places that all differ.
+    row_N = torch.empty_like(order_N).scatter_(0, order_N, rows)
+    ends_E = counts_E.cumsum(0).to(torch.int32)
+    return Order(order_N // top_k, row_N.view(experts_TK.shape), ends_E)
+
+
+@torch.library.custom_op("drivetrain_kernels::permute", mutates_args=())
+def gather_tokens(x_TH: Tensor, token_N: Tensor, row_TK: Tensor) -> Tensor:
+    """Returns the token of each row.
+
+    Args:
+        x_TH: The tokens.
+        token_N: See `Order`.
+        row_TK: Likewise; the backward goes by it.
+    """
+    del row_TK
+    return x_TH.index_select(0, token_N)
+
+
+@gather_tokens.register_fake
+def _(x_TH: Tensor, token_N: Tensor, row_TK: Tensor) -> Tensor:
+    del row_TK
+    return x_TH.new_empty(token_N.shape[0], x_TH.shape[1])
+
+
+def _keep_rows(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    del output
+    _, token_N, row_TK = inputs
+    ctx.save_for_backward(token_N, row_TK)
+
+
+def _sum_back(ctx: Any, grad_NH: Tensor) -> tuple[Tensor, None, None]:
+    _, row_TK = ctx.saved_tensors
+    return _weighted_sum(grad_NH, row_TK, None), None, None
+
+
+gather_tokens.register_autograd(_sum_back, setup_context=_keep_rows)
+
+
+@torch.library.custom_op("drivetrain_kernels::unpermute", mutates_args=())
+def sum_rows(
+    y_NH: Tensor, weights_TK: Tensor, token_N: Tensor, row_TK: Tensor
+) -> Tensor:
+    """Returns the weighted sum of each token's rows.
+
+    Args:
+        y_NH: Rows in the order of experts.
+        weights_TK: The weights of the assignments.
+        token_N: See `Order`; the backward goes by it.
+        row_TK: See `Order`.
+    """
+    del token_N
+    return _weighted_sum(y_NH, row_TK, weights_TK)
+
+
+@sum_rows.register_fake
+def _(y_NH: Tensor, weights_TK: Tensor, token_N: Tensor, row_TK: Tensor) -> Tensor:
+    del weights_TK, token_N
+    return y_NH.new_empty(row_TK.shape[0], y_NH.shape[1])
+
+
+def _keep_all(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    del output
+    ctx.save_for_backward(*inputs)
+
+
+def _gather_back(ctx: Any, grad_TH: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    y_NH, weights_TK, token_N, row_TK = ctx.saved_tensors
+    flat_N = weights_TK.flatten()
+    weights_N = torch.empty_like(flat_N).scatter(0, row_TK.flatten(), flat_N)
+    grad_NH = grad_TH.index_select(0, token_N)
+    wide = weights_TK.dtype
+    dots_N = torch.linalg.vecdot(grad_NH.to(wide), y_NH.to(wide))
+    grad_y_NH = (grad_NH * weights_N[:, None]).to(y_NH.dtype)
+    return grad_y_NH, dots_N[row_TK], None, None
+
+
+sum_rows.register_autograd(_gather_back, setup_context=_keep_all)
+
+
+def permute(x_TH: Tensor, order: Order) -> Tensor:
+    """Returns each token once for every assignment, in the order of experts.
+
+    Args:
+        x_TH: The tokens.
+        order: From `sort_by_expert`.
+    """
+    out: Tensor = gather_tokens(x_TH, order.tokens, order.rows)
+    return out
+
+
+def unpermute(y_NH: Tensor, weights_TK: Tensor, order: Order) -> Tensor:
+    """Returns the weighted sum of each token's rows.
+
+    Args:
+        y_NH: Rows in the order of experts.
+        weights_TK: The weights of the assignments.
+        order: From `sort_by_expert`.
+    """
+    out: Tensor = sum_rows(y_NH, weights_TK, order.tokens, order.rows)
+    return out
+
+
+def _weighted_sum(y_NH: Tensor, row_TK: Tensor, weights_TK: Tensor | None) -> Tensor:
+    """Returns the sum over K, one assignment after the other, in a wide dtype."""
+    wide = accumulation_dtype(y_NH.dtype)
+    total_TH = y_NH.new_zeros((row_TK.shape[0], y_NH.shape[1]), dtype=wide)
+    for place, row_T in enumerate(row_TK.unbind(1)):
+        part_TH = y_NH.index_select(0, row_T)
+        if weights_TK is None:
+            total_TH = total_TH + part_TH
+        else:
+            total_TH = torch.addcmul(
+                total_TH, part_TH.to(wide), weights_TK[:, place, None]
+            )
+    return total_TH.to(y_NH.dtype)

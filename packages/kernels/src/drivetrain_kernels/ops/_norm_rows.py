@@ -1,0 +1,138 @@
+"""What the normalising ops share: their facts, their checks, and who refuses what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from drivetrain_kernels._available import triton_missing
+from drivetrain_kernels._check import (
+    check_at_least,
+    check_floating,
+    check_like,
+    check_one_of,
+    check_shape,
+)
+from drivetrain_kernels._errors import ShapeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "MAX_COLUMNS",
+    "NormFacts",
+    "accumulation_dtype",
+    "norm_facts",
+    "not_on_a_gpu",
+    "triton_refuses",
+]
+
+MAX_COLUMNS = 65536  # of a row that one program keeps on chip
+_CASTS = ("input", "float32")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NormFacts:
+    """What the choice of a normalising op's implementation depends on.
+
+    Args:
+        device: The type of the device.
+        dtype: That of the rows.
+        num_columns: The length of a row.
+        weight_dtype: That of the weight; None without one.
+        bias_dtype: That of the bias; None without one.
+        offset: What is added to the weight.
+        cast: When the row becomes narrow again.
+    """
+
+    device: str
+    dtype: torch.dtype
+    num_columns: int
+    weight_dtype: torch.dtype | None
+    bias_dtype: torch.dtype | None = None
+    offset: float = 0.0
+    cast: str = "input"
+
+
+def norm_facts(
+    op: str,
+    x: Tensor,
+    *,
+    residual: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float,
+    offset: float = 0.0,
+    cast: str = "input",
+) -> NormFacts:
+    """Checks the arguments of a normalising op and returns its facts.
+
+    Args:
+        op: The op's name.
+        x: The rows.
+        residual: What is added to them first, if anything.
+        weight: Of one row.
+        bias: Likewise.
+        eps: Added to the mean of the squares.
+        offset: Added to the weight.
+        cast: When the row becomes narrow again.
+
+    Raises:
+        ShapeError: The shapes do not fit each other.
+        DtypeError: A dtype is not floating-point, or they do not fit each other.
+        DeviceError: The tensors lie on different devices.
+        OptionError: `eps` or `cast` has no allowed value.
+    """
+    check_floating(op, "x", x)
+    if x.dim() == 0:
+        message = f"{op}: x must have at least one dimension, got a scalar"
+        raise ShapeError(message)
+    check_like(op, ("x", x), ("residual", residual))
+    check_like(op, ("x", x), ("weight", weight), ("bias", bias), float32_allowed=True)
+    check_shape(op, "residual", residual, x.shape)
+    check_shape(op, "weight", weight, x.shape[-1:])
+    check_shape(op, "bias", bias, x.shape[-1:])
+    check_at_least(op, "eps", eps, 0.0)
+    check_one_of(op, "cast", cast, _CASTS)
+    return NormFacts(
+        device=x.device.type,
+        dtype=x.dtype,
+        num_columns=x.shape[-1],
+        weight_dtype=None if weight is None else weight.dtype,
+        bias_dtype=None if bias is None else bias.dtype,
+        offset=offset,
+        cast=cast,
+    )
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype that sums are kept in: float64 for itself, otherwise float32.
+
+    Args:
+        dtype: That of the tensors.
+    """
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def not_on_a_gpu(facts: NormFacts) -> str | None:
+    """Says why "auto" does not take what is made for a GPU, or None on one.
+
+    Args:
+        facts: Those of the call.
+    """
+    if facts.device == "cuda":
+        return None
+    return f"is made for a GPU, the tensors are on {facts.device}"
+
+
+def triton_refuses(facts: NormFacts) -> str | None:
+    """Says why the Triton kernels cannot take a call, or None if they can.
+
+    Args:
+        facts: Those of the call.
+    """
+    if facts.num_columns > MAX_COLUMNS:
+        return f"takes rows of at most {MAX_COLUMNS} columns, got {facts.num_columns}"
+    return triton_missing(facts.device)

@@ -1,0 +1,178 @@
+"""RMSNorm: rows divided by their root mean square.
+
+For a row x of H columns, weight w, and an offset o that is 0, or 1 for weights that
+are stored as their difference from one (Gemma):
+
+    y = x r (o + w),  r = (mean(x^2) + eps)^-1/2
+
+Zhang and Sennrich, Root Mean Square Layer Normalization, 2019, equation 4:
+https://arxiv.org/abs/1910.07467.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from drivetrain_kernels._compiled import compiled
+from drivetrain_kernels._dispatch import Implementation, Op
+from drivetrain_kernels.ops._norm_rows import (
+    NormFacts,
+    accumulation_dtype,
+    norm_facts,
+    not_on_a_gpu,
+    triton_refuses,
+)
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from torch import Tensor
+
+__all__ = ["OP", "facts", "rms_norm", "torch_refuses"]
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    cast: str = "input",
+    impl: str = "auto",
+) -> Tensor:
+    """Returns the rows of `x`, each divided by its root mean square and weighted.
+
+    Args:
+        x: Any shape, `(..., H)`; the rows are along the last dimension.
+        weight: `(H,)`, of the dtype of `x` or float32; None for none.
+        eps: Added to the mean of the squares.
+        offset: Added to the weight: 1.0 for weights around zero, as Gemma keeps them.
+        cast: When the normalised row, which is float32, becomes the dtype of `x`:
+            "input" before the weight (Llama), "float32" after it (Gemma).
+        impl: "auto", or "triton", "torch", "compiled" or "reference".
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        ShapeError: `weight` does not fit the rows.
+        DtypeError: A dtype is not floating-point, or that of `weight` does not fit.
+        ImplementationError: The implementation asked for cannot take this call.
+
+    Example:
+        >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]), eps=0.0)
+        tensor([[0.8485, 2.2627]])
+    """
+    found = facts(x, weight, eps=eps, offset=offset, cast=cast)
+    return OP.run(found, impl, x, weight, eps, offset, cast)  # type: ignore[no-any-return]
+
+
+def facts(
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    cast: str = "input",
+) -> NormFacts:
+    """Checks a call and returns what the choice depends on.
+
+    Args:
+        x: See `rms_norm`.
+        weight: Likewise.
+        eps: Likewise.
+        offset: Likewise.
+        cast: Likewise.
+    """
+    return norm_facts("rms_norm", x, weight=weight, eps=eps, offset=offset, cast=cast)
+
+
+def _reference(
+    x: Tensor, weight: Tensor | None, eps: float, offset: float, cast: str
+) -> Tensor:
+    wide = x.to(accumulation_dtype(x.dtype))
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if cast == "input":
+        normed = normed.to(x.dtype)
+    if weight is None:
+        scaled = normed * (1.0 + offset) if offset else normed
+        return scaled.to(x.dtype)
+    if cast == "float32":
+        weight = weight.to(wide.dtype)
+    return (normed * (weight + offset if offset else weight)).to(x.dtype)
+
+
+def _torch(
+    x: Tensor, weight: Tensor | None, eps: float, offset: float, cast: str
+) -> Tensor:
+    del offset, cast
+    return functional.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+def torch_refuses(facts: NormFacts) -> str | None:
+    """Says why torch's own operator cannot take a call, or None if it can.
+
+    Args:
+        facts: Those of the call.
+    """
+    if facts.offset:
+        return f"knows no offset, got {facts.offset}"
+    if facts.weight_dtype is not None and facts.weight_dtype != facts.dtype:
+        return f"needs a weight of the dtype of x, got {facts.weight_dtype}"
+    narrow = facts.dtype in {torch.bfloat16, torch.float16}
+    if narrow and facts.weight_dtype is not None and facts.cast == "input":
+        return "rounds after the weight in a narrow dtype, got cast='input'"
+    return None
+
+
+def _triton(
+    x: Tensor, weight: Tensor | None, eps: float, offset: float, cast: str
+) -> Tensor:
+    from drivetrain_kernels.ops import _norm_triton
+
+    if weight is None and offset:
+        weight = x.new_zeros(x.shape[-1])
+    options = (eps, offset, 0.0, False, cast == "input")
+    out: Tensor = _norm_triton.norm(x, None, weight, None, None, *options)[0]
+    return out
+
+
+def _example(
+    device: torch.device, dtype: torch.dtype
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    x = torch.randn(6, 40, device=device, dtype=dtype)
+    return (x, torch.ones(40, device=device, dtype=dtype)), {}
+
+
+OP = Op(
+    name="rms_norm",
+    implementations=(
+        Implementation(
+            name="triton",
+            call=_triton,
+            refuse=triton_refuses,
+            automatic=not_on_a_gpu,
+            because="one pass over the rows, forward and backward",
+        ),
+        Implementation(
+            name="torch",
+            call=_torch,
+            refuse=torch_refuses,
+            because="torch's own operator gives the same and is fused",
+        ),
+        Implementation(
+            name="compiled",
+            call=compiled(_reference),
+            automatic=not_on_a_gpu,
+            because="one kernel made by torch.compile",
+        ),
+        Implementation(
+            name="reference", call=_reference, because="it takes every call"
+        ),
+    ),
+    facts=facts,
+    example=_example,
+)

@@ -1,0 +1,107 @@
+"""SwiGLU: h = silu(gate) * up, silu(g) = g / (1 + e^-g).
+
+Shazeer, GLU Variants Improve Transformer, 2020, equation 5:
+https://arxiv.org/abs/2002.05202.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.nn import functional
+
+from drivetrain_kernels._compiled import compiled
+from drivetrain_kernels._dispatch import Implementation, Op
+from drivetrain_kernels.ops._gated import (
+    GatedFacts,
+    gated_example,
+    gated_facts,
+    only_on_a_gpu,
+    triton_refuses,
+)
+from drivetrain_kernels.ops._norm_rows import accumulation_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["OP", "facts", "swiglu"]
+
+
+def swiglu(gate: Tensor, up: Tensor, *, impl: str = "auto") -> Tensor:
+    """Returns `silu(gate) * up`.
+
+    Args:
+        gate: Any shape; a slice of a wider tensor is read where it lies.
+        up: Of the same shape and dtype.
+        impl: "auto", or "triton", "compiled", "torch" or "reference".
+
+    Returns:
+        A tensor of the shape and dtype of `gate`.
+
+    Raises:
+        ShapeError: The shapes differ.
+        DtypeError: A dtype is not floating-point, or they differ.
+        ImplementationError: The implementation asked for cannot take this call.
+
+    Example:
+        >>> import torch
+        >>> swiglu(torch.tensor([0.0, 1.0]), torch.tensor([5.0, 2.0]))
+        tensor([0.0000, 1.4621])
+    """
+    return OP.run(facts(gate, up), impl, gate, up)  # type: ignore[no-any-return]
+
+
+def facts(gate: Tensor, up: Tensor) -> GatedFacts:
+    """Checks a call and returns what the choice depends on.
+
+    Args:
+        gate: See `swiglu`.
+        up: Likewise.
+    """
+    return gated_facts("swiglu", gate, up)
+
+
+def _reference(gate: Tensor, up: Tensor) -> Tensor:
+    wide = accumulation_dtype(gate.dtype)
+    return (functional.silu(gate.to(wide)) * up.to(wide)).to(gate.dtype)
+
+
+def _torch(gate: Tensor, up: Tensor) -> Tensor:
+    return functional.silu(gate) * up
+
+
+def _triton(gate: Tensor, up: Tensor) -> Tensor:
+    from drivetrain_kernels.ops import _gated_triton
+
+    out: Tensor = _gated_triton.gated(gate, up, "silu")
+    return out
+
+
+OP = Op(
+    name="swiglu",
+    implementations=(
+        Implementation(
+            name="triton",
+            call=_triton,
+            refuse=triton_refuses,
+            automatic=only_on_a_gpu,
+            because="one pass each way, and only gate and up are kept",
+        ),
+        Implementation(
+            name="compiled",
+            call=compiled(_reference),
+            automatic=only_on_a_gpu,
+            because="one kernel made by torch.compile",
+        ),
+        Implementation(
+            name="torch",
+            call=_torch,
+            because="torch's operators in the dtype of the tensors, without a copy",
+        ),
+        Implementation(
+            name="reference", call=_reference, because="it takes every call"
+        ),
+    ),
+    facts=facts,
+    example=gated_example,
+)

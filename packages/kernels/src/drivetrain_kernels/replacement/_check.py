@@ -1,0 +1,149 @@
+"""Runs a stand-in beside the module that it is to replace, on random input.
+
+The module runs through `torch.func.functional_call` with random parameters: a weight
+of ones would hide where it enters, and the module's own tensors are not touched.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["TOLERANCES", "disagreement", "sample_input"]
+
+TOLERANCES = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: 4e-3,
+    torch.bfloat16: 3e-2,
+}
+"""The largest relative error, forward and backward, of a stand-in, by dtype."""
+
+_ROWS = (2, 3)
+
+
+def disagreement(
+    module: nn.Module,
+    standin: Callable[..., Any],
+    width: int,
+    dtype: torch.dtype,
+) -> float:
+    """Returns the largest relative difference of output and gradients.
+
+    Args:
+        module: The module as it is.
+        standin: What would be bound to it.
+        width: The size of the input's last dimension.
+        dtype: Of parameters and input.
+
+    Returns:
+        The largest norm of a difference over the norm; infinite where shapes or dtypes
+        differ.
+    """
+    first = next(module.parameters(), None)
+    device = torch.device("cpu") if first is None else first.device
+    generator = torch.Generator().manual_seed(width)
+    x = sample_input(width, device, dtype, generator)
+    parameters = {
+        name: _like(p, dtype, generator) for name, p in module.named_parameters()
+    }
+    worst = 0.0
+    # A module in evaluation would hide its dropout.
+    for training in (True, False):
+        with _mode(module, training):
+            plain = _run(module, parameters, x, None)
+            ours = _run(module, parameters, x, standin)
+        errors = (_relative(a, b) for a, b in zip(plain, ours, strict=True))
+        worst = max(worst, *errors)
+    return worst
+
+
+def sample_input(
+    width: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Returns a random input of a few rows.
+
+    Args:
+        width: The size of its last dimension.
+        device: Where to.
+        dtype: Of what dtype.
+        generator: What draws it.
+    """
+    return torch.randn(*_ROWS, width, generator=generator).to(device, dtype)
+
+
+def _like(parameter: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Returns random values for a parameter, so that products keep their size."""
+    scale = 1.0 if parameter.ndim < 2 else parameter.shape[-1] ** -0.5
+    values = torch.randn(parameter.shape, generator=generator) * scale
+    return values.to(parameter.device, dtype).requires_grad_()
+
+
+def _run(
+    module: nn.Module,
+    parameters: dict[str, Tensor],
+    x: Tensor,
+    standin: Callable[..., Any] | None,
+) -> list[Tensor]:
+    """Returns the output, and the gradients of input and parameters."""
+    leaves = [x.detach().clone().requires_grad_(), *parameters.values()]
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        caller = _Caller(module, standin)
+        named = {f"module.{name}": value for name, value in parameters.items()}
+        out = torch.func.functional_call(caller, named, (leaves[0],))
+        weights = torch.arange(out.numel(), device=out.device).cos().view(out.shape)
+        loss = (out.double() * weights).sum()
+        grads: Sequence[Tensor | None] = torch.autograd.grad(
+            loss, leaves, allow_unused=True
+        )
+    zeros = [
+        torch.zeros_like(p) if g is None else g
+        for p, g in zip(leaves, grads, strict=True)
+    ]
+    return [out.detach(), *zeros]
+
+
+@contextmanager
+def _mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """Sets the mode of a module and its parts inside, and each one's own after."""
+    flags = [(part, part.training) for part in module.modules()]
+    try:
+        module.train(training)
+        yield
+    finally:
+        for part, flag in flags:
+            part.training = flag
+
+
+class _Caller(nn.Module):
+    """Calls the plain `forward` of a module, or its stand-in, without its hooks."""
+
+    def __init__(self, module: nn.Module, standin: Callable[..., Any] | None) -> None:
+        super().__init__()
+        self.module = module
+        self.standin = standin
+
+    def forward(self, x: Tensor) -> Any:
+        if self.standin is None:
+            return self.module.forward(x)
+        return self.standin(self.module, x)
+
+
+def _relative(expected: Tensor, found: Tensor) -> float:
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return math.inf
+    apart = torch.linalg.vector_norm(expected.double() - found.double())
+    norm = torch.linalg.vector_norm(expected.double())
+    value = float(apart / norm) if float(norm) else float(apart)
+    return math.inf if math.isnan(value) else value

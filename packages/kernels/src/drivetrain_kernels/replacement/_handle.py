@@ -1,0 +1,128 @@
+"""What was replaced, what was left and why, and the way back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Binding", "Left", "Replaced", "Replacement"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replaced:
+    """A module whose `forward` an op stands in for.
+
+    Args:
+        name: The module's name in the model.
+        module: Its class.
+        op: The op with its options.
+        impl: The implementation, as the plan names it.
+        error: The largest relative difference that the check met; None if unchecked.
+    """
+
+    name: str
+    module: str
+    op: str
+    impl: str
+    error: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Left:
+    """A module that was left as it is.
+
+    Args:
+        name: The module's name in the model.
+        module: Its class.
+        why: The reason.
+    """
+
+    name: str
+    module: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """An attribute that is set on one module, and hides that of its class.
+
+    Args:
+        module: The module.
+        attribute: Its name.
+        value: What it is set to.
+    """
+
+    module: nn.Module
+    attribute: str
+    value: Any
+
+
+class Replacement:
+    """The handle that `replace` returns; `str` gives a table. Undoes at `with`'s end.
+
+    A deep copy of the model is replaced as well, and is no concern of this handle; a
+    model that was pickled comes back with its own modules.
+
+    Args:
+        replaced: What was replaced.
+        left: What was left.
+        bindings: What to set on which module.
+
+    Attributes:
+        replaced: What was replaced, in the model's order.
+        left: What was left, and why.
+    """
+
+    def __init__(
+        self,
+        replaced: list[Replaced],
+        left: list[Left],
+        bindings: list[Binding],
+    ) -> None:
+        self.replaced = tuple(replaced)
+        self.left = tuple(left)
+        self._bindings = bindings
+
+    def undo(self) -> None:
+        """Gives every module its own back; a second time does nothing."""
+        for binding in self._bindings:
+            own = vars(binding.module)
+            if own.get(binding.attribute) is binding.value:
+                del own[binding.attribute]
+
+    def redo(self) -> None:
+        """Replaces again what `undo` gave back; a second time does nothing."""
+        for binding in self._bindings:
+            vars(binding.module).setdefault(binding.attribute, binding.value)
+
+    def __enter__(self) -> Self:
+        """Returns the handle."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Undoes."""
+        self.undo()
+
+    def __str__(self) -> str:
+        """Returns what was replaced and what was left, equal ones in one line."""
+        lines: dict[tuple[str, str, str], list[str]] = {}
+        for one in self.replaced:
+            what = f"{one.op} by {one.impl}"
+            lines.setdefault(("replaced", one.module, what), []).append(one.name)
+        for other in self.left:
+            lines.setdefault(("left", other.module, other.why), []).append(other.name)
+        if not lines:
+            return "no module that an op could stand in for"
+        rows = [
+            (state, f"{len(names)} x {module}", names[0], what)
+            for (state, module, what), names in lines.items()
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        cells = (
+            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
+        return "\n".join(cells)

@@ -1,0 +1,372 @@
+"""`replace`: finds modules that an op can stand in for, checks, and swaps them."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import types
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from drivetrain_kernels._errors import (
+    ImplementationError,
+    ImplementationNameError,
+    ReplacementError,
+)
+from drivetrain_kernels.replacement._check import (
+    TOLERANCES,
+    disagreement,
+    sample_input,
+)
+from drivetrain_kernels.replacement._guess import is_standin
+from drivetrain_kernels.replacement._handle import Binding, Left, Replaced, Replacement
+from drivetrain_kernels.replacement._kinds import (
+    KINDS,
+    guesses_for,
+    known_to_be_left,
+)
+from drivetrain_kernels.replacement._loss_head import (
+    ATTRIBUTE,
+    causal_loss,
+    head_of,
+    loss_disagreement,
+    loss_facts,
+)
+
+if TYPE_CHECKING:
+    from drivetrain_kernels.replacement._guess import Guess
+
+__all__ = ["replace"]
+
+_PLAIN = frozenset({"reference", "torch"})
+"""What a model computes anyhow; where auto takes these there is nothing to gain."""
+
+
+def replace(
+    model: nn.Module,
+    plan: str | Mapping[str, str] | None = None,
+    *,
+    example: Any = None,
+    verify: bool = True,
+) -> Replacement:
+    """Lets ops of this package stand in for modules of a model, until undone.
+
+    Modules are found by their structure, in any library's spelling: RMSNorm (Llama's,
+    Gemma's, T5's, torch's), LayerNorm, gated feed-forwards with SiLU or GELU, and the
+    loss of causal language models of transformers. Each is run beside its stand-in on random input first, forward and backward, and is left
+    with a reason where they differ. Only instances change, and only their `forward`:
+    parameters, names, hooks and the state dict stay.
+
+    Args:
+        model: Any module. Replace before it is compiled or sharded.
+        plan: By kind ("rms_norm", "layer_norm", "swiglu", "geglu", "cross_entropy")
+            the implementation to use; kinds that are not named are left alone. "auto" or None replaces
+            where an op's automatic choice is more than torch's own operators, which
+            on a CPU is nowhere.
+        example: A batch for the whole model; when given, its output is compared too.
+            A tuple holds positional arguments, a mapping named ones.
+        verify: Whether to check each stand-in.
+
+    Returns:
+        The handle, which says what was replaced and undoes it.
+
+    Raises:
+        ReplacementError: The plan names an unknown kind, or the model's output on
+            `example` changed.
+        ImplementationNameError: The plan names an unknown implementation.
+        ImplementationError: An implementation that the plan names cannot take any
+            module of its kind here.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.RMSNorm(8))
+        >>> with replace(model, {"rms_norm": "reference"}) as replacement:
+        ...     print(replacement)
+        replaced  1 x RMSNorm  1  rms_norm(eps=1.19209e-07, offset=0, cast=float32) \
+by reference
+    """
+    wanted = _checked_plan(model, plan)
+    swap = _Swap(wanted, verify=verify)
+    compiled = ""
+    for name, module in model.named_modules():
+        # What was compiled holds its parts as they were when it was.
+        if _is_compiled(module):
+            compiled = compiled or name or "the model"
+        swap.visit(name, module, compiled)
+        swap.visit_loss(name, module, compiled)
+    swap.require_some_of_each()
+    handle = Replacement(swap.replaced, swap.left, swap.bindings)
+    if example is not None:
+        _require_same_output(model, handle, example)
+    handle.redo()
+    return handle
+
+
+class _Swap:
+    """Collects what is to be replaced and what is to be left."""
+
+    def __init__(self, wanted: Mapping[str, str] | None, *, verify: bool) -> None:
+        self.wanted = wanted
+        self.verify = verify
+        self.replaced: list[Replaced] = []
+        self.left: list[Left] = []
+        self.bindings: list[Binding] = []
+        self._refusals: dict[str, ImplementationError] = {}
+
+    def visit(self, name: str, module: nn.Module, compiled: str) -> None:
+        """Decides on one module.
+
+        Args:
+            name: Its name in the model.
+            module: The module.
+            compiled: The compiled module that it is a part of, or empty.
+        """
+        kind = type(module).__name__
+        guesses = guesses_for(module)
+        why = known_to_be_left(module) if not guesses else ""
+        if guesses:
+            if self.wanted is not None:
+                guesses = [g for g in guesses if g.kind in self.wanted]
+            if not guesses:
+                return
+            why = _unfit(module, compiled)
+        if why:
+            self.left.append(Left(name=name, module=kind, why=why))
+        elif guesses:
+            self._try(name, module, guesses)
+
+    def require_some_of_each(self) -> None:
+        """Raises if an implementation that was named can take no module of its kind."""
+        done = {replaced.op.partition("(")[0] for replaced in self.replaced}
+        for kind, error in self._refusals.items():
+            if kind not in done:
+                raise error
+
+    def _try(self, name: str, module: nn.Module, guesses: list[Guess]) -> None:
+        kind = type(module).__name__
+        best, error, why = None, None, self._nothing_to_gain(module, guesses[0])
+        if not why:
+            best, error, why = self._best(module, guesses)
+        if best is not None:
+            impl, why = self._implementation(module, best)
+            if not why:
+                standin = best.build(impl)
+                own = disagreement(module, standin, best.width, _dtype(module))
+                if self.verify and not own <= TOLERANCES[_dtype(module)]:
+                    why = f"{best.what} by {impl} differs by {own:.1e}"
+                else:
+                    bound = types.MethodType(standin, module)
+                    error = max(own, error or 0.0)
+                    self._bind(
+                        name, Binding(module, "forward", bound), best.what, impl, error
+                    )
+                    return
+        self.left.append(Left(name=name, module=kind, why=why))
+
+    def visit_loss(self, name: str, module: nn.Module, compiled: str) -> None:
+        """Decides on the loss of a model of transformers.
+
+        Args:
+            name: The model's name in the whole.
+            module: Any module; most have no such loss.
+            compiled: The compiled module that it is a part of, or empty.
+        """
+        kind = "cross_entropy"
+        plain = head_of(module)
+        if plain is None or (self.wanted is not None and kind not in self.wanted):
+            return
+        device, dtype = _device(module), _dtype(module)
+        impl = "auto" if self.wanted is None else self.wanted[kind]
+        ours = causal_loss(impl)
+        why = f"{compiled} is compiled; replace before compiling" if compiled else ""
+        facts = loss_facts(device, dtype)
+        try:
+            chosen = KINDS[kind].choose(facts, impl).implementation.name
+        except ImplementationError as error:
+            self._refusals.setdefault(kind, error)
+            why = str(error)
+        else:
+            if self.wanted is None and chosen in _PLAIN:
+                why = f"{kind} would run torch's operators here as well"
+        apart = 0.0 if why else loss_disagreement(plain, ours, device, dtype)
+        if self.verify and not apart <= TOLERANCES[dtype]:
+            why = f"{kind} by {impl} differs by {apart:.1e}"
+        if why:
+            self.left.append(Left(name=name, module=_loss_of(module), why=why))
+        else:
+            self._bind(name, Binding(module, ATTRIBUTE, ours), kind, impl, apart)
+
+    def _bind(
+        self, name: str, binding: Binding, what: str, impl: str, error: float
+    ) -> None:
+        loss = binding.attribute == ATTRIBUTE
+        kind = _loss_of(binding.module) if loss else type(binding.module).__name__
+        self.bindings.append(binding)
+        self.replaced.append(
+            Replaced(
+                name=name,
+                module=kind,
+                op=what,
+                impl=impl,
+                error=error if self.verify else None,
+            )
+        )
+
+    def _best(
+        self, module: nn.Module, guesses: list[Guess]
+    ) -> tuple[Guess | None, float | None, str]:
+        """Returns the guess that computes what the module does, by its reference."""
+        found: list[tuple[float, float, Guess]] = []
+        why = ""
+        for guess in guesses:
+            try:
+                standin = guess.build("reference")
+                error = disagreement(module, standin, guess.width, _dtype(module))
+                # Where it rounds shows in few bits only.
+                few = disagreement(module, standin, guess.width, torch.bfloat16)
+            except Exception as failure:  # noqa: BLE001
+                # The module is something else, which may raise whatever it likes.
+                why = f"it takes other input: {type(failure).__name__}"
+                continue
+            found.append((error, few, guess))
+        good = [f for f in found if f[0] <= TOLERANCES[_dtype(module)]]
+        if good:
+            error, _, guess = min(good, key=lambda f: f[1])
+            return guess, error, ""
+        if found:
+            error, _, guess = min(found, key=lambda f: f[0])
+            why = f"it is no {guess.what}: it differs by {error:.1e}"
+        return None, None, why
+
+    def _implementation(self, module: nn.Module, guess: Guess) -> tuple[str, str]:
+        """Returns the implementation to use, or why there is none."""
+        if self.wanted is None:
+            return "auto", self._nothing_to_gain(module, guess)
+        impl = self.wanted[guess.kind]
+        try:
+            guess.op.choose(_facts(module, guess), impl)
+        except ImplementationError as error:
+            self._refusals.setdefault(guess.kind, error)
+            return "", str(error)
+        return impl, ""
+
+    def _nothing_to_gain(self, module: nn.Module, guess: Guess) -> str:
+        """Returns why an automatic plan leaves a module, or nothing."""
+        if self.wanted is not None:
+            return ""
+        chosen = guess.op.choose(_facts(module, guess)).implementation.name
+        if chosen in _PLAIN:
+            return f"{guess.op.name} would run torch's operators here as well"
+        return ""
+
+
+def _loss_of(module: nn.Module) -> str:
+    return f"loss of {type(module).__name__}"
+
+
+def _facts(module: nn.Module, guess: Guess) -> Any:
+    x = sample_input(guess.width, _device(module), _dtype(module))
+    return guess.facts(module, x.requires_grad_())
+
+
+def _checked_plan(
+    model: object, plan: str | Mapping[str, str] | None
+) -> Mapping[str, str] | None:
+    if not isinstance(model, nn.Module):
+        message = f"replace() takes a module, got {type(model).__name__}"
+        raise ReplacementError(message)
+    if plan is None or plan == "auto":
+        return None
+    if not isinstance(plan, Mapping):
+        message = f"a plan is 'auto' or a mapping of kinds, got {plan!r}"
+        raise ReplacementError(message)
+    for kind, impl in plan.items():
+        if kind not in KINDS:
+            near = difflib.get_close_matches(str(kind), KINDS, n=1)
+            hint = f", nearest: {near[0]}" if near else ""
+            message = (
+                f"a plan names kinds of modules; there is no kind {kind!r}{hint}; the "
+                f"kinds are {', '.join(KINDS)}"
+            )
+            raise ReplacementError(message)
+        _require_name(kind, impl)
+    return plan
+
+
+def _require_name(kind: str, impl: str) -> None:
+    names = ["auto", *(one.name for one in KINDS[kind].implementations)]
+    if impl not in names:
+        message = (
+            f"{kind}: there is no implementation {impl!r}; it has "
+            f"{', '.join(map(repr, names))}"
+        )
+        raise ImplementationNameError(message)
+
+
+def _unfit(module: nn.Module, compiled: str) -> str:
+    """Returns why a module must be left whatever it computes, or nothing."""
+    if is_standin(vars(module).get("forward")):
+        return "replaced already"
+    if "forward" in vars(module):
+        return "another library has set its forward"
+    if compiled:
+        return f"{compiled} is compiled; replace before compiling"
+    for parameter in module.parameters():
+        if type(parameter.data) is not Tensor:
+            return f"its parameters are {type(parameter.data).__name__}; replace before"
+        if parameter.is_meta:
+            return "its parameters are on the meta device"
+        if parameter.dtype not in TOLERANCES:
+            return f"its parameters are {parameter.dtype}"
+    if len({(p.dtype, p.device) for p in module.parameters()}) > 1:
+        return "its parameters differ in dtype or device"
+    return ""
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    named = type(module).__name__ == "OptimizedModule"
+    return named or module._compiled_call_impl is not None
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    return next(module.parameters()).dtype
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
+
+
+def _require_same_output(model: nn.Module, handle: Replacement, example: Any) -> None:
+    """Compares the whole model's outputs; the handle is left undone."""
+    before = _outputs(copy.deepcopy(model), example)
+    with handle:
+        handle.redo()
+        after = _outputs(copy.deepcopy(model), example)
+    for ours, theirs in zip(before, after, strict=True):
+        norm = torch.linalg.vector_norm(ours.double())
+        apart = torch.linalg.vector_norm(ours.double() - theirs.double())
+        # Rounding grows from layer to layer.
+        bound = 10 * TOLERANCES.get(ours.dtype, 1e-5)
+        if float(apart) > bound * float(norm):
+            message = (
+                f"the model's output on the example changed by {float(apart / norm):.1e}"
+                f", allowed is {bound:.0e}; nothing was replaced"
+            )
+            raise ReplacementError(message)
+
+
+def _outputs(model: nn.Module, example: Any) -> list[Tensor]:
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if isinstance(example, Mapping):
+            out = model(**example)
+        elif isinstance(example, tuple | list):
+            out = model(*example)
+        else:
+            out = model(example)
+    leaves = pytree.tree_leaves(out.to_tuple() if hasattr(out, "to_tuple") else out)
+    return [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]

@@ -1,0 +1,100 @@
+"""Keeps a model's state as it was while steps are tried on it."""
+
+from __future__ import annotations
+
+import random
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain_kernels._errors import SelectionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from drivetrain_kernels.selector._workload import Workload
+
+__all__ = ["preserved", "require_unchanged_parameters"]
+
+# What candidates set on a module, and take away themselves.
+_OURS = frozenset({"_compiled_call_impl", "forward"})
+
+
+@contextmanager
+def preserved(workload: Workload) -> Iterator[None]:
+    """Puts back what steps changed: buffers, gradients, attributes, random states.
+
+    Parameters are not copied, because a step without an optimizer leaves them alone;
+    `require_unchanged_parameters` checks that.
+    """
+    module = workload.module
+    modules = list(module.modules()) if module is not None else []
+    attributes = [(m, dict(vars(m))) for m in modules]
+    buffers = [(m, dict(m._buffers)) for m in modules]
+    values = {
+        id(b): (b, b.clone())
+        for _, own in buffers
+        for b in own.values()
+        if b is not None
+    }
+    grads = [(leaf, leaf.grad) for leaf in workload.leaves]
+    with _random_states(workload.device):
+        try:
+            yield
+        finally:
+            for leaf, grad in grads:
+                leaf.grad = grad
+            for part, before in attributes:
+                _put_back(vars(part), before)
+            for part, own in buffers:
+                part._buffers.clear()
+                part._buffers.update(own)
+            with torch.no_grad():
+                for buffer, value in values.values():
+                    buffer.copy_(value)
+
+
+def require_unchanged_parameters(workload: Workload) -> None:
+    """Runs one step as the user wrote it, and checks that it trains nothing.
+
+    Raises:
+        SelectionError: The step changed a parameter; the parameters are put back.
+    """
+    copies = [(p, p._version, p.detach().clone()) for p in workload.leaves]
+    workload.run(workload.target, workload.batches[0])
+    if all(p._version == version for p, version, _ in copies):
+        return
+    with torch.no_grad():
+        for parameter, _, value in copies:
+            parameter.copy_(value)
+    message = (
+        "a step that select() tries must not change parameters, and this one did; "
+        "leave the optimizer's step out of it"
+    )
+    raise SelectionError(message)
+
+
+def _put_back(found: dict[str, Any], before: dict[str, Any]) -> None:
+    for name in [n for n in found if n not in before and n not in _OURS]:
+        del found[name]
+    for name, value in before.items():
+        if name not in _OURS and found.get(name, found) is not value:
+            found[name] = value
+
+
+@contextmanager
+def _random_states(device: torch.device) -> Iterator[None]:
+    numpy = sys.modules.get("numpy")
+    host = random.getstate()
+    array = numpy.random.get_state() if numpy else None
+    devices = [] if device.type == "cpu" else [device.index or 0]
+    kind = "cuda" if device.type == "cpu" else device.type
+    with torch.random.fork_rng(devices=devices, device_type=kind):
+        try:
+            yield
+        finally:
+            random.setstate(host)
+            if numpy:
+                numpy.random.set_state(array)

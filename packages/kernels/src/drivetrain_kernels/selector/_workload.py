@@ -1,0 +1,173 @@
+"""One training step of the thing to be compiled, on example batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from drivetrain_kernels._errors import SelectionError
+
+__all__ = ["LossFunction", "StepFunction", "Workload"]
+
+LossFunction = Callable[[Any, Any], Tensor]
+"""Returns the scalar loss of (output, batch)."""
+
+StepFunction = Callable[[Callable[..., Any], Any], Tensor]
+"""Returns the scalar loss of (callable, batch); it steps no optimizer."""
+
+
+class Workload:
+    """What is run, verified and timed: forward, loss and backward on a batch.
+
+    With `step`, that function is called with the callable and the batch. With `loss`,
+    a tuple's first part is the input and the rest are targets. With neither, a tuple
+    holds the positional arguments, a mapping the named ones, and the loss is the
+    output's own `loss`, the output if that is a scalar, or a fixed weighted sum of
+    what the output holds.
+
+    Args:
+        target: A module or function.
+        batches: What it is called with; at least one.
+        loss: Returns the loss of (output, batch).
+        step: Returns the loss of (callable, batch).
+
+    Raises:
+        SelectionError: There is no batch, or both `loss` and `step` are given.
+    """
+
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        batches: Sequence[Any],
+        *,
+        loss: LossFunction | None = None,
+        step: StepFunction | None = None,
+    ) -> None:
+        _require_callable(target)
+        if not batches:
+            message = "select() needs one example batch or more, got none"
+            raise SelectionError(message)
+        if loss is not None and step is not None:
+            message = "select() takes loss or step, got both; step computes the loss"
+            raise SelectionError(message)
+        self.target = target
+        self.batches = list(batches)
+        self._loss = loss
+        self._step = step
+        self._weights: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
+        found = target.parameters() if isinstance(target, nn.Module) else ()
+        inputs = [t for t in self._tensors(self.batches) if t.is_leaf]
+        self.leaves = [t for t in (*found, *inputs) if t.requires_grad]
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The target, if it is a module."""
+        return self.target if isinstance(self.target, nn.Module) else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the target computes: where its tensors are."""
+        module = self.module
+        own = next(module.parameters(), None) if module is not None else None
+        found = own if own is not None else next(iter(self._tensors(self.batches)), own)
+        return torch.device("cpu") if found is None else found.device
+
+    def shapes_vary(self) -> bool:
+        """Returns whether the batches differ in the shape of a tensor."""
+        return len({self.signature(batch) for batch in self.batches}) > 1
+
+    def signature(self, batch: Any) -> str:
+        """Returns structure, shapes and dtypes of a batch as text."""
+        leaves, spec = pytree.tree_flatten(batch)
+        kinds = [
+            f"{tuple(x.shape)}{x.dtype}{x.device.type}"
+            if isinstance(x, Tensor)
+            else type(x).__name__
+            for x in leaves
+        ]
+        return f"{spec}|{'|'.join(kinds)}"
+
+    def run(self, call: Callable[..., Any], batch: Any) -> Tensor:
+        """Runs one step, and leaves the gradients in the leaves.
+
+        Returns:
+            The loss, detached.
+        """
+        for leaf in self.leaves:
+            leaf.grad = None
+        loss = self.loss(call, batch)
+        if loss.requires_grad:
+            torch.autograd.backward(loss)
+        return loss.detach()
+
+    def loss(self, call: Callable[..., Any], batch: Any) -> Tensor:
+        """Returns the loss of a batch.
+
+        Raises:
+            SelectionError: It is not a scalar tensor.
+        """
+        if self._step is not None:
+            value: Any = self._step(call, batch)
+        elif self._loss is not None:
+            value = self._loss(_call_on_input(call, batch), batch)
+        else:
+            value = self._own_loss(_call_on_all(call, batch))
+        if not isinstance(value, Tensor) or value.ndim:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value)
+            message = f"the loss must be a scalar tensor, got {got}; reduce it"
+            raise SelectionError(message)
+        return value
+
+    def _own_loss(self, output: Any) -> Tensor:
+        found = getattr(output, "loss", None)
+        if isinstance(found, Tensor) and not found.ndim:
+            return found
+        if isinstance(output, Tensor) and not output.ndim:
+            return output
+        parts = [self._weighted(t) for t in self._tensors(output)]
+        if not parts:
+            message = (
+                f"the output holds no floating tensor, got {type(output).__name__}"
+            )
+            raise SelectionError(message)
+        return torch.stack(parts).sum()
+
+    def _weighted(self, value: Tensor) -> Tensor:
+        # Weights that differ by element: the mean of a normalised output is constant,
+        # and would let every gradient vanish.
+        key = (value.shape, value.dtype, value.device)
+        if key not in self._weights:
+            places = torch.arange(value.numel(), device=value.device)
+            self._weights[key] = places.cos().to(value.dtype).view(value.shape)
+        return (value * self._weights[key]).float().mean()
+
+    @staticmethod
+    def _tensors(tree: Any) -> list[Tensor]:
+        if hasattr(tree, "to_tuple"):  # outputs of transformers
+            tree = tree.to_tuple()
+        leaves = pytree.tree_leaves(tree)
+        return [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+
+
+def _require_callable(target: object) -> None:
+    if not callable(target):
+        message = f"select() takes a module or function, got {target!r}"
+        raise SelectionError(message)
+
+
+def _call_on_input(call: Callable[..., Any], batch: Any) -> Any:
+    if isinstance(batch, tuple | list):
+        return call(batch[0])
+    return _call_on_all(call, batch)
+
+
+def _call_on_all(call: Callable[..., Any], batch: Any) -> Any:
+    if isinstance(batch, tuple | list):
+        return call(*batch)
+    if isinstance(batch, Mapping):
+        return call(**batch)
+    return call(batch)

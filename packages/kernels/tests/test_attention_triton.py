@@ -1,0 +1,126 @@
+"""The Triton kernels of attention, interpreted or on a GPU."""
+
+import os
+
+import pytest
+import torch
+from attention_cases import PACKED, TOKENS, qkv
+from kernel_checks import as_exact_as, normal, outcome, same
+
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.interpreter,
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1"
+    ),
+]
+
+from drivetrain_kernels import ImplementationError, attention
+
+CASES = [
+    ((70, 70), (2, 2), {}),
+    ((70, 70), (4, 2), {"window": 9}),
+    ((33, 70), (2, 1), {"causal": False, "window": (3, 40), "softcap": 2.0}),
+    ((70, 33), (2, 1), {"window": 20}),
+    ((40, 70), (2, 1), {"causal": False, "softcap": 2.0}),
+    ((1, 65), (2, 1), {"window": 3}),
+    ((40, 40), (1, 1), {"causal": False, "window": (None, 3), "scale": 0.3}),
+]
+
+
+def forms(**options):
+    return (
+        lambda *t: attention(*t, impl="triton", **options),
+        lambda *t: attention(*t, impl="reference", **options),
+    )
+
+
+@pytest.mark.parametrize(("sizes", "heads", "options"), CASES, ids=str)
+def test_attention_kernels_equal_the_reference_in_float64(sizes, heads, options):
+    same(*forms(**options), qkv(*sizes, heads, batch=1, dim=20), rtol=1e-11, atol=1e-12)
+
+
+def test_attention_kernels_take_a_batch_and_strides():
+    same(
+        lambda q, k, v: forms(window=5)[0](*(t.transpose(1, 2) for t in (q, k, v))),
+        lambda q, k, v: forms(window=5)[1](*(t.transpose(1, 2) for t in (q, k, v))),
+        normal((2, 2, 20, 8), (2, 1, 20, 8), (2, 1, 20, 8)),
+    )
+    same(
+        lambda q, k, v: forms()[0](*(t.transpose(1, 3) for t in (q, k, v))),
+        lambda q, k, v: forms()[1](*(t.transpose(1, 3) for t in (q, k, v))),
+        normal(*((1, 8, 2, 20),) * 3),
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 7}, {"causal": False, "softcap": 2.0}], ids=str
+)
+def test_attention_kernels_keep_packed_sequences_apart(options):
+    same(
+        *forms(cu_seqlens_q=PACKED, max_seqlen=35, **options),
+        qkv(TOKENS, TOKENS, (2, 1), batch=None),
+    )
+
+
+def test_attention_kernels_take_other_lengths_of_packed_keys():
+    cu_q, cu_k = torch.tensor([0, 4, 12]), torch.tensor([0, 3, 20], dtype=torch.int32)
+    same(
+        *forms(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k),
+        qkv(12, 20, batch=None),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_kernels_are_as_exact_as_the_reference(dtype):
+    triton, reference = forms(window=40)
+    as_exact_as(
+        triton, reference, reference, qkv(65, 65, (2, 1), batch=1, dim=32), dtype
+    )
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"batch": 0}, {"num_queries": 0}, {"num_keys": 0}], ids=str
+)
+def test_attention_kernels_of_nothing(sizes):
+    q, k, v = qkv(**sizes)
+    out = attention(q.requires_grad_(), k, v, impl="triton")
+    assert torch.equal(out, torch.zeros_like(q))
+    out.sum().backward()
+    assert torch.equal(q.grad, torch.zeros_like(q))
+
+
+@pytest.mark.filterwarnings("ignore:.*NaN")
+def test_attention_kernels_load_no_block_outside_the_window():
+    q, k, v = qkv(128, 128, (1, 1), batch=1)
+    k[:, :64] = v[:, :64] = float("nan")  # two blocks, which the last block never sees
+    out = attention(q, k, v, window=32, impl="triton")
+    assert not out[:, 96:].isnan().any()
+    assert out[:, :64].isnan().any()
+
+
+def test_attention_kernels_repeat_every_bit():
+    triton, _ = forms(window=9)
+    tensors = qkv(40, 40, (4, 2), batch=1, dtype=torch.float32)
+    assert all(map(torch.equal, outcome(triton, tensors), outcome(triton, tensors)))
+
+
+def test_attention_kernels_are_operators_that_compile():
+    from drivetrain_kernels.ops import _attention_triton as module
+
+    q, k, v = (t.requires_grad_() for t in qkv(20, 20, (2, 1), 1, dtype=torch.float32))
+    torch.library.opcheck(module._forward, (q, k, v, None, None, 0, 5, 0, 0.3, 0.0))
+    triton, _ = forms(window=5)
+    same(
+        torch.compile(triton, fullgraph=True, backend="aot_eager"),
+        triton,
+        qkv(20, 20, (2, 1), batch=1),
+    )
+
+
+def test_attention_kernels_refuse_dropout():
+    with pytest.raises(
+        ImplementationError, match=r"'triton'.*has no dropout, got 0\.5"
+    ):
+        attention(*qkv(), dropout_p=0.5, impl="triton")

@@ -1,0 +1,263 @@
+"""`replace`: what it finds, what it leaves, that results stay, and the way back."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from replace_models import GatedMLP, GemmaNorm, L1Norm, LlamaNorm, Model
+from torch import nn
+
+from drivetrain_kernels import (
+    ImplementationError,
+    ImplementationNameError,
+    ReplacementError,
+    replace,
+)
+from drivetrain_kernels.replacement import _check
+
+REFERENCE = dict.fromkeys(
+    ("rms_norm", "layer_norm", "swiglu", "geglu", "cross_entropy"), "reference"
+)
+X = torch.linspace(-2.0, 2.0, 48).view(2, 3, 8)
+
+
+def outcome(model, x=X):
+    model.zero_grad()
+    out = model(x)
+    (out * torch.arange(out.numel()).cos().view(out.shape)).sum().backward()
+    return [out.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+def test_everything_alike_is_found_and_computes_the_same():
+    model = Model()
+    expected = outcome(model)
+    replacement = replace(model, REFERENCE)
+    found = {one.name: one.op.partition(",")[0] for one in replacement.replaced}
+    assert found == {
+        "first": "rms_norm(eps=1e-06",
+        "mlp": "swiglu",
+        "second": "rms_norm(eps=1e-06",
+        "gelu": "geglu(approximate=tanh)",
+        "joined": "swiglu",
+        "third": "rms_norm(eps=1.19209e-07",
+        "fourth": "layer_norm(eps=1e-05)",
+    }
+    assert all(one.error <= 1e-5 for one in replacement.replaced)
+    (left,) = replacement.left
+    assert left.name == "odd"
+    assert left.why.startswith("it is no rms_norm(")
+    for ours, theirs in zip(outcome(model), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_undo_is_exact_and_twice_is_once():
+    model = Model()
+    before = [dict(vars(module)) for module in model.modules()]
+    expected = outcome(model)
+    replacement = replace(model, REFERENCE)
+    assert [vars(module) for module in model.modules()] != before
+    replacement.undo()
+    replacement.undo()
+    assert [vars(module) for module in model.modules()] == before
+    again = outcome(model)
+    assert all(torch.equal(a, b) for a, b in zip(again, expected, strict=True))
+    replacement.redo()
+    replacement.redo()
+    assert "forward" in vars(model.first)
+    with replacement:
+        pass
+    assert "forward" not in vars(model.first)
+
+
+def test_stand_in_is_what_runs(monkeypatch):
+    called = []
+    model = nn.Sequential(nn.RMSNorm(8, eps=1e-6))
+    replace(model, {"rms_norm": "reference"})
+    op = "drivetrain_kernels.replacement._norms._rms_norm.rms_norm"
+    real = _check.sample_input
+    monkeypatch.setattr(op, lambda x, *args, **kwargs: called.append(kwargs) or x)
+    model(real(8, torch.device("cpu"), torch.float32))
+    (options,) = called
+    assert options["impl"] == "reference"
+    assert options["eps"] == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("module", "what"),
+    [
+        (LlamaNorm(8), "offset=0, cast=input"),
+        (GemmaNorm(8), "offset=1, cast=float32"),
+    ],
+)
+def test_rounding_is_found_out_even_where_the_weights_are_wide(module, what):
+    (found,) = replace(nn.ModuleList([module]), REFERENCE).replaced
+    assert what in found.op
+    # Then it holds as well after the model was converted.
+    narrow = copy.deepcopy(module).to(torch.bfloat16)
+    x = X.to(torch.bfloat16)
+    expected = type(module).forward(narrow, x)
+    assert torch.equal(narrow(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_models_of_other_dtypes_are_replaced(dtype):
+    model = Model().to(dtype)
+    if dtype == torch.float64:
+        # These compute in float32 whatever they are given.
+        del model.first, model.second
+    expected = outcome(model, X.to(dtype))
+    replacement = replace(model, REFERENCE)
+    assert len(replacement.replaced) == len(list(model.children())) - 1
+    error = _check.TOLERANCES[dtype]
+    for ours, theirs in zip(outcome(model, X.to(dtype)), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=4 * error, atol=4 * error)
+
+
+def test_names_state_hooks_copies_and_pickles_survive():
+    model = Model()
+    names = [name for name, _ in model.named_parameters()]
+    seen = []
+    model.first.register_forward_hook(lambda *_: seen.append("hook"))
+    replace(model, REFERENCE)
+    assert [name for name, _ in model.named_parameters()] == names
+    model.load_state_dict(Model().state_dict())
+    expected = model(X)
+    assert seen == ["hook"]
+    copied = copy.deepcopy(model)
+    assert copied.first.forward.__self__ is copied.first
+    torch.testing.assert_close(copied(X), expected)
+    seen.clear()
+    model.first._forward_hooks.clear()
+    again = pickle.loads(pickle.dumps(model))
+    assert again.first.forward.__func__ is LlamaNorm.forward
+    torch.testing.assert_close(again(X), expected)
+
+
+def test_shared_instance_is_replaced_once():
+    norm = nn.RMSNorm(8)
+    model = nn.Sequential(norm, nn.Linear(8, 8), norm)
+    replacement = replace(model, REFERENCE)
+    assert [one.name for one in replacement.replaced] == ["0"]
+    replacement.undo()
+    assert "forward" not in vars(norm)
+
+
+def test_replaced_model_is_left_alone_the_second_time():
+    model = Model()
+    first = replace(model, REFERENCE)
+    second = replace(model, REFERENCE)
+    assert not second.replaced
+    assert {one.why for one in second.left if one.name != "odd"} == {"replaced already"}
+    second.undo()
+    assert "forward" in vars(model.first)
+    first.undo()
+
+
+def test_automatic_plan_replaces_nothing_on_a_cpu_and_says_so():
+    replacement = replace(Model())
+    assert not replacement.replaced
+    assert "rms_norm would run torch's operators here as well" in str(replacement)
+
+
+def test_kinds_that_the_plan_does_not_name_are_left_without_a_word():
+    replacement = replace(Model(), {"swiglu": "reference"})
+    assert {one.op for one in replacement.replaced} == {"swiglu"}
+    assert {one.name for one in replacement.left} == {"gelu"}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda m: m.compile(backend="eager"), "the model is compiled"),
+        (lambda m: setattr(m[0], "forward", lambda x: x), "has set its forward"),
+        (lambda m: m.to("meta"), "its parameters are on the meta device"),
+        (lambda m: m.to(torch.float8_e4m3fn), "are torch.float8_e4m3fn"),
+    ],
+)
+def test_module_in_a_state_that_forbids_it_is_left(change, why):
+    model = nn.Sequential(nn.RMSNorm(8, eps=1e-6))
+    with torch.no_grad():
+        change(model)
+    (left,) = replace(model, REFERENCE).left
+    assert why in left.why
+
+
+def test_dropout_is_found_in_a_model_in_evaluation():
+    mlp = GatedMLP(8, nn.Sequential(nn.SiLU(), nn.Dropout(0.5)))
+    model = nn.Sequential(mlp).eval()
+    (left,) = replace(model, REFERENCE).left
+    assert "it is no swiglu: it differs" in left.why
+    assert not any(module.training for module in model.modules())
+
+
+def test_call_of_another_form_goes_to_the_module_itself():
+    model = nn.Sequential(LlamaNorm(8))
+    replace(model, REFERENCE)
+    narrow = X.to(torch.bfloat16)
+    # Llama's norm promotes: the op, which keeps the dtype, would not.
+    assert model(narrow).dtype == torch.float32
+    assert torch.equal(model[0](hidden_states=narrow), model(narrow))
+
+
+def test_transformer_encoder_of_torch_trains_as_before():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2)
+    expected = outcome(model)
+    replacement = replace(model, REFERENCE, example=X)
+    assert len(replacement.replaced) == 4
+    assert "takes scaled_dot_product_attention already" in str(replacement)
+    for ours, theirs in zip(outcome(model), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_layers_share_what_is_compiled_of_a_replaced_block():
+    blocks = [nn.Sequential(nn.Linear(8, 8), LlamaNorm(8)) for _ in range(3)]
+    for block in blocks:
+        replace(block, REFERENCE)
+    graphs = []
+
+    def run(module, x):
+        return module(x)
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(run, backend=backend, fullgraph=True)
+    for block in blocks:
+        torch.testing.assert_close(compiled(block, X), block(X))
+    assert len(graphs) == 1
+
+
+def test_output_that_changes_on_the_example_undoes_everything():
+    class Clamped(LlamaNorm):
+        def forward(self, hidden_states):
+            return super().forward(hidden_states.clamp(-10.0, 10.0))
+
+    model = nn.Sequential(Clamped(8))
+    with pytest.raises(ReplacementError, match=r"changed by .* nothing was replaced"):
+        replace(model, REFERENCE, example=20.0 * X)
+    assert "forward" not in vars(model[0])
+
+
+@pytest.mark.parametrize(
+    ("plan", "error", "message"),
+    [
+        ({"rmsnorm": "auto"}, ReplacementError, "no kind 'rmsnorm', nearest: rms_norm"),
+        ({"rms_norm": "cuda"}, ImplementationNameError, "no implementation 'cuda'"),
+        ("fast", ReplacementError, "'auto' or a mapping of kinds, got 'fast'"),
+        ({"swiglu": "triton"}, ImplementationError, "needs a CUDA tensor, got cpu"),
+    ],
+)
+def test_plan_that_cannot_be_followed_is_an_error(plan, error, message, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    model = nn.Sequential(GatedMLP(8, nn.SiLU()), L1Norm(8))
+    with pytest.raises(error, match=message):
+        replace(model, plan)
+    assert "forward" not in vars(model[0])
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(ReplacementError, match="takes a module, got int"):
+        replace(3)

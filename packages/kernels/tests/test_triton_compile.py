@@ -1,0 +1,158 @@
+"""The Triton kernels are compiled for an H100 or H200 to machine code, without one.
+
+Run as a program, this file compiles every variant and prints what came out of it. A
+process of its own does it, since in that of the tests Triton interprets.
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="triton is not installed"
+    ),
+]
+
+# The narrowest and the widest dtype, each as (tensors, sums).
+DTYPES = {"bfloat16": ("bf16", "fp32"), "float64": ("fp64", "fp64")}
+
+
+def norms(dtype, acc):
+    """Returns name, module, kernel, pointers, numbers and constants of each variant."""
+    off = {
+        "OFFSET": 0.0,
+        "KEEP_SCALE": 1.25,
+        "CAST_FIRST": True,
+        "HAS_WEIGHT": True,
+        "DTYPE": dtype,
+        "ACC": acc,
+        "BLOCK": 4096,
+    }
+    kinds = {
+        "rms": {"LAYER": False, "ADDS": False, "DROPS": False, "HAS_BIAS": False},
+        "layer": {"LAYER": True, "ADDS": False, "DROPS": False, "HAS_BIAS": True},
+        "dropout, add": {"LAYER": False, "ADDS": True, "DROPS": True, "HAS_BIAS": False},
+    }
+    row = {"X", "RESIDUAL", "WEIGHT", "BIAS", "Y", "Z", "DY", "DZ_IN", "DZ", "DX"}
+    for kind, flags in kinds.items():
+        for name, more in (("_forward_kernel", {"EPS": 1e-6}), ("_backward_kernel", {})):
+            places = {"SEED": "*i64", **dict.fromkeys(row, f"*{dtype}")}
+            places |= dict.fromkeys(("MEAN", "RSTD", "DW", "DB"), f"*{acc}")
+            constants = off | flags | more
+            yield f"{kind}, {name}", "_norm_triton", name, places, constants
+
+
+def gated(dtype, acc):
+    for kind in ("silu", "none", "tanh"):
+        for name in ("_forward_kernel", "_backward_kernel"):
+            constants = {"KIND": kind, "DTYPE": dtype, "ACC": acc, "BLOCK": 1024}
+            yield f"{kind}, {name}", "_gated_triton", name, {}, constants
+
+
+def rope(dtype, acc):
+    tables = {"COS": f"*{acc}", "SIN": f"*{acc}"}
+    sizes = {"HEADS": 32, "HALF": 64, "REST": 1, "DTYPE": dtype, "ACC": acc}
+    for interleaved in (False, True):
+        flags = {"INTERLEAVED": interleaved, "INVERSE": True, "HAS_REST": interleaved}
+        yield f"rope, {interleaved}", "_rope_triton", "_kernel", tables, sizes | flags
+
+
+def clip(dtype, acc):
+    sizes = {"DTYPE": dtype, "ACC": acc, "CHUNK": 65536, "BLOCK": 2048}
+    table = {"TABLE": "*i64", "OUT": f"*{acc}", "TOTAL": "*fp32"}
+    yield "squares", "_clip_triton", "_squares_kernel", table, sizes
+    more = {"MAX_NORM": 1.0, "EPS": 1e-6}
+    yield "scale", "_clip_triton", "_scale_kernel", table, sizes | more
+
+
+def variants():
+    return {
+        f"{name}, {title}": (module, kernel, places, constants, dtype)
+        for title, (dtype, acc) in DTYPES.items()
+        for make in (norms, gated, rope, clip)
+        for name, module, kernel, places, constants in make(dtype, acc)
+    }
+
+
+def compile_for_hopper(module, name, places, constants, dtype):
+    """Compiles a kernel as a launch does; returns its machine code."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from drivetrain_kernels._triton_blocks import TRITON_DTYPES
+
+    kernel = getattr(importlib.import_module(f"drivetrain_kernels.ops.{module}"), name)
+    dtypes = {str(found): found for found in TRITON_DTYPES.values()}
+    values = {k: dtypes.get(v, v) for k, v in constants.items()}
+    signature = {
+        argument: "constexpr"
+        if argument in values
+        else places.get(argument, f"*{dtype}" if argument.isupper() else "i32")
+        for argument in kernel.arg_names
+    }
+    signature |= {n: "i64" for n in signature if n == "num_kept_bits"}
+    compiled = triton.compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=values),
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": 8 if constants.get("BLOCK", 0) > 2048 else 4},
+    )
+    return compiled.asm["cubin"]
+
+
+def usage(cubin):
+    """Returns registers and bytes of local memory of each thread."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
+    return {key: int(value) for key, value in found.items()}
+
+
+def main():
+    for variant, given in variants().items():
+        print(json.dumps({"variant": variant, **usage(compile_for_hopper(*given))}))
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, __file__],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "No such file or directory" in done.stderr:
+        pytest.skip("this triton has no assembler for NVIDIA GPUs")
+    assert done.returncode == 0, done.stderr
+    lines = map(json.loads, done.stdout.splitlines())
+    return {line.pop("variant"): line for line in lines}
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_triton_kernels_become_machine_code_of_hopper(compiled, variant):
+    found = compiled[variant]
+    assert found["LOCAL"] == 0, "registers spilled"
+    assert found["REG"] <= 255
+
+
+if __name__ == "__main__":
+    main()
