@@ -152,7 +152,7 @@ def test_zombie_is_gone(python):
         kill(process.pid)
 
 
-@pytest.mark.parametrize("pid", [0, -1, 1, os.getpid()])
+@pytest.mark.parametrize("pid", [0, -1, 1, os.getpid()], ids=["0", "-1", "1", "own"])
 def test_fault_is_for_another_process(pid):
     for fault in (kill, lambda target: stop(target).__enter__()):
         with pytest.raises(ProgramError, match="another process than this one"):
