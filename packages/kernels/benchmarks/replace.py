@@ -27,7 +27,7 @@ def step(model, batch):
     loss = model(**batch).loss
     loss.backward()
     grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    return float(loss), grads
+    return float(loss.detach()), grads
 
 
 def distance(ours, theirs):
@@ -78,7 +78,7 @@ def curve(seed, replaced, num_steps):
         loss = byte_lm.loss(model(batch[0]), batch)
         loss.backward()
         optimizer.step()
-        losses.append(byte_lm.bits_per_byte(float(loss)))
+        losses.append(byte_lm.bits_per_byte(float(loss.detach())))
     return statistics.fmean(losses[-max(1, num_steps // 4) :])
 
 

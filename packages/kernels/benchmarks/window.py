@@ -4,7 +4,7 @@ import functools
 import math
 
 import torch
-from timing import median_ratio, seconds, turns
+from timing import NOT_QUICK, median_ratio, seconds, turns
 
 from drivetrain_core.testing import Row
 from drivetrain_kernels import attention
@@ -32,7 +32,7 @@ def _step(q, k, v, window):
 def scaling(quick):
     """The exponent of the time over the sequence's length."""
     lengths = (1024, 4096) if quick else (2048, 16384)
-    times = turns(calls(lengths), 5 if quick else 9)
+    times = turns(calls(lengths), 3 if quick else 9)
     growth = median_ratio(times, lengths[1], lengths[0])
     exponent = math.log(growth) / math.log(lengths[1] / lengths[0])
     return Row(
@@ -44,10 +44,11 @@ def scaling(quick):
 
 def over_window(quick):
     """Time at a quarter of the window."""
-    length = 4096 if quick else 8192
-    long, short = 1024, 256
+    if quick:
+        return NOT_QUICK
+    length, long, short = 8192, 1024, 256
     made = {w: calls([length], w)[length] for w in (long, short)}
-    found = median_ratio(turns(made, 3 if quick else 7), short, long)
+    found = median_ratio(turns(made, 7), short, long)
     return Row(figure=f"{found:.2f} x for {short} of {long}", holds=found <= 0.5)
 
 
@@ -69,7 +70,9 @@ def against_causal(quick):
 
 def against_masked(quick):
     """Time against torch's attention with the window as a mask."""
-    length = 2048 if quick else 4096
+    if quick:
+        return NOT_QUICK
+    length = 4096
     q, k, v = (
         torch.randn(1, length, HEADS, HEAD_DIM, requires_grad=True) for _ in range(3)
     )

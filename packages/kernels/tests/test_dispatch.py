@@ -85,5 +85,7 @@ def test_unknown_name_is_an_error_with_the_names():
 
 
 def test_explain_of_an_unknown_op_lists_the_ops():
-    with pytest.raises(OptionError, match=r"there is no op 'rms'; there are .*rms_norm"):
+    with pytest.raises(
+        OptionError, match=r"there is no op 'rms'; there are .*rms_norm"
+    ):
         explain("rms")

@@ -234,7 +234,7 @@ def test_linear_cross_entropy_compiles_without_a_break(reduction):
 
 def test_linear_cross_entropy_operators_are_registered_rightly():
     x, w, b = (t.requires_grad_() for t in tensors(torch.float32))
-    numbers = (-100, 0.1, 0.1, 2.0, 3, "")
+    numbers = (-100, 0.1, 0.1, 2.0, 3, "", False)
     opcheck(operators.linear_cross_entropy_losses, (x, w, b, TARGET, *numbers))
     wanted = [True, False, True]
     total = (x, w.detach(), b, TARGET, torch.tensor(0.3), *numbers, wanted)

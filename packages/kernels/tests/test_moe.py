@@ -16,10 +16,10 @@ from drivetrain_kernels import (
 )
 from drivetrain_kernels.ops._moe_gemm import grouped_gemm, split_gemm
 from drivetrain_kernels.ops._moe_permute import (
+    combine_rows,
     gather_tokens,
     permute,
     sort_by_expert,
-    sum_rows,
     unpermute,
 )
 from drivetrain_kernels.ops._moe_route import route
@@ -191,8 +191,8 @@ def test_moe_operators_pass_opcheck():
     torch.library.opcheck(split_gemm, (x, w, order.ends))
     wide = [t.float() for t in normal((3, 4), (2, 8, 4))]
     torch.library.opcheck(grouped_gemm, (*wide, order.ends))
-    torch.library.opcheck(gather_tokens, (x, *places))
-    torch.library.opcheck(sum_rows, (x, weights, *places))
+    torch.library.opcheck(gather_tokens, (x, *places, False))
+    torch.library.opcheck(combine_rows, (x, weights, *places, False))
 
 
 @pytest.mark.parametrize("impl", ["grouped_mm", "split"])
@@ -202,6 +202,18 @@ def test_moe_compiles_without_a_break(impl):
 
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
     same(compiled, step, [t.float() for t in tensors()])
+
+
+def test_moe_runs_under_autocast():
+    torch.manual_seed(0)
+    layer = MoE(8, 16, num_experts=4, top_k=2)
+    x = torch.randn(5, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer(x)
+    assert found.output.dtype == torch.bfloat16
+    assert torch.equal(found.counts, layer(x.bfloat16().float()).counts)
+    found.output.sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
 
 
 def test_moe_module_holds_what_the_op_takes():

@@ -12,8 +12,11 @@ from drivetrain_kernels import ImplementationError, explain
 from drivetrain_kernels._explain import OPS, load_op
 
 CPU = torch.device("cpu")
-WITHOUT_TRITON = {"linear_cross_entropy", "moe", "parallel_block"}
-WITH_TRITON = [name for name in OPS if name not in WITHOUT_TRITON]
+WITH_TRITON = [
+    name
+    for name in OPS
+    if any(one.name == "triton" for one in load_op(name).implementations)
+]
 
 
 def call(name, impl, dtype=torch.float32):

@@ -125,6 +125,19 @@ def test_parallel_block_module_runs_the_op_and_trains_every_parameter():
     assert all(p.grad.any() for p in block.parameters())
 
 
+@pytest.mark.parametrize("kind", [ParallelBlock, SerialBlock])
+def test_blocks_run_under_autocast_and_keep_the_residual_wide(kind):
+    torch.manual_seed(0)
+    block = kind(WIDTH, num_heads=2)
+    x = torch.randn(2, 3, WIDTH)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = block(x)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y, block(x), rtol=0.1, atol=0.1)
+    y.sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in block.parameters())
+
+
 def test_parallel_block_compiles_without_a_break():
     x, *weights = (t.float() for t in tensors())
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True)

@@ -51,6 +51,14 @@ def test_everything_alike_is_found_and_computes_the_same():
         torch.testing.assert_close(ours, theirs)
 
 
+def test_random_state_is_not_touched():
+    model = Model()
+    before = torch.get_rng_state()
+    replace(model, REFERENCE)
+    replace(model)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_undo_is_exact_and_twice_is_once():
     model = Model()
     before = [dict(vars(module)) for module in model.modules()]

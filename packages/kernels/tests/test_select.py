@@ -1,8 +1,10 @@
 """`select`: the whole way, on dynamo backends that compile in no time."""
 
 import copy
+import gc
 import logging
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -127,6 +129,17 @@ def test_blocks_whose_forward_is_torch_s_own_really_compile(ratios):
     assert trial(found, "block").num_graphs == 2
     assert model._compiled_call_impl is None
     assert all(layer._compiled_call_impl for layer in model.layers)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 2.0])
+def test_model_is_freed_with_its_last_user(ratios, ratio):
+    ratios[AOT] = ratio
+    model = Blocks(2)
+    selected = select(model, [X], candidates=[AOT], cache=False)
+    alive = weakref.ref(model)
+    del model, selected
+    gc.collect()
+    assert alive() is None
 
 
 def test_state_is_exactly_as_before(ratios):

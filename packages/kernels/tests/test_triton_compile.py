@@ -42,11 +42,19 @@ def norms(dtype, acc):
     kinds = {
         "rms": {"LAYER": False, "ADDS": False, "DROPS": False, "HAS_BIAS": False},
         "layer": {"LAYER": True, "ADDS": False, "DROPS": False, "HAS_BIAS": True},
-        "dropout, add": {"LAYER": False, "ADDS": True, "DROPS": True, "HAS_BIAS": False},
+        "dropout, add": {
+            "LAYER": False,
+            "ADDS": True,
+            "DROPS": True,
+            "HAS_BIAS": False,
+        },
     }
     row = {"X", "RESIDUAL", "WEIGHT", "BIAS", "Y", "Z", "DY", "DZ_IN", "DZ", "DX"}
     for kind, flags in kinds.items():
-        for name, more in (("_forward_kernel", {"EPS": 1e-6}), ("_backward_kernel", {})):
+        for name, more in (
+            ("_forward_kernel", {"EPS": 1e-6}),
+            ("_backward_kernel", {}),
+        ):
             places = {"SEED": "*i64", **dict.fromkeys(row, f"*{dtype}")}
             places |= dict.fromkeys(("MEAN", "RSTD", "DW", "DB"), f"*{acc}")
             constants = off | flags | more
@@ -76,11 +84,19 @@ def clip(dtype, acc):
     yield "scale", "_clip_triton", "_scale_kernel", table, sizes | more
 
 
+def moe(dtype, acc):
+    sizes = {"DTYPE": dtype, "ACC": acc, "BLOCK": 4096}
+    places = {"ROWS": "*i64", "TOKENS": "*i64", "WEIGHTS": f"*{acc}", "DOTS": f"*{acc}"}
+    more = {"TOP_K": 8, "HAS_WEIGHTS": True}
+    yield "moe, sum", "_moe_triton", "_sum_kernel", places, sizes | more
+    yield "moe, spread", "_moe_triton", "_spread_kernel", places, sizes
+
+
 def variants():
     return {
         f"{name}, {title}": (module, kernel, places, constants, dtype)
         for title, (dtype, acc) in DTYPES.items()
-        for make in (norms, gated, rope, clip)
+        for make in (norms, gated, rope, clip, moe)
         for name, module, kernel, places, constants in make(dtype, acc)
     }
 
@@ -106,7 +122,10 @@ def compile_for_hopper(module, name, places, constants, dtype):
     compiled = triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=values),
         target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": 8 if constants.get("BLOCK", 0) > 2048 else 4},
+        options={
+            "num_warps": 8 if constants.get("BLOCK", 0) > 2048 else 4,
+            "enable_fp_fusion": True,
+        },
     )
     return compiled.asm["cubin"]
 
@@ -120,7 +139,9 @@ def usage(cubin):
         file.write(cubin)
         file.flush()
         command = [str(tool), "-res-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(
+            command, capture_output=True, text=True, check=True
+        ).stdout
     found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
     return {key: int(value) for key, value in found.items()}
 

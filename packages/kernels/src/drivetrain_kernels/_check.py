@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FLOATS",
+    "autocast_dtype",
     "check_at_least",
     "check_floating",
     "check_integer",
@@ -24,6 +25,22 @@ __all__ = [
 ]
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Returns the dtype that autocast gives to matrix products, or None without it.
+
+    Args:
+        device: Where the tensors lie.
+
+    Example:
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+        ...     autocast_dtype(torch.device("cpu"))
+        torch.bfloat16
+    """
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
 
 
 def check_floating(op: str, name: str, tensor: object) -> None:

@@ -135,12 +135,14 @@ def _step_of(module: nn.Module) -> Any:
     """Returns a step that calls a model as its batch suggests, as core's loop does."""
     from drivetrain_kernels.selector._workload import Workload
 
+    own = Workload(module, [()])
+
     def step(model: Any, batch: Any) -> Any:
         inputs = batch
         if isinstance(batch, tuple | list):
             inputs = (batch[0],)
         elif not isinstance(batch, Mapping):
             inputs = (batch,)
-        return Workload(module, [inputs]).loss(model, inputs)
+        return own.loss(model, inputs)
 
     return step

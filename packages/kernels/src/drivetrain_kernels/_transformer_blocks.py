@@ -16,7 +16,7 @@ from torch.nn import functional
 from drivetrain_kernels._errors import OptionError
 from drivetrain_kernels._modules import AddRMSNorm, RMSNorm
 from drivetrain_kernels.ops._attention import attention
-from drivetrain_kernels.ops._parallel_block import parallel_block
+from drivetrain_kernels.ops._parallel_block import added_product, parallel_block
 from drivetrain_kernels.ops._rope import rope
 from drivetrain_kernels.ops._swiglu import swiglu
 
@@ -161,7 +161,11 @@ class ParallelBlock(_Block):
         """Returns the matrices by name, as views: q, k, v, gate, up, o and down."""
         names = self._in_widths
         found = dict(
-            zip(names, self.w_in.detach().split_with_sizes([*names.values()]), strict=True)
+            zip(
+                names,
+                self.w_in.detach().split_with_sizes([*names.values()]),
+                strict=True,
+            )
         )
         o, down = self.w_out.detach().split_with_sizes([self.width, self.inner], 1)
         return {**found, "o": o, "down": down}
@@ -227,18 +231,21 @@ class SerialBlock(_Block):
         """
         widths = self._in_widths
         joined = functional.linear(self.norm(x), self.w_qkv)
+        sizes = [widths["q"], widths["k"], widths["v"]]
         q, k, v = (
-            part.unflatten(-1, (-1, self.head_dim))
-            for part in joined.split_with_sizes([widths["q"], widths["k"], widths["v"]], -1)
+            part.view(*part.shape[:-1], size // self.head_dim, self.head_dim)
+            for part, size in zip(
+                joined.split_with_sizes(sizes, -1), sizes, strict=True
+            )
         )
         if self.rope_base is not None:
             q, k = rope(q, k, base=self.rope_base)
         heads = attention(q, k, v, window=self.window).flatten(-2)
-        normed, total = self.mlp_norm(functional.linear(heads, self.w_o), x)
+        # Under autocast the product is narrow, and x need not be.
+        product = functional.linear(heads, self.w_o).to(x.dtype)
+        normed, total = self.mlp_norm(product, x)
         gate, up = functional.linear(normed, self.w_gate_up).chunk(2, -1)
-        hidden = swiglu(gate, up).flatten(0, 1)
-        rows = torch.addmm(total.flatten(0, 1), hidden, self.w_down.t())
-        return rows.view(x.shape)
+        return added_product(total, swiglu(gate, up), self.w_down)
 
     def parts(self) -> dict[str, Tensor]:
         """Returns the matrices by name, as views: q, k, v, gate, up, o and down."""

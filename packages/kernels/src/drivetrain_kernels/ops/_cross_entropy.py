@@ -98,10 +98,7 @@ def cross_entropy(
         check_target_range(target, logits.shape[-1], options)
     target = target.long()
     loss, z_share = OP.run(found, impl, logits, target, options)
-    loss = reduce_losses(loss, target, options)
-    if return_z_loss:
-        return loss, reduce_losses(z_share, target, options).detach()
-    return loss
+    return (loss, z_share.detach()) if return_z_loss else loss
 
 
 def _facts(logits: Tensor, target: Tensor, options: LossOptions) -> CrossEntropyFacts:
@@ -151,20 +148,26 @@ def facts(
 def _reference(
     logits: Tensor, target: Tensor, options: LossOptions
 ) -> tuple[Tensor, Tensor]:
-    return class_losses(logits, target, options)
+    losses, z_losses = class_losses(logits, target, options)
+    return (
+        reduce_losses(losses, target, options),
+        reduce_losses(z_losses, target, options),
+    )
 
 
 def _torch(
     logits: Tensor, target: Tensor, options: LossOptions
 ) -> tuple[Tensor, Tensor]:
-    losses = functional.cross_entropy(
+    loss = functional.cross_entropy(
         logits.reshape(-1, logits.shape[-1]).to(accumulation_dtype(logits.dtype)),
         target.reshape(-1),
         ignore_index=options.ignore_index,
         label_smoothing=options.label_smoothing,
-        reduction="none",
-    ).reshape(target.shape)
-    return losses, torch.zeros_like(losses)
+        reduction=options.reduction,
+    )
+    if options.reduction == "none":
+        loss = loss.reshape(target.shape)
+    return loss, torch.zeros_like(loss)
 
 
 def _triton(
@@ -173,7 +176,11 @@ def _triton(
     # Importing the kernels imports Triton, which only those need who chose them.
     from drivetrain_kernels.ops._cross_entropy_triton import cross_entropy_triton
 
-    return cross_entropy_triton(logits, target, options)
+    losses, z_losses = cross_entropy_triton(logits, target, options)
+    return (
+        reduce_losses(losses, target, options),
+        reduce_losses(z_losses, target, options),
+    )
 
 
 def _refuse_triton(call: CrossEntropyFacts) -> str | None:

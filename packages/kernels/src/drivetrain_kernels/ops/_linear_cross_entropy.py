@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from drivetrain_kernels._available import torch_function_missing
+from drivetrain_kernels._available import torch_function_missing, triton_missing
 from drivetrain_kernels._check import (
     check_at_least,
     check_floating,
@@ -89,7 +89,8 @@ def linear_cross_entropy(
         hidden: Shape [..., hidden_size].
         weight: Shape [num_classes, hidden_size], of the dtype of hidden.
         target: Shape [...], int64 or int32: classes, or `ignore_index`. One out of
-            range is an error on a CPU, and not looked for on other devices.
+            range is an error on a CPU; on other devices, where looking would wait for
+            the device, and with a group, it makes the loss NaN.
         bias: Shape [num_classes], or None.
         reduction: "mean" over the tokens that count, NaN if none does; "sum"; or
             "none" for the loss of each token, shape [...].
@@ -101,7 +102,7 @@ def linear_cross_entropy(
         group: The ranks over which the classes are divided, in their order: `weight` and
             `bias` are this rank's rows, targets are counted over all, and each rank
             passes the same hidden states and gets their whole gradient.
-        impl: "auto", or "chunked", "torch" or "reference".
+        impl: "auto", or "triton", "chunked", "torch" or "reference".
 
     Raises:
         DtypeError: A tensor has a dtype that does not fit.
@@ -232,6 +233,8 @@ def _chunked(
     options: LossOptions,
     chunk_tokens: int | None,
     group: ProcessGroup | None,
+    *,
+    with_triton: bool = False,
 ) -> Tensor:
     tensors = (hidden, weight, bias, target)
     numbers = (
@@ -241,6 +244,7 @@ def _chunked(
         options.softcap or 0.0,
         chunk_tokens or 0,
         "" if group is None else group.group_name,
+        with_triton,
     )
     wanted = [t is not None and t.requires_grad for t in (hidden, weight, bias)]
     is_training = torch.is_grad_enabled() and any(wanted)
@@ -253,6 +257,21 @@ def _chunked(
     num_counted = (target != options.ignore_index).sum()
     mean = _total(*tensors, scale / num_counted.clamp(min=1), *numbers, wanted)
     return torch.where(num_counted > 0, mean, math.nan)
+
+
+def _triton(*arguments: Any) -> Tensor:
+    return _chunked(*arguments, with_triton=True)
+
+
+def _refuse_triton(call: LinearCrossEntropyFacts) -> str | None:
+    missing: str | None = triton_missing(call.device)
+    if missing is not None:
+        return missing
+    return "knows no vocabulary in shards" if call.is_sharded else None
+
+
+def _triton_automatic(call: LinearCrossEntropyFacts) -> str | None:
+    return "is only interpreted on a CPU" if call.device == "cpu" else None
 
 
 def _total(*arguments: Any) -> Tensor:
@@ -351,7 +370,7 @@ def _sharded_losses(
         total = sum_over_shards(z.sum(1), shard)
         losses = losses - eps / shard.num_classes * total
     losses = losses + options.z_loss * lse.square()
-    return torch.where(counts, losses, 0.0)
+    return shard.counted(losses, target, counts)
 
 
 def _example(
@@ -365,6 +384,13 @@ def _example(
 OP: Op[LinearCrossEntropyFacts] = Op(
     name=OP_NAME,
     implementations=(
+        Implementation(
+            name="triton",
+            call=_triton,
+            refuse=_refuse_triton,
+            automatic=_triton_automatic,
+            because="it is 'chunked' with two passes over the logits of a chunk",
+        ),
         Implementation(
             name="chunked",
             call=_chunked,

@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from drivetrain_kernels.ops._linear_cross_entropy_chunks import (
-    Gradients,
-    Problem,
-    run_chunks,
-)
+from drivetrain_kernels.ops._linear_cross_entropy_chunks import Gradients, run_chunks
+from drivetrain_kernels.ops._linear_cross_entropy_steps import Problem
 from drivetrain_kernels.ops._loss_options import accumulation_dtype
 from drivetrain_kernels.ops._vocab_parallel import shard_of
 
@@ -45,6 +42,7 @@ def _problem(tensors: tuple[Tensor | None, ...], numbers: Sequence[Any]) -> Prob
         z_loss=numbers[2],
         softcap=numbers[3],
         chunk_tokens=numbers[4],
+        with_triton=numbers[5],
     )
 
 
@@ -85,6 +83,7 @@ def linear_cross_entropy_losses(
     softcap: float,
     chunk_tokens: int,
     group_name: str,
+    with_triton: bool,
 ) -> Tensor:
     """Returns the loss of each token, shape [num_tokens].
 
@@ -99,17 +98,25 @@ def linear_cross_entropy_losses(
         softcap: The cap of the logits, 0 for none.
         chunk_tokens: The tokens of a chunk, 0 for a size that suits the device.
         group_name: The process group over which the classes are divided, "" for none.
+        with_triton: Whether Triton kernels pass over the logits of a chunk.
 
     Example:
         >>> losses = linear_cross_entropy_losses(torch.zeros(2, 3), torch.zeros(4, 3),
-        ...     None, torch.tensor([0, 3]), -100, 0.0, 0.0, 0.0, 0, "")
+        ...     None, torch.tensor([0, 3]), -100, 0.0, 0.0, 0.0, 0, "", False)
         >>> losses.shape
         torch.Size([2])
     """
-    numbers = (ignore_index, label_smoothing, z_loss, softcap, chunk_tokens)
+    numbers = (
+        ignore_index,
+        label_smoothing,
+        z_loss,
+        softcap,
+        chunk_tokens,
+        with_triton,
+    )
     problem = _problem((hidden, weight, bias, target), numbers)
     shard = shard_of(group_name, len(weight), hidden.device)
-    return run_chunks(problem, shard, None)[0]
+    return run_chunks(problem, shard, None)
 
 
 @linear_cross_entropy_losses.register_fake
@@ -130,10 +137,18 @@ def _grads(
     softcap: float,
     chunk_tokens: int,
     group_name: str,
+    with_triton: bool,
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the logits again, and from a gradient for each token all gradients."""
-    numbers = (ignore_index, label_smoothing, z_loss, softcap, chunk_tokens)
+    numbers = (
+        ignore_index,
+        label_smoothing,
+        z_loss,
+        softcap,
+        chunk_tokens,
+        with_triton,
+    )
     problem = _problem((hidden, weight, bias, target), numbers)
     gradients = Gradients.zeros(problem, (wanted[0], wanted[1], wanted[2]))
     shard = shard_of(group_name, len(weight), hidden.device)
@@ -162,6 +177,7 @@ def linear_cross_entropy_total(
     softcap: float,
     chunk_tokens: int,
     group_name: str,
+    with_triton: bool,
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns the sum of the losses times a scale, and its gradients where wanted.
@@ -178,21 +194,29 @@ def linear_cross_entropy_total(
         softcap: The cap of the logits, 0 for none.
         chunk_tokens: The tokens of a chunk, 0 for a size that suits the device.
         group_name: The process group over which the classes are divided, "" for none.
+        with_triton: Whether Triton kernels pass over the logits of a chunk.
         wanted: Whether the gradients of hidden, weight and bias are wanted; an empty
             tensor stands for one that is not.
 
     Example:
         >>> total, grad, *_ = linear_cross_entropy_total(torch.zeros(2, 3),
         ...     torch.zeros(4, 3), None, torch.tensor([0, 3]), torch.tensor(0.5), -100, 0.0,
-        ...     0.0, 0.0, 0, "", [True, False, False])
+        ...     0.0, 0.0, 0, "", False, [True, False, False])
         >>> total, grad.shape
         (tensor(1.3863), torch.Size([2, 3]))
     """
-    numbers = (ignore_index, label_smoothing, z_loss, softcap, chunk_tokens)
+    numbers = (
+        ignore_index,
+        label_smoothing,
+        z_loss,
+        softcap,
+        chunk_tokens,
+        with_triton,
+    )
     problem = _problem((hidden, weight, bias, target), numbers)
     gradients = Gradients.zeros(problem, (wanted[0], wanted[1], wanted[2]))
     shard = shard_of(group_name, len(weight), hidden.device)
-    losses, _ = run_chunks(problem, shard, gradients)
+    losses = run_chunks(problem, shard, gradients)
     # In the wide dtype: once more rounded, gradients would be less exact.
     gradients.scale_(scale)
     return losses.sum() * scale, *_narrowed(problem, gradients)
@@ -232,13 +256,13 @@ def _losses_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _losses_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     wanted = list(ctx.needs_input_grad[:3])
     made = _grads(grad, *ctx.saved_tensors, *ctx.numbers, wanted)
-    return *_results(made, wanted), *[None] * 7
+    return *_results(made, wanted), *[None] * 8
 
 
 def _total_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs[:5])
-    ctx.numbers = inputs[5:11]
-    ctx.wanted = inputs[11]
+    ctx.numbers = inputs[5:12]
+    ctx.wanted = inputs[12]
     # Aliases: the outputs themselves would hold the node that holds them.
     ctx.made = [t.detach() for t in output[1:]]
 
@@ -251,10 +275,10 @@ def _total_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
         *tensors, target, scale = ctx.saved_tensors
         each = (grad * scale).expand(target.shape)
         made = _grads(each, *tensors, target, *ctx.numbers, wanted)
-        return *_results(made, wanted), *[None] * 9
+        return *_results(made, wanted), *[None] * 10
     made = [_scaled(t, grad) for t in ctx.made]
     ctx.made = None
-    return *_results(made, wanted), *[None] * 9
+    return *_results(made, wanted), *[None] * 10
 
 
 linear_cross_entropy_losses.register_autograd(

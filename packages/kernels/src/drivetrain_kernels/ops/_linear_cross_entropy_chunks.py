@@ -16,14 +16,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from drivetrain_kernels.ops._loss_options import accumulation_dtype
+from drivetrain_kernels.ops._linear_cross_entropy_steps import (
+    Problem,
+    item_bytes,
+    make_step,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from drivetrain_kernels.ops._vocab_parallel import Shard
 
-__all__ = ["Gradients", "Problem", "chunk_size", "run_chunks"]
+__all__ = ["Gradients", "chunk_size", "run_chunks"]
 
 # Of logits in a chunk. On a CPU more would leave the caches without need; on a GPU less
 # would make the matrix products too small to fill it.
@@ -33,29 +37,6 @@ MIN_TOKENS = 16
 # Of a narrow weight's gradient of one chunk, made before it is added to the wide sum.
 BLOCK_BYTES = 32 << 20
 MIN_BLOCK_ROWS = 1024
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """Tensors and numbers of one linear cross-entropy; see `linear_cross_entropy`.
-
-    `softcap` is 0 for none, `chunk_tokens` 0 for a size by `chunk_size`.
-    """
-
-    hidden: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    target: Tensor
-    ignore_index: int
-    label_smoothing: float
-    z_loss: float
-    softcap: float
-    chunk_tokens: int
-
-    @property
-    def wide(self) -> torch.dtype:
-        """The dtype of logits, losses and sums."""
-        return accumulation_dtype(self.hidden.dtype)
 
 
 @dataclass(slots=True)
@@ -112,8 +93,8 @@ def run_chunks(
     shard: Shard,
     gradients: Gradients | None,
     grad_T: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Returns the losses of the tokens and their log-denominators.
+) -> Tensor:
+    """Returns the losses of the tokens.
 
     Args:
         problem: What is computed.
@@ -121,100 +102,30 @@ def run_chunks(
         gradients: Where gradients are added, of the sum of the losses; None for none.
         grad_T: Weighs the tokens in the gradients; None for ones.
     """
-    num_tokens = problem.hidden.shape[0]
+    num_tokens, num_classes = len(problem.hidden), len(problem.weight)
+    with_gradients = gradients is not None
+    bytes_each = item_bytes(problem, with_gradients=with_gradients)
+    size = problem.chunk_tokens or chunk_size(
+        num_tokens, num_classes, bytes_each, problem.hidden.device.type
+    )
+    size = max(1, min(size, num_tokens))
+    step = make_step(problem, shard, size, with_gradients=with_gradients)
     losses_T = problem.hidden.new_empty(num_tokens, dtype=problem.wide)
-    lse_T = torch.empty_like(losses_T)
-    step = _Chunk(problem, shard, gradients)
-    for rows in _slices(num_tokens, step.size):
+    for rows in _slices(num_tokens, size):
+        z_CV = step.logits[: rows.stop - rows.start]
+        _project(problem, rows, z_CV)
         scale = None if grad_T is None else grad_T[rows].to(problem.wide)
-        losses_T[rows], lse_T[rows] = step(rows, scale)
+        losses_T[rows], dz_CV = step(z_CV, problem.target[rows], scale)
+        if gradients is not None:
+            _accumulate(problem, rows, dz_CV, gradients)
     if gradients is not None and gradients.hidden is not None:
         shard.total_(gradients.hidden)
-    return losses_T, lse_T
+    return losses_T
 
 
 def _slices(length: int, size: int) -> Iterator[slice]:
     for start in range(0, length, size):
         yield slice(start, min(start + size, length))
-
-
-class _Chunk:
-    """Computes one chunk after the other in the same buffers."""
-
-    def __init__(
-        self, problem: Problem, shard: Shard, gradients: Gradients | None
-    ) -> None:
-        self.problem = problem
-        self.shard = shard
-        self.gradients = gradients
-        num_tokens, num_classes = len(problem.hidden), len(problem.weight)
-        device = problem.hidden.device
-        num_buffers = 2 if problem.softcap and gradients else 1
-        # A narrow product or gradient stands beside the wide buffer for a while.
-        narrow = problem.hidden.dtype
-        beside = 0 if narrow == problem.wide else narrow.itemsize
-        item_bytes = problem.wide.itemsize * num_buffers + beside
-        self.size = problem.chunk_tokens or chunk_size(
-            num_tokens, num_classes, item_bytes, device.type
-        )
-        self.size = max(1, min(self.size, num_tokens))
-        shape = (self.size, num_classes)
-        self.logits_CV = torch.empty(shape, dtype=problem.wide, device=device)
-        self.slopes_CV = torch.empty_like(self.logits_CV) if num_buffers > 1 else None
-
-    def __call__(self, rows: slice, scale_C: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns losses and log-denominators of the rows, and adds their gradients."""
-        problem = self.problem
-        z_CV = self.logits_CV[: rows.stop - rows.start]
-        _project(problem, rows, z_CV)
-        slope_CV = self._cap(z_CV)
-        target_C = problem.target[rows]
-        counts_C = target_C != problem.ignore_index
-        local_C, is_here_C = self.shard.owned(target_C, counts_C)
-        at_target = local_C.unsqueeze(1)
-        mine_C = z_CV.gather(1, at_target).squeeze(1).masked_fill(~is_here_C, 0.0)
-        eps = problem.label_smoothing
-        sum_C = z_CV.sum(1) if eps else torch.zeros_like(mine_C)
-        max_C = self.shard.max_(z_CV.amax(1))
-        # Rows of infinities only would otherwise give inf - inf.
-        max_C.nan_to_num_(nan=torch.nan, posinf=torch.inf, neginf=0.0)
-        z_CV.sub_(max_C.unsqueeze(1)).exp_()
-        exp_sum_C, target_logit_C, sum_C = self.shard.sum_(z_CV.sum(1), mine_C, sum_C)
-        lse_C = max_C + exp_sum_C.log()
-        losses_C = lse_C - (1.0 - eps) * target_logit_C
-        if eps:
-            losses_C = losses_C - eps / self.shard.num_classes * sum_C
-        if problem.z_loss:
-            losses_C = losses_C + problem.z_loss * lse_C.square()
-        if self.gradients is not None:
-            weight_C = counts_C.to(problem.wide)
-            if scale_C is not None:
-                weight_C = torch.where(counts_C, scale_C, 0.0)
-            share_C = weight_C * (1.0 + 2.0 * problem.z_loss * lse_C) / exp_sum_C
-            z_CV.mul_(share_C.unsqueeze(1))
-            if eps:
-                z_CV.sub_((weight_C * (eps / self.shard.num_classes)).unsqueeze(1))
-            hit_C = torch.where(is_here_C, weight_C * (1.0 - eps), 0.0)
-            taken = z_CV.gather(1, at_target) - hit_C.unsqueeze(1)
-            z_CV.scatter_(1, at_target, taken)
-            if slope_CV is not None:
-                z_CV.mul_(slope_CV)
-            _accumulate(problem, rows, z_CV, self.gradients)
-        zero = losses_C.new_zeros(())
-        return torch.where(counts_C, losses_C, zero), lse_C
-
-    def _cap(self, z_CV: Tensor) -> Tensor | None:
-        """Caps logits in place, and returns the cap's slopes if gradients need them."""
-        cap = self.problem.softcap
-        if not cap:
-            return None
-        z_CV.div_(cap).tanh_()
-        slope_CV = None
-        if self.slopes_CV is not None:
-            slope_CV = self.slopes_CV[: len(z_CV)]
-            torch.mul(z_CV, z_CV, out=slope_CV).neg_().add_(1.0)
-        z_CV.mul_(cap)
-        return slope_CV
 
 
 def _blocks(problem: Problem) -> Iterator[slice]:
@@ -249,7 +160,7 @@ def _accumulate(
 ) -> None:
     x_CH, weight_VH = problem.hidden[rows], problem.weight
     if gradients.bias is not None:
-        gradients.bias.add_(dz_CV.sum(0))
+        gradients.bias.add_(dz_CV.sum(0, dtype=problem.wide))
     if x_CH.dtype == problem.wide:
         if gradients.hidden is not None:
             torch.mm(dz_CV, weight_VH, out=gradients.hidden[rows])

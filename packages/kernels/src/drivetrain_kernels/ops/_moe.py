@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from drivetrain_kernels._available import torch_function_missing
+from drivetrain_kernels._available import torch_function_missing, triton_missing
 from drivetrain_kernels._check import (
+    autocast_dtype,
     check_floating,
     check_like,
     check_one_of,
@@ -29,6 +30,7 @@ from drivetrain_kernels._errors import OptionError, ShapeError
 from drivetrain_kernels.ops._moe_gemm import grouped_gemm, split_gemm
 from drivetrain_kernels.ops._moe_permute import permute, sort_by_expert, unpermute
 from drivetrain_kernels.ops._moe_route import SCORES, route
+from drivetrain_kernels.ops._norm_rows import MAX_COLUMNS
 from drivetrain_kernels.ops._swiglu import swiglu
 
 if TYPE_CHECKING:
@@ -48,11 +50,13 @@ class MoEFacts:
     Args:
         device: The type of the device.
         dtype: That of tokens and experts.
+        width: The length of a token.
         aligned: Whether rows of every matrix are whole multiples of 16 bytes.
     """
 
     device: str
     dtype: torch.dtype
+    width: int
     aligned: bool
 
 
@@ -88,6 +92,8 @@ def moe(
 ) -> MoEResult:
     """Sends each token through `top_k` experts and sums what they return.
 
+    Under autocast tokens and experts are cast to its dtype; the router is not.
+
     Args:
         x: Tokens, `(..., H)`.
         router_weight: `(E, H)`, of the dtype of `x` or float32.
@@ -99,8 +105,9 @@ def moe(
         scores: How the router's logits become weights: "softmax" or "sigmoid".
         capacity: The most assignments that an expert takes; those of later tokens
             count as zero. None for no limit.
-        impl: "auto", or "grouped_mm" (torch's grouped GEMM), "split" (a GEMM for each
-            expert that has tokens) or "reference" (a loop over experts).
+        impl: "auto", or "triton" (torch's grouped GEMM between Triton kernels),
+            "grouped_mm" (the same GEMM between torch's operators), "split" (a GEMM for
+            each expert that has tokens) or "reference" (a loop over experts).
 
     Returns:
         The output, the router's two losses, and the assignments of each expert.
@@ -117,6 +124,9 @@ def moe(
         >>> moe(x, router, up, up, down, top_k=2).output.shape
         torch.Size([5, 4])
     """
+    dtype = autocast_dtype(x.device)
+    if dtype is not None:
+        x, w_gate, w_up, w_down = (t.to(dtype) for t in (x, w_gate, w_up, w_down))
     found = facts(
         x,
         router_weight,
@@ -193,6 +203,7 @@ def facts(
     return MoEFacts(
         device=x.device.type,
         dtype=x.dtype,
+        width=width,
         aligned=all(n > 0 and n * size % _ALIGNMENT_BYTES == 0 for n in (width, inner)),
     )
 
@@ -205,7 +216,7 @@ def _within(capacity: int, experts_TK: Tensor, counts_E: Tensor) -> Tensor:
 
 
 def _sorted(
-    gemm: Callable[[Tensor, Tensor, Tensor], Tensor],
+    gemm: Callable[[Tensor, Tensor, Tensor], Tensor], *, fused: bool = False
 ) -> Callable[..., Tensor]:
     """Returns the layer on tokens that are sorted by expert, with a grouped GEMM."""
 
@@ -219,11 +230,11 @@ def _sorted(
         w_down_EHI: Tensor,
     ) -> Tensor:
         order = sort_by_expert(experts_TK, counts_E)
-        x_NH = permute(x_TH, order)
+        x_NH = permute(x_TH, order, fused=fused)
         gate_NI = gemm(x_NH, w_gate_EIH, order.ends)
         up_NI = gemm(x_NH, w_up_EIH, order.ends)
         y_NH = gemm(swiglu(gate_NI, up_NI), w_down_EHI, order.ends)
-        return unpermute(y_NH, weights_TK, order)
+        return unpermute(y_NH, weights_TK, order, fused=fused)
 
     return call
 
@@ -263,6 +274,18 @@ def _grouped_refuses(facts: MoEFacts) -> str | None:
     return None
 
 
+def _triton_refuses(facts: MoEFacts) -> str | None:
+    if facts.width > MAX_COLUMNS:
+        return f"takes tokens of at most {MAX_COLUMNS} columns, got {facts.width}"
+    return triton_missing(facts.device) or _grouped_refuses(facts)
+
+
+def _not_on_a_gpu(facts: MoEFacts) -> str | None:
+    if facts.device == "cuda":
+        return None
+    return f"is made for a GPU, the tensors are on {facts.device}"
+
+
 def _waits(facts: MoEFacts) -> str | None:
     if facts.device == "cuda":
         return "waits for the GPU to know how many tokens an expert has"
@@ -280,6 +303,13 @@ def _example(
 OP = Op(
     name="moe",
     implementations=(
+        Implementation(
+            name="triton",
+            call=_sorted(grouped_gemm, fused=True),
+            refuse=_triton_refuses,
+            automatic=_not_on_a_gpu,
+            because="torch's grouped GEMM between kernels that move tokens once",
+        ),
         Implementation(
             name="grouped_mm",
             call=_sorted(grouped_gemm),

@@ -18,9 +18,11 @@ from drivetrain_kernels.ops._norm_rows import accumulation_dtype
 
 __all__ = [
     "Order",
+    "combine_rows",
     "gather_tokens",
     "permute",
     "sort_by_expert",
+    "spread_rows",
     "sum_rows",
     "unpermute",
 ]
@@ -62,112 +64,160 @@ def sort_by_expert(experts_TK: Tensor, counts_E: Tensor) -> Order:
 
 
 @torch.library.custom_op("drivetrain_kernels::permute", mutates_args=())
-def gather_tokens(x_TH: Tensor, token_N: Tensor, row_TK: Tensor) -> Tensor:
+def gather_tokens(x_TH: Tensor, token_N: Tensor, row_TK: Tensor, fused: bool) -> Tensor:
     """Returns the token of each row.
 
     Args:
         x_TH: The tokens.
         token_N: See `Order`.
         row_TK: Likewise; the backward goes by it.
+        fused: Whether the backward is a Triton kernel.
     """
-    del row_TK
+    del row_TK, fused
     return x_TH.index_select(0, token_N)
 
 
 @gather_tokens.register_fake
-def _(x_TH: Tensor, token_N: Tensor, row_TK: Tensor) -> Tensor:
-    del row_TK
+def _(x_TH: Tensor, token_N: Tensor, row_TK: Tensor, fused: bool) -> Tensor:
+    del row_TK, fused
     return x_TH.new_empty(token_N.shape[0], x_TH.shape[1])
 
 
-def _keep_rows(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    del output
-    _, token_N, row_TK = inputs
-    ctx.save_for_backward(token_N, row_TK)
+@torch.library.custom_op("drivetrain_kernels::sum_rows", mutates_args=())
+def sum_rows(
+    y_NH: Tensor, weights_TK: Tensor | None, row_TK: Tensor, fused: bool
+) -> Tensor:
+    """Returns the sum of each token's rows, weighted if there are weights.
+
+    Args:
+        y_NH: Rows in the order of experts.
+        weights_TK: The weights of the assignments, or None.
+        row_TK: See `Order`.
+        fused: Whether a Triton kernel does it.
+    """
+    if fused:
+        from drivetrain_kernels.ops import _moe_triton
+
+        return _moe_triton.sum_rows(y_NH, weights_TK, row_TK)
+    wide = accumulation_dtype(y_NH.dtype)
+    total_TH = y_NH.new_zeros((row_TK.shape[0], y_NH.shape[1]), dtype=wide)
+    for place, row_T in enumerate(row_TK.unbind(1)):
+        part_TH = y_NH.index_select(0, row_T).to(wide)
+        if weights_TK is None:
+            total_TH += part_TH
+        else:
+            total_TH.addcmul_(part_TH, weights_TK[:, place, None])
+    return total_TH.to(y_NH.dtype)
 
 
-def _sum_back(ctx: Any, grad_NH: Tensor) -> tuple[Tensor, None, None]:
-    _, row_TK = ctx.saved_tensors
-    return _weighted_sum(grad_NH, row_TK, None), None, None
+@sum_rows.register_fake
+def _(y_NH: Tensor, weights_TK: Tensor | None, row_TK: Tensor, fused: bool) -> Tensor:
+    del weights_TK, fused
+    return y_NH.new_empty(row_TK.shape[0], y_NH.shape[1])
 
 
-gather_tokens.register_autograd(_sum_back, setup_context=_keep_rows)
+@torch.library.custom_op("drivetrain_kernels::spread_rows", mutates_args=())
+def spread_rows(
+    grad_TH: Tensor, y_NH: Tensor, weights_N: Tensor, token_N: Tensor, fused: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of rows, and of their weights: the backward of a sum.
+
+    Args:
+        grad_TH: The gradient of the tokens' sums.
+        y_NH: The rows that were summed.
+        weights_N: The weight of each.
+        token_N: See `Order`.
+        fused: Whether a Triton kernel does it.
+    """
+    if fused:
+        from drivetrain_kernels.ops import _moe_triton
+
+        return _moe_triton.spread_rows(grad_TH, y_NH, weights_N, token_N)
+    wide = weights_N.dtype
+    grad_NH = grad_TH.index_select(0, token_N)
+    dots_N = torch.linalg.vecdot(grad_NH.to(wide), y_NH.to(wide))
+    return (grad_NH * weights_N[:, None]).to(y_NH.dtype), dots_N
+
+
+@spread_rows.register_fake
+def _(
+    grad_TH: Tensor, y_NH: Tensor, weights_N: Tensor, token_N: Tensor, fused: bool
+) -> tuple[Tensor, Tensor]:
+    del grad_TH, token_N, fused
+    return y_NH.new_empty(y_NH.shape), weights_N.new_empty(weights_N.shape)
 
 
 @torch.library.custom_op("drivetrain_kernels::unpermute", mutates_args=())
-def sum_rows(
-    y_NH: Tensor, weights_TK: Tensor, token_N: Tensor, row_TK: Tensor
+def combine_rows(
+    y_NH: Tensor, weights_TK: Tensor, token_N: Tensor, row_TK: Tensor, fused: bool
 ) -> Tensor:
-    """Returns the weighted sum of each token's rows.
+    """Returns the weighted sum of each token's rows, and has a gradient.
 
     Args:
         y_NH: Rows in the order of experts.
         weights_TK: The weights of the assignments.
         token_N: See `Order`; the backward goes by it.
         row_TK: See `Order`.
+        fused: Whether Triton kernels do it, forward and backward.
     """
     del token_N
-    return _weighted_sum(y_NH, row_TK, weights_TK)
+    out: Tensor = sum_rows(y_NH, weights_TK, row_TK, fused)
+    return out
 
 
-@sum_rows.register_fake
-def _(y_NH: Tensor, weights_TK: Tensor, token_N: Tensor, row_TK: Tensor) -> Tensor:
-    del weights_TK, token_N
+@combine_rows.register_fake
+def _(
+    y_NH: Tensor, weights_TK: Tensor, token_N: Tensor, row_TK: Tensor, fused: bool
+) -> Tensor:
+    del weights_TK, token_N, fused
     return y_NH.new_empty(row_TK.shape[0], y_NH.shape[1])
 
 
-def _keep_all(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     del output
-    ctx.save_for_backward(*inputs)
+    *tensors, ctx.fused = inputs
+    ctx.save_for_backward(*tensors)
 
 
-def _gather_back(ctx: Any, grad_TH: Tensor) -> tuple[Tensor, Tensor, None, None]:
+def _gather_back(ctx: Any, grad_NH: Tensor) -> tuple[Tensor, None, None, None]:
+    _, _, row_TK = ctx.saved_tensors
+    return sum_rows(grad_NH, None, row_TK, ctx.fused), None, None, None
+
+
+def _combine_back(ctx: Any, grad_TH: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
     y_NH, weights_TK, token_N, row_TK = ctx.saved_tensors
     flat_N = weights_TK.flatten()
     weights_N = torch.empty_like(flat_N).scatter(0, row_TK.flatten(), flat_N)
-    grad_NH = grad_TH.index_select(0, token_N)
-    wide = weights_TK.dtype
-    dots_N = torch.linalg.vecdot(grad_NH.to(wide), y_NH.to(wide))
-    grad_y_NH = (grad_NH * weights_N[:, None]).to(y_NH.dtype)
-    return grad_y_NH, dots_N[row_TK], None, None
+    grad_NH, dots_N = spread_rows(grad_TH, y_NH, weights_N, token_N, ctx.fused)
+    return grad_NH, dots_N[row_TK], None, None, None
 
 
-sum_rows.register_autograd(_gather_back, setup_context=_keep_all)
+gather_tokens.register_autograd(_gather_back, setup_context=_keep)
+combine_rows.register_autograd(_combine_back, setup_context=_keep)
 
 
-def permute(x_TH: Tensor, order: Order) -> Tensor:
+def permute(x_TH: Tensor, order: Order, *, fused: bool = False) -> Tensor:
     """Returns each token once for every assignment, in the order of experts.
 
     Args:
         x_TH: The tokens.
         order: From `sort_by_expert`.
+        fused: Whether the backward is a Triton kernel.
     """
-    out: Tensor = gather_tokens(x_TH, order.tokens, order.rows)
+    out: Tensor = gather_tokens(x_TH, order.tokens, order.rows, fused)
     return out
 
 
-def unpermute(y_NH: Tensor, weights_TK: Tensor, order: Order) -> Tensor:
+def unpermute(
+    y_NH: Tensor, weights_TK: Tensor, order: Order, *, fused: bool = False
+) -> Tensor:
     """Returns the weighted sum of each token's rows.
 
     Args:
         y_NH: Rows in the order of experts.
         weights_TK: The weights of the assignments.
         order: From `sort_by_expert`.
+        fused: Whether Triton kernels do it.
     """
-    out: Tensor = sum_rows(y_NH, weights_TK, order.tokens, order.rows)
+    out: Tensor = combine_rows(y_NH, weights_TK, order.tokens, order.rows, fused)
     return out
-
-
-def _weighted_sum(y_NH: Tensor, row_TK: Tensor, weights_TK: Tensor | None) -> Tensor:
-    """Returns the sum over K, one assignment after the other, in a wide dtype."""
-    wide = accumulation_dtype(y_NH.dtype)
-    total_TH = y_NH.new_zeros((row_TK.shape[0], y_NH.shape[1]), dtype=wide)
-    for place, row_T in enumerate(row_TK.unbind(1)):
-        part_TH = y_NH.index_select(0, row_T)
-        if weights_TK is None:
-            total_TH = total_TH + part_TH
-        else:
-            total_TH = torch.addcmul(
-                total_TH, part_TH.to(wide), weights_TK[:, place, None]
-            )
-    return total_TH.to(y_NH.dtype)

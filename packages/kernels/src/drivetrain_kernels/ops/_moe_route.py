@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn import functional
 
+from drivetrain_kernels._check import autocast_dtype
 from drivetrain_kernels.ops._norm_rows import accumulation_dtype
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def route(
         (tensor([0, 1]), tensor([0.8808, 0.7311]))
     """
     wide = accumulation_dtype(x_TH.dtype)
-    logits_TE = functional.linear(x_TH.to(wide), router_EH.to(wide))
+    logits_TE = _logits(x_TH.to(wide), router_EH.to(wide))
     if scores == "softmax":
         scores_TE = logits_TE.softmax(-1)
         shares_TE = scores_TE
@@ -91,3 +92,10 @@ def route(
     balance = num_experts * (used_E * shares_TE.sum(0) / part).sum()
     z_loss = logits_TE.logsumexp(-1).square().sum() / part
     return Routing(experts_TK, weights_TK, counts_E, balance, z_loss)
+
+
+def _logits(x_TH: Tensor, router_EH: Tensor) -> Tensor:
+    if autocast_dtype(x_TH.device) is None:
+        return functional.linear(x_TH, router_EH)
+    with torch.autocast(x_TH.device.type, enabled=False):
+        return functional.linear(x_TH, router_EH)

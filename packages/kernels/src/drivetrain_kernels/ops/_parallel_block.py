@@ -21,6 +21,7 @@ import torch
 from torch.nn import functional
 
 from drivetrain_kernels._check import (
+    autocast_dtype,
     check_floating,
     check_like,
     check_one_of,
@@ -38,7 +39,15 @@ from drivetrain_kernels.ops._swiglu import swiglu
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ACTIVATIONS", "NORMS", "OP", "BlockFacts", "facts", "parallel_block"]
+__all__ = [
+    "ACTIVATIONS",
+    "NORMS",
+    "OP",
+    "BlockFacts",
+    "added_product",
+    "facts",
+    "parallel_block",
+]
 
 NORMS = ("rms", "layer")
 ACTIVATIONS = {"swiglu": swiglu, "geglu": geglu}
@@ -194,7 +203,8 @@ def _checked(
             f"got {tuple(x.shape)} and {tuple(w_out.shape)}"
         )
         raise ShapeError(message)
-    check_like(op, ("x", x), ("w_in", w_in), ("w_out", w_out))
+    if autocast_dtype(x.device) is None:
+        check_like(op, ("x", x), ("w_in", w_in), ("w_out", w_out))
     check_one_of(op, "norm", norm, NORMS)
     check_one_of(op, "activation", activation, ACTIVATIONS)
     if norm_bias is not None and norm != "layer":
@@ -249,7 +259,11 @@ def _normed(x: Tensor, weight: Tensor, bias: Tensor | None, form: _Form) -> Tens
 
 def _heads(q: Tensor, k: Tensor, v: Tensor, form: _Form) -> Tensor:
     """Returns what attention makes of queries, keys and values, heads side by side."""
-    q, k, v = (part.unflatten(-1, (-1, form.head_dim)) for part in (q, k, v))
+    counts = (form.num_heads, form.num_kv_heads, form.num_kv_heads)
+    q, k, v = (
+        part.view(*part.shape[:-1], count, form.head_dim)
+        for part, count in zip((q, k, v), counts, strict=True)
+    )
     if form.rope_base is not None:
         q, k = rope(q, k, base=form.rope_base)
     out = attention(q, k, v, causal=form.causal, window=form.window)
@@ -274,7 +288,21 @@ def _fused(
     form: _Form,
 ) -> Tensor:
     both = torch.cat(_parts(x, weight, bias, w_in, form), -1)
-    rows = torch.addmm(x.flatten(0, 1), both.flatten(0, 1), w_out.t())
+    return added_product(x, both, w_out)
+
+
+def added_product(x: Tensor, inner: Tensor, weight: Tensor) -> Tensor:
+    """Returns `x + inner weight^T`, by one GEMM where all have one dtype.
+
+    Args:
+        x: Any shape, `(..., O)`.
+        inner: `(..., I)`.
+        weight: `(O, I)`.
+    """
+    if inner.dtype != x.dtype or inner.dtype != weight.dtype:
+        # Autocast would round the sum that the product is added to.
+        return x + functional.linear(inner, weight)
+    rows = torch.addmm(x.flatten(0, 1), inner.flatten(0, 1), weight.t())
     return rows.view(x.shape)
 
 
@@ -288,8 +316,7 @@ def _accumulated(
 ) -> Tensor:
     heads, hidden = _parts(x, weight, bias, w_in, form)
     w_heads, w_hidden = w_out.split_with_sizes([heads.shape[-1], hidden.shape[-1]], 1)
-    rows = torch.addmm(x.flatten(0, 1), heads.flatten(0, 1), w_heads.t())
-    return torch.addmm(rows, hidden.flatten(0, 1), w_hidden.t()).view(x.shape)
+    return added_product(added_product(x, heads, w_heads), hidden, w_hidden)
 
 
 def _reference(

@@ -51,6 +51,12 @@ class Shard:
         is_here = counts & (local >= 0) & (local < self.num_rows)
         return torch.where(is_here, local, 0), is_here
 
+    def counted(self, losses: Tensor, target: Tensor, counts: Tensor) -> Tensor:
+        """Returns losses, zero for tokens that do not count, NaN for no known class."""
+        is_known = (target >= 0) & (target < self.num_classes)
+        losses = torch.where(is_known, losses, torch.nan)
+        return torch.where(counts, losses, 0.0)
+
     def max_(self, values: Tensor) -> Tensor:
         """Takes the largest over the ranks, in place."""
         if self.group is not None:

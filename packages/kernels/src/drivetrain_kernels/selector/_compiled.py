@@ -15,6 +15,7 @@ import itertools
 import logging
 import time
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -116,6 +117,7 @@ class Compilation:
         self.log = CompileLog(backend)
         self.call = target
         self._is_on = False
+        self._on_demotion: Callable[[], None] | None = None
         options: dict[str, Any] = {"backend": self.log, "dynamic": dynamic}
         # Inner functions that a graph break leaves have no copy of their code.
         if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
@@ -129,6 +131,28 @@ class Compilation:
             compiled = torch.compile(_copied(target), **options)
             self._calls = []
             self.call = self._guarded_function(compiled, target)
+
+    def commit(self, limit: int, on_demotion: Callable[[], None]) -> None:
+        """From now on nothing that goes wrong may reach the user's step.
+
+        Args:
+            limit: The graphs that may be compiled, those up to now included.
+            on_demotion: Called once, when the compilation is to be left.
+        """
+        self._on_demotion = on_demotion
+        # Dynamo keeps every backend for good; it must not keep the model with it.
+        reference = weakref.WeakMethod(self._demoted)
+
+        def demoted() -> None:
+            method = reference()
+            if method is not None:
+                method()
+
+        self.log.commit(limit, demoted)
+
+    def _demoted(self) -> None:
+        if self._on_demotion is not None:
+            self._on_demotion()
 
     def on(self) -> None:
         """Lets calls of the target run what is compiled."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_kernels._errors import SelectionError
+from drivetrain_kernels.selector._blocks import repeated_blocks
 from drivetrain_kernels.selector._candidates import (
     EAGER,
     Candidate,
@@ -41,6 +42,8 @@ _SAMPLE_S = 0.005  # a sample runs at least this long, or a clock's tick would s
 _RACE_SHARE = 0.35  # of the budget is kept for timing
 _FIRST_COMPILE_S = 3.0  # what the smallest model takes, and then by module
 _COMPILE_S_PER_MODULE = 0.06
+_AGAIN = 0.7  # of the time of the last compilation, when the whole compiles again
+_PER_BLOCK = 0.5  # of a block's time, for each block when the whole compiles
 
 
 class Search:
@@ -73,7 +76,7 @@ class Search:
         self.group = group
         self.progress = progress
         self.eager_s = 0.0
-        self.per_block_s = 0.0
+        self.whole_compile_s = 0.0
         self.trials: dict[str, Trial] = {}
 
     def key(self, names: Sequence[str]) -> str:
@@ -211,19 +214,23 @@ class Search:
 
     def _expected_s(self, one: Candidate) -> float:
         """Returns how long a candidate will probably compile."""
-        module = self.workload.module
-        leaves = (
-            [m for m in module.modules() if not list(m.children())] if module else []
-        )
         if one.blocks:
             return _FIRST_COMPILE_S
-        by_size = _FIRST_COMPILE_S + _COMPILE_S_PER_MODULE * len(leaves)
-        return max(by_size, self.per_block_s)
+        module = self.workload.module
+        parts = module.modules() if module is not None else ()
+        num_leaves = sum(next(part.children(), None) is None for part in parts)
+        by_size = _FIRST_COMPILE_S + _COMPILE_S_PER_MODULE * num_leaves
+        return max(by_size, self.whole_compile_s)
 
     def _learn_compile_time(self, one: Candidate, seen: Probe) -> None:
-        # Another compilation of the whole takes about as long as the last one.
-        if one.backend and not one.blocks:
-            self.per_block_s = max(self.per_block_s, 0.7 * seen.compile_s)
+        """Learns how long the whole will compile, from a part or another way."""
+        if not one.backend:
+            return
+        expected = _AGAIN * seen.compile_s
+        if one.blocks and self.workload.module is not None:
+            num_blocks = len(repeated_blocks(self.workload.module))
+            expected = _PER_BLOCK * seen.compile_s * num_blocks
+        self.whole_compile_s = max(self.whole_compile_s, expected)
 
     def _time(self, ready: dict[str, Installed]) -> None:
         self.progress(f"timing {', '.join(ready)}")

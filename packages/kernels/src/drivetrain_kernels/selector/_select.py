@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from drivetrain_kernels.selector._decide import (
         Trial,
     )
+    from drivetrain_kernels.selector._compiled import Compilation
     from drivetrain_kernels.selector._workload import LossFunction, StepFunction
 
 __all__ = ["Selected", "select"]
@@ -199,14 +200,9 @@ def _commit(
     if chosen is not None and record.choice != EAGER:
         watch = Watch(chosen.on, chosen.off)
         if chosen.compilation is not None:
-            log = chosen.compilation.log
-            held = watch
-            log.commit(
-                log.num_graphs + max(_MORE_GRAPHS, _TIMES_GRAPHS * log.num_graphs),
-                lambda: held.demote(log.demoted),
-            )
+            _guard(chosen.compilation, watch)
         chosen.on()
-        call, undo = chosen.call, chosen.off
+        call, undo = chosen.call, watch.stop
     return Selected(
         call=call,
         choice=record.choice,
@@ -218,6 +214,13 @@ def _commit(
         watch=watch,
         undo=undo,
     )
+
+
+def _guard(compilation: Compilation, watch: Watch) -> None:
+    """Lets a compilation that recompiles too often, or fails, end in eager."""
+    log = compilation.log
+    more = max(_MORE_GRAPHS, _TIMES_GRAPHS * log.num_graphs)
+    compilation.commit(log.num_graphs + more, lambda: watch.demote(log.demoted))
 
 
 def _nothing() -> None:

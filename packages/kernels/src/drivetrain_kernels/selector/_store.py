@@ -114,6 +114,7 @@ def fingerprint(workload: Workload, details: Mapping[str, Any]) -> str:
     facts = {
         "version": _VERSION,
         "target": _structure(workload),
+        "loss": workload.loss_name,
         "batches": [workload.signature(batch) for batch in workload.batches],
         "grad": torch.is_grad_enabled(),
         "autocast": [

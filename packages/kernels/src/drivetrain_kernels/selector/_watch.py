@@ -79,6 +79,7 @@ class Watch:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.demoted = ""
+        self._ended = False
         self._on = on
         self._off = off
         self._window = window
@@ -93,7 +94,7 @@ class Watch:
 
     def tick(self) -> None:
         """Notes that a training step has ended; call it once a step."""
-        if self.demoted:
+        if self._ended:
             return
         self._times.append(self._clock())
         if len(self._times) > self._window:
@@ -105,10 +106,15 @@ class Watch:
         Args:
             why: The reason.
         """
-        if not self.demoted:
+        if not self._ended:
             self.demoted = why
-            self._off()
+            self.stop()
             logger.warning("select: back to eager: %s", why)
+
+    def stop(self) -> None:
+        """Switches the candidate off, and watches no longer."""
+        self._ended = True
+        self._off()
 
     def _close_window(self) -> None:
         pairs = zip(self._times[1:], self._times, strict=False)

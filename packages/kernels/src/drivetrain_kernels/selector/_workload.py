@@ -35,6 +35,10 @@ class Workload:
         loss: Returns the loss of (output, batch).
         step: Returns the loss of (callable, batch).
 
+    Attributes:
+        device: Where the target computes: where its tensors are.
+        leaves: Parameters and inputs that gradients are computed for.
+
     Raises:
         SelectionError: There is no batch, or both `loss` and `step` are given.
     """
@@ -61,16 +65,23 @@ class Workload:
         self._weights: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
         found = target.parameters() if isinstance(target, nn.Module) else ()
         inputs = [t for t in self._tensors(self.batches) if t.is_leaf]
+        self.device = self._find_device()
         self.leaves = [t for t in (*found, *inputs) if t.requires_grad]
+
+    @property
+    def loss_name(self) -> str:
+        """The name of the function that the loss comes from; empty for the output's."""
+        found = self._step or self._loss
+        return (
+            "" if found is None else getattr(found, "__qualname__", repr(type(found)))
+        )
 
     @property
     def module(self) -> nn.Module | None:
         """The target, if it is a module."""
         return self.target if isinstance(self.target, nn.Module) else None
 
-    @property
-    def device(self) -> torch.device:
-        """Where the target computes: where its tensors are."""
+    def _find_device(self) -> torch.device:
         module = self.module
         own = next(module.parameters(), None) if module is not None else None
         found = own if own is not None else next(iter(self._tensors(self.batches)), own)
@@ -97,6 +108,9 @@ class Workload:
         Returns:
             The loss, detached.
         """
+        if self.device.type == "cuda":
+            # Of CUDA graphs: what the last step returned may be written over.
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         for leaf in self.leaves:
             leaf.grad = None
         loss = self.loss(call, batch)
