@@ -63,7 +63,7 @@ def test_gated_operator_passes_opcheck_and_compiles():
     from drivetrain_kernels.ops import _gated_triton
 
     gate, up = (t.requires_grad_() for t in normal((2, 6), (2, 6)))
-    torch.library.opcheck(_gated_triton.gated, (gate, up, "silu"))
+    torch.library.opcheck(_gated_triton._gated, (gate, up, "silu"))
     triton, _ = forms("tanh")
     compiled = torch.compile(triton, backend="aot_eager", fullgraph=True)
     same(compiled, triton, [gate, up])

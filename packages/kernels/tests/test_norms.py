@@ -12,6 +12,7 @@ from drivetrain_kernels import (
     ShapeError,
     add_rms_norm,
     dropout_add_rms_norm,
+    explain,
     layer_norm,
     rms_norm,
 )
@@ -37,8 +38,8 @@ def exact(x, w):
     return functional.rms_norm(x, x.shape[-1:], w, 1e-6)
 
 
-@pytest.mark.parametrize("impl", ["reference", "auto"])
-@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 3, 123)])
+@pytest.mark.parametrize("impl", ["reference", "auto", "eager"])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 3, 123), (0, 4)])
 def test_rms_norm_equals_torch_in_float64(impl, shape):
     same(
         lambda x, w: rms_norm(x, w, impl=impl),
@@ -90,7 +91,7 @@ def test_layer_norm_is_as_exact_as_the_plain_path_in_bfloat16():
         )
 
 
-@pytest.mark.parametrize("impl", ["reference", "torch"])
+@pytest.mark.parametrize("impl", ["reference", "torch", "eager"])
 def test_add_rms_norm_is_a_sum_and_its_norm(impl):
     same(
         lambda x, r, w: add_rms_norm(x, r, w, impl=impl),
@@ -147,15 +148,37 @@ def test_dropout_mask_reaches_the_gradient():
     "call",
     [
         lambda x, w: rms_norm(x, w, offset=1.0, impl="reference"),
+        lambda x, w: rms_norm(x, w, offset=1.0, impl="eager"),
         lambda x, w: layer_norm(x, w, w, impl="reference"),
         lambda x, w: add_rms_norm(x, 2 * x, w, impl="reference"),
         lambda x, w: dropout_add_rms_norm(x, x, w, p=0.5, seed=1, impl="reference"),
     ],
-    ids=["rms_norm", "layer_norm", "add", "dropout"],
+    ids=["rms_norm", "eager", "layer_norm", "add", "dropout"],
 )
 def test_norms_have_right_gradients(call):
     tensors = [t.requires_grad_() for t in normal((2, 5), (5,))]
     assert torch.autograd.gradcheck(call, tensors)
+
+
+def test_rms_norm_by_eager_has_a_second_derivative():
+    tensors = [t.requires_grad_() for t in normal((2, 5), (5,))]
+    assert torch.autograd.gradgradcheck(
+        lambda x, w: rms_norm(x, w, impl="eager"), tensors
+    )
+
+
+def test_rms_norm_by_eager_is_as_exact_as_torch_in_float32():
+    def eager(x, w):
+        return rms_norm(x, w, impl="eager")
+
+    as_exact_as(eager, exact, exact, normal((512, 256), (256,)), torch.float32)
+
+
+def test_rms_norm_takes_eager_for_large_rows_on_a_cpu():
+    assert explain(rms_norm, torch.empty(512, 256)).implementation == "eager"
+    assert explain(rms_norm, torch.empty(511, 256)).implementation == "torch"
+    narrow = torch.empty(512, 256, dtype=torch.bfloat16)
+    assert explain(rms_norm, narrow).implementation == "torch"
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0, 5), (3, 0)])

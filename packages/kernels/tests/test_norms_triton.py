@@ -112,10 +112,10 @@ def test_norm_operator_passes_opcheck():
     x, r, w = (t.requires_grad_() for t in normal((2, 6), (2, 6), (6,)))
     seed = torch.tensor(1)
     torch.library.opcheck(
-        _norm_triton.norm, (x, None, w, w, None, 1e-5, 0.0, 0.0, True, False)
+        _norm_triton._norm, (x, None, w, w, None, 1e-5, 0.0, 0.0, True, False)
     )
     torch.library.opcheck(
-        _norm_triton.norm, (x, r, w, None, seed, 1e-6, 0.0, 0.5, False, True)
+        _norm_triton._norm, (x, r, w, None, seed, 1e-6, 0.0, 0.5, False, True)
     )
 
 

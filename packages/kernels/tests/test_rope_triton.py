@@ -75,7 +75,7 @@ def test_rope_operator_passes_opcheck_and_compiles():
 
     x, cos, sin = normal((1, 2, 2, 6), (2, 2), (2, 2))
     torch.library.opcheck(
-        _rope_triton.rotate, (x.requires_grad_(), cos, sin, True, False)
+        _rope_triton._rotate, (x.requires_grad_(), cos, sin, True, False)
     )
     triton, _ = forms({})
     compiled = torch.compile(triton, backend="aot_eager", fullgraph=True)

@@ -16,6 +16,7 @@ from drivetrain_kernels.selector._first_batch import first_batch
 from drivetrain_kernels.selector._install import install
 from drivetrain_kernels.selector._race import Timing, is_settled, race, spread
 from drivetrain_kernels.selector._store import Record
+from drivetrain_kernels.selector._verify import reference_of
 from drivetrain_kernels.selector._watch import verdict
 from drivetrain_kernels.selector._workload import Workload
 
@@ -232,3 +233,33 @@ def test_first_batch_leaves_loader_and_random_state_alone():
 def test_record_that_is_none_is_a_value_error(text):
     with pytest.raises(ValueError):  # noqa: PT011
         Record.from_json(text)
+
+
+class Kink(nn.Module):
+    """Half of the inputs of its activation are zero but for rounding."""
+
+    def __init__(self, activation):
+        super().__init__()
+        weight = torch.full((2, 64), 0.1)
+        weight[0, 32:] = 0.3
+        self.weight = nn.Parameter(weight)
+        self.activation = activation
+
+    def forward(self, x):
+        return self.activation(x * self.weight[0] - x * self.weight[1])
+
+
+def test_tolerance_follows_what_rounding_does_to_eager():
+    x = torch.linspace(1.0, 2.0, 64)
+    smooth = reference_of(Workload(Kink(torch.tanh), [x]), None)
+    tipping = reference_of(Workload(Kink(torch.relu), [x]), None)
+    assert smooth.tolerance < 1e-4
+    assert 1e-2 < tipping.tolerance < 0.05
+    assert reference_of(Workload(Kink(torch.relu), [x]), 0.5).tolerance == 0.5
+
+
+def test_tolerance_of_a_random_model_is_not_taken_from_its_randomness():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    found = reference_of(Workload(model, [torch.ones(4, 8)]), None)
+    assert found.random
+    assert found.tolerance < 1e-3

@@ -64,8 +64,8 @@ class ImplementationError(DrivetrainError, RuntimeError):
         Traceback (most recent call last):
         ...
         drivetrain_kernels._errors.ImplementationNameError: rms_norm: there is no \
-implementation 'cutile'; it has 'triton', 'torch', 'compiled', 'reference', or take \
-'auto'
+implementation 'cutile'; it has 'triton', 'eager', 'torch', 'compiled', \
+'reference', or take 'auto'
     """
 
 

@@ -65,7 +65,7 @@ def load_op(name: str) -> Op[Any]:
 
     Example:
         >>> [one.name for one in load_op("rms_norm").implementations]
-        ['triton', 'torch', 'compiled', 'reference']
+        ['triton', 'eager', 'torch', 'compiled', 'reference']
     """
     if name not in OPS:
         message = f"explain: there is no op {name!r}; there are {', '.join(OPS)}"
@@ -95,6 +95,7 @@ def explain(
         >>> print(explain(rms_norm, torch.zeros(2, 8)))
         rms_norm: torch, because: torch's own operator gives the same and is fused
           not triton: it needs a CUDA tensor, got cpu
+          not eager: it is faster from 131072 elements on, got 16
     """
     name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
     table = load_op(name)

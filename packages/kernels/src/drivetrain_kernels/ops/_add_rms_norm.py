@@ -48,7 +48,7 @@ def add_rms_norm(
         offset: Added to the weight: 1.0 for weights around zero, as Gemma keeps them.
         cast: When the normalised row, which is float32, becomes the dtype of `x`:
             "input" before the weight (Llama), "float32" after it (Gemma).
-        impl: "auto", or "triton", "compiled", "torch" or "reference".
+        impl: "auto", or "triton", "compiled", "eager", "torch" or "reference".
 
     Returns:
         The normalised sum, and the sum, each of the shape and dtype of `x`.
@@ -116,6 +116,21 @@ def _reference(
     return normed, total
 
 
+def _eager(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    offset: float,
+    cast: str,
+) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    normed = _rms_norm.rms_norm(
+        total, weight, eps=eps, offset=offset, cast=cast, impl="eager"
+    )
+    return normed, total
+
+
 def _torch(
     x: Tensor,
     residual: Tensor,
@@ -170,6 +185,13 @@ OP = Op(
             call=compiled(_reference),
             automatic=not_on_a_gpu,
             because="one kernel made by torch.compile",
+        ),
+        Implementation(
+            name="eager",
+            call=_eager,
+            refuse=_rms_norm.eager_refuses,
+            automatic=_rms_norm.eager_automatic,
+            because="an addition, then few passes over the rows",
         ),
         Implementation(
             name="torch",

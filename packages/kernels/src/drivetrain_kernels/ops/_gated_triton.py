@@ -23,10 +23,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drivetrain_kernels._direct import direct, run
 from drivetrain_kernels._triton_blocks import TRITON_DTYPES, on_device_of, round_to
 from drivetrain_kernels.ops._norm_rows import accumulation_dtype
 
-__all__ = ["gated", "gated_backward"]
+__all__ = ["gated"]
 
 _BLOCK = 1024
 _INTERPRETED_BLOCK = 8192
@@ -105,8 +106,7 @@ def _backward_kernel(
     tl.store(DUP + at, round_to(dout * act, DTYPE), mask=inside)
 
 
-@torch.library.custom_op("drivetrain_kernels::gated", mutates_args=())
-def gated(gate: Tensor, up: Tensor, kind: str) -> Tensor:
+def _run_forward(gate: Tensor, up: Tensor, kind: str) -> Tensor:
     """Returns `act(gate) * up`.
 
     Args:
@@ -121,14 +121,18 @@ def gated(gate: Tensor, up: Tensor, kind: str) -> Tensor:
     return out
 
 
-@gated.register_fake
+_gated = torch.library.custom_op(
+    "drivetrain_kernels::gated", _run_forward, mutates_args=()
+)
+
+
+@_gated.register_fake
 def _(gate: Tensor, up: Tensor, kind: str) -> Tensor:
     del up, kind
     return gate.new_empty(gate.shape)
 
 
-@torch.library.custom_op("drivetrain_kernels::gated_backward", mutates_args=())
-def gated_backward(
+def _run_backward(
     dout: Tensor, gate: Tensor, up: Tensor, kind: str
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradients of gate and up.
@@ -147,7 +151,12 @@ def gated_backward(
     return dgate, dup
 
 
-@gated_backward.register_fake
+_gated_backward = torch.library.custom_op(
+    "drivetrain_kernels::gated_backward", _run_backward, mutates_args=()
+)
+
+
+@_gated_backward.register_fake
 def _(dout: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     del dout, kind
     return gate.new_empty(gate.shape), up.new_empty(up.shape)
@@ -160,11 +169,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None]:
-    dgate, dup = gated_backward(dout, *ctx.saved_tensors, ctx.kind)
+    given = (dout, *ctx.saved_tensors, ctx.kind)
+    dgate, dup = run(_gated_backward, _run_backward, *given)
     return dgate, dup, None
 
 
-gated.register_autograd(_backward, setup_context=_keep)
+_gated.register_autograd(_backward, setup_context=_keep)
+gated = direct(_gated, _run_forward, backward=_backward, setup_context=_keep)
 
 
 def _rows(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:

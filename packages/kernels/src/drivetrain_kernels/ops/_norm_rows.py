@@ -40,6 +40,7 @@ class NormFacts:
     Args:
         device: The type of the device.
         dtype: That of the rows.
+        num_elements: Those of all rows.
         num_columns: The length of a row.
         weight_dtype: That of the weight; None without one.
         bias_dtype: That of the bias; None without one.
@@ -49,6 +50,7 @@ class NormFacts:
 
     device: str
     dtype: torch.dtype
+    num_elements: int
     num_columns: int
     weight_dtype: torch.dtype | None
     bias_dtype: torch.dtype | None = None
@@ -99,6 +101,7 @@ def norm_facts(
     return NormFacts(
         device=x.device.type,
         dtype=x.dtype,
+        num_elements=x.numel(),
         num_columns=x.shape[-1],
         weight_dtype=None if weight is None else weight.dtype,
         bias_dtype=None if bias is None else bias.dtype,

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drivetrain_kernels._direct import direct, run
 from drivetrain_kernels._triton_blocks import (
     TRITON_DTYPES,
     keep_row,
@@ -35,7 +36,7 @@ from drivetrain_kernels._triton_blocks import (
 from drivetrain_kernels.ops._norm_rows import accumulation_dtype
 from drivetrain_kernels.ops._philox import threshold
 
-__all__ = ["norm", "norm_backward"]
+__all__ = ["norm"]
 
 
 @triton.jit
@@ -167,8 +168,7 @@ def _backward_kernel(
         tl.store(DB + place, db, mask=inside)
 
 
-@torch.library.custom_op("drivetrain_kernels::norm", mutates_args=())
-def norm(
+def _run_forward(
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor | None,
@@ -228,7 +228,12 @@ def norm(
     return results
 
 
-@norm.register_fake
+_norm = torch.library.custom_op(
+    "drivetrain_kernels::norm", _run_forward, mutates_args=()
+)
+
+
+@_norm.register_fake
 def _(
     x: Tensor,
     residual: Tensor | None,
@@ -245,8 +250,7 @@ def _(
     return _empty_results(x, residual, layer)
 
 
-@torch.library.custom_op("drivetrain_kernels::norm_backward", mutates_args=())
-def norm_backward(
+def _run_backward(
     dy: Tensor,
     dz_in: Tensor | None,
     z: Tensor,
@@ -311,7 +315,12 @@ def norm_backward(
     return dz, dx, dw.sum(0), db.sum(0)
 
 
-@norm_backward.register_fake
+_norm_backward = torch.library.custom_op(
+    "drivetrain_kernels::norm_backward", _run_backward, mutates_args=()
+)
+
+
+@_norm_backward.register_fake
 def _(
     dy: Tensor,
     dz_in: Tensor | None,
@@ -348,9 +357,8 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     if not ctx.adds:
         dz_in = None
     has_bias = bias is not None
-    dz, dx, dw, db = norm_backward(
-        dy, dz_in, z, weight, mean, rstd, seed, *ctx.options, has_bias
-    )
+    given = (dy, dz_in, z, weight, mean, rstd, seed, *ctx.options, has_bias)
+    dz, dx, dw, db = run(_norm_backward, _run_backward, *given)
     return (
         dz if seed is None else dx,
         dz if ctx.adds else None,
@@ -360,7 +368,8 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     )
 
 
-norm.register_autograd(_backward, setup_context=_keep)
+_norm.register_autograd(_backward, setup_context=_keep)
+norm = direct(_norm, _run_forward, backward=_backward, setup_context=_keep)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from drivetrain_kernels._compiled import compiled
+from drivetrain_kernels._direct import is_watched
 from drivetrain_kernels._dispatch import Implementation, Op
 from drivetrain_kernels.ops._norm_rows import (
     NormFacts,
@@ -25,13 +26,23 @@ from drivetrain_kernels.ops._norm_rows import (
     not_on_a_gpu,
     triton_refuses,
 )
+from drivetrain_kernels.ops._rms_norm_eager import RowsNorm
 
 if TYPE_CHECKING:
     from typing import Any
 
     from torch import Tensor
 
-__all__ = ["OP", "facts", "rms_norm", "torch_refuses"]
+__all__ = [
+    "OP",
+    "eager_automatic",
+    "eager_refuses",
+    "facts",
+    "rms_norm",
+    "torch_refuses",
+]
+
+_EAGER_FROM = 2**17  # elements; below, both take the same time
 
 
 def rms_norm(
@@ -52,7 +63,7 @@ def rms_norm(
         offset: Added to the weight: 1.0 for weights around zero, as Gemma keeps them.
         cast: When the normalised row, which is float32, becomes the dtype of `x`:
             "input" before the weight (Llama), "float32" after it (Gemma).
-        impl: "auto", or "triton", "torch", "compiled" or "reference".
+        impl: "auto", or "triton", "eager", "torch", "compiled" or "reference".
 
     Returns:
         A tensor of the shape and dtype of `x`.
@@ -128,6 +139,46 @@ def torch_refuses(facts: NormFacts) -> str | None:
     return None
 
 
+def _eager(
+    x: Tensor, weight: Tensor | None, eps: float, offset: float, cast: str
+) -> Tensor:
+    if is_watched(x, weight):
+        # A compiler makes one kernel of plain operators; this would stay as it is.
+        return _reference(x, weight, eps, offset, cast)
+    if weight is None:
+        weight = x.new_full(x.shape[-1:], 1.0 + offset)
+    elif offset:
+        weight = weight + offset
+    out: Tensor = RowsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    return out
+
+
+def eager_refuses(facts: NormFacts) -> str | None:
+    """Says why the few passes cannot take a call, or None if they can.
+
+    Args:
+        facts: Those of the call.
+    """
+    if facts.dtype not in {torch.float32, torch.float64}:
+        return f"computes in the dtype of x, got {facts.dtype}"
+    if facts.weight_dtype not in {None, facts.dtype}:
+        return f"needs a weight of the dtype of x, got {facts.weight_dtype}"
+    return None
+
+
+def eager_automatic(facts: NormFacts) -> str | None:
+    """Says why "auto" does not take the few passes, or None if it does.
+
+    Args:
+        facts: Those of the call.
+    """
+    if facts.device != "cpu":
+        return f"is faster than torch's own on a CPU, the tensors are on {facts.device}"
+    if facts.num_elements < _EAGER_FROM:
+        return f"is faster from {_EAGER_FROM} elements on, got {facts.num_elements}"
+    return None
+
+
 def _triton(
     x: Tensor, weight: Tensor | None, eps: float, offset: float, cast: str
 ) -> Tensor:
@@ -156,6 +207,13 @@ OP = Op(
             refuse=triton_refuses,
             automatic=not_on_a_gpu,
             because="one pass over the rows, forward and backward",
+        ),
+        Implementation(
+            name="eager",
+            call=_eager,
+            refuse=eager_refuses,
+            automatic=eager_automatic,
+            because="fewer passes over the rows than torch's own, mostly backward",
         ),
         Implementation(
             name="torch",

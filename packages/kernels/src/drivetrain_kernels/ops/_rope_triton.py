@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drivetrain_kernels._direct import direct, run
 from drivetrain_kernels._triton_blocks import (
     TRITON_DTYPES,
     num_warps,
@@ -77,8 +78,7 @@ def _kernel(
         tl.store(target + rest, tl.load(source + rest, mask=inside), mask=inside)
 
 
-@torch.library.custom_op("drivetrain_kernels::rope", mutates_args=())
-def rotate(
+def _run(
     x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool
 ) -> Tensor:
     """Returns queries or keys with their pairs of columns rotated.
@@ -125,7 +125,10 @@ def rotate(
     return out
 
 
-@rotate.register_fake
+_rotate = torch.library.custom_op("drivetrain_kernels::rope", _run, mutates_args=())
+
+
+@_rotate.register_fake
 def _(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
     del cos, sin, interleaved, inverse
     return x.new_empty(x.shape)
@@ -139,8 +142,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
     cos, sin = ctx.saved_tensors
-    back = rotate(grad, cos, sin, ctx.interleaved, not ctx.inverse)
-    return back, None, None, None, None
+    given = (grad, cos, sin, ctx.interleaved, not ctx.inverse)
+    return run(_rotate, _run, *given), None, None, None, None
 
 
-rotate.register_autograd(_backward, setup_context=_keep)
+_rotate.register_autograd(_backward, setup_context=_keep)
+rotate = direct(_rotate, _run, backward=_backward, setup_context=_keep)

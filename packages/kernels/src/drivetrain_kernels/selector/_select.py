@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     import torch
     from torch import distributed as dist
 
+    from drivetrain_kernels.selector._compiled import Compilation
     from drivetrain_kernels.selector._decide import (
         Trial,
     )
-    from drivetrain_kernels.selector._compiled import Compilation
     from drivetrain_kernels.selector._workload import LossFunction, StepFunction
 
 __all__ = ["Selected", "select"]
