@@ -1,4 +1,4 @@
-"""The parallel block beside the serial one, and the mixture of experts beside a loop."""
+"""RMSNorm, the parallel block and the mixture of experts, each beside the usual."""
 
 import math
 import statistics
@@ -7,11 +7,10 @@ import time
 import torch
 
 from drivetrain_core.testing import Row
-from drivetrain_kernels import MoE, ParallelBlock, SerialBlock
+from drivetrain_kernels import MoE, ParallelBlock, SerialBlock, rms_norm
 
 WIDTH, NUM_HEADS, INNER = 256, 4, 1024
 MOE_WIDTH, MOE_INNER, TOP_K = 128, 256, 2
-NOT_QUICK = Row(figure="left out by --quick", holds=None)
 
 
 def alternate(calls, num_rounds):
@@ -120,6 +119,29 @@ def growth(quick):
     )
 
 
+def norm(quick):
+    """RMSNorm, forward and backward, by "auto" against torch's own."""
+    torch.manual_seed(0)
+    x = torch.randn(2048, 512, requires_grad=True)
+    weight = torch.randn(512, requires_grad=True)
+    grad = torch.randn(2048, 512)
+
+    def step(impl):
+        return lambda: torch.autograd.grad(
+            rms_norm(x, weight, impl=impl), (x, weight), grad
+        )
+
+    calls = {"auto": step("auto"), "torch": step("torch")}
+    times = alternate(calls, 20 if quick else 100)
+    found = speedup(times, "auto", "torch")
+    median = statistics.median(times["auto"])
+    return Row(
+        figure=f"{found:.2f} x, {median * 1e3:.1f} ms a step",
+        holds=found >= 1.3,
+        details={"speedup": found, "median_s": median},
+    )
+
+
 @torch.no_grad()
 def exactness(quick):
     """The layer and the loop in float32, against the loop in float64."""
@@ -136,6 +158,7 @@ def exactness(quick):
 
 
 TABLE = [
+    ("rms-norm-2048x512", ">= 1.3 x torch's, forward and backward", norm),
     ("parallel-block-64-tokens", ">= 1.05 x the serial block", parallel(64, 1.05)),
     ("parallel-block-512-tokens", ">= 1 x the serial block", parallel(512, 1.0)),
     ("moe-8-experts", ">= 1.1 x a loop over experts", experts(8, 1.1)),

@@ -21,3 +21,15 @@ def restored():
         torch.set_num_threads(1)
         yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def ranks_of_one(tmp_path):
+    """A device mesh of this process alone."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()

@@ -92,17 +92,6 @@ def test_clip_of_sharded_gradients_counts_them_whole(ranks_of_one):
         clip_grad_norm_([weight, plain], 1.0)
 
 
-@pytest.fixture
-def ranks_of_one(tmp_path):
-    from torch.distributed.device_mesh import init_device_mesh
-
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
-    )
-    yield init_device_mesh("cpu", (1,))
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize(
     ("error", "message", "options"),
     [

@@ -1,4 +1,4 @@
-"""The Triton kernels of the gradients' norm, interpreted or on a GPU."""
+"""The Triton kernels of the gradients' norm, interpreted."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""The Triton kernels of SwiGLU and GEGLU, interpreted or on a GPU."""
+"""The Triton kernels of SwiGLU and GEGLU, interpreted."""
 
 import os
 

@@ -165,6 +165,22 @@ def test_linear_cross_entropy_of_narrow_tensors(dtype, reduction, monkeypatch):
     )  # fmt: skip
 
 
+def test_linear_cross_entropy_in_float16_keeps_small_gradients_with_a_loss_scale():
+    target = torch.arange(256) * 7
+
+    def call(x, w, impl="chunked"):
+        return 2**14 * linear_cross_entropy(x, w, target, chunk_tokens=100, impl=impl)
+
+    as_exact_as(
+        call,
+        lambda x, w: call(x, w, "reference"),
+        lambda x, w: call(x, w, "reference"),
+        [0.1 * t for t in normal((256, 16), (3000, 16))],
+        torch.float16,
+        floor=1e-6,
+    )
+
+
 def test_linear_cross_entropy_loss_is_exact_in_float32():
     target = torch.arange(300) % 1000
     x, w = normal((300, 64), (1000, 64), dtype=torch.float32)

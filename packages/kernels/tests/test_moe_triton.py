@@ -1,4 +1,4 @@
-"""The Triton kernels of the mixture of experts, interpreted or on a GPU."""
+"""The Triton kernels of the mixture of experts, interpreted."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The Triton kernels of the normalising ops, interpreted or on a GPU."""
+"""The Triton kernels of the normalising ops, interpreted."""
 
 import os
 

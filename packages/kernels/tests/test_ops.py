@@ -67,6 +67,24 @@ def test_op_runs_what_explain_says(name, monkeypatch):
     assert ran[0] == told.implementation
 
 
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "layer_norm", "swiglu"])
+def test_op_takes_distributed_tensors_on_torchs_operators(name, ranks_of_one):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    plain = [torch.randn(4, 6) for _ in range(2)]
+    args = [distribute_tensor(t, ranks_of_one, [Shard(0)]) for t in plain]
+    if name in {"rms_norm", "layer_norm"}:
+        plain, args = plain[:1], args[:1]
+    told = explain(name, *args)
+    assert ("triton", "takes no DTensor") in told.passed_over
+    function = getattr(drivetrain_kernels, name)
+    pairs = zip(
+        tree_leaves(function(*args)), tree_leaves(function(*plain)), strict=True
+    )
+    for one, other in pairs:
+        torch.testing.assert_close(one.full_tensor(), other)
+
+
 @pytest.mark.parametrize("name", WITH_TRITON)
 def test_op_refuses_triton_by_name_without_a_gpu_or_the_interpreter(name, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")

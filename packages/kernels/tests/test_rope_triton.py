@@ -1,4 +1,4 @@
-"""The Triton kernel of rotary embeddings, interpreted or on a GPU."""
+"""The Triton kernel of rotary embeddings, interpreted."""
 
 import os
 

@@ -22,6 +22,7 @@ __all__ = [
     "check_like",
     "check_one_of",
     "check_shape",
+    "is_distributed",
 ]
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -41,6 +42,20 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
+
+
+def is_distributed(*tensors: Tensor | None) -> bool:
+    """Returns whether one of the tensors is sharded or replicated (a DTensor).
+
+    Args:
+        *tensors: None is left out.
+
+    Example:
+        >>> is_distributed(torch.zeros(2), None)
+        False
+    """
+    plain = (torch.Tensor, torch.nn.Parameter, type(None))
+    return any(type(t) not in plain and hasattr(t, "to_local") for t in tensors)
 
 
 def check_floating(op: str, name: str, tensor: object) -> None:

@@ -328,6 +328,8 @@ def _refuse_triton(call: AttentionFacts) -> str | None:
     missing: str | None = triton_missing(call.device)
     if missing is not None:
         return missing
+    if call.device == "cuda" and call.dtype == torch.float64:
+        return "needs float32 or narrower on a GPU, got torch.float64"
     if call.head_dim > MAX_TRITON_HEAD:
         return f"needs a head_dim of at most {MAX_TRITON_HEAD}, got {call.head_dim}"
     return f"has no dropout, got {call.dropout_p}" if call.dropout_p else None

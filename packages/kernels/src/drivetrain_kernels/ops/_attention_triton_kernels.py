@@ -56,9 +56,9 @@ def _store(START, rows, stride, length, value, HEAD: tl.constexpr,
 
 @triton.jit
 def _scores(q, k, scale, CAP: tl.constexpr, ACC: tl.constexpr):
-    """Returns scores to the base 2, and the slope of their cap."""
+    """Returns scores to the base 2, and the slope of their cap, if there is one."""
     s = tl.dot(q, tl.trans(k), input_precision="ieee", out_dtype=ACC) * scale
-    slope = s * 0.0 + 1.0
+    slope = s
     if CAP > 0.0:
         s = soft_capped(s, CAP)
         slope = 1.0 - (s / CAP) * (s / CAP)
@@ -266,7 +266,9 @@ def backward_queries_kernel(
         )
         p = tl.where(seen, tl.exp2(s - lse[:, None]), 0.0)
         dp = tl.dot(dout, tl.trans(v), input_precision="ieee", out_dtype=ACC)
-        ds = p * (dp - delta[:, None]) * slope
+        ds = p * (dp - delta[:, None])
+        if CAP > 0.0:
+            ds *= slope
         dq += tl.dot(ds.to(DOT), k, input_precision="ieee", out_dtype=ACC)
     _store(DQ, query, dq_row, num_queries, dq * scale, HEAD, BLOCK_D, DTYPE)
 
@@ -364,7 +366,9 @@ def backward_keys_kernel(
                 tl.trans(p.to(DOT)), dout, input_precision="ieee", out_dtype=ACC
             )
             dp = tl.dot(dout, tl.trans(v), input_precision="ieee", out_dtype=ACC)
-            ds = p * (dp - delta[:, None]) * slope
+            ds = p * (dp - delta[:, None])
+            if CAP > 0.0:
+                ds *= slope
             dk += tl.dot(tl.trans(ds.to(DOT)), q, input_precision="ieee", out_dtype=ACC)
     _store(DK + at, key, dk_row, num_keys, dk * scale, HEAD, BLOCK_D, DTYPE)
     _store(DV + at, key, dk_row, num_keys, dv, HEAD, BLOCK_D, DTYPE)

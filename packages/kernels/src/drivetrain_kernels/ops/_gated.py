@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain_kernels._available import triton_missing
-from drivetrain_kernels._check import check_floating, check_like, check_shape
+from drivetrain_kernels._check import (
+    check_floating,
+    check_like,
+    check_shape,
+    is_distributed,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,10 +34,12 @@ class GatedFacts:
     Args:
         device: The type of the device.
         dtype: That of both tensors.
+        distributed: Whether they are DTensors.
     """
 
     device: str
     dtype: torch.dtype
+    distributed: bool = False
 
 
 def gated_facts(op: str, gate: Tensor, up: Tensor) -> GatedFacts:
@@ -51,7 +58,11 @@ def gated_facts(op: str, gate: Tensor, up: Tensor) -> GatedFacts:
     check_floating(op, "gate", gate)
     check_like(op, ("gate", gate), ("up", up))
     check_shape(op, "up", up, gate.shape)
-    return GatedFacts(device=gate.device.type, dtype=gate.dtype)
+    return GatedFacts(
+        device=gate.device.type,
+        dtype=gate.dtype,
+        distributed=is_distributed(gate, up),
+    )
 
 
 def triton_refuses(facts: GatedFacts) -> str | None:
@@ -60,6 +71,8 @@ def triton_refuses(facts: GatedFacts) -> str | None:
     Args:
         facts: Those of the call.
     """
+    if facts.distributed:
+        return "takes no DTensor"
     return triton_missing(facts.device)
 
 

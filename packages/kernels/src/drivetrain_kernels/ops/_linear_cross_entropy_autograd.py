@@ -46,26 +46,37 @@ def _problem(tensors: tuple[Tensor | None, ...], numbers: Sequence[Any]) -> Prob
     )
 
 
-def _narrowed(problem: Problem, gradients: Gradients) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients in the dtypes of their tensors; empty for unwanted ones."""
+def _narrowed(
+    problem: Problem, gradients: Gradients, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients in a dtype; empty for unwanted ones."""
     empty = problem.hidden.new_empty
-    like = (problem.hidden, problem.weight, problem.bias)
     made = []
-    for name, t in zip(("hidden", "weight", "bias"), like, strict=True):
+    for name in ("hidden", "weight", "bias"):
         grad = getattr(gradients, name)
         setattr(gradients, name, None)  # frees the wide sum when it is converted
-        made.append(empty(0) if grad is None or t is None else grad.to(t.dtype))
+        made.append(empty(0, dtype=dtype) if grad is None else grad.to(dtype))
     return made[0], made[1], made[2]
 
 
+def _kept_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns in what dtype gradients wait for the backward.
+
+    In float16 small ones would vanish before the loss scale could prevent it, which
+    comes with the backward.
+    """
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
 def _fake_gradients(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    wanted: Sequence[bool],
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    empty = hidden.new_empty
     made = [
-        torch.empty_like(t, memory_format=torch.contiguous_format)
-        if is_wanted and t is not None
-        else empty(0)
+        hidden.new_empty(t.shape if is_wanted and t is not None else 0, dtype=dtype)
         for is_wanted, t in zip(wanted, (hidden, weight, bias), strict=True)
     ]
     return made[0], made[1], made[2]
@@ -153,7 +164,7 @@ def _grads(
     gradients = Gradients.zeros(problem, (wanted[0], wanted[1], wanted[2]))
     shard = shard_of(group_name, len(weight), hidden.device)
     run_chunks(problem, shard, gradients, grad)
-    return _narrowed(problem, gradients)
+    return _narrowed(problem, gradients, hidden.dtype)
 
 
 @_grads.register_fake
@@ -161,7 +172,7 @@ def _(
     grad: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     del grad
-    return _fake_gradients(hidden, weight, bias, rest[-1])
+    return _fake_gradients(hidden, weight, bias, rest[-1], hidden.dtype)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::linear_cross_entropy_total", mutates_args=())
@@ -216,10 +227,13 @@ def linear_cross_entropy_total(
     problem = _problem((hidden, weight, bias, target), numbers)
     gradients = Gradients.zeros(problem, (wanted[0], wanted[1], wanted[2]))
     shard = shard_of(group_name, len(weight), hidden.device)
+    kept = _kept_dtype(hidden.dtype)
+    if kept == hidden.dtype:
+        losses = run_chunks(problem, shard, gradients, scale.expand(target.shape))
+        return losses.sum() * scale, *_narrowed(problem, gradients, kept)
     losses = run_chunks(problem, shard, gradients)
-    # In the wide dtype: once more rounded, gradients would be less exact.
-    gradients.scale_(scale)
-    return losses.sum() * scale, *_narrowed(problem, gradients)
+    dx, dw, db = _narrowed(problem, gradients, kept)
+    return losses.sum() * scale, dx.mul_(scale), dw.mul_(scale), db.mul_(scale)
 
 
 @linear_cross_entropy_total.register_fake
@@ -227,20 +241,23 @@ def _(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total = hidden.new_empty((), dtype=accumulation_dtype(hidden.dtype))
-    return total, *_fake_gradients(hidden, weight, bias, rest[-1])
+    kept = _kept_dtype(hidden.dtype)
+    return total, *_fake_gradients(hidden, weight, bias, rest[-1], kept)
 
 
 def _results(made: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Any]:
     return [t if is_wanted else None for t, is_wanted in zip(made, wanted, strict=True)]
 
 
-def _scaled(made: Tensor, grad: Tensor) -> Tensor:
-    """Returns a gradient multiplied by that of the loss, mostly in place."""
+def _scaled(made: Tensor, grad: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns a gradient multiplied by that of the loss, in place where it can be."""
     # What a compiler traces must not be changed in place; it saves the copy by itself.
     if type(made) is not Tensor:
-        return (made * grad).to(made.dtype)
+        return (made * grad).to(dtype)
+    if grad.device.type == "cpu" and float(grad) == 1.0:
+        return made.to(dtype)  # on a CPU, looking at a number costs nothing
     if made.dtype == grad.dtype:
-        return made.mul_(grad)
+        return made.mul_(grad).to(dtype)
     for part in torch.split(made, SCALED_ROWS):
         # Both would be narrow otherwise, and the scale itself rounded.
         part.copy_(part.to(grad.dtype).mul_(grad))
@@ -276,7 +293,8 @@ def _total_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
         each = (grad * scale).expand(target.shape)
         made = _grads(each, *tensors, target, *ctx.numbers, wanted)
         return *_results(made, wanted), *[None] * 10
-    made = [_scaled(t, grad) for t in ctx.made]
+    dtype = ctx.saved_tensors[0].dtype
+    made = [_scaled(t, grad, dtype) for t in ctx.made]
     ctx.made = None
     return *_results(made, wanted), *[None] * 10
 

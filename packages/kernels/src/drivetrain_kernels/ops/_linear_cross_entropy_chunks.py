@@ -61,12 +61,6 @@ class Gradients:
         ]
         return cls(*made)
 
-    def scale_(self, scale: Tensor) -> None:
-        """Multiplies all of them in place."""
-        for grad in (self.hidden, self.weight, self.bias):
-            if grad is not None:
-                grad.mul_(scale)
-
 
 def chunk_size(num_tokens: int, num_classes: int, item_bytes: int, device: str) -> int:
     """Returns how many tokens a chunk has, by the bytes that its logits may take.
@@ -110,14 +104,17 @@ def run_chunks(
     )
     size = max(1, min(size, num_tokens))
     step = make_step(problem, shard, size, with_gradients=with_gradients)
+    sums = None if gradients is None else _Sums(problem, gradients)
+    is_narrow = problem.hidden.dtype != problem.wide
+    narrow = problem.weight.new_empty((size, num_classes)) if is_narrow else None
     losses_T = problem.hidden.new_empty(num_tokens, dtype=problem.wide)
     for rows in _slices(num_tokens, size):
         z_CV = step.logits[: rows.stop - rows.start]
-        _project(problem, rows, z_CV)
+        _project(problem, rows, z_CV, narrow)
         scale = None if grad_T is None else grad_T[rows].to(problem.wide)
-        losses_T[rows], dz_CV = step(z_CV, problem.target[rows], scale)
-        if gradients is not None:
-            _accumulate(problem, rows, dz_CV, gradients)
+        losses_T[rows], dz_CV = step(z_CV, problem.target[rows], scale, narrow)
+        if sums is not None:
+            sums.add(rows, dz_CV, narrow)
     if gradients is not None and gradients.hidden is not None:
         shard.total_(gradients.hidden)
     return losses_T
@@ -128,50 +125,67 @@ def _slices(length: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, length))
 
 
-def _blocks(problem: Problem) -> Iterator[slice]:
-    """Yields rows of the weight, of which temporary products are made at a time."""
-    num_classes, hidden_size = problem.weight.shape
-    if problem.hidden.dtype == problem.wide:
-        return _slices(num_classes, num_classes)
-    fitting = BLOCK_BYTES // (problem.wide.itemsize * max(1, hidden_size))
-    return _slices(num_classes, max(MIN_BLOCK_ROWS, fitting))
-
-
-def _product(a: Tensor, b: Tensor, wide: torch.dtype) -> Tensor:
-    """Returns a product of narrow matrices, wide where the device can."""
-    if a.device.type == "cuda":
-        return torch.mm(a, b, out_dtype=wide)
-    return torch.mm(a, b)
-
-
-def _project(problem: Problem, rows: slice, z_CV: Tensor) -> None:
-    x_CH, weight_VH = problem.hidden[rows], problem.weight
-    if x_CH.dtype == problem.wide:
-        torch.mm(x_CH, weight_VH.t(), out=z_CV)
+def _project(
+    problem: Problem, rows: slice, z_CV: Tensor, narrow: Tensor | None
+) -> None:
+    """Writes the logits of a chunk, without their cap."""
+    x_CH, weight_HV = problem.hidden[rows], problem.weight.t()
+    if narrow is None:
+        torch.mm(x_CH, weight_HV, out=z_CV)
+    elif _widens(x_CH):
+        z_CV.copy_(torch.mm(x_CH, weight_HV, out_dtype=problem.wide))
     else:
-        for block in _blocks(problem):
-            z_CV[:, block] = _product(x_CH, weight_VH[block].t(), problem.wide)
+        z_CV.copy_(torch.mm(x_CH, weight_HV, out=narrow[: len(x_CH)]))
     if problem.bias is not None:
         z_CV.add_(problem.bias)
 
 
-def _accumulate(
-    problem: Problem, rows: slice, dz_CV: Tensor, gradients: Gradients
-) -> None:
-    x_CH, weight_VH = problem.hidden[rows], problem.weight
-    if gradients.bias is not None:
-        gradients.bias.add_(dz_CV.sum(0, dtype=problem.wide))
-    if x_CH.dtype == problem.wide:
+def _widens(narrow: Tensor) -> bool:
+    """Whether products of narrow matrices can have wide results on this device."""
+    overloads = torch.ops.aten.mm.overloads()  # type: ignore[no-untyped-call]
+    return narrow.device.type == "cuda" and "dtype" in overloads
+
+
+class _Sums:
+    """Adds what the chunks contribute to the gradients."""
+
+    def __init__(self, problem: Problem, gradients: Gradients) -> None:
+        self.problem = problem
+        self.gradients = gradients
+        num_classes, hidden_size = problem.weight.shape
+        fitting = BLOCK_BYTES // (problem.wide.itemsize * max(1, hidden_size))
+        self.block_rows = min(num_classes, max(MIN_BLOCK_ROWS, fitting))
+        # New memory for each product would cost a CPU as much as the product.
+        is_needed = (
+            problem.hidden.dtype != problem.wide and gradients.weight is not None
+        )
+        rows = self.block_rows if is_needed else 0
+        self.product = problem.weight.new_empty((rows, hidden_size))
+
+    def add(self, rows: slice, dz_CV: Tensor, narrow: Tensor | None) -> None:
+        """Adds the gradients of a chunk, given those of its logits."""
+        problem, gradients = self.problem, self.gradients
+        x_CH, weight_VH = problem.hidden[rows], problem.weight
+        if gradients.bias is not None:
+            gradients.bias.add_(dz_CV.sum(0, dtype=problem.wide))
+        if narrow is None:
+            if gradients.hidden is not None:
+                torch.mm(dz_CV, weight_VH, out=gradients.hidden[rows])
+            if gradients.weight is not None:
+                gradients.weight.addmm_(dz_CV.t(), x_CH)
+            return
+        if dz_CV.dtype == problem.wide:
+            dz_CV = narrow[: len(x_CH)].copy_(dz_CV)
         if gradients.hidden is not None:
-            torch.mm(dz_CV, weight_VH, out=gradients.hidden[rows])
+            gradients.hidden[rows] = self._product(dz_CV, weight_VH)
         if gradients.weight is not None:
-            gradients.weight.addmm_(dz_CV.t(), x_CH)
-        return
-    for block in _blocks(problem):
-        part_CB = dz_CV[:, block].to(x_CH.dtype)
-        if gradients.hidden is not None:
-            product = _product(part_CB, weight_VH[block], problem.wide)
-            gradients.hidden[rows].add_(product)
-        if gradients.weight is not None:
-            product = _product(part_CB.t(), x_CH, problem.wide)
-            gradients.weight[block].add_(product)
+            for block in _slices(len(weight_VH), self.block_rows):
+                part_BC = dz_CV[:, block].t()
+                out = self.product[: len(part_BC)]
+                gradients.weight[block].add_(self._product(part_BC, x_CH, out))
+
+    def _product(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        """Returns a product of narrow matrices, wide where the device can."""
+        if _widens(a):
+            return torch.mm(a, b, out_dtype=self.problem.wide)
+        return torch.mm(a, b) if out is None else torch.mm(a, b, out=out)

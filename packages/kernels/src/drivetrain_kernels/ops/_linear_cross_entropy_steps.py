@@ -50,7 +50,11 @@ class Step(Protocol):
     logits: Tensor
 
     def __call__(
-        self, z_CV: Tensor, target_C: Tensor, scale_C: Tensor | None
+        self,
+        z_CV: Tensor,
+        target_C: Tensor,
+        scale_C: Tensor | None,
+        narrow: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Returns losses, and the gradients of the logits if they are wanted.
 
@@ -59,6 +63,8 @@ class Step(Protocol):
                 gradients may overwrite.
             target_C: The classes.
             scale_C: Weighs the tokens in the gradients; None for ones.
+            narrow: A buffer for gradients in the dtype in which they are multiplied,
+                if that is not the logits'.
         """
 
 
@@ -94,9 +100,14 @@ class PlainStep:
         self.slopes = torch.empty_like(self.logits) if has_slopes else None
 
     def __call__(
-        self, z_CV: Tensor, target_C: Tensor, scale_C: Tensor | None
+        self,
+        z_CV: Tensor,
+        target_C: Tensor,
+        scale_C: Tensor | None,
+        narrow: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Returns losses, and in place of the logits their gradients; see `Step`."""
+        del narrow
         problem, shard, eps = self.problem, self.shard, self.problem.label_smoothing
         slope_CV = self._cap(z_CV)
         counts_C = target_C != problem.ignore_index
@@ -163,20 +174,20 @@ class TritonStep:
         self.with_gradients = with_gradients
         shape = (num_tokens, len(problem.weight))
         self.logits = problem.weight.new_empty(shape, dtype=problem.wide)
-        # The gradient is written in the dtype in which it is multiplied.
-        self.gradients = self.logits
-        if with_gradients and problem.hidden.dtype != problem.wide:
-            self.gradients = problem.weight.new_empty(shape)
 
     def __call__(
-        self, z_CV: Tensor, target_C: Tensor, scale_C: Tensor | None
+        self,
+        z_CV: Tensor,
+        target_C: Tensor,
+        scale_C: Tensor | None,
+        narrow: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Returns losses and the gradients of the logits; see `Step`."""
         target_C = target_C.contiguous()
         losses_C, _, lse_C = self._kernels.class_losses_of(
             z_CV, target_C, *self._numbers
         )
-        dz_CV = self.gradients[: len(z_CV)]
+        dz_CV = z_CV if narrow is None else narrow[: len(z_CV)]
         if self.with_gradients:
             self._kernels.class_gradients_into(
                 dz_CV, scale_C, z_CV, target_C, lse_C, *self._numbers

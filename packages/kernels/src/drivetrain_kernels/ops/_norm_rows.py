@@ -14,6 +14,7 @@ from drivetrain_kernels._check import (
     check_like,
     check_one_of,
     check_shape,
+    is_distributed,
 )
 from drivetrain_kernels._errors import ShapeError
 
@@ -44,6 +45,7 @@ class NormFacts:
         num_columns: The length of a row.
         weight_dtype: That of the weight; None without one.
         bias_dtype: That of the bias; None without one.
+        distributed: Whether rows or weight are DTensors.
         offset: What is added to the weight.
         cast: When the row becomes narrow again.
     """
@@ -54,6 +56,7 @@ class NormFacts:
     num_columns: int
     weight_dtype: torch.dtype | None
     bias_dtype: torch.dtype | None = None
+    distributed: bool = False
     offset: float = 0.0
     cast: str = "input"
 
@@ -105,6 +108,7 @@ def norm_facts(
         num_columns=x.shape[-1],
         weight_dtype=None if weight is None else weight.dtype,
         bias_dtype=None if bias is None else bias.dtype,
+        distributed=is_distributed(x, residual, weight, bias),
         offset=offset,
         cast=cast,
     )
@@ -138,4 +142,6 @@ def triton_refuses(facts: NormFacts) -> str | None:
     """
     if facts.num_columns > MAX_COLUMNS:
         return f"takes rows of at most {MAX_COLUMNS} columns, got {facts.num_columns}"
+    if facts.distributed:
+        return "takes no DTensor"
     return triton_missing(facts.device)

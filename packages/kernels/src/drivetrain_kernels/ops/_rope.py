@@ -24,6 +24,7 @@ from drivetrain_kernels._check import (
     check_integer,
     check_like,
     check_shape,
+    is_distributed,
 )
 from drivetrain_kernels._compiled import compiled
 from drivetrain_kernels._dispatch import Implementation, Op
@@ -50,12 +51,14 @@ class RopeFacts:
         dtype: That of queries and keys.
         rotary_dim: How many columns are rotated.
         tables_need_grad: Whether the angles are trained.
+        distributed: Whether queries, keys or angles are DTensors.
     """
 
     device: str
     dtype: torch.dtype
     rotary_dim: int
     tables_need_grad: bool
+    distributed: bool
 
 
 def rope(
@@ -183,6 +186,7 @@ def facts(
         dtype=q.dtype,
         rotary_dim=width,
         tables_need_grad=cos is not None and cos.requires_grad,
+        distributed=is_distributed(q, k, cos),
     )
 
 
@@ -272,6 +276,8 @@ def _triton(
 def _triton_refuses(facts: RopeFacts) -> str | None:
     if facts.tables_need_grad:
         return "has no gradient of cos and sin, which require one"
+    if facts.distributed:
+        return "takes no DTensor"
     return triton_missing(facts.device)
 
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
-__all__ = ["Binding", "Left", "Replaced", "Replacement"]
+__all__ = ["Left", "Replaced", "Replacement"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,21 +47,6 @@ class Left:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """An attribute that is set on one module, and hides that of its class.
-
-    Args:
-        module: The module.
-        attribute: Its name.
-        value: What it is set to.
-    """
-
-    module: nn.Module
-    attribute: str
-    value: Any
-
-
 class Replacement:
     """The handle that `replace` returns; `str` gives a table. Undoes at `with`'s end.
 
@@ -69,7 +56,8 @@ class Replacement:
     Args:
         replaced: What was replaced.
         left: What was left.
-        bindings: What to set on which module.
+        bindings: What is set, each as (module, name of the attribute, value). The
+            attribute hides that of the module's class.
 
     Attributes:
         replaced: What was replaced, in the model's order.
@@ -80,23 +68,22 @@ class Replacement:
         self,
         replaced: list[Replaced],
         left: list[Left],
-        bindings: list[Binding],
+        bindings: Sequence[tuple[nn.Module, str, Any]],
     ) -> None:
         self.replaced = tuple(replaced)
         self.left = tuple(left)
-        self._bindings = bindings
+        self._bindings = tuple(bindings)
 
     def undo(self) -> None:
         """Gives every module its own back; a second time does nothing."""
-        for binding in self._bindings:
-            own = vars(binding.module)
-            if own.get(binding.attribute) is binding.value:
-                del own[binding.attribute]
+        for module, attribute, value in self._bindings:
+            if vars(module).get(attribute) is value:
+                del vars(module)[attribute]
 
     def redo(self) -> None:
         """Replaces again what `undo` gave back; a second time does nothing."""
-        for binding in self._bindings:
-            vars(binding.module).setdefault(binding.attribute, binding.value)
+        for module, attribute, value in self._bindings:
+            vars(module).setdefault(attribute, value)
 
     def __enter__(self) -> Self:
         """Returns the handle."""

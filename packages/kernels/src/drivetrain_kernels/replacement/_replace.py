@@ -23,7 +23,7 @@ from drivetrain_kernels.replacement._check import (
     sample_input,
 )
 from drivetrain_kernels.replacement._guess import is_standin
-from drivetrain_kernels.replacement._handle import Binding, Left, Replaced, Replacement
+from drivetrain_kernels.replacement._handle import Left, Replaced, Replacement
 from drivetrain_kernels.replacement._kinds import (
     KINDS,
     guesses_for,
@@ -114,7 +114,7 @@ class _Swap:
         self.verify = verify
         self.replaced: list[Replaced] = []
         self.left: list[Left] = []
-        self.bindings: list[Binding] = []
+        self.bindings: list[tuple[nn.Module, str, Any]] = []
         self._refusals: dict[str, ImplementationError] = {}
 
     def visit(self, name: str, module: nn.Module, compiled: str) -> None:
@@ -161,9 +161,7 @@ class _Swap:
                 else:
                     bound = types.MethodType(standin, module)
                     error = max(own, error or 0.0)
-                    self._bind(
-                        name, Binding(module, "forward", bound), best.what, impl, error
-                    )
+                    self._bind(name, (module, "forward", bound), best.what, impl, error)
                     return
         self.left.append(Left(name=name, module=kind, why=why))
 
@@ -198,22 +196,23 @@ class _Swap:
         if why:
             self.left.append(Left(name=name, module=_loss_of(module), why=why))
         else:
-            self._bind(name, Binding(module, ATTRIBUTE, ours), kind, impl, apart)
+            self._bind(name, (module, ATTRIBUTE, ours), kind, impl, apart)
 
     def _bind(
-        self, name: str, binding: Binding, what: str, impl: str, error: float
+        self,
+        name: str,
+        binding: tuple[nn.Module, str, Any],
+        what: str,
+        impl: str,
+        error: float,
     ) -> None:
-        loss = binding.attribute == ATTRIBUTE
-        kind = _loss_of(binding.module) if loss else type(binding.module).__name__
+        module, attribute, _ = binding
+        loss = attribute == ATTRIBUTE
+        kind = _loss_of(module) if loss else type(module).__name__
         self.bindings.append(binding)
+        shown = error if self.verify else None
         self.replaced.append(
-            Replaced(
-                name=name,
-                module=kind,
-                op=what,
-                impl=impl,
-                error=error if self.verify else None,
-            )
+            Replaced(name=name, module=kind, op=what, impl=impl, error=shown)
         )
 
     def _best(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -46,8 +47,8 @@ def race(
 ) -> dict[str, Timing]:
     """Samples every candidate once a round, until the order is clear.
 
-    The order within a round turns, so that none always runs behind the same other. A
-    candidate that is clearly slower is not sampled any further.
+    The order within a round is another each time, the same in every race: what runs
+    behind another finds the caches as that one left them. A candidate that is clearly slower is not sampled any further.
 
     Args:
         samplers: By name, a function that returns the seconds of a step; the first is
@@ -65,8 +66,7 @@ def race(
     times: dict[str, list[float]] = {name: [] for name in samplers}
     running = list(samplers)
     for num in range(MAX_ROUNDS):
-        turned = running[num % len(running) :] + running[: num % len(running)]
-        for name in turned:
+        for name in random.Random(num).sample(running, len(running)):
             times[name].append(samplers[name]())
         found = {name: _timing(times[name], times[eager]) for name in running}
         done = num + 1 >= MIN_ROUNDS

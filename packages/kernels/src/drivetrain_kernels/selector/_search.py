@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import distributed as dist
+    from torch import nn
 
     from drivetrain_kernels.selector._verify import Reference
     from drivetrain_kernels.selector._workload import Workload
@@ -41,7 +42,7 @@ __all__ = ["Search"]
 _SAMPLE_S = 0.005  # a sample runs at least this long, or a clock's tick would show
 _RACE_SHARE = 0.35  # of the budget is kept for timing
 _FIRST_COMPILE_S = 3.0  # what the smallest model takes, and then by module
-_COMPILE_S_PER_MODULE = 0.06
+_COMPILE_S_PER_MODULE = 0.15
 _AGAIN = 0.7  # of the time of the last compilation, when the whole compiles again
 _PER_BLOCK = 0.5  # of a block's time, for each block when the whole compiles
 
@@ -214,12 +215,15 @@ class Search:
 
     def _expected_s(self, one: Candidate) -> float:
         """Returns how long a candidate will probably compile."""
-        if one.blocks:
-            return _FIRST_COMPILE_S
         module = self.workload.module
-        parts = module.modules() if module is not None else ()
-        num_leaves = sum(next(part.children(), None) is None for part in parts)
-        by_size = _FIRST_COMPILE_S + _COMPILE_S_PER_MODULE * num_leaves
+        if module is None:
+            return max(_FIRST_COMPILE_S, self.whole_compile_s)
+        if one.blocks:
+            # Blocks of one class share a compilation.
+            kinds = {type(block): block for block in repeated_blocks(module)}
+            num_leaves = sum(_num_leaves(block) for block in kinds.values())
+            return _FIRST_COMPILE_S + _COMPILE_S_PER_MODULE * num_leaves
+        by_size = _FIRST_COMPILE_S + _COMPILE_S_PER_MODULE * _num_leaves(module)
         return max(by_size, self.whole_compile_s)
 
     def _learn_compile_time(self, one: Candidate, seen: Probe) -> None:
@@ -263,6 +267,10 @@ class Search:
             self.trials[name] = Trial(**fields)
         order = [EAGER, *(name for name in self.trials if name != EAGER)]
         self.trials = {name: self.trials[name] for name in order}
+
+
+def _num_leaves(module: nn.Module) -> int:
+    return sum(next(part.children(), None) is None for part in module.modules())
 
 
 def _sample(workload: Workload, call: Callable[..., Any], repeats: int) -> float:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -33,6 +32,8 @@ from drivetrain_kernels.selector._watch import Watch
 from drivetrain_kernels.selector._workload import Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import torch
     from torch import distributed as dist
 
@@ -40,12 +41,10 @@ if TYPE_CHECKING:
     from drivetrain_kernels.selector._decide import (
         Trial,
     )
-    from drivetrain_kernels.selector._workload import LossFunction, StepFunction
 
 __all__ = ["Selected", "select"]
 
 logger = logging.getLogger(__name__)
-TargetT = TypeVar("TargetT", bound=Callable[..., Any])
 
 # After the commit a loop may still meet a last, smaller batch and an evaluation. Dynamo
 # itself goes eager for good at the eighth version of a function, without a word.
@@ -54,7 +53,7 @@ _TIMES_GRAPHS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selected(Generic[TargetT]):
+class Selected:
     """What was chosen; `str` gives the table that explains it.
 
     Args:
@@ -70,7 +69,7 @@ class Selected(Generic[TargetT]):
         undo: Puts the target back as it was.
     """
 
-    call: TargetT
+    call: Any
     choice: str
     reason: str
     trials: tuple[Trial, ...]
@@ -99,19 +98,19 @@ class Selected(Generic[TargetT]):
 
 
 def select(
-    target: TargetT,
+    target: Callable[..., Any],
     example_batches: Sequence[Any],
     *,
     budget_s: float = 120.0,
     remaining_steps: int | None = None,
     candidates: Sequence[str] | None = None,
-    loss: LossFunction | None = None,
-    step: StepFunction | None = None,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    step: Callable[[Callable[..., Any], Any], torch.Tensor] | None = None,
     tolerance: float | None = None,
     group: dist.ProcessGroup | None = None,
     cache: bool = True,
     progress: Callable[[str], None] | None = None,
-) -> Selected[TargetT]:
+) -> Selected:
     """Chooses the fastest of eager and several ways to compile, by measurement.
 
     Each candidate is compiled by running steps of forward, loss and backward, checked
@@ -180,7 +179,7 @@ def select(
         record, chosen = search.repeat(found) if found else search.run(asked)
     if cache and found is None:
         save(folder, key, record)
-    selected: Selected[TargetT] = _commit(
+    selected = _commit(
         target, record, chosen, time.monotonic() - started, found is not None
     )
     search.progress(selected.reason)
@@ -188,12 +187,12 @@ def select(
 
 
 def _commit(
-    target: TargetT,
+    target: Callable[..., Any],
     record: Record,
     chosen: Installed | None,
     seconds: float,
     from_cache: bool,
-) -> Selected[TargetT]:
+) -> Selected:
     """Switches the choice on; where eager won there is nothing to switch."""
     call: Any = target
     watch, undo = None, _nothing
