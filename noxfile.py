@@ -130,7 +130,13 @@ def folders(*names: str) -> list[str]:
 def interpret(session: nox.Session, *pytest_options: str) -> None:
     """Runs the tests of GPU kernels in a process whose Triton interprets them."""
     select = ["-m", "interpreter", *pytest_options, *folders("tests")]
-    session.run(*PYTEST, *SIDE_BY_SIDE, *select, env={"TRITON_INTERPRET": "1"}, success_codes=[0, 5])
+    session.run(
+        *PYTEST,
+        *SIDE_BY_SIDE,
+        *select,
+        env={"TRITON_INTERPRET": "1"},
+        success_codes=[0, 5],
+    )
 
 
 @nox.session

@@ -119,6 +119,19 @@ def test_attention_compiles_without_a_break():
         )
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_attention_compiles_for_any_length(window):
+    compiled = torch.compile(
+        attention, fullgraph=True, backend="aot_eager", dynamic=True
+    )
+    for length in (90, 107):
+        same(
+            lambda *t: compiled(*t, window=window),
+            lambda *t: attention(*t, window=window),
+            qkv(length, length, batch=1),
+        )
+
+
 def test_attention_reference_has_second_gradients():
     q, k, v = (t.requires_grad_() for t in qkv(3, 3, batch=1, dim=2))
     assert torch.autograd.gradcheck(

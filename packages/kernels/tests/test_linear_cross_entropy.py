@@ -248,6 +248,20 @@ def test_linear_cross_entropy_compiles_without_a_break(reduction):
     same(torch.compile(loss, fullgraph=True, backend="aot_eager"), loss, tensors())
 
 
+def test_linear_cross_entropy_compiles_for_any_number_of_tokens():
+    def loss(x, w, target):
+        return linear_cross_entropy(x, w, target, chunk_tokens=3)
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=True)
+    for length in (7, 9):
+        target = torch.arange(length)
+        same(
+            lambda x, w, t=target: compiled(x, w, t),
+            lambda x, w, t=target: loss(x, w, t),
+            normal((length, 5), (11, 5)),
+        )
+
+
 def test_linear_cross_entropy_operators_are_registered_rightly():
     x, w, b = (t.requires_grad_() for t in tensors(torch.float32))
     numbers = (-100, 0.1, 0.1, 2.0, 3, "", False)

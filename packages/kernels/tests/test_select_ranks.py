@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from drivetrain_core.testing import run_ranks
 
-AOT, PLAIN = "backend:aot_eager", "backend:eager"
+OTHER, PLAIN = "backend:eager_noexcept", "backend:eager"
 
 
 def on_a_rank(folder):
@@ -35,16 +35,16 @@ def on_a_rank(folder):
         mine.clear()
         mine.update(ratios[rank])
         model = torch.nn.Linear(width, width)
-        names = [AOT, PLAIN]
+        names = [OTHER, PLAIN]
         batches = [torch.ones(2, 4)]
         group = dist.group.WORLD
         found = select(model, batches, candidates=names, group=group, cache=cache)
         return found.choice, found.from_cache
 
     chosen = [
-        choose([{AOT: 0.5, PLAIN: 0.8}, {AOT: 1.2, PLAIN: 0.7}]),
-        choose([{AOT: 0.5}, {AOT: 1.2}]),
-        choose([{AOT: 0.5}, {AOT: 0.6}], cache=True),
+        choose([{OTHER: 0.5, PLAIN: 0.8}, {OTHER: 1.2, PLAIN: 0.7}]),
+        choose([{OTHER: 0.5}, {OTHER: 1.2}]),
+        choose([{OTHER: 0.5}, {OTHER: 0.6}], cache=True),
     ]
     if rank:
         # What the first rank has kept is what counts.
@@ -61,6 +61,6 @@ def on_a_rank(folder):
 def test_ranks_decide_alike_from_the_slowest_and_the_first_rank_s_record(tmp_path):
     (first, told, _), (second, own, _) = run_ranks(on_a_rank, 2, str(tmp_path))
     assert first == second
-    assert first == [(PLAIN, False), ("eager", False), (AOT, False), (AOT, True)]
+    assert first == [(PLAIN, False), ("eager", False), (OTHER, False), (OTHER, True)]
     assert told.startswith("rank 1 could not select: SelectionError: the target does")
     assert own.startswith("the target does not run on the example batches")

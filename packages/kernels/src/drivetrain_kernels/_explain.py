@@ -93,7 +93,7 @@ def explain(
         >>> import torch
         >>> from drivetrain_kernels import rms_norm
         >>> print(explain(rms_norm, torch.zeros(2, 8)))
-        rms_norm: torch, because: torch's own operator gives the same and is fused
+        rms_norm: torch, because: torch's own operator gives the same
           not triton: it needs a CUDA tensor, got cpu
           not eager: it is faster from 131072 elements on, got 16
     """

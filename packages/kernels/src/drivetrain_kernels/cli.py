@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Example:
         >>> main(["explain", "rms_norm", "--device", "cpu"])
-        rms_norm: torch, because: torch's own operator gives the same and is fused
+        rms_norm: torch, because: torch's own operator gives the same
           not triton: it needs a CUDA tensor, got cpu
           not eager: it is faster from 131072 elements on, got 240
         0

@@ -42,7 +42,7 @@ from drivetrain_kernels.ops._attention_plain import (
     reference_attention,
 )
 
-__all__ = ["OP", "AttentionFacts", "attention", "facts"]
+__all__ = ["MAX_TRITON_HEAD", "OP", "OP_NAME", "AttentionFacts", "attention", "facts"]
 
 OP_NAME = "attention"
 MAX_TRITON_HEAD = 256

@@ -23,7 +23,16 @@ from drivetrain_kernels._errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Band", "MaskCache", "Packed", "cached_mask", "resolve_band"]
+__all__ = [
+    "MASKS",
+    "MASK_CACHE_BYTES",
+    "Band",
+    "MaskCache",
+    "Packed",
+    "cached_mask",
+    "resolve_band",
+    "shares_keys",
+]
 
 MASK_CACHE_BYTES = 128 << 20
 
@@ -131,6 +140,20 @@ def resolve_band(
             raise OptionError(message)
         left = right = window - 1
     return Band(left=left, right=0 if causal else right)
+
+
+def shares_keys(num_heads: int, num_key_heads: int) -> bool:
+    """Returns whether several heads of queries share one of keys.
+
+    While a compiler traces, sizes may be symbols, and a comparison of them is no bool.
+
+    Example:
+        >>> shares_keys(8, 2), shares_keys(8, 8)
+        (True, False)
+    """
+    if num_heads == num_key_heads:  # noqa: SIM103
+        return False
+    return True
 
 
 class MaskCache:

@@ -12,12 +12,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from drivetrain_kernels._available import library_missing, torch_function_missing
-from drivetrain_kernels.ops._attention_band import Band, Packed, cached_mask
+from drivetrain_kernels.ops._attention_band import (
+    Band,
+    Packed,
+    cached_mask,
+    shares_keys,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
+    "FLASH",
+    "VARLEN",
     "flash_attention",
     "flash_missing",
     "sdpa_attention",
@@ -48,9 +55,12 @@ def sdpa_attention(
     """Returns attention by torch's `scaled_dot_product_attention`."""
     del softcap, packed
     num_queries, num_keys = q.shape[1], k.shape[1]
-    is_causal = band.is_causal and num_queries == num_keys
     mask = None
-    if not band.is_full and not is_causal:
+    is_causal = False
+    # A branch, as a compiler's sizes may be symbols, and a comparison of them no bool.
+    if band.is_causal and num_queries == num_keys:
+        is_causal = True
+    elif not band.is_full:
         mask = cached_mask(
             (band, num_queries, num_keys, q.device),
             lambda: band.mask(num_queries, num_keys, q.device),
@@ -63,7 +73,7 @@ def sdpa_attention(
         dropout_p=dropout_p,
         is_causal=is_causal,
         scale=scale,
-        enable_gqa=q.shape[2] != k.shape[2],
+        enable_gqa=shares_keys(q.shape[2], k.shape[2]),
     )
     return out.transpose(1, 2)
 
@@ -115,7 +125,7 @@ def varlen_attention(
         packed.max_seqlen,
         scale=scale,
         window_size=_window_size(band),
-        enable_gqa=q.shape[1] != k.shape[1],
+        enable_gqa=shares_keys(q.shape[1], k.shape[1]),
     )
     return out.view(shape)
 

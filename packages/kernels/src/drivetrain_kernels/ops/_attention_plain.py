@@ -10,10 +10,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from drivetrain_kernels.ops._attention_band import Band, Packed, cached_mask
+from drivetrain_kernels.ops._attention_band import (
+    Band,
+    Packed,
+    cached_mask,
+    shares_keys,
+)
 from drivetrain_kernels.ops._loss_options import accumulation_dtype
 
-__all__ = ["attend", "blocked_attention", "reference_attention"]
+__all__ = [
+    "MAX_BLOCK",
+    "MIN_BLOCK",
+    "attend",
+    "block_size",
+    "blocked_attention",
+    "reference_attention",
+]
 
 MIN_BLOCK = 32
 MAX_BLOCK = 256
@@ -122,7 +134,13 @@ def blocked_attention(
         out = attend(q_NHCD, k_NHLD, v_NHLD, mask, scale, softcap, dropout_p)
     else:
         out = functional.scaled_dot_product_attention(
-            q_NHCD, k_NHLD, v_NHLD, mask, dropout_p, scale=scale, enable_gqa=True
+            q_NHCD,
+            k_NHLD,
+            v_NHLD,
+            mask,
+            dropout_p,
+            scale=scale,
+            enable_gqa=shares_keys(Hq, k.shape[2]),
         )
     out = out.reshape(num_blocks, B, Hq, size, D).permute(1, 0, 3, 2, 4)
     out = out.reshape(B, num_blocks * size, Hq, D).narrow(1, 0, Sq)

@@ -22,7 +22,7 @@ from drivetrain_kernels.ops._loss_options import accumulation_dtype
 if TYPE_CHECKING:
     from drivetrain_kernels.ops._attention_band import Band, Packed
 
-__all__ = ["triton_attention"]
+__all__ = ["INTERPRETED_BLOCK", "NO_BOUND", "triton_attention"]
 
 NO_BOUND = -1
 INTERPRETED_BLOCK = 32

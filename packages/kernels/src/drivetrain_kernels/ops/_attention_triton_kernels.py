@@ -21,7 +21,12 @@ import triton.language as tl
 from drivetrain_kernels._triton_blocks import round_to
 from drivetrain_kernels.ops._cross_entropy_triton import soft_capped
 
-__all__ = ["backward_keys_kernel", "backward_queries_kernel", "forward_kernel"]
+__all__ = [
+    "LOG2_E",
+    "backward_keys_kernel",
+    "backward_queries_kernel",
+    "forward_kernel",
+]
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

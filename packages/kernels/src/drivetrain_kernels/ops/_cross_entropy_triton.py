@@ -28,6 +28,7 @@ from drivetrain_kernels._triton_blocks import (
 from drivetrain_kernels.ops._loss_options import LossOptions, accumulation_dtype
 
 __all__ = [
+    "MAX_BLOCK",
     "class_gradients_into",
     "class_losses_of",
     "cross_entropy_triton",

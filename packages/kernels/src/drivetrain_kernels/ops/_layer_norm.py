@@ -138,7 +138,7 @@ OP = Op(
             name="torch",
             call=_torch,
             refuse=_torch_refuses,
-            because="torch's own operator gives the same and is fused",
+            because="torch's own operator gives the same",
         ),
         Implementation(
             name="compiled",

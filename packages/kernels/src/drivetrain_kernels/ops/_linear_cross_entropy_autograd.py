@@ -21,7 +21,12 @@ from drivetrain_kernels.ops._vocab_parallel import shard_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["linear_cross_entropy_losses", "linear_cross_entropy_total"]
+__all__ = [
+    "NAMESPACE",
+    "SCALED_ROWS",
+    "linear_cross_entropy_losses",
+    "linear_cross_entropy_total",
+]
 
 NAMESPACE = "drivetrain_kernels"
 SCALED_ROWS = 4096

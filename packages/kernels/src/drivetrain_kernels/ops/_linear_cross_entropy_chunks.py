@@ -27,7 +27,16 @@ if TYPE_CHECKING:
 
     from drivetrain_kernels.ops._vocab_parallel import Shard
 
-__all__ = ["Gradients", "chunk_size", "run_chunks"]
+__all__ = [
+    "BLOCK_BYTES",
+    "BUFFER_BYTES",
+    "GPU_BUFFER_BYTES",
+    "MIN_BLOCK_ROWS",
+    "MIN_TOKENS",
+    "Gradients",
+    "chunk_size",
+    "run_chunks",
+]
 
 # Of logits in a chunk. On a CPU more would leave the caches without need; on a GPU less
 # would make the matrix products too small to fill it.

@@ -219,7 +219,7 @@ OP = Op(
             name="torch",
             call=_torch,
             refuse=torch_refuses,
-            because="torch's own operator gives the same and is fused",
+            because="torch's own operator gives the same",
         ),
         Implementation(
             name="compiled",

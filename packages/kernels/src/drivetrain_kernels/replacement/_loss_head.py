@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from drivetrain_kernels.ops._cross_entropy import CrossEntropyFacts
 
-__all__ = ["causal_loss", "head_of", "loss_disagreement", "loss_facts"]
+__all__ = ["ATTRIBUTE", "causal_loss", "head_of", "loss_disagreement", "loss_facts"]
 
 ATTRIBUTE = "_loss_function"
 _VOCABULARY = 19

@@ -57,16 +57,17 @@ def replace(
 
     Modules are found by their structure, in any library's spelling: RMSNorm (Llama's,
     Gemma's, T5's, torch's), LayerNorm, gated feed-forwards with SiLU or GELU, and the
-    loss of causal language models of transformers. Each is run beside its stand-in on random input first, forward and backward, and is left
-    with a reason where they differ. Only instances change, and only their `forward`:
+    loss of causal language models of transformers. Each is run beside its stand-in on
+    random input first, forward and backward, and is left with a reason where they
+    differ. Only instances change, and only their `forward` (or their loss function):
     parameters, names, hooks and the state dict stay.
 
     Args:
         model: Any module. Replace before it is compiled or sharded.
         plan: By kind ("rms_norm", "layer_norm", "swiglu", "geglu", "cross_entropy")
-            the implementation to use; kinds that are not named are left alone. "auto" or None replaces
-            where an op's automatic choice is more than torch's own operators, which
-            on a CPU is nowhere.
+            the implementation to use; kinds that are not named are left alone. "auto"
+            or None replaces where an op's automatic choice is more than torch's own
+            operators, which on a CPU is nowhere.
         example: A batch for the whole model; when given, its output is compared too.
             A tuple holds positional arguments, a mapping named ones.
         verify: Whether to check each stand-in.

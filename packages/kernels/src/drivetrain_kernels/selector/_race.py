@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Timing", "is_settled", "race", "spread"]
+__all__ = ["MAX_ROUNDS", "MIN_ROUNDS", "Timing", "is_settled", "race", "spread"]
 
 MIN_ROUNDS = 7
 MAX_ROUNDS = 61
@@ -48,7 +48,8 @@ def race(
     """Samples every candidate once a round, until the order is clear.
 
     The order within a round is another each time, the same in every race: what runs
-    behind another finds the caches as that one left them. A candidate that is clearly slower is not sampled any further.
+    behind another finds the caches as that one left them. A candidate that is clearly
+    slower is not sampled any further.
 
     Args:
         samplers: By name, a function that returns the seconds of a step; the first is

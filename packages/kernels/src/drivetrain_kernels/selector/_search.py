@@ -71,6 +71,7 @@ class Search:
         self.workload = workload
         self.named = named
         self.deadline = deadline
+        self.budget_s = budget_s
         self.compile_until = deadline - _RACE_SHARE * budget_s
         self.remaining_steps = remaining_steps
         self.tolerance = tolerance
@@ -86,6 +87,7 @@ class Search:
         details = {
             "candidates": list(names),
             "named": self.named,
+            "budget_s": self.budget_s,
             "remaining_steps": self.remaining_steps,
             "tolerance": self.tolerance,
             "ranks": ranks,

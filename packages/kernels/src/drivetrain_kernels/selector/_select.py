@@ -136,7 +136,7 @@ def select(
         step: Returns the scalar loss of (callable, batch), if the above do not do. It
             must not step an optimizer.
         tolerance: The largest relative error of loss and gradients. None for a few
-            times eager's own error against float64.
+            times eager's own rounding error.
         group: The ranks that have to decide alike; all of them call. The slowest
             rank's times count.
         cache: Whether to keep the decision on disk, under `DRIVETRAIN_CACHE_DIR`, and

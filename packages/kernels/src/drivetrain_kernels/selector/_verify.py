@@ -1,8 +1,9 @@
 """Whether a candidate computes what eager computes: the loss and every gradient.
 
 Eager's own error sets the measure, against a run in float64 and under a change of the
-last digits: a candidate may err as much a few times over. Errors are norms of differences over norms; a gradient that is
-tiny beside the others is measured by them, because its own digits are rounding.
+last digits: a candidate may err as much a few times over. Errors are norms of
+differences over norms; a gradient that is tiny beside the others is measured by them,
+because its own digits are rounding.
 
 Where the model draws random numbers, Inductor draws others than eager from the same
 seed. Then the means of several seeds are compared, with the spread of eager's own.
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from drivetrain_kernels.selector._workload import Workload
 
-__all__ = ["Reference", "difference", "reference_of"]
+__all__ = ["Outcome", "Reference", "difference", "reference_of", "spread_difference"]
 
 # Relative to the norm; several times the rounding of a sum of some thousand terms.
 _FLOORS = {

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["Watch", "verdict"]
+__all__ = ["WINDOW", "Watch", "verdict"]
 
 logger = logging.getLogger(__name__)
 
