@@ -255,7 +255,7 @@ class Search:
         timings = race(
             {name: sampler(installed) for name, installed in ready.items()},
             enough=1.0 - MIN_GAIN,
-            out_of_time=lambda: time.monotonic() > self.deadline,
+            out_of_time=_Pace(self.deadline),
         )
         for name, timing in timings.items():
             before = self.trials.get(name) or Trial(name=name, status="ok")
@@ -269,6 +269,26 @@ class Search:
             self.trials[name] = Trial(**fields)
         order = [EAGER, *(name for name in self.trials if name != EAGER)]
         self.trials = {name: self.trials[name] for name in order}
+
+
+class _Pace:
+    """Says whether another round, as long as the longest, would end too late.
+
+    Args:
+        deadline: By `time.monotonic`.
+    """
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._last = time.monotonic()
+        self._longest_s = 0.0
+
+    def __call__(self) -> bool:
+        """Called at the end of each round."""
+        now = time.monotonic()
+        self._longest_s = max(self._longest_s, now - self._last)
+        self._last = now
+        return now + self._longest_s > self._deadline
 
 
 def _num_leaves(module: nn.Module) -> int:
