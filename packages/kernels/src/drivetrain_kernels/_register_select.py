@@ -60,8 +60,10 @@ class CompileSelectOptimization(BaseOptimization):
         return Numerics.EXACT if exact else Numerics.REORDER
 
     def configs(self, context: Context) -> Iterable[Config]:
-        """Returns the automatic choice, where something can be compiled."""
-        return [self.normalize(None)] if context.device.can_compile else []
+        """Returns what core's own `compile` does not offer: a search measures itself."""
+        if context.device.type != "cuda" or not context.device.can_compile:
+            return []
+        return [self.normalize(choice) for choice in ("cudagraphs", "max-autotune")]
 
     def check(
         self, context: Context, config: Config, plan: Sequence[Choice]
