@@ -280,6 +280,8 @@ def test_worker_that_is_missed_when_others_have_finished_fails_the_job(agent):
     b.ready(0)
     a.world()
     a.report(("a/0", 0, {"state": FINISHED}))
+    # Each agent has a line of its own, and what comes on them is in no order.
+    wait_for(agent.masters[0], lambda status: "finished" in statuses(status))
     b.hang_up()
     b = agent("b", pid=2)
     command = b.next("command")

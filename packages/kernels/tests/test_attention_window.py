@@ -4,10 +4,11 @@ import pytest
 import torch
 from attention_cases import attend_by_loops, qkv
 from kernel_checks import as_exact_as, same
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from drivetrain_kernels import OptionError, attention, explain
+from drivetrain_kernels import DtypeError, OptionError, attention, explain
 from drivetrain_kernels.ops import _attention_band as bands
 from drivetrain_kernels.ops._attention_band import Band, MaskCache, resolve_band
 
@@ -165,3 +166,45 @@ def test_band_of_options():
     assert resolve_band(True, (2, 3)) == Band(left=2, right=0)
     assert resolve_band(False, 3) == Band(left=2, right=2)
     assert resolve_band(False, None).is_full
+
+
+def test_attention_keeps_no_mask_of_a_fake_mode():
+    q = torch.randn(1, 41, 2, 4)
+    with FakeTensorMode():
+        fake = torch.randn(1, 41, 2, 4)
+        attention(fake, fake, fake, window=3)
+    assert type(attention(q, q, q, window=3)) is torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("window must be a whole number, got 2.5", {"window": 2.5}),
+        ("window must be a whole number, got 'x'", {"window": "x"}),
+        ("each side of window must be a whole number", {"window": (1.5, 2)}),
+        ("window must be a number or two", {"window": (1, 2, 3)}),
+        ("scale must be a number", {"scale": "x"}),
+        ("softcap must be a number", {"softcap": "x"}),
+        ("dropout_p must be a number", {"dropout_p": None}),
+    ],
+    ids=str,
+)
+def test_attention_refuses_options_of_another_kind(message, options):
+    q = torch.ones(1, 4, 1, 2)
+    with pytest.raises(OptionError, match=message):
+        attention(q, q, q, **options)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_attention_refuses_what_is_no_tensor(place):
+    call = [torch.ones(1, 4, 1, 2)] * 3
+    call[place] = None
+    with pytest.raises(DtypeError, match=f"{'qkv'[place]} must be a tensor"):
+        attention(*call)
+
+
+def test_attention_of_one_last_query_makes_no_mask():
+    q, k, _ = qkv(1, 30)
+    bands.MASKS.clear()
+    torch.testing.assert_close(attention(q, k, k), attention(q, k, k, impl="reference"))
+    assert bands.MASKS.num_bytes == 0

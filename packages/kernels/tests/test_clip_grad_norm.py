@@ -98,6 +98,8 @@ def test_clip_of_sharded_gradients_counts_them_whole(ranks_of_one):
         (OptionError, "max_norm must be >= 0", {"max_norm": -1.0}),
         (OptionError, "max_norm must be >= 0", {"max_norm": math.nan}),
         (OptionError, "norm_type must be >= 1", {"norm_type": 0.5}),
+        (OptionError, "max_norm must be a number, got 'x'", {"max_norm": "x"}),
+        (OptionError, "norm_type must be a number", {"norm_type": "inf"}),
     ],
     ids=str,
 )
@@ -111,3 +113,32 @@ def test_clip_refuses_complex_gradients():
     weight.grad = weight.clone()
     with pytest.raises(DtypeError, match="a gradient must be float64"):
         clip_grad_norm_([weight], 1.0)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_clip_sums_narrow_gradients_in_float32(impl, dtype):
+    weight = torch.zeros(1000, dtype=dtype)
+    weight.grad = torch.full((1000,), 6e4, dtype=dtype)  # their norm is no float16
+    expected = weight.grad.double().norm()
+    found = clip_grad_norm_([weight], 1.0, impl=impl)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(
+        weight.grad.double().norm().item(), 1.0, rtol=0.01, atol=0
+    )
+
+
+def test_clip_records_no_graph():
+    weight = torch.nn.Parameter(torch.ones(3))
+    (grad,) = torch.autograd.grad((weight**3).sum(), weight, create_graph=True)
+    weight.grad = grad
+    assert not clip_grad_norm_([weight], 1.0).requires_grad
+
+
+def test_clip_refuses_sparse_gradients_and_what_is_no_tensor():
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(OptionError, match="a gradient must be dense"):
+        clip_grad_norm_(table.parameters(), 1.0)
+    with pytest.raises(DtypeError, match="parameters must be tensors, got int"):
+        clip_grad_norm_([1], 1.0)

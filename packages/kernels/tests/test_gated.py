@@ -70,9 +70,10 @@ def test_gated_takes_halves_of_one_tensor():
         (ShapeError, "^swiglu: up must have the shape", lambda x: swiglu(x, x[:1])),
         (DtypeError, "^geglu: up must have the dtype", lambda x: geglu(x, x.half())),
         (DtypeError, "^swiglu: gate must be", lambda x: swiglu(x.long(), x.long())),
+        (DtypeError, "^geglu: up must be a tensor", lambda x: geglu(x, None)),
         (OptionError, "approximate must be", lambda x: geglu(x, x, approximate="erf")),
     ],
-    ids=["shape", "dtype", "integer", "option"],
+    ids=["shape", "dtype", "integer", "kind", "option"],
 )
 def test_gated_refuses_what_does_not_fit(error, message, call):
     with pytest.raises(error, match=message):

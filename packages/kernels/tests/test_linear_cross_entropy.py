@@ -313,3 +313,53 @@ def test_linear_cross_entropy_refuses_what_does_not_fit():
     for options in ({"z_loss": 0.1}, {"reduction": "none"}):
         with pytest.raises(ImplementationError, match="'chunked', 'reference'"):
             linear_cross_entropy(x, w, TARGET, impl="torch", **options)
+
+
+def test_linear_cross_entropy_refuses_a_second_derivative():
+    hidden, weight = normal((5, 4), (7, 4))
+    hidden.requires_grad_()
+    loss = linear_cross_entropy(hidden, weight, torch.zeros(5, dtype=torch.long))
+    (grad,) = torch.autograd.grad(loss, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        grad.square().sum().backward()
+
+
+def test_linear_cross_entropy_under_transforms_is_the_reference():
+    hidden, weight = normal((5, 4), (7, 4))
+    target = torch.arange(5)
+    found = torch.func.grad(linear_cross_entropy)(hidden, weight, target)
+    expected = torch.func.grad(
+        lambda h: functional.cross_entropy(h @ weight.t(), target)
+    )(hidden)
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(ImplementationError, match="has no rule for torch"):
+        torch.func.grad(linear_cross_entropy)(hidden, weight, target, impl="chunked")
+
+
+def test_linear_cross_entropy_takes_meta_tensors():
+    hidden = torch.ones(5, 4, device="meta", requires_grad=True)
+    target = torch.zeros(5, dtype=torch.long, device="meta")
+    linear_cross_entropy(hidden, torch.ones(7, 4, device="meta"), target).backward()
+    assert hidden.grad.shape == (5, 4)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "options"),
+    [
+        (OptionError, "softcap must be a number, got 'x'", {"softcap": "x"}),
+        (OptionError, "z_loss must be a number, got None", {"z_loss": None}),
+        (OptionError, "ignore_index must be a whole number", {"ignore_index": 1.5}),
+        (OptionError, "chunk_tokens must be a whole number", {"chunk_tokens": 2.5}),
+        (DtypeError, "bias must be a tensor, got int", {"bias": 3}),
+        (DtypeError, "target must be a tensor, got list", {"target": [0] * 5}),
+        (DtypeError, "hidden must be a tensor, got NoneType", {"hidden": None}),
+        (DtypeError, "weight must be a tensor, got NoneType", {"weight": None}),
+    ],
+    ids=str,
+)
+def test_linear_cross_entropy_refuses_other_kinds_of_values(error, message, options):
+    hidden, weight = normal((5, 4), (7, 4))
+    target = torch.zeros(5, dtype=torch.long)
+    call = {"hidden": hidden, "weight": weight, "target": target, **options}
+    with pytest.raises(error, match=message):
+        linear_cross_entropy(**call)

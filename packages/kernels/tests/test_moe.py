@@ -268,3 +268,31 @@ def test_moe_refuses_what_does_not_fit(error, message, position, value, options)
         given[position] = value
     with pytest.raises(error, match=f"^moe: .*{message}"):
         moe(*given, **{"top_k": 2, **options})
+
+
+def test_moe_of_sigmoids_that_are_zero_is_finite():
+    x = torch.ones(3, 4, requires_grad=True)
+    router = torch.full((2, 4), -100.0, requires_grad=True)
+    up, down = torch.ones(2, 8, 4), torch.ones(2, 4, 8)
+    result = moe(x, router, up, up, down, top_k=1, scores="sigmoid")
+    (result.output.sum() + result.balance_loss).backward()
+    for tensor in (result.output, x.grad, router.grad):
+        assert torch.isfinite(tensor).all()
+
+
+def test_moe_under_transforms_is_the_reference():
+    x, router, up, down = normal((3, 4), (2, 4), (2, 8, 4), (2, 4, 8))
+
+    def total(w):
+        return moe(x, router, w, up, down, top_k=1).output.sum()
+
+    leaf = up.clone().requires_grad_()
+    total(leaf).backward()
+    torch.testing.assert_close(torch.func.grad(total)(up), leaf.grad)
+
+
+@pytest.mark.parametrize("name", ["top_k", "capacity"])
+def test_moe_refuses_numbers_that_are_not_whole(name):
+    x, router, up, down = normal((3, 4), (2, 4), (2, 8, 4), (2, 4, 8))
+    with pytest.raises(OptionError, match=f"{name} must be a whole number, got 1.5"):
+        moe(x, router, up, up, down, **{"top_k": 1, name: 1.5})

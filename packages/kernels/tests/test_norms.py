@@ -262,3 +262,36 @@ def test_norms_compile_without_a_break():
 
     x, r, w = normal((3, 8), (3, 8), (8,))
     assert step(x, r, w).shape == (3, 8)
+
+
+@pytest.mark.parametrize("impl", ["eager", "torch", "reference"])
+def test_rms_norm_takes_one_row_alone(impl):
+    same(
+        lambda x, w: rms_norm(x, w, impl=impl),
+        lambda x, w: rms_norm(x[None], w, impl="reference")[0],
+        normal((9,), (9,)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "options"),
+    [
+        (OptionError, "eps must be a number, got None", {"eps": None}),
+        (OptionError, "offset must be a number, got 'x'", {"offset": "x"}),
+        (OptionError, "p must be a number, got None", {"p": None}),
+        (OptionError, "seed must be a whole number, got 1.5", {"seed": 1.5}),
+        (OptionError, "seed must fit into 64 bits", {"seed": 2**63}),
+        (DtypeError, "weight must be a tensor, got str", {"weight": "x"}),
+    ],
+    ids=str,
+)
+def test_dropout_add_rms_norm_refuses_other_kinds_of_values(error, message, options):
+    x = torch.ones(2, 4)
+    with pytest.raises(error, match=message):
+        dropout_add_rms_norm(x, x, **options)
+
+
+@pytest.mark.parametrize("op", [add_rms_norm, dropout_add_rms_norm])
+def test_norms_with_a_sum_need_a_residual(op):
+    with pytest.raises(DtypeError, match="residual must be a tensor, got NoneType"):
+        op(torch.ones(2, 4), None)

@@ -183,3 +183,11 @@ def test_blocks_refuse_heads_that_do_not_divide():
         SerialBlock(8, num_heads=3)
     with pytest.raises(OptionError, match=r"^ParallelBlock: .*got 8, 4 and 3"):
         ParallelBlock(8, num_heads=4, num_kv_heads=3)
+
+
+@pytest.mark.parametrize("missing", ["x", "norm_weight", "w_in", "w_out"])
+def test_parallel_block_refuses_what_is_no_tensor(missing):
+    shapes = {"x": (1, 3, 8), "norm_weight": (8,), "w_in": (48, 8), "w_out": (8, 16)}
+    call = {name: torch.ones(shape) for name, shape in shapes.items()}
+    with pytest.raises(DtypeError, match=f"{missing} must be a tensor, got NoneType"):
+        parallel_block(**{**call, missing: None}, num_heads=2)

@@ -3,10 +3,12 @@
 import pytest
 import torch
 from kernel_checks import as_exact_as, normal, outcome
+from torch._subclasses import FakeTensorMode
 
 from drivetrain_kernels import (
     DeviceError,
     DtypeError,
+    IndexRangeError,
     OptionError,
     RotaryEmbedding,
     ShapeError,
@@ -108,7 +110,7 @@ def test_rope_takes_nothing(shape):
         assert one.shape == shape
 
 
-def test_rotary_embedding_grows_its_tables():
+def test_rotary_embedding_has_the_tables_of_any_length():
     q, k = normal((1, 9, 2, 4), (1, 9, 2, 4))
     module = RotaryEmbedding(4)
     assert not module.state_dict()
@@ -119,7 +121,6 @@ def test_rotary_embedding_grows_its_tables():
             strict=True,
         ):
             assert torch.equal(one, other)
-    assert len(module.cos) == 9
     packed = module(q[0], k[0], cu_seqlens=torch.tensor([0, 4, 9]))
     assert torch.equal(
         packed[0], rope(q[0], k[0], cu_seqlens=torch.tensor([0, 4, 9]))[0]
@@ -132,7 +133,10 @@ def test_rotary_embedding_grows_its_tables():
         (OptionError, "rotary_dim must be even", {"rotary_dim": 3}),
         (OptionError, "from 2 to the head_dim, 4, got 6", {"rotary_dim": 6}),
         (OptionError, "both cos and sin", {"cos": torch.ones(3, 2)}),
-        (OptionError, "base must be > 0", {"base": 0.0}),
+        (OptionError, "base must be a finite number > 0", {"base": 0.0}),
+        (OptionError, "base must be a number, got 'x'", {"base": "x"}),
+        (OptionError, "rotary_dim must be a whole number", {"rotary_dim": 2.0}),
+        (DtypeError, "positions must be a tensor", {"positions": [0, 1, 2]}),
         (ShapeError, "k must have the shape", {"k": torch.ones(2, 4, 1, 4)}),
         (ShapeError, "q must be", {"q": torch.ones(4)}),
         (
@@ -156,3 +160,38 @@ def test_rope_refuses_what_does_not_fit(error, message, options):
     x = torch.ones(2, 3, 1, 4)
     with pytest.raises(error, match=f"^rope: .*{message}"):
         rope(**{"q": x, "k": x, **options})
+
+
+def test_rope_keeps_no_table_of_a_fake_mode():
+    q = torch.randn(1, 37, 2, 4)
+    with FakeTensorMode():
+        fake = torch.randn(1, 37, 2, 4)
+        RotaryEmbedding(4)(fake, fake)
+        rope(fake, fake)
+    assert type(rope(q, q)[0]) is torch.Tensor
+    assert type(RotaryEmbedding(4)(q, q)[0]) is torch.Tensor
+
+
+def test_rotary_embedding_survives_inference_and_casts():
+    q = torch.randn(1, 300, 1, 4)
+    module = RotaryEmbedding(4)
+    with torch.inference_mode():
+        module(q, q)
+    leaf = q.clone().requires_grad_()
+    module(leaf, leaf)[0].sum().backward()
+    assert torch.equal(module.to(torch.bfloat16)(q, q)[0], rope(q, q)[0])
+
+
+def test_rotary_embedding_compiles_for_changing_lengths():
+    module = RotaryEmbedding(4)
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="eager")
+    for length in (4, 9, 3):
+        q = torch.randn(2, length, 2, 4)
+        torch.testing.assert_close(compiled(q, q)[0], rope(q, q)[0])
+
+
+@pytest.mark.parametrize("last", [-1, 3])
+def test_rope_refuses_positions_that_tables_lack(last):
+    q, cos = torch.ones(1, 2, 1, 4), torch.ones(3, 2)
+    with pytest.raises(IndexRangeError, match="positions must be from 0 to 2"):
+        rope(q, q, cos, cos, positions=torch.tensor([0, last]))

@@ -15,6 +15,7 @@ __all__ = [
     "MIN_CAPABILITY",
     "library_missing",
     "torch_function_missing",
+    "transforms_active",
     "triton_interprets",
     "triton_missing",
 ]
@@ -67,6 +68,19 @@ def triton_interprets() -> bool:
 
 
 @_constant
+def transforms_active() -> str | None:
+    """Returns why an operator with a gradient of its own cannot run, or None if it can.
+
+    Example:
+        >>> torch.func.grad(lambda x: x if transforms_active() else 0 * x)(torch.ones(()))
+        tensor(1.)
+    """
+    if torch._C._are_functorch_transforms_active():
+        return "has no rule for torch.func, of which a transform is active"
+    return None
+
+
+@_constant
 def triton_missing(device: str) -> str | None:
     """Returns why Triton's kernels cannot run on a device, or None if they can.
 
@@ -77,6 +91,9 @@ def triton_missing(device: str) -> str | None:
         >>> triton_missing("meta")
         'needs a CUDA tensor, got meta'
     """
+    transformed: str | None = transforms_active()
+    if transformed is not None:
+        return transformed
     if device not in {"cpu", "cuda"}:
         return f"needs a CUDA tensor, got {device}"
     if device == "cpu" and not triton_interprets():

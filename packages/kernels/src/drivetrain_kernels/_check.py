@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,11 +21,16 @@ __all__ = [
     "check_floating",
     "check_integer",
     "check_like",
+    "check_number",
     "check_one_of",
     "check_shape",
+    "check_whole",
     "is_distributed",
 ]
 
+# Those of numpy are `Real` and `Integral`; sizes may be symbols while one traces.
+_NUMBERS = (int, float, Real, torch.SymInt, torch.SymFloat)
+_WHOLE = (int, Integral, torch.SymInt)
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -76,12 +82,15 @@ def check_floating(op: str, name: str, tensor: object) -> None:
         raise DtypeError(message)
 
 
-def check_integer(op: str, name: str, tensor: Tensor) -> None:
+def check_integer(op: str, name: str, tensor: object) -> None:
     """Raises unless a tensor is int64 or int32.
 
     Raises:
-        DtypeError: It has another dtype.
+        DtypeError: It has another dtype, or is no tensor at all.
     """
+    if not isinstance(tensor, torch.Tensor):
+        message = f"{op}: {name} must be a tensor, got {type(tensor).__name__}"
+        raise DtypeError(message)
     if tensor.dtype not in {torch.int64, torch.int32}:
         message = f"{op}: {name} must be int64 or int32, got {tensor.dtype}"
         raise DtypeError(message)
@@ -90,7 +99,7 @@ def check_integer(op: str, name: str, tensor: Tensor) -> None:
 def check_like(
     op: str,
     first: tuple[str, Tensor],
-    *others: tuple[str, Tensor | None],
+    *others: tuple[str, object],
     float32_allowed: bool = False,
 ) -> None:
     """Raises unless tensors have the device and the dtype of the first.
@@ -104,12 +113,15 @@ def check_like(
 
     Raises:
         DeviceError: One lies on another device.
-        DtypeError: One has another dtype.
+        DtypeError: One has another dtype, or is no tensor at all.
     """
     first_name, like = first
     for name, tensor in others:
         if tensor is None:
             continue
+        if not isinstance(tensor, torch.Tensor):
+            message = f"{op}: {name} must be a tensor, got {type(tensor).__name__}"
+            raise DtypeError(message)
         if tensor.device != like.device:
             message = (
                 f"{op}: {name} must be on the device of {first_name}, {like.device}, "
@@ -143,12 +155,37 @@ def check_shape(
         raise ShapeError(message)
 
 
+def check_number(op: str, name: str, value: object) -> None:
+    """Raises unless a value is a real number; a boolean is none.
+
+    Raises:
+        OptionError: It is something else.
+    """
+    if isinstance(value, _NUMBERS) and not isinstance(value, bool):
+        return
+    message = f"{op}: {name} must be a number, got {value!r}"
+    raise OptionError(message)
+
+
+def check_whole(op: str, name: str, value: object) -> None:
+    """Raises unless a value is a whole number; neither 2.0 nor a boolean is one.
+
+    Raises:
+        OptionError: It is something else.
+    """
+    if isinstance(value, _WHOLE) and not isinstance(value, bool):
+        return
+    message = f"{op}: {name} must be a whole number, got {value!r}"
+    raise OptionError(message)
+
+
 def check_at_least(op: str, name: str, value: float, least: float) -> None:
     """Raises unless a number is large enough; NaN is not.
 
     Raises:
-        OptionError: It is smaller.
+        OptionError: It is smaller, or no number.
     """
+    check_number(op, name, value)
     if not value >= least:
         message = f"{op}: {name} must be >= {least:g}, got {value}"
         raise OptionError(message)

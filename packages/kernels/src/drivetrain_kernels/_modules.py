@@ -10,7 +10,7 @@ from drivetrain_kernels.ops._geglu import geglu
 from drivetrain_kernels.ops._layer_norm import layer_norm
 from drivetrain_kernels.ops._rms_norm import rms_norm
 from drivetrain_kernels.ops._rope import rope
-from drivetrain_kernels.ops._rope_tables import rope_tables
+from drivetrain_kernels.ops._rope_tables import counted_tables
 from drivetrain_kernels.ops._swiglu import swiglu
 
 __all__ = ["GEGLU", "AddRMSNorm", "LayerNorm", "RMSNorm", "RotaryEmbedding", "SwiGLU"]
@@ -228,11 +228,6 @@ class RotaryEmbedding(nn.Module):
         self.base = base
         self.interleaved = interleaved
         self.impl = impl
-        empty = torch.empty(0, rotary_dim // 2)
-        self.register_buffer("cos", empty, persistent=False)
-        self.register_buffer("sin", empty, persistent=False)
-        self.cos: Tensor
-        self.sin: Tensor
 
     def forward(
         self, q: Tensor, k: Tensor, *, cu_seqlens: Tensor | None = None
@@ -244,12 +239,8 @@ class RotaryEmbedding(nn.Module):
             k: Likewise.
             cu_seqlens: Where packed sequences begin, and where the last ends.
         """
-        length = q.shape[-3]
-        if len(self.cos) < length or self.cos.device != q.device:
-            places = torch.arange(length, device=q.device)
-            self.cos, self.sin = rope_tables(places, self.rotary_dim, self.base)
-        packed = cu_seqlens is not None
-        cos, sin = (t if packed else t[:length] for t in (self.cos, self.sin))
+        # No buffers: a cast of the module would round them, and late positions with them.
+        cos, sin = counted_tables(q.shape[-3], self.rotary_dim, self.base, q.device)
         return rope(
             q,
             k,

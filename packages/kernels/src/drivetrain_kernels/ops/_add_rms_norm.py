@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain_kernels._check import check_floating
 from drivetrain_kernels._compiled import compiled
 from drivetrain_kernels._dispatch import Implementation, Op
 from drivetrain_kernels.ops import _rms_norm
@@ -90,6 +91,7 @@ def facts(
         offset: Likewise.
         cast: Likewise.
     """
+    check_floating("add_rms_norm", "residual", residual)
     return norm_facts(
         "add_rms_norm",
         x,

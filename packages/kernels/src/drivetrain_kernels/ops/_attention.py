@@ -19,7 +19,9 @@ from drivetrain_kernels._check import (
     check_floating,
     check_integer,
     check_like,
+    check_number,
     check_shape,
+    check_whole,
 )
 from drivetrain_kernels._dispatch import Implementation, Op
 from drivetrain_kernels._errors import (
@@ -126,7 +128,9 @@ def attention(
     band = resolve_band(causal, window)
     packed = _packed(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen)
     found = _facts(q, k, v, band, packed, softcap, dropout_p)
-    if scale is None:
+    if scale is not None:
+        check_number(OP_NAME, "scale", scale)
+    else:
         scale = q.shape[-1] ** -0.5
     hidden_rows = 0 if packed is not None else _blind_rows(found)
     if hidden_rows == 0:
@@ -168,11 +172,15 @@ def _packed(
             )
             raise OptionError(message)
         return None
+    for name, tensor in (("q", q), ("k", k)):
+        check_floating(OP_NAME, name, tensor)
     is_self = cu_k is None or cu_k is cu_q
     cu_k = cu_q if cu_k is None else cu_k
     for name, cu, tokens in (("cu_seqlens_q", cu_q, q), ("cu_seqlens_k", cu_k, k)):
         _check_offsets(name, cu, tokens)
     check_shape(OP_NAME, "cu_seqlens_k", cu_k, cu_q.shape)
+    if max_seqlen is not None:
+        check_whole(OP_NAME, "max_seqlen", max_seqlen)
     if max_seqlen is not None and max_seqlen < 1:
         message = f"{OP_NAME}: max_seqlen must be >= 1, got {max_seqlen}"
         raise OptionError(message)
@@ -214,6 +222,8 @@ def _facts(
     dropout_p: float,
 ) -> AttentionFacts:
     check_floating(OP_NAME, "q", q)
+    check_floating(OP_NAME, "k", k)
+    check_floating(OP_NAME, "v", v)
     check_like(OP_NAME, ("q", q), ("k", k), ("v", v))
     dims = 4 if packed is None else 3
     layout = (
@@ -235,6 +245,9 @@ def _facts(
             f"{q.shape[-2]} and {k.shape[-2]}"
         )
         raise ShapeError(message)
+    if softcap is not None:
+        check_number(OP_NAME, "softcap", softcap)
+    check_number(OP_NAME, "dropout_p", dropout_p)
     if softcap is not None and not 0.0 < softcap < math.inf:
         message = f"{OP_NAME}: softcap must be a finite number > 0, got {softcap}"
         raise OptionError(message)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from drivetrain_kernels._check import check_whole
+from drivetrain_kernels._direct import is_watched
 from drivetrain_kernels._errors import OptionError
 
 if TYPE_CHECKING:
@@ -124,7 +126,14 @@ def resolve_band(
     if window is None:
         left = right = None
     elif isinstance(window, tuple):
+        sides: tuple[object, ...] = window
+        if len(sides) != 2:
+            message = f"attention: window must be a number or two, got {window}"
+            raise OptionError(message)
         left, right = window
+        for side in sides:
+            if side is not None:
+                check_whole("attention", "each side of window", side)
         if any(side is not None and side < 0 for side in window):
             message = (
                 "attention: each side of window must be >= 0, or None for no bound, "
@@ -132,6 +141,7 @@ def resolve_band(
             )
             raise OptionError(message)
     else:
+        check_whole("attention", "window", window)
         if window < 1:
             message = (
                 "attention: window must be >= 1, as it counts the query itself, got "
@@ -206,7 +216,10 @@ MASKS = MaskCache(MASK_CACHE_BYTES)
 
 
 def cached_mask(key: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
-    """Returns a mask from the cache; within a compiled function it is traced."""
-    if torch.compiler.is_compiling():
+    """Returns a mask from the cache; it is made anew where operators are watched.
+
+    What a compiler, a fake mode or a transform makes is no mask for another call.
+    """
+    if is_watched():
         return make()
     return MASKS.get(key, make)

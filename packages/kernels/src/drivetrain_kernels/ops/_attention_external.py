@@ -60,6 +60,8 @@ def sdpa_attention(
     # A branch, as a compiler's sizes may be symbols, and a comparison of them no bool.
     if band.is_causal and num_queries == num_keys:
         is_causal = True
+    elif band.is_causal and num_queries == 1:
+        pass  # one more token of a generation sees all keys: kernels are best unmasked
     elif not band.is_full:
         mask = cached_mask(
             (band, num_queries, num_keys, q.device),

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
 
 from drivetrain_kernels._available import triton_missing
 from drivetrain_kernels._check import check_at_least, check_floating
 from drivetrain_kernels._dispatch import Implementation, Op
-from drivetrain_kernels._errors import OptionError
+from drivetrain_kernels._errors import DtypeError, OptionError
 from drivetrain_kernels.ops._norm_rows import accumulation_dtype
 
 if TYPE_CHECKING:
@@ -95,7 +95,11 @@ def clip_grad_norm_(
     found = _facts(grads, max_norm, norm_type)
     if not grads:
         return torch.zeros(())
-    total: Tensor = OP.run(found, impl, grads, max_norm, norm_type, error_if_nonfinite)
+    # Gradients that were made to be differentiated would keep their graphs otherwise.
+    with torch.no_grad():
+        total: Tensor = OP.run(
+            found, impl, grads, max_norm, norm_type, error_if_nonfinite
+        )
     return total
 
 
@@ -121,6 +125,15 @@ def facts(
 def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
     if isinstance(parameters, torch.Tensor):
         parameters = [parameters]
+    parameters = list(parameters)
+    given: list[object] = list(parameters)
+    for parameter in given:
+        if not isinstance(parameter, torch.Tensor):
+            message = (
+                "clip_grad_norm_: parameters must be tensors, got "
+                f"{type(parameter).__name__}"
+            )
+            raise DtypeError(message)
     # The largest magnitude of nothing is not defined, and nothing has no part in it.
     return [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
 
@@ -131,6 +144,9 @@ def _facts(grads: list[Tensor], max_norm: float, norm_type: float) -> ClipFacts:
     check_at_least(op, "norm_type", norm_type, 1.0)
     for grad in grads:
         check_floating(op, "a gradient", grad)
+        if grad.layout != torch.strided:
+            message = f"{op}: a gradient must be dense, got {grad.layout}; make it dense first"
+            raise OptionError(message)
     sharded = [hasattr(grad, "to_local") for grad in grads]
     if any(sharded) and not all(sharded):
         message = (
@@ -185,7 +201,7 @@ def _reference(
 def _torch(
     grads: list[Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool
 ) -> Tensor:
-    total = get_total_norm(grads, norm_type)
+    total = _total_norm(grads, norm_type)
     whole: Tensor = total.full_tensor() if hasattr(total, "full_tensor") else total
     if error_if_nonfinite:
         check_finite(whole)
@@ -193,6 +209,25 @@ def _torch(
     holders = [_Holder(grad) for grad in grads]
     clip_grads_with_norm_(holders, max_norm, total)  # type: ignore[arg-type]
     return whole.to(accumulation_dtype(whole.dtype))
+
+
+def _total_norm(grads: list[Tensor], norm_type: float) -> Tensor:
+    """Returns the norm by torch's multi-tensor operators, in float32 or wider.
+
+    torch's own function would keep that of a narrow tensor in its dtype: in float16 it
+    overflows early, and in bfloat16 it has three digits.
+    """
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for grad in grads:
+        by_dtype.setdefault(grad.dtype, []).append(grad)
+    widest = max((accumulation_dtype(d) for d in by_dtype), key=lambda d: d.itemsize)
+    norms = [
+        norm
+        for alike in by_dtype.values()
+        for norm in torch._foreach_norm(alike, norm_type, widest)
+    ]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    return total
 
 
 class _Holder:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drivetrain_kernels._check import check_integer, check_shape
+from drivetrain_kernels._check import (
+    check_floating,
+    check_integer,
+    check_number,
+    check_shape,
+    check_whole,
+)
 from drivetrain_kernels._compiled import compiled
 from drivetrain_kernels._dispatch import Implementation, Op
 from drivetrain_kernels._errors import DeviceError, OptionError
@@ -132,12 +138,18 @@ def facts(
         cast: Likewise.
     """
     del training
+    check_number(_OP, "p", p)
     if not 0.0 <= p <= 1.0:
         message = f"{_OP}: p must be from 0 to 1, got {p}"
         raise OptionError(message)
     if seed is not None and generator is not None:
         message = f"{_OP}: give a seed or a generator, got both"
         raise OptionError(message)
+    if seed is not None and not isinstance(seed, torch.Tensor):
+        check_whole(_OP, "seed", seed)
+        if not -(2**63) <= seed < 2**63:
+            message = f"{_OP}: seed must fit into 64 bits, got {seed}"
+            raise OptionError(message)
     if isinstance(seed, torch.Tensor):
         check_integer(_OP, "seed", seed)
         check_shape(_OP, "seed", seed, ())
@@ -147,6 +159,7 @@ def facts(
                 f"{seed.device}; move it"
             )
             raise DeviceError(message)
+    check_floating(_OP, "residual", residual)
     return norm_facts(
         _OP,
         x,

@@ -56,6 +56,7 @@ def gated_facts(op: str, gate: Tensor, up: Tensor) -> GatedFacts:
         DeviceError: The devices differ.
     """
     check_floating(op, "gate", gate)
+    check_floating(op, "up", up)
     check_like(op, ("gate", gate), ("up", up))
     check_shape(op, "up", up, gate.shape)
     return GatedFacts(

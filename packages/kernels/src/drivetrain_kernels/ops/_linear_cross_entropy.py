@@ -10,13 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from drivetrain_kernels._available import torch_function_missing, triton_missing
+from drivetrain_kernels._available import (
+    torch_function_missing,
+    transforms_active,
+    triton_missing,
+)
 from drivetrain_kernels._check import (
+    autocast_dtype,
     check_at_least,
     check_floating,
     check_integer,
     check_like,
     check_shape,
+    check_whole,
 )
 from drivetrain_kernels._dispatch import Implementation, Op
 from drivetrain_kernels._errors import DeviceError, ShapeError
@@ -146,13 +152,13 @@ def linear_cross_entropy(
 
 def _autocast(*tensors: Any) -> tuple[Any, ...]:
     """Returns tensors in autocast's dtype where it is on, as for a linear layer."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    check_floating(OP_NAME, "hidden", tensors[0])
+    dtype = autocast_dtype(tensors[0].device)
+    if dtype is None:
         return tensors
-    dtype = torch.get_autocast_dtype(device)
     return tuple(
         t.to(dtype)
-        if t is not None and t.is_floating_point() and t.dtype != torch.float64
+        if isinstance(t, Tensor) and t.is_floating_point() and t.dtype != torch.float64
         else t
         for t in tensors
     )
@@ -167,10 +173,11 @@ def _facts(
     chunk_tokens: int | None,
     group: ProcessGroup | None,
 ) -> LinearCrossEntropyFacts:
-    check_floating(OP_NAME, "hidden", hidden)
     check_integer(OP_NAME, "target", target)
+    check_floating(OP_NAME, "weight", weight)
     check_like(OP_NAME, ("hidden", hidden), ("weight", weight), ("bias", bias))
     if chunk_tokens is not None:
+        check_whole(OP_NAME, "chunk_tokens", chunk_tokens)
         check_at_least(OP_NAME, "chunk_tokens", chunk_tokens, 1)
     if hidden.dim() == 0 or weight.dim() != 2 or weight.shape[0] == 0:
         message = (
@@ -272,6 +279,12 @@ def _refuse_triton(call: LinearCrossEntropyFacts) -> str | None:
 
 def _triton_automatic(call: LinearCrossEntropyFacts) -> str | None:
     return "is only interpreted on a CPU" if call.device == "cpu" else None
+
+
+def _refuse_chunked(call: LinearCrossEntropyFacts) -> str | None:
+    del call
+    transformed: str | None = transforms_active()
+    return transformed
 
 
 def _total(*arguments: Any) -> Tensor:
@@ -394,6 +407,7 @@ OP: Op[LinearCrossEntropyFacts] = Op(
         Implementation(
             name="chunked",
             call=_chunked,
+            refuse=_refuse_chunked,
             because="its extra memory does not depend on the number of tokens",
         ),
         Implementation(

@@ -291,9 +291,11 @@ def _total_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
 
 def _total_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     wanted = ctx.wanted
-    if ctx.made is None:
+    if ctx.made is None or torch.is_grad_enabled():
         # The first backward gave the gradients away, scaled in place, so that a second
-        # set never exists. A further one through the same graph computes them again.
+        # set never exists. A further one through the same graph computes them again. So
+        # does one that is itself differentiated: the operator refuses the second
+        # derivative, which gradients that are constants would silently leave out.
         *tensors, target, scale = ctx.saved_tensors
         each = (grad * scale).expand(target.shape)
         made = _grads(each, *tensors, target, *ctx.numbers, wanted)

@@ -20,6 +20,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from drivetrain_kernels._check import check_number, check_whole
 from drivetrain_kernels._errors import IndexRangeError, OptionError
 
 __all__ = [
@@ -57,6 +58,11 @@ class LossOptions:
     def __post_init__(self) -> None:
         if self.reduction not in get_args(Reduction):
             self._fail("reduction", "'mean', 'sum' or 'none'", repr(self.reduction))
+        check_whole(self.op, "ignore_index", self.ignore_index)
+        check_number(self.op, "label_smoothing", self.label_smoothing)
+        check_number(self.op, "z_loss", self.z_loss)
+        if self.softcap is not None:
+            check_number(self.op, "softcap", self.softcap)
         if not 0.0 <= self.label_smoothing <= 1.0:
             self._fail("label_smoothing", "within 0 to 1", self.label_smoothing)
         if not 0.0 <= self.z_loss < math.inf:

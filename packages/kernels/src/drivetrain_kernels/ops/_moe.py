@@ -17,13 +17,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from drivetrain_kernels._available import torch_function_missing, triton_missing
+from drivetrain_kernels._available import (
+    torch_function_missing,
+    transforms_active,
+    triton_missing,
+)
 from drivetrain_kernels._check import (
     autocast_dtype,
     check_floating,
     check_like,
     check_one_of,
     check_shape,
+    check_whole,
 )
 from drivetrain_kernels._dispatch import Implementation, Op
 from drivetrain_kernels._errors import OptionError, ShapeError
@@ -124,6 +129,7 @@ def moe(
         >>> moe(x, router, up, up, down, top_k=2).output.shape
         torch.Size([5, 4])
     """
+    check_floating("moe", "x", x)
     dtype = autocast_dtype(x.device)
     if dtype is not None:
         x, w_gate, w_up, w_down = (t.to(dtype) for t in (x, w_gate, w_up, w_down))
@@ -178,6 +184,9 @@ def facts(
     """
     del normalize
     check_floating("moe", "x", x)
+    check_floating("moe", "router_weight", router_weight)
+    for name, weight in (("w_gate", w_gate), ("w_up", w_up), ("w_down", w_down)):
+        check_floating("moe", name, weight)
     if x.dim() == 0 or w_gate.dim() != 3:
         message = (
             "moe: x must be (..., width) and w_gate (experts, inner, width), got "
@@ -193,6 +202,9 @@ def facts(
     check_shape("moe", "w_up", w_up, (num_experts, inner, width))
     check_shape("moe", "w_down", w_down, (num_experts, width, inner))
     check_one_of("moe", "scores", scores, SCORES)
+    check_whole("moe", "top_k", top_k)
+    if capacity is not None:
+        check_whole("moe", "capacity", capacity)
     if not 1 <= top_k <= num_experts:
         message = f"moe: top_k must be from 1 to the {num_experts} experts, got {top_k}"
         raise OptionError(message)
@@ -261,7 +273,16 @@ def _reference(
     return total_TH
 
 
+def _split_refuses(facts: MoEFacts) -> str | None:
+    del facts
+    transformed: str | None = transforms_active()
+    return transformed
+
+
 def _grouped_refuses(facts: MoEFacts) -> str | None:
+    transformed = _split_refuses(facts)
+    if transformed is not None:
+        return transformed
     missing = torch_function_missing("torch.nn.functional.grouped_mm")
     if missing is not None:
         return f"needs a newer torch: {missing}"
@@ -319,6 +340,7 @@ OP = Op(
         Implementation(
             name="split",
             call=_sorted(split_gemm),
+            refuse=_split_refuses,
             automatic=_waits,
             because="tokens are sorted once, and each expert is three GEMMs",
         ),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["SCORES", "Routing", "route"]
 
 SCORES = ("softmax", "sigmoid")
+_LEAST_SUM = 1e-20  # its inverse is far from overflowing, also in gradients
 
 
 class Routing(NamedTuple):
@@ -79,10 +80,10 @@ def route(
         shares_TE = scores_TE
     else:
         scores_TE = logits_TE.sigmoid()
-        shares_TE = scores_TE / scores_TE.sum(-1, keepdim=True)
+        shares_TE = _shared(scores_TE)
     weights_TK, experts_TK = scores_TE.topk(top_k, -1)
     if normalize:
-        weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
+        weights_TK = _shared(weights_TK)
     num_tokens, num_experts = logits_TE.shape
     # A sum of comparisons instead of a histogram, which adds atomically on a GPU.
     every = torch.arange(num_experts, device=x_TH.device)
@@ -92,6 +93,11 @@ def route(
     balance = num_experts * (used_E * shares_TE.sum(0) / part).sum()
     z_loss = logits_TE.logsumexp(-1).square().sum() / part
     return Routing(experts_TK, weights_TK, counts_E, balance, z_loss)
+
+
+def _shared(scores: Tensor) -> Tensor:
+    """Returns scores divided by their sum; sigmoids may all have become zero."""
+    return scores / scores.sum(-1, keepdim=True).clamp(min=_LEAST_SUM)
 
 
 def _logits(x_TH: Tensor, router_EH: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from drivetrain_kernels._check import (
     check_at_least,
     check_floating,
     check_like,
+    check_number,
     check_one_of,
     check_shape,
     is_distributed,
@@ -100,6 +101,7 @@ def norm_facts(
     check_shape(op, "weight", weight, x.shape[-1:])
     check_shape(op, "bias", bias, x.shape[-1:])
     check_at_least(op, "eps", eps, 0.0)
+    check_number(op, "offset", offset)
     check_one_of(op, "cast", cast, _CASTS)
     return NormFacts(
         device=x.device.type,

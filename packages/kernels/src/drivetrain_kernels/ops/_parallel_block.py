@@ -22,10 +22,12 @@ from torch.nn import functional
 
 from drivetrain_kernels._check import (
     autocast_dtype,
+    check_at_least,
     check_floating,
     check_like,
     check_one_of,
     check_shape,
+    check_whole,
 )
 from drivetrain_kernels._dispatch import Implementation, Op
 from drivetrain_kernels._errors import OptionError, ShapeError
@@ -196,7 +198,9 @@ def _checked(
     window: int | None = None,
 ) -> tuple[BlockFacts, _Form]:
     op = "parallel_block"
-    check_floating(op, "x", x)
+    given = {"x": x, "norm_weight": norm_weight, "w_in": w_in, "w_out": w_out}
+    for name, tensor in given.items():
+        check_floating(op, name, tensor)
     if x.dim() != 3 or w_out.dim() != 2:
         message = (
             f"{op}: x must be (batch, sequence, channels) and w_out (channels, inner), "
@@ -211,6 +215,15 @@ def _checked(
         message = f"{op}: norm_bias goes with norm='layer', got norm={norm!r}"
         raise OptionError(message)
     batch, sequence, channels = x.shape
+    for name, number in (
+        ("num_heads", num_heads),
+        ("num_kv_heads", num_kv_heads),
+        ("head_dim", head_dim),
+    ):
+        if number is not None:
+            check_whole(op, name, number)
+    if head_dim is not None:
+        check_at_least(op, "head_dim", head_dim, 1)
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     if num_heads < 1 or kv_heads < 1 or num_heads % kv_heads:
         message = (

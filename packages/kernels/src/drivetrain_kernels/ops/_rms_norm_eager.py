@@ -52,7 +52,8 @@ class RowsNorm(torch.autograd.Function):
         dx = dw = None
         if ctx.needs_input_grad[1]:
             # A matrix-vector product would be faster and three times less exact.
-            dw = (products * factor).flatten(0, -2).sum(0)
+            dw = products * factor
+            dw = dw.flatten(0, -2).sum(0) if dw.dim() > 1 else dw
         if ctx.needs_input_grad[0]:
             shared = (products @ weight)[..., None] * factor**3 / -x.shape[-1]
             dx = torch.addcmul(dy * weight * factor, x, shared)

@@ -13,6 +13,7 @@ Shapes: B batch, S sequence, T packed tokens, H heads, D head dim, R rotated col
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +24,20 @@ from drivetrain_kernels._check import (
     check_floating,
     check_integer,
     check_like,
+    check_number,
     check_shape,
+    check_whole,
     is_distributed,
 )
 from drivetrain_kernels._compiled import compiled
+from drivetrain_kernels._direct import is_watched
 from drivetrain_kernels._dispatch import Implementation, Op
-from drivetrain_kernels._errors import DeviceError, OptionError, ShapeError
+from drivetrain_kernels._errors import (
+    DeviceError,
+    IndexRangeError,
+    OptionError,
+    ShapeError,
+)
 from drivetrain_kernels.ops._norm_rows import accumulation_dtype
 from drivetrain_kernels.ops._rope_tables import (
     counted_tables,
@@ -98,6 +107,7 @@ def rope(
         ShapeError: The shapes do not fit each other.
         DtypeError: A dtype is not floating-point, or they differ.
         OptionError: `rotary_dim` is odd or too large, or a table has no counterpart.
+        IndexRangeError: A position has no row in `cos`; on a CPU.
         ImplementationError: The implementation asked for cannot take this call.
 
     Example:
@@ -125,6 +135,7 @@ def rope(
         else:
             cos, sin = rope_tables(positions, width, base)
     elif positions is not None:
+        _check_rows(positions, len(cos))
         cos, sin = cos[positions], sin[positions]
     return OP.run(found, impl, q, k, cos, sin, interleaved)  # type: ignore[no-any-return]
 
@@ -156,6 +167,7 @@ def facts(
     """
     del interleaved
     check_floating("rope", "q", q)
+    check_floating("rope", "k", k)
     check_like("rope", ("q", q), ("k", k))
     if q.dim() not in {3, 4}:
         message = (
@@ -164,12 +176,15 @@ def facts(
         )
         raise ShapeError(message)
     check_shape("rope", "k", k, (*q.shape[:-2], *k.shape[-2:-1], q.shape[-1]))
-    if base <= 0:
-        message = f"rope: base must be > 0, got {base}"
+    check_number("rope", "base", base)
+    if not 0 < base < math.inf:
+        message = f"rope: base must be a finite number > 0, got {base}"
         raise OptionError(message)
     if (cos is None) != (sin is None):
         message = "rope: give both cos and sin, or neither"
         raise OptionError(message)
+    if rotary_dim is not None:
+        check_whole("rope", "rotary_dim", rotary_dim)
     width = q.shape[-1] if rotary_dim is None else rotary_dim
     if width % 2 or not 0 < width <= q.shape[-1]:
         message = (
@@ -203,21 +218,40 @@ def _check_places(
                 f"{tensor.device}; move it"
             )
             raise DeviceError(message)
-    if positions is not None and tuple(positions.shape) not in {
+    # Not sets of shapes: while a compiler traces, sizes may be symbols without a hash.
+    if positions is not None and tuple(positions.shape) not in (
         tuple(q.shape[:-2]),
         tuple(q.shape[-3:-2]),
-    }:
+    ):
         message = (
             f"rope: positions must have the shape {tuple(q.shape[-3:-2])} or "
             f"{tuple(q.shape[:-2])}, got {tuple(positions.shape)}"
         )
         raise ShapeError(message)
-    if cu_seqlens is not None and (q.dim() != 3 or cu_seqlens.dim() != 1):
+    if cu_seqlens is not None and (
+        q.dim() != 3 or cu_seqlens.dim() != 1 or len(cu_seqlens) < 1
+    ):
         message = (
-            "rope: cu_seqlens must have one dimension and goes with q of (tokens, "
-            f"heads, head_dim), got {tuple(cu_seqlens.shape)} and {tuple(q.shape)}"
+            "rope: cu_seqlens must have the shape (sequences + 1,) and goes with q of "
+            f"(tokens, heads, head_dim), got {tuple(cu_seqlens.shape)} and "
+            f"{tuple(q.shape)}"
         )
         raise ShapeError(message)
+
+
+def _check_rows(positions: Tensor, num_rows: int) -> None:
+    """Raises for positions that a table lacks, on a CPU, where reading them is free."""
+    if torch.compiler.is_compiling() or positions.device.type != "cpu":
+        return
+    if positions.numel() == 0 or is_watched(positions):
+        return
+    least, most = int(positions.min()), int(positions.max())
+    if least < 0 or most >= num_rows:
+        message = (
+            f"rope: positions must be from 0 to {num_rows - 1}, as cos has {num_rows} "
+            f"rows, got {least} to {most}"
+        )
+        raise IndexRangeError(message)
 
 
 def _check_tables(
@@ -229,14 +263,15 @@ def _check_tables(
     if cos.device != q.device:
         message = f"rope: cos must be on the device of q, {q.device}, got {cos.device}"
         raise DeviceError(message)
+    shapes = [(*q.shape[-3:-2], half)]
+    if q.dim() == 4:
+        shapes.append((*q.shape[:-2], half))
     if indexed:
         fits = cos.dim() == 2 and cos.shape[-1] == half
-        rule = f"(positions, {half})"
     else:
-        shapes = {(*q.shape[:-2], half), (*q.shape[-3:-2], half)}
         fits = tuple(cos.shape) in shapes
-        rule = " or ".join(map(str, sorted(shapes, key=len)))
     if not fits:
+        rule = f"(positions, {half})" if indexed else " or ".join(map(str, shapes))
         message = f"rope: cos must have the shape {rule}, got {tuple(cos.shape)}"
         raise ShapeError(message)
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from drivetrain_kernels._direct import is_watched
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["counted_tables", "packed_positions", "rope_tables"]
 
-_NUM_KEPT = 16  # lengths in use at a time
+_NUM_KEPT = 16  # tables in use at a time
 
 _kept: dict[tuple[int, int, float, torch.device], tuple[Tensor, Tensor]] = {}
 
@@ -59,23 +61,26 @@ def counted_tables(
         device: Where the tables lie.
 
     Example:
-        >>> one, other = (counted_tables(3, 4, 10.0, torch.device("cpu")) for _ in "ab")
-        >>> one[0] is other[0]
-        True
+        >>> one, other = (counted_tables(n, 4, 10.0, torch.device("cpu")) for n in (3, 4))
+        >>> one[0].shape, one[0].data_ptr() == other[0].data_ptr()
+        (torch.Size([3, 2]), True)
     """
-    if torch.compiler.is_compiling():
+    if is_watched():
+        # What a compiler, a fake mode or a transform makes is no table for another call.
         return rope_tables(torch.arange(length, device=device), rotary_dim, base)
-    key = (length, rotary_dim, base, device)
+    # Lengths that grow by one, as in generation, share a table.
+    size = 1 << max(0, length - 1).bit_length()
+    key = (size, rotary_dim, base, device)
     found = _kept.pop(key, None)
     if found is None:
         # What is made in inference mode could not be used in training afterwards.
         with torch.inference_mode(False):
-            places = torch.arange(length, device=device)
+            places = torch.arange(size, device=device)
             found = rope_tables(places, rotary_dim, base)
         while len(_kept) >= _NUM_KEPT:
             _kept.pop(next(iter(_kept)), None)
     _kept[key] = found
-    return found
+    return found[0][:length], found[1][:length]
 
 
 def packed_positions(cu_seqlens: Tensor, num_tokens: int) -> Tensor:

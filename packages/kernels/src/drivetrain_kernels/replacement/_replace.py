@@ -65,9 +65,10 @@ def replace(
     Args:
         model: Any module. Replace before it is compiled or sharded.
         plan: By kind ("rms_norm", "layer_norm", "swiglu", "geglu", "cross_entropy")
-            the implementation to use; kinds that are not named are left alone. "auto"
-            or None replaces where an op's automatic choice is more than torch's own
-            operators, which on a CPU is nowhere.
+            the implementation to use, "auto" for the op's choice at each call; kinds
+            that are not named are left alone. "auto" as the whole plan, or None,
+            replaces where that choice is more than torch's own operators, which on a
+            CPU is nowhere.
         example: A batch for the whole model; when given, its output is compared too.
             A tuple holds positional arguments, a mapping named ones.
         verify: Whether to check each stand-in.

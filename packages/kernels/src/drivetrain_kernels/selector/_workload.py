@@ -40,7 +40,8 @@ class Workload:
         leaves: Parameters and inputs that gradients are computed for.
 
     Raises:
-        SelectionError: There is no batch, or both `loss` and `step` are given.
+        SelectionError: There is no batch, a batch stands where a list of them should, or
+            both `loss` and `step` are given.
     """
 
     def __init__(
@@ -52,6 +53,12 @@ class Workload:
         step: StepFunction | None = None,
     ) -> None:
         _require_callable(target)
+        if isinstance(batches, Tensor | Mapping):
+            message = (
+                "example_batches must be a list of batches, got one "
+                f"{type(batches).__name__}; pass [batch]"
+            )
+            raise SelectionError(message)
         if not batches:
             message = "select() needs one example batch or more, got none"
             raise SelectionError(message)
