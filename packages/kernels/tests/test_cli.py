@@ -86,3 +86,9 @@ def test_parser_does_not_import_torch():
         "except SystemExit: sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_command_runs_as_a_module():
+    command = [sys.executable, "-m", "drivetrain_kernels.cli", "list"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "rms_norm" in done.stdout

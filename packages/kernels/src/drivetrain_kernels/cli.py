@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core.commands import run_command
@@ -141,3 +142,7 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield "  ".join(cells).rstrip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
