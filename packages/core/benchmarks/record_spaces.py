@@ -68,6 +68,8 @@ class Stepper:
         return self.bout(3, 0.1)["quiet_s"]
 
     def close(self):
+        # A later process holds this socket too, and so it must be told.
+        self.line.write("null\n")
         self.line.close()
         os.waitpid(self.child, 0)
 
@@ -95,8 +97,8 @@ def serve(space, context, plan, threads, start, line):
         tell({"error": f"{type(error).__name__}: {error}"[:300]})
         return
     tell({"setup_s": round(time.monotonic() - start, 3)})
-    while text := line.readline():
-        steps, seconds = json.loads(text)
+    while asked := json.loads(line.readline() or "null"):
+        steps, seconds = asked
         found = _meters.measure_steps(
             accelerated, batches, min_steps=steps, min_seconds=seconds
         )

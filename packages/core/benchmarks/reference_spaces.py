@@ -184,7 +184,6 @@ def convolutions():
             ("channels_last", (None,)),
             OPTIMIZER,
             THREADS,
-            ("micro_batch", (2,)),
         ),
     )
 
