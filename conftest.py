@@ -7,11 +7,8 @@ from importlib.util import find_spec
 import pytest
 
 # GPU kernels import Triton, which the packages do without.
-collect_ignore_glob = (
-    []
-    if find_spec("triton")
-    else ["packages/*/src/*/_triton_*.py", "packages/*/src/*/ops/*_triton*.py"]
-)
+kernels = ["packages/*/src/*/_triton_*.py", "packages/*/src/*/ops/_triton_*.py"]
+collect_ignore_glob = [] if find_spec("triton") else kernels
 # An adapter imports the library that it is named after.
 collect_ignore_glob += [
     f"packages/*/src/*/adapters/{name}.py"

@@ -51,13 +51,12 @@ def undeclared(
     """Returns the modules that a source imports without a declaration.
 
     An optional dependency may be imported inside a function, never with the file,
-    unless a word of the file's name is the dependency's, so that only those who ask for
-    it load the file.
+    unless the file is named after it, and so loaded by those who ask for it only.
     """
     tree = ast.parse(source)
     known = base | sys.stdlib_module_names
     late = set(imported(tree)) - known - optional
-    named = optional & set(stem.split("_"))
+    named = {n for n in optional if stem == n or stem.startswith(f"_{n}_")}
     early = set(imported_at_once(tree)) - known - named
     return sorted(late | early)
 

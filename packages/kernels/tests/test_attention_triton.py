@@ -107,7 +107,7 @@ def test_attention_kernels_repeat_every_bit():
 
 
 def test_attention_kernels_are_operators_that_compile():
-    from drivetrain_kernels.ops import _attention_triton as module
+    from drivetrain_kernels.ops import _triton_attention as module
 
     q, k, v = (t.requires_grad_() for t in qkv(20, 20, (2, 1), 1, dtype=torch.float32))
     torch.library.opcheck(module._forward, (q, k, v, None, None, 0, 5, 0, 0.3, 0.0))

@@ -92,7 +92,7 @@ def test_cross_entropy_kernels_take_infinite_logits():
 
 
 def test_cross_entropy_kernels_mark_a_target_that_is_out_of_range():
-    from drivetrain_kernels.ops._cross_entropy_triton import class_losses_of
+    from drivetrain_kernels.ops._triton_cross_entropy import class_losses_of
 
     target = torch.tensor([0, 5, -100, -3])
     losses, *_ = class_losses_of(torch.zeros(4, 5), target, -100, 0.0, 0.0, 0.0)
@@ -106,7 +106,7 @@ def test_cross_entropy_kernels_repeat_every_bit():
 
 
 def test_cross_entropy_kernels_are_operators_that_compile():
-    from drivetrain_kernels.ops import _cross_entropy_triton as module
+    from drivetrain_kernels.ops import _triton_cross_entropy as module
 
     logits = normal((5, 7), dtype=torch.float32)[0].requires_grad_()
     torch.library.opcheck(

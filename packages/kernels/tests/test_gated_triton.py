@@ -60,10 +60,10 @@ def test_gated_kernels_keep_their_results_far_from_zero():
 
 
 def test_gated_operator_passes_opcheck_and_compiles():
-    from drivetrain_kernels.ops import _gated_triton
+    from drivetrain_kernels.ops import _triton_gated
 
     gate, up = (t.requires_grad_() for t in normal((2, 6), (2, 6)))
-    torch.library.opcheck(_gated_triton._gated, (gate, up, "silu"))
+    torch.library.opcheck(_triton_gated._gated, (gate, up, "silu"))
     triton, _ = forms("tanh")
     compiled = torch.compile(triton, backend="aot_eager", fullgraph=True)
     same(compiled, triton, [gate, up])

@@ -107,15 +107,15 @@ def test_norm_kernels_pass_on_the_gradient_of_the_sum_alone():
 
 
 def test_norm_operator_passes_opcheck():
-    from drivetrain_kernels.ops import _norm_triton
+    from drivetrain_kernels.ops import _triton_norm
 
     x, r, w = (t.requires_grad_() for t in normal((2, 6), (2, 6), (6,)))
     seed = torch.tensor(1)
     torch.library.opcheck(
-        _norm_triton._norm, (x, None, w, w, None, 1e-5, 0.0, 0.0, True, False)
+        _triton_norm._norm, (x, None, w, w, None, 1e-5, 0.0, 0.0, True, False)
     )
     torch.library.opcheck(
-        _norm_triton._norm, (x, r, w, None, seed, 1e-6, 0.0, 0.5, False, True)
+        _triton_norm._norm, (x, r, w, None, seed, 1e-6, 0.0, 0.5, False, True)
     )
 
 
@@ -133,12 +133,12 @@ def test_norm_kernels_refuse_rows_that_are_too_wide():
 
 
 def test_rounding_to_bfloat16_is_to_nearest_even():
-    from drivetrain_kernels.ops import _norm_triton
+    from drivetrain_kernels.ops import _triton_norm
 
     # Rows of one column are normalised to 1, so that the weight alone is rounded.
     bits = torch.arange(0x3F800000, 0x3F830000, 0x1000, dtype=torch.int32)
     for weight in bits.view(torch.float32)[:, None]:
         options = (0.0, 0.0, 0.0, False, False)
         x = torch.ones(1, 1, dtype=torch.bfloat16)
-        y = _norm_triton.norm(x, None, weight, None, None, *options)[0]
+        y = _triton_norm.norm(x, None, weight, None, None, *options)[0]
         assert torch.equal(y[0], weight.bfloat16())

@@ -71,11 +71,11 @@ def test_rope_kernel_refuses_trained_tables():
 
 
 def test_rope_operator_passes_opcheck_and_compiles():
-    from drivetrain_kernels.ops import _rope_triton
+    from drivetrain_kernels.ops import _triton_rope
 
     x, cos, sin = normal((1, 2, 2, 6), (2, 2), (2, 2))
     torch.library.opcheck(
-        _rope_triton._rotate, (x.requires_grad_(), cos, sin, True, False)
+        _triton_rope._rotate, (x.requires_grad_(), cos, sin, True, False)
     )
     triton, _ = forms({})
     compiled = torch.compile(triton, backend="aot_eager", fullgraph=True)

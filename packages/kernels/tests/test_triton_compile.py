@@ -58,14 +58,14 @@ def norms(dtype, acc):
             places = {"SEED": "*i64", **dict.fromkeys(row, f"*{dtype}")}
             places |= dict.fromkeys(("MEAN", "RSTD", "DW", "DB"), f"*{acc}")
             constants = off | flags | more
-            yield f"{kind}, {name}", "_norm_triton", name, places, constants
+            yield f"{kind}, {name}", "_triton_norm", name, places, constants
 
 
 def gated(dtype, acc):
     for kind in ("silu", "none", "tanh"):
         for name in ("_forward_kernel", "_backward_kernel"):
             constants = {"KIND": kind, "DTYPE": dtype, "ACC": acc, "BLOCK": 1024}
-            yield f"{kind}, {name}", "_gated_triton", name, {}, constants
+            yield f"{kind}, {name}", "_triton_gated", name, {}, constants
 
 
 def rope(dtype, acc):
@@ -73,23 +73,23 @@ def rope(dtype, acc):
     sizes = {"HEADS": 32, "HALF": 64, "REST": 1, "DTYPE": dtype, "ACC": acc}
     for interleaved in (False, True):
         flags = {"INTERLEAVED": interleaved, "INVERSE": True, "HAS_REST": interleaved}
-        yield f"rope, {interleaved}", "_rope_triton", "_kernel", tables, sizes | flags
+        yield f"rope, {interleaved}", "_triton_rope", "_kernel", tables, sizes | flags
 
 
 def clip(dtype, acc):
     sizes = {"DTYPE": dtype, "ACC": acc, "CHUNK": 65536, "BLOCK": 2048}
     table = {"TABLE": "*i64", "OUT": f"*{acc}", "TOTAL": "*fp32"}
-    yield "squares", "_clip_triton", "_squares_kernel", table, sizes
+    yield "squares", "_triton_clip", "_squares_kernel", table, sizes
     more = {"MAX_NORM": 1.0, "EPS": 1e-6}
-    yield "scale", "_clip_triton", "_scale_kernel", table, sizes | more
+    yield "scale", "_triton_clip", "_scale_kernel", table, sizes | more
 
 
 def moe(dtype, acc):
     sizes = {"DTYPE": dtype, "ACC": acc, "BLOCK": 4096}
     places = {"ROWS": "*i64", "TOKENS": "*i64", "WEIGHTS": f"*{acc}", "DOTS": f"*{acc}"}
     more = {"TOP_K": 8, "HAS_WEIGHTS": True}
-    yield "moe, sum", "_moe_triton", "_sum_kernel", places, sizes | more
-    yield "moe, spread", "_moe_triton", "_spread_kernel", places, sizes
+    yield "moe, sum", "_triton_moe", "_sum_kernel", places, sizes | more
+    yield "moe, spread", "_triton_moe", "_spread_kernel", places, sizes
 
 
 def attention(dtype, acc):
@@ -118,7 +118,7 @@ def attention(dtype, acc):
             ("backward_queries_kernel", 64),
             ("backward_keys_kernel", 64),
         ):
-            module = "_attention_triton_kernels"
+            module = "_triton_attention_kernels"
             yield (
                 f"{masks}, {name}",
                 module,
@@ -133,7 +133,7 @@ def cross_entropy(dtype, acc):
     places["TARGET"] = "*i64"
     constants = {"SMOOTHING": 0.1, "ZETA": 1e-4, "CAP": 30.0, "ACC": acc, "BLOCK": 4096}
     more = {"HAS_GRAD": True, "DTYPE": dtype}
-    module = "_cross_entropy_triton"
+    module = "_triton_cross_entropy"
     yield "cross-entropy, forward", module, "_forward_kernel", places, constants
     yield (
         "cross-entropy, backward",

@@ -17,7 +17,7 @@ from drivetrain_kernels._errors import ImplementationError, ImplementationNameEr
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Implementation", "Op", "Selection", "always"]
+__all__ = ["Implementation", "Op", "Selection", "always", "only_on_a_gpu"]
 
 _FactsT = TypeVar("_FactsT")
 
@@ -30,6 +30,17 @@ def always(facts: object) -> str | None:
     """
     del facts
     return None
+
+
+def only_on_a_gpu(facts: Any) -> str | None:
+    """Says why "auto" does not take what is made for a GPU, or None on one.
+
+    Args:
+        facts: Those of the call, with the type of the device as `device`.
+    """
+    if facts.device == "cuda":
+        return None
+    return f"is made for a GPU, the tensors are on {facts.device}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,16 +14,17 @@ import torch
 
 from drivetrain_kernels._check import check_floating
 from drivetrain_kernels._compiled import compiled
-from drivetrain_kernels._dispatch import Implementation, Op
+from drivetrain_kernels._dispatch import Implementation, Op, only_on_a_gpu
 from drivetrain_kernels.ops import _rms_norm
 from drivetrain_kernels.ops._norm_rows import (
     NormFacts,
     norm_facts,
-    not_on_a_gpu,
     triton_refuses,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 __all__ = ["OP", "add_rms_norm", "facts"]
@@ -103,49 +104,27 @@ def facts(
     )
 
 
-def _reference(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    offset: float,
-    cast: str,
-) -> tuple[Tensor, Tensor]:
-    total = x + residual
-    normed = _rms_norm.rms_norm(
-        total, weight, eps=eps, offset=offset, cast=cast, impl="reference"
-    )
-    return normed, total
+def _added_then(impl: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Returns the addition, followed by an implementation of `rms_norm`."""
+
+    def run(
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        offset: float,
+        cast: str,
+    ) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        normed = _rms_norm.rms_norm(
+            total, weight, eps=eps, offset=offset, cast=cast, impl=impl
+        )
+        return normed, total
+
+    return run
 
 
-def _eager(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    offset: float,
-    cast: str,
-) -> tuple[Tensor, Tensor]:
-    total = x + residual
-    normed = _rms_norm.rms_norm(
-        total, weight, eps=eps, offset=offset, cast=cast, impl="eager"
-    )
-    return normed, total
-
-
-def _torch(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    offset: float,
-    cast: str,
-) -> tuple[Tensor, Tensor]:
-    total = x + residual
-    normed = _rms_norm.rms_norm(
-        total, weight, eps=eps, offset=offset, cast=cast, impl="torch"
-    )
-    return normed, total
+_reference = _added_then("reference")
 
 
 def _triton(
@@ -156,12 +135,12 @@ def _triton(
     offset: float,
     cast: str,
 ) -> tuple[Tensor, Tensor]:
-    from drivetrain_kernels.ops import _norm_triton
+    from drivetrain_kernels.ops import _triton_norm
 
     if weight is None and offset:
         weight = x.new_zeros(x.shape[-1])
     options = (eps, offset, 0.0, False, cast == "input")
-    out = _norm_triton.norm(x, residual, weight, None, None, *options)
+    out = _triton_norm.norm(x, residual, weight, None, None, *options)
     return out[0], out[1]
 
 
@@ -179,25 +158,25 @@ OP = Op(
             name="triton",
             call=_triton,
             refuse=triton_refuses,
-            automatic=not_on_a_gpu,
+            automatic=only_on_a_gpu,
             because="one pass over the rows, forward and backward",
         ),
         Implementation(
             name="compiled",
             call=compiled(_reference),
-            automatic=not_on_a_gpu,
+            automatic=only_on_a_gpu,
             because="one kernel made by torch.compile",
         ),
         Implementation(
             name="eager",
-            call=_eager,
+            call=_added_then("eager"),
             refuse=_rms_norm.eager_refuses,
             automatic=_rms_norm.eager_automatic,
             because="an addition, then few passes over the rows",
         ),
         Implementation(
             name="torch",
-            call=_torch,
+            call=_added_then("torch"),
             refuse=_rms_norm.torch_refuses,
             because="an addition, then torch's own fused operator",
         ),

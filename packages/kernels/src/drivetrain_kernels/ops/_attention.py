@@ -304,7 +304,7 @@ def facts(
 
 def _triton(*arguments: Any) -> Tensor:
     # Importing the kernels imports Triton, which only those need who chose them.
-    from drivetrain_kernels.ops._attention_triton import triton_attention
+    from drivetrain_kernels.ops._triton_attention import triton_attention
 
     return triton_attention(*arguments)
 

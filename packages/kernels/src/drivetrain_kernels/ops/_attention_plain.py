@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels.ops._attention_band import (
     Band,
     Packed,
     cached_mask,
     shares_keys,
 )
-from drivetrain_kernels.ops._loss_options import accumulation_dtype
 
 __all__ = [
     "MAX_BLOCK",

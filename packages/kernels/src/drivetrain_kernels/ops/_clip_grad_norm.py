@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.utils import clip_grads_with_norm_
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._available import triton_missing
 from drivetrain_kernels._check import check_at_least, check_floating
 from drivetrain_kernels._dispatch import Implementation, Op
 from drivetrain_kernels._errors import DtypeError, OptionError
-from drivetrain_kernels.ops._norm_rows import accumulation_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -238,13 +238,13 @@ class _Holder:
 def _triton(
     grads: list[Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool
 ) -> Tensor:
-    from drivetrain_kernels.ops import _clip_triton
+    from drivetrain_kernels.ops import _triton_clip
 
     del norm_type
-    total: Tensor = _clip_triton.total_norm(grads)
+    total: Tensor = _triton_clip.total_norm(grads)
     if error_if_nonfinite:
         check_finite(total)
-    _clip_triton.scale(grads, total, max_norm)
+    _triton_clip.scale(grads, total, max_norm)
     return total
 
 

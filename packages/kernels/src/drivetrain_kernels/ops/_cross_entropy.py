@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._available import triton_missing
 from drivetrain_kernels._check import check_floating, check_integer
 from drivetrain_kernels._compiled import compiled
@@ -16,7 +17,6 @@ from drivetrain_kernels._dispatch import Implementation, Op
 from drivetrain_kernels._errors import DeviceError, ShapeError
 from drivetrain_kernels.ops._loss_options import (
     LossOptions,
-    accumulation_dtype,
     check_target_range,
     class_losses,
     reduce_losses,
@@ -174,7 +174,7 @@ def _triton(
     logits: Tensor, target: Tensor, options: LossOptions
 ) -> tuple[Tensor, Tensor]:
     # Importing the kernels imports Triton, which only those need who chose them.
-    from drivetrain_kernels.ops._cross_entropy_triton import cross_entropy_triton
+    from drivetrain_kernels.ops._triton_cross_entropy import cross_entropy_triton
 
     losses, z_losses = cross_entropy_triton(logits, target, options)
     return (

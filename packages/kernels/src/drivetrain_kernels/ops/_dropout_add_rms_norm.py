@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._check import (
     check_floating,
     check_integer,
@@ -20,14 +21,12 @@ from drivetrain_kernels._check import (
     check_whole,
 )
 from drivetrain_kernels._compiled import compiled
-from drivetrain_kernels._dispatch import Implementation, Op
+from drivetrain_kernels._dispatch import Implementation, Op, only_on_a_gpu
 from drivetrain_kernels._errors import DeviceError, OptionError
 from drivetrain_kernels.ops import _add_rms_norm, _rms_norm
 from drivetrain_kernels.ops._norm_rows import (
     NormFacts,
-    accumulation_dtype,
     norm_facts,
-    not_on_a_gpu,
     triton_refuses,
 )
 from drivetrain_kernels.ops._philox import keep_mask
@@ -213,12 +212,12 @@ def _triton(
     offset: float,
     cast: str,
 ) -> tuple[Tensor, Tensor]:
-    from drivetrain_kernels.ops import _norm_triton
+    from drivetrain_kernels.ops import _triton_norm
 
     if weight is None and offset:
         weight = x.new_zeros(x.shape[-1])
     options = (eps, offset, float(p), False, cast == "input")
-    out = _norm_triton.norm(x, residual, weight, None, seed, *options)
+    out = _triton_norm.norm(x, residual, weight, None, seed, *options)
     return out[0], out[1]
 
 
@@ -236,13 +235,13 @@ OP = Op(
             name="triton",
             call=_triton,
             refuse=triton_refuses,
-            automatic=not_on_a_gpu,
+            automatic=only_on_a_gpu,
             because="one pass over the rows each way, and no mask is kept",
         ),
         Implementation(
             name="compiled",
             call=compiled(_reference),
-            automatic=not_on_a_gpu,
+            automatic=only_on_a_gpu,
             because="one kernel made by torch.compile",
         ),
         Implementation(

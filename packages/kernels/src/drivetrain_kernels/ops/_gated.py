@@ -14,15 +14,19 @@ from drivetrain_kernels._check import (
     check_shape,
     is_distributed,
 )
+from drivetrain_kernels._compiled import compiled
+from drivetrain_kernels._dispatch import Implementation, Op, only_on_a_gpu
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 __all__ = [
     "GatedFacts",
     "gated_example",
     "gated_facts",
-    "only_on_a_gpu",
+    "gated_op",
     "triton_refuses",
 ]
 
@@ -66,6 +70,53 @@ def gated_facts(op: str, gate: Tensor, up: Tensor) -> GatedFacts:
     )
 
 
+def gated_op(
+    name: str,
+    *,
+    facts: Callable[..., GatedFacts],
+    reference: Callable[..., Tensor],
+    by_torch: Callable[..., Tensor],
+    by_triton: Callable[..., Tensor],
+) -> Op[GatedFacts]:
+    """Returns the table of a gated activation.
+
+    Args:
+        name: The public function's name.
+        facts: Checks a call and returns its facts.
+        reference: Computes in the wide dtype.
+        by_torch: Computes in the dtype of the tensors.
+        by_triton: Runs the kernels.
+    """
+    return Op(
+        name=name,
+        implementations=(
+            Implementation(
+                name="triton",
+                call=by_triton,
+                refuse=triton_refuses,
+                automatic=only_on_a_gpu,
+                because="one pass each way, and only gate and up are kept",
+            ),
+            Implementation(
+                name="compiled",
+                call=compiled(reference),
+                automatic=only_on_a_gpu,
+                because="one kernel made by torch.compile",
+            ),
+            Implementation(
+                name="torch",
+                call=by_torch,
+                because="torch's operators in the dtype of the tensors, without a copy",
+            ),
+            Implementation(
+                name="reference", call=reference, because="it takes every call"
+            ),
+        ),
+        facts=facts,
+        example=gated_example,
+    )
+
+
 def triton_refuses(facts: GatedFacts) -> str | None:
     """Says why the Triton kernels cannot take a call, or None if they can.
 
@@ -75,17 +126,6 @@ def triton_refuses(facts: GatedFacts) -> str | None:
     if facts.distributed:
         return "takes no DTensor"
     return triton_missing(facts.device)
-
-
-def only_on_a_gpu(facts: GatedFacts) -> str | None:
-    """Says why "auto" does not take what is made for a GPU, or None on one.
-
-    Args:
-        facts: Those of the call.
-    """
-    if facts.device == "cuda":
-        return None
-    return f"is made for a GPU, the tensors are on {facts.device}"
 
 
 def gated_example(

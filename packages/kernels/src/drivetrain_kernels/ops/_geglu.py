@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING
 
 from torch.nn import functional
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._check import check_one_of
-from drivetrain_kernels._compiled import compiled
-from drivetrain_kernels._dispatch import Implementation, Op
-from drivetrain_kernels.ops._gated import (
-    GatedFacts,
-    gated_example,
-    gated_facts,
-    only_on_a_gpu,
-    triton_refuses,
-)
-from drivetrain_kernels.ops._norm_rows import accumulation_dtype
+from drivetrain_kernels.ops._gated import GatedFacts, gated_facts, gated_op
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,37 +73,12 @@ def _torch(gate: Tensor, up: Tensor, approximate: str) -> Tensor:
 
 
 def _triton(gate: Tensor, up: Tensor, approximate: str) -> Tensor:
-    from drivetrain_kernels.ops import _gated_triton
+    from drivetrain_kernels.ops import _triton_gated
 
-    out: Tensor = _gated_triton.gated(gate, up, approximate)
+    out: Tensor = _triton_gated.gated(gate, up, approximate)
     return out
 
 
-OP = Op(
-    name="geglu",
-    implementations=(
-        Implementation(
-            name="triton",
-            call=_triton,
-            refuse=triton_refuses,
-            automatic=only_on_a_gpu,
-            because="one pass each way, and only gate and up are kept",
-        ),
-        Implementation(
-            name="compiled",
-            call=compiled(_reference),
-            automatic=only_on_a_gpu,
-            because="one kernel made by torch.compile",
-        ),
-        Implementation(
-            name="torch",
-            call=_torch,
-            because="torch's operators in the dtype of the tensors, without a copy",
-        ),
-        Implementation(
-            name="reference", call=_reference, because="it takes every call"
-        ),
-    ),
-    facts=facts,
-    example=gated_example,
+OP = gated_op(
+    "geglu", facts=facts, reference=_reference, by_torch=_torch, by_triton=_triton
 )

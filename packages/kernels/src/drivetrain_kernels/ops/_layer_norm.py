@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._compiled import compiled
-from drivetrain_kernels._dispatch import Implementation, Op
+from drivetrain_kernels._dispatch import Implementation, Op, only_on_a_gpu
 from drivetrain_kernels.ops._norm_rows import (
     NormFacts,
-    accumulation_dtype,
     norm_facts,
-    not_on_a_gpu,
     triton_refuses,
 )
 
@@ -110,10 +109,10 @@ def _torch_refuses(facts: NormFacts) -> str | None:
 def _triton(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    from drivetrain_kernels.ops import _norm_triton
+    from drivetrain_kernels.ops import _triton_norm
 
     options = (eps, 0.0, 0.0, True, False)
-    out: Tensor = _norm_triton.norm(x, None, weight, bias, None, *options)[0]
+    out: Tensor = _triton_norm.norm(x, None, weight, bias, None, *options)[0]
     return out
 
 
@@ -131,7 +130,7 @@ OP = Op(
             name="triton",
             call=_triton,
             refuse=triton_refuses,
-            automatic=not_on_a_gpu,
+            automatic=only_on_a_gpu,
             because="one pass over the rows, forward and backward",
         ),
         Implementation(
@@ -143,7 +142,7 @@ OP = Op(
         Implementation(
             name="compiled",
             call=compiled(_reference),
-            automatic=not_on_a_gpu,
+            automatic=only_on_a_gpu,
             because="one kernel made by torch.compile",
         ),
         Implementation(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._available import (
     torch_function_missing,
     transforms_active,
@@ -32,7 +33,6 @@ from drivetrain_kernels.ops._linear_cross_entropy_autograd import (
 )
 from drivetrain_kernels.ops._loss_options import (
     LossOptions,
-    accumulation_dtype,
     check_target_range,
     class_losses,
     reduce_losses,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels.ops._linear_cross_entropy_chunks import Gradients, run_chunks
 from drivetrain_kernels.ops._linear_cross_entropy_steps import Problem
-from drivetrain_kernels.ops._loss_options import accumulation_dtype
 from drivetrain_kernels.ops._vocab_parallel import shard_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from drivetrain_kernels.ops._loss_options import accumulation_dtype
+from drivetrain_kernels._accumulation import accumulation_dtype
 
 if TYPE_CHECKING:
     from drivetrain_kernels.ops._vocab_parallel import Shard
@@ -160,7 +160,7 @@ class TritonStep:
         self, problem: Problem, shard: Shard, num_tokens: int, *, with_gradients: bool
     ) -> None:
         # Importing the kernels imports Triton, which only those need who chose them.
-        from drivetrain_kernels.ops import _cross_entropy_triton as kernels
+        from drivetrain_kernels.ops import _triton_cross_entropy as kernels
 
         del shard
         numbers = (

@@ -20,13 +20,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._check import check_number, check_whole
 from drivetrain_kernels._errors import IndexRangeError, OptionError
 
 __all__ = [
     "LossOptions",
     "Reduction",
-    "accumulation_dtype",
     "check_target_range",
     "class_losses",
     "reduce_losses",
@@ -78,11 +78,6 @@ class LossOptions:
     def is_plain(self) -> bool:
         """Whether torch's own cross entropy has all that is asked for."""
         return self.z_loss == 0.0 and self.softcap is None
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype in which a loss over values of a dtype is computed."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def class_losses(

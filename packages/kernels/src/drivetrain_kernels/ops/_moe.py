@@ -30,7 +30,7 @@ from drivetrain_kernels._check import (
     check_shape,
     check_whole,
 )
-from drivetrain_kernels._dispatch import Implementation, Op
+from drivetrain_kernels._dispatch import Implementation, Op, only_on_a_gpu
 from drivetrain_kernels._errors import OptionError, ShapeError
 from drivetrain_kernels.ops._moe_gemm import grouped_gemm, split_gemm
 from drivetrain_kernels.ops._moe_permute import permute, sort_by_expert, unpermute
@@ -301,12 +301,6 @@ def _triton_refuses(facts: MoEFacts) -> str | None:
     return triton_missing(facts.device) or _grouped_refuses(facts)
 
 
-def _not_on_a_gpu(facts: MoEFacts) -> str | None:
-    if facts.device == "cuda":
-        return None
-    return f"is made for a GPU, the tensors are on {facts.device}"
-
-
 def _waits(facts: MoEFacts) -> str | None:
     if facts.device == "cuda":
         return "waits for the GPU to know how many tokens an expert has"
@@ -328,7 +322,7 @@ OP = Op(
             name="triton",
             call=_sorted(grouped_gemm, fused=True),
             refuse=_triton_refuses,
-            automatic=_not_on_a_gpu,
+            automatic=only_on_a_gpu,
             because="torch's grouped GEMM between kernels that move tokens once",
         ),
         Implementation(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from drivetrain_kernels.ops._norm_rows import accumulation_dtype
+from drivetrain_kernels._accumulation import accumulation_dtype
 
 __all__ = [
     "Order",
@@ -96,9 +96,9 @@ def sum_rows(
         fused: Whether a Triton kernel does it.
     """
     if fused:
-        from drivetrain_kernels.ops import _moe_triton
+        from drivetrain_kernels.ops import _triton_moe
 
-        return _moe_triton.sum_rows(y_NH, weights_TK, row_TK)
+        return _triton_moe.sum_rows(y_NH, weights_TK, row_TK)
     wide = accumulation_dtype(y_NH.dtype)
     total_TH = y_NH.new_zeros((row_TK.shape[0], y_NH.shape[1]), dtype=wide)
     for place, row_T in enumerate(row_TK.unbind(1)):
@@ -130,9 +130,9 @@ def spread_rows(
         fused: Whether a Triton kernel does it.
     """
     if fused:
-        from drivetrain_kernels.ops import _moe_triton
+        from drivetrain_kernels.ops import _triton_moe
 
-        return _moe_triton.spread_rows(grad_TH, y_NH, weights_N, token_N)
+        return _triton_moe.spread_rows(grad_TH, y_NH, weights_N, token_N)
     wide = weights_N.dtype
     grad_NH = grad_TH.index_select(0, token_N)
     dots_N = torch.linalg.vecdot(grad_NH.to(wide), y_NH.to(wide))

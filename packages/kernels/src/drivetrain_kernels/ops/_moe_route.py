@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn import functional
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._check import autocast_dtype
-from drivetrain_kernels.ops._norm_rows import accumulation_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from drivetrain_kernels._available import triton_missing
 from drivetrain_kernels._check import (
     check_at_least,
@@ -20,14 +18,13 @@ from drivetrain_kernels._check import (
 from drivetrain_kernels._errors import ShapeError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 __all__ = [
     "MAX_COLUMNS",
     "NormFacts",
-    "accumulation_dtype",
     "norm_facts",
-    "not_on_a_gpu",
     "triton_refuses",
 ]
 
@@ -114,26 +111,6 @@ def norm_facts(
         offset=offset,
         cast=cast,
     )
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype that sums are kept in: float64 for itself, otherwise float32.
-
-    Args:
-        dtype: That of the tensors.
-    """
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def not_on_a_gpu(facts: NormFacts) -> str | None:
-    """Says why "auto" does not take what is made for a GPU, or None on one.
-
-    Args:
-        facts: Those of the call.
-    """
-    if facts.device == "cuda":
-        return None
-    return f"is made for a GPU, the tensors are on {facts.device}"
 
 
 def triton_refuses(facts: NormFacts) -> str | None:

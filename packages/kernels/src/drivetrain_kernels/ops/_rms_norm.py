@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._compiled import compiled
 from drivetrain_kernels._direct import is_watched
-from drivetrain_kernels._dispatch import Implementation, Op
+from drivetrain_kernels._dispatch import Implementation, Op, only_on_a_gpu
 from drivetrain_kernels.ops._norm_rows import (
     NormFacts,
-    accumulation_dtype,
     norm_facts,
-    not_on_a_gpu,
     triton_refuses,
 )
 from drivetrain_kernels.ops._rms_norm_eager import RowsNorm
@@ -182,12 +181,12 @@ def eager_automatic(facts: NormFacts) -> str | None:
 def _triton(
     x: Tensor, weight: Tensor | None, eps: float, offset: float, cast: str
 ) -> Tensor:
-    from drivetrain_kernels.ops import _norm_triton
+    from drivetrain_kernels.ops import _triton_norm
 
     if weight is None and offset:
         weight = x.new_zeros(x.shape[-1])
     options = (eps, offset, 0.0, False, cast == "input")
-    out: Tensor = _norm_triton.norm(x, None, weight, None, None, *options)[0]
+    out: Tensor = _triton_norm.norm(x, None, weight, None, None, *options)[0]
     return out
 
 
@@ -205,7 +204,7 @@ OP = Op(
             name="triton",
             call=_triton,
             refuse=triton_refuses,
-            automatic=not_on_a_gpu,
+            automatic=only_on_a_gpu,
             because="one pass over the rows, forward and backward",
         ),
         Implementation(
@@ -224,7 +223,7 @@ OP = Op(
         Implementation(
             name="compiled",
             call=compiled(_reference),
-            automatic=not_on_a_gpu,
+            automatic=only_on_a_gpu,
             because="one kernel made by torch.compile",
         ),
         Implementation(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._available import triton_missing
 from drivetrain_kernels._check import (
     check_floating,
@@ -31,14 +32,13 @@ from drivetrain_kernels._check import (
 )
 from drivetrain_kernels._compiled import compiled
 from drivetrain_kernels._direct import is_watched
-from drivetrain_kernels._dispatch import Implementation, Op
+from drivetrain_kernels._dispatch import Implementation, Op, only_on_a_gpu
 from drivetrain_kernels._errors import (
     DeviceError,
     IndexRangeError,
     OptionError,
     ShapeError,
 )
-from drivetrain_kernels.ops._norm_rows import accumulation_dtype
 from drivetrain_kernels.ops._rope_tables import (
     counted_tables,
     packed_positions,
@@ -300,11 +300,11 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 def _triton(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    from drivetrain_kernels.ops import _rope_triton
+    from drivetrain_kernels.ops import _triton_rope
 
     wide = accumulation_dtype(q.dtype)
     cos, sin = (table.to(wide).contiguous() for table in (cos, sin))
-    turn = _rope_triton.rotate
+    turn = _triton_rope.rotate
     return turn(q, cos, sin, interleaved, False), turn(k, cos, sin, interleaved, False)
 
 
@@ -314,12 +314,6 @@ def _triton_refuses(facts: RopeFacts) -> str | None:
     if facts.distributed:
         return "takes no DTensor"
     return triton_missing(facts.device)
-
-
-def _not_on_a_gpu(facts: RopeFacts) -> str | None:
-    if facts.device == "cuda":
-        return None
-    return f"is made for a GPU, the tensors are on {facts.device}"
 
 
 def _example(
@@ -336,13 +330,13 @@ OP = Op(
             name="triton",
             call=_triton,
             refuse=_triton_refuses,
-            automatic=_not_on_a_gpu,
+            automatic=only_on_a_gpu,
             because="one pass each way over queries and over keys",
         ),
         Implementation(
             name="compiled",
             call=compiled(_reference),
-            automatic=_not_on_a_gpu,
+            automatic=only_on_a_gpu,
             because="one kernel made by torch.compile",
         ),
         Implementation(

@@ -12,20 +12,23 @@ Importing this module imports Triton.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._triton_blocks import (
     TRITON_DTYPES,
     num_warps,
     on_device_of,
     round_to,
 )
-from drivetrain_kernels.ops._loss_options import LossOptions, accumulation_dtype
+
+if TYPE_CHECKING:
+    from drivetrain_kernels.ops._loss_options import LossOptions
 
 __all__ = [
     "MAX_BLOCK",

@@ -11,13 +11,13 @@ import torch
 import triton
 from torch import Tensor
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._triton_blocks import INTERPRETS, TRITON_DTYPES, on_device_of
-from drivetrain_kernels.ops._attention_triton_kernels import (
+from drivetrain_kernels.ops._triton_attention_kernels import (
     backward_keys_kernel,
     backward_queries_kernel,
     forward_kernel,
 )
-from drivetrain_kernels.ops._loss_options import accumulation_dtype
 
 if TYPE_CHECKING:
     from drivetrain_kernels.ops._attention_band import Band, Packed

@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._direct import direct, run
 from drivetrain_kernels._triton_blocks import TRITON_DTYPES, on_device_of, round_to
-from drivetrain_kernels.ops._norm_rows import accumulation_dtype
 
 __all__ = ["gated"]
 

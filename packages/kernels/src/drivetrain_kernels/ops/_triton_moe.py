@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._triton_blocks import (
     TRITON_DTYPES,
     num_warps,
     on_device_of,
     round_to,
 )
-from drivetrain_kernels.ops._norm_rows import accumulation_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._direct import direct, run
 from drivetrain_kernels._triton_blocks import (
     TRITON_DTYPES,
@@ -24,7 +25,6 @@ from drivetrain_kernels._triton_blocks import (
     on_device_of,
     round_to,
 )
-from drivetrain_kernels.ops._norm_rows import accumulation_dtype
 
 __all__ = ["rotate"]
 

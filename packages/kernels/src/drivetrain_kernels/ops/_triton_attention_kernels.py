@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from drivetrain_kernels._triton_blocks import round_to
-from drivetrain_kernels.ops._cross_entropy_triton import soft_capped
+from drivetrain_kernels.ops._triton_cross_entropy import soft_capped
 
 __all__ = [
     "LOG2_E",
