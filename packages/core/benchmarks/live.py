@@ -6,7 +6,6 @@ that a slow minute of the machine hits all.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import tempfile
@@ -14,8 +13,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from reference_spaces import SPACES
-from replay import FOLDER, usual
+from replay import fastest, recorded
 
 from drivetrain_core import accelerate
 from drivetrain_core._plan import describe
@@ -102,13 +100,9 @@ def measure(quick):
     """The speed of the plan that a live search chooses over the best recorded one's."""
     if quick:
         return Row(figure="takes longer than the quick form", holds=None)
-    space = SPACES[NAME]()
-    context = space.context()
-    records = json.loads((FOLDER / f"{NAME}.json").read_text())["plans"]
+    space, context, records = recorded(NAME)
     by_name = {describe(plan): plan for plan in space.plans(context)}
-    best = [
-        by_name[key] for key in sorted(records, key=lambda k: usual(records[k]))[:3]
-    ]
+    best = [by_name[name] for name in fastest(records, 3)]
     with ExitStack() as stack:
         cold_cache(stack)
         accelerated, seconds = searched(space)

@@ -16,7 +16,9 @@ import pytest
 from drivetrain_core import _child_process
 from drivetrain_core._child_process import ForkedProcess, NewProcess, servers
 from drivetrain_core._fork_server import MARKER
+from drivetrain_core.search.process import spawn
 from drivetrain_core.search.process.spawn import sweep
+from drivetrain_core.search.process.trial import Failure, TrialRunner
 
 PROGRAM = """
 import json, os, socket, sys, threading
@@ -196,7 +198,51 @@ input()
     wait_until(lambda: not is_alive(pid))
 
 
-def test_module_without_a_server_is_told(tmp_path, monkeypatch):
+@pytest.fixture
+def slow(tmp_path, monkeypatch):
+    """A module that takes longer to import than a server may."""
+    (tmp_path / "a_slow_module.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.setattr(_child_process, "_START_S", 0.3)
+    return "a_slow_module"
+
+
+def test_server_that_does_not_start_in_time_is_ended(slow, tmp_path):
+    others = set(servers())
+    with (
+        (tmp_path / "log").open("wb") as log,
+        pytest.raises(TimeoutError, match=r"did not start within 0\.3 s"),
+    ):
+        ForkedProcess("json", [], env={}, output=log.fileno(), imported=(slow,))
+    (server,) = set(servers()) - others
+    wait_until(lambda: not is_alive(server))
+
+
+def test_trial_whose_server_does_not_start_is_one_that_hangs(
+    slow, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(spawn, "_IMPORTED", (slow,))
+    runner = TrialRunner(
+        payload=tmp_path, folder=tmp_path, world_size=1, on_cpu=True, timeout_s=60.0
+    )
+    with (
+        pytest.raises(Failure, match="HANG: what forks processes"),
+        runner.open((), baseline=True),
+    ):
+        pass
+
+
+def test_server_that_fails_tells_its_exit_code(tmp_path):
+    with (tmp_path / "log").open("wb") as log:
+        child = ForkedProcess(
+            "json", [], env={}, output=log.fileno(), imported=("no_such_module",)
+        )
+    assert (child.pid, child.wait(60)) == (0, 1)
+    child.kill()
+    child.reap()
+
+
+def test_missing_module_is_told_in_the_log(tmp_path, monkeypatch):
     with (tmp_path / "log").open("wb") as log:
         child = ForkedProcess(
             "no_module_of_this_name", [], env={}, output=log.fileno(), imported=()

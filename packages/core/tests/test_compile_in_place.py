@@ -11,6 +11,9 @@ from torch._dynamo.utils import counters
 
 from drivetrain_core._compile_in_place import compile_in_place
 
+# Dynamo looks for gradients of what one compiled block hands to the next.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
 
 @pytest.fixture(autouse=True)
 def fresh():

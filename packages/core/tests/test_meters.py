@@ -115,6 +115,22 @@ def test_measured_steps_keep_their_limits(built, clock, limits, steps):
     assert measured.optimizer_share == pytest.approx(1 / 3)
 
 
+def test_measured_steps_leave_out_what_workers_had_prepared(built, clock):
+    class Prepared(list):
+        """A loader with workers, by its looks."""
+
+        num_workers, prefetch_factor = 2, 3
+
+    accelerated = linear(built)
+    loader = Prepared(accelerated.loader)
+    accelerated.loader = loader
+    taken = count()
+    batches = (batch for batch in cycle(loader) if next(taken) >= 0)
+    measured = _meters.measure_steps(accelerated, batches, min_steps=4, min_seconds=0.0)
+    assert measured.step_times_s == (3.0,) * 4
+    assert next(taken) == 2 * 3 + 4
+
+
 def test_measured_steps_train(built):
     accelerated = linear(built)
     before = [p.detach().clone() for p in accelerated.module.parameters()]

@@ -33,6 +33,8 @@ _READ_AT_IMPORT = (
 )  # fmt: skip
 # How long a server waits for the next fork: a search ends, and training begins.
 _IDLE_S = 30.0
+# How long one may take to import what it shall.
+_START_S = 120.0
 _END_WAIT_S = 5.0
 
 
@@ -143,6 +145,9 @@ class ForkedProcess:
         output: The file for what it prints, opened for writing.
         channel: As for `NewProcess`; the second number is the server's.
         imported: The modules that the server imports.
+
+    Raises:
+        TimeoutError: The server did not start in time.
     """
 
     def __init__(
@@ -184,11 +189,27 @@ class ForkedProcess:
             except BaseException:
                 self._close()
                 raise
-        told = self._line.recv(32)
-        # A server that dies now takes its forks with it.
-        self.pid = int(told) if told else 0
+        self.pid = self._number()
+
+    def _number(self) -> int:
+        """Returns what the server tells; 0 when it ended, whose exit code is ours then.
+
+        Raises:
+            TimeoutError: The server has not imported what it shall; it is ended.
+        """
+        assert self._server is not None
+        self._line.settimeout(_START_S)
+        try:
+            told = self._line.recv(32)
+        except TimeoutError:
+            self._server.process.kill()
+            self._close()
+            message = f"what forks processes did not start within {_START_S:g} s"
+            raise TimeoutError(message) from None
         if not told:
-            self._exit_code = -signal.SIGKILL
+            self._exit_code = self._server.process.wait()
+            return 0
+        return int(told)
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Waits for its end; returns its exit code, or the negative of a signal."""

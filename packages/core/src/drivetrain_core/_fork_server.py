@@ -1,10 +1,11 @@
 """A process that has imported what takes seconds, and from which others are forked at once.
 
 Run as `python -m drivetrain_core._fork_server DESCRIPTOR MODULE...`; the modules are what it
-imports. On the descriptor, a socket of packets, come requests, each as descriptors: a file of JSON, the standard input,
-the output, a line on which the server tells the number of the process and later its exit
-code, and, for some, a channel that the process is handed. When the other end of the line is
-shut, the group of the process is killed; only then is its number free again.
+imports. On the descriptor, a socket of packets, come requests, each as descriptors: a file
+of JSON, the standard input, the output, a line on which the server tells the number of the
+process and later its exit code, and, for some, a channel that the process is handed. When
+the other end of the line is shut, the group of the process is killed; only then is its
+number free again.
 """
 
 from __future__ import annotations

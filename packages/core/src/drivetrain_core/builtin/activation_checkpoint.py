@@ -96,7 +96,7 @@ class ActivationCheckpoint(BaseOptimization):
     ) -> Estimate | None:
         """Returns that recomputation cannot be faster while memory is plentiful.
 
-        Of a plan that compiles nothing is said: the compiler fuses what is recomputed
+        It says nothing of a plan that compiles: the compiler fuses what is recomputed
         into the backward, where it may cost less than the memory traffic that it saves.
         """
         del config

@@ -4,8 +4,8 @@ The rooms, from the ground up: `process` (where trials run), `numerics` (are the
 still right), `report` (what is told), `cache` (earlier trials), `foresight` (what is
 expected of a plan). Then, beside them: `space` (what can be tried), `surrogate` and
 `descent` (what to try next), `rungs`, `anchor` and `race` (how long, and how fast that
-was), `trials`, `belief`, `final` and `decision` (which is the fastest, and by how much), `why`
-(the plan), `run` (all of it, in order).
+was), `trials`, `belief`, `final` and `decision` (which is the fastest, and by how
+much), `why` (the plan), `run` (all of it, in order).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._fork_server import die_with
+from drivetrain_core.search.process.worker import be_taken_first
 
 if TYPE_CHECKING:
     from drivetrain_core.search.foresight.fake_run import FakeRuns
@@ -28,6 +29,7 @@ def main(argv: list[str]) -> int:
     """Answers until the parent closes the socket; returns the exit code."""
     spec_path, _, descriptor, parent = argv
     die_with(int(parent))
+    be_taken_first()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     spec = json.loads(Path(spec_path).read_text(encoding="utf-8"))

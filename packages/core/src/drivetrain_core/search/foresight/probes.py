@@ -22,6 +22,7 @@ import torch
 
 from drivetrain_core._fork_server import die_with
 from drivetrain_core.search.foresight.time_model import Collective, Rates
+from drivetrain_core.search.process.worker import be_taken_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,6 +145,7 @@ def main(argv: list[str]) -> int:
     """Measures as one rank, answers on the socket, and returns the exit code."""
     spec_path, rank, descriptor, parent = argv
     die_with(int(parent))
+    be_taken_first()
     spec = json.loads(Path(spec_path).read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     torch.distributed.init_process_group(

@@ -112,11 +112,16 @@ class TrialRunner:
         path.write_text(json.dumps(spec), encoding="utf-8")
         limit = _Limit.of(self.timeout_s, deadline)
         env = meeting_place() if self.world_size > 1 else {}
-        with Processes(
-            _WORKER, path, self.world_size, folder, env, forked=self.on_cpu
-        ) as processes:
+        with self._started(path, folder, env) as processes:
             answers = _receive(processes, limit, choices)
             yield Session(processes, answers[0], choices, self.timeout_s, deadline)
+
+    def _started(self, spec: Path, folder: Path, env: dict[str, str]) -> Processes:
+        size, forked = self.world_size, self.on_cpu
+        try:
+            return Processes(_WORKER, spec, size, folder, env, forked=forked)
+        except TimeoutError as error:
+            raise Failure(Code.HANG, str(error)) from None
 
     def _memory_limit(self) -> int | None:
         if not self.on_cpu:

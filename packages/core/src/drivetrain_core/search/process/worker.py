@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from drivetrain_core._program import Program
     from drivetrain_core.search.process.payload import Payload
 
-__all__ = ["main"]
+__all__ = ["be_taken_first", "main"]
 
 _WARM_STEPS = 1
 
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     started = time.perf_counter()
     spec_path, rank, descriptor, parent = argv[0], int(argv[1]), int(argv[2]), argv[3]
     die_with(int(parent))
-    _be_taken_first()
+    be_taken_first()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     channel = socket.socket(fileno=descriptor)
@@ -84,8 +84,8 @@ def _reported(
     return 0
 
 
-def _be_taken_first() -> None:
-    """Makes the kernel take the trial, and not the user's process, for want of memory."""
+def be_taken_first() -> None:
+    """Makes the kernel take this process, and not the user's, when memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
