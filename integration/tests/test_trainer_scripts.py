@@ -18,7 +18,7 @@ SCRIPTS = Path(__file__).parents[1] / "examples" / "trainers"
 )
 def test_script_of_a_trainer_searches_and_trains(script, needs, tmp_path):
     pytest.importorskip(needs)
-    sizes = ["--steps", "4", "--dim", "32", "--budget", "12s"]
+    sizes = ["--steps", "4", "--dim", "32", "--seconds", "300", "--trials", "2"]
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / script), *sizes],
         cwd=tmp_path,
@@ -30,7 +30,7 @@ def test_script_of_a_trainer_searches_and_trains(script, needs, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr
     assert "plan: " in done.stdout

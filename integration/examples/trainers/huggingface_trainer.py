@@ -32,7 +32,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--budget", default="2m")
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--trials", type=int, default=24)
     options = parser.parse_args()
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -50,7 +51,7 @@ def main() -> None:
         DataLoader(dataset, batch_size=options.batch, shuffle=True),
         own_loop=True,
         deny=["data_loading"],  # The Trainer makes its own loader.
-        budget=options.budget,
+        budget={"seconds": options.seconds, "trials": options.trials},
     )
     model, optimizer, _ = accelerated
     print(f"plan: {accelerated.plan}")

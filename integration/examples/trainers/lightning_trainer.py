@@ -37,7 +37,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--budget", default="1m")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--trials", type=int, default=24)
     options = parser.parse_args()
     torch.manual_seed(0)
     x = torch.randn(4096, 64)
@@ -54,7 +55,7 @@ def main() -> None:
         DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True),
         cross_entropy,
         own_loop=True,
-        budget=options.budget,
+        budget={"seconds": options.seconds, "trials": options.trials},
     )
     print(f"plan: {accelerated.plan}")
     module = Classifier(accelerated)

@@ -59,6 +59,36 @@ def daemon_of(runtime):
     return find
 
 
+@pytest.fixture
+def freeze():
+    """Returns what stops a process until the test ends.
+
+    The kernel wakes one thread of the process for the signal: the others may run on
+    until it has had a processor, so that the stop has to be waited for.
+    """
+    stopped = []
+
+    def stop(pid, timeout_s=30.0):
+        stopped.append(pid)
+        os.kill(pid, signal.SIGSTOP)
+        deadline = time.monotonic() + timeout_s
+        while any(state != "T" for state in states(pid)):
+            assert time.monotonic() < deadline, list(states(pid))
+            time.sleep(0.005)
+
+    yield stop
+    for pid in stopped:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def states(pid):
+    """The states of the threads of a process, as `/proc` calls them."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            yield (thread / "stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
 def alive(pid):
     """Whether a process runs, and is no zombie."""
     with contextlib.suppress(OSError):

@@ -142,13 +142,13 @@ def test_daemon_outlives_its_folder(checkpointer, tmp_path, runtime, daemon_of, 
 
 
 def test_daemon_without_folder_that_cannot_answer_is_told(
-    checkpointer, daemon_of, monkeypatch
+    checkpointer, daemon_of, freeze, monkeypatch
 ):
     checkpointer.save(1, value_of(1), persist=False)
     monkeypatch.setattr("drivetrain_checkpoint._client._START_S", 4.0)
     monkeypatch.setattr("drivetrain_checkpoint._client._ATTEMPTS", 1)
     first = daemon_of()
-    os.kill(first, signal.SIGSTOP)
+    freeze(first)
     try:
         shutil.rmtree(checkpointer._job.client._path.parent)
         checkpointer._job.client.close()
@@ -213,12 +213,14 @@ def test_url_of_no_place_is_refused(place):
         Checkpointer(place)
 
 
-def test_stopped_daemon_keeps_nobody_for_ever(checkpointer, daemon_of, monkeypatch):
-    monkeypatch.setattr("drivetrain_checkpoint._client._ANSWER_S", 0.3)
+def test_stopped_daemon_keeps_nobody_for_ever(
+    checkpointer, daemon_of, freeze, monkeypatch
+):
     handle = checkpointer.save(1, value_of(1))
     assert handle.wait(20)
     pid = daemon_of()
-    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr("drivetrain_checkpoint._client._ANSWER_S", 0.3)
+    freeze(pid)
     try:
         with pytest.raises(CheckpointError, match=r"has not answered for 0\.3 s"):
             checkpointer.save(2, value_of(2))

@@ -17,11 +17,17 @@ def never():
 
 
 def test_roll_call_waits_for_a_rank_that_comes_late():
-    store = dist.HashStore()
-    late = threading.Timer(0.2, store.set, ["world/3/here/1", "1"])
+    store, comes = dist.HashStore(), threading.Event()
+
+    def come():
+        comes.set()
+        store.set("world/3/here/1", "1")
+
+    late = threading.Timer(0.2, come)
     late.start()
     assert call_roll(SEAT, store, patience_s=30, is_over=never)
-    assert not late.is_alive()
+    assert comes.is_set()
+    late.join()
 
 
 def test_roll_call_ends_when_its_patience_does():
