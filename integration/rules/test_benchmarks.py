@@ -1,0 +1,116 @@
+"""Benchmarks import what is there: a rename of what they use is seen without a run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCES = sorted(Path(__file__).parents[2].glob("packages/*/src"))
+
+
+def source_of(module: str, near: Path) -> Path | None:
+    """Returns the file of a module, if it lies beside a benchmark or in a package."""
+    if module.endswith("_pb2"):
+        return None  # Its classes come to be as it is imported.
+    for folder in [near, *SOURCES]:
+        place = folder.joinpath(*module.split("."))
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if file.exists():
+                return file
+    return None
+
+
+def bound_by(statement: ast.stmt) -> Iterator[str]:
+    """Yields the names that a statement of a module binds, in its blocks as well."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+        yield statement.name
+        return
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        for alias in statement.names:
+            yield alias.asname or alias.name.split(".")[0]
+    for node in ast.iter_child_nodes(statement):
+        if isinstance(node, ast.stmt | ast.ExceptHandler):
+            yield from bound_by(node)
+        for name in ast.walk(node):
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
+                yield name.id
+
+
+def names_of(file: Path) -> set[str]:
+    """Returns what may be imported from a file: also what `__all__` names as late."""
+    tree = ast.parse(file.read_text())
+    names = {name for statement in tree.body for name in bound_by(statement)}
+    names |= {
+        node.value
+        for statement in tree.body
+        if isinstance(statement, ast.Assign)
+        and ast.unparse(statement.targets[0]) == "__all__"
+        for node in ast.walk(statement.value)
+        if isinstance(node, ast.Constant)
+    }
+    if file.name == "__init__.py":
+        names |= {other.stem for other in file.parent.glob("*.py")}
+        names |= {other.parent.name for other in file.parent.glob("*/__init__.py")}
+    return names
+
+
+def missing(source: str, near: Path) -> list[str]:
+    """Returns what a source takes from modules of the repository that lack it."""
+    tree = ast.parse(source)
+    found, modules = [], {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            file = source_of(node.module, near)
+            for alias in node.names if file else ():
+                if alias.name not in names_of(file):
+                    found.append(f"{node.module}.{alias.name}")
+                inner = source_of(f"{node.module}.{alias.name}", near)
+                if inner:
+                    modules[alias.asname or alias.name] = inner
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                file = source_of(alias.name, near)
+                if file:
+                    modules[alias.asname or alias.name] = file
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in modules:
+            name = ast.unparse(node.value)
+            if node.attr not in names_of(modules[name]):
+                found.append(f"{name}.{node.attr}")
+    return sorted(found)
+
+
+def test_benchmarks_import_what_is_there(package):
+    folder = package.folder / "benchmarks"
+    found = {
+        file.name: names
+        for file in sorted(folder.rglob("*.py"))
+        if (names := missing(file.read_text(), file.parent))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("from sibling import there, gone", ["sibling.gone"]),
+        ("import sibling\nsibling.there()\nsibling.gone()", ["sibling.gone"]),
+        (
+            "from drivetrain_core import accelerate, NoSuchName",
+            ["drivetrain_core.NoSuchName"],
+        ),
+        ("from drivetrain_core import _build\n_build.built()", ["_build.built"]),
+        (
+            "def f():\n    from drivetrain_core._build import built",
+            ["drivetrain_core._build.built"],
+        ),
+        ("import os\nfrom torch import nothing\nos.nothing", []),
+    ],
+    ids=str,
+)
+def test_missing_finds_what_is_gone(source, names, tmp_path):
+    (tmp_path / "sibling.py").write_text("if True:\n    def there(): ...\n")
+    assert missing(source, tmp_path) == names
