@@ -13,11 +13,10 @@ SOURCES = sorted(Path(__file__).parents[2].glob("packages/*/src"))
 
 def source_of(module: str, near: Path) -> Path | None:
     """Returns the file of a module, if it lies beside a benchmark or in a package."""
-    if module.endswith("_pb2"):
-        return None  # Its classes come to be as it is imported.
     for folder in [near, *SOURCES]:
         place = folder.joinpath(*module.split("."))
-        for file in (place.with_suffix(".py"), place / "__init__.py"):
+        kinds = (place.with_suffix(".pyi"), place.with_suffix(".py"))
+        for file in (*kinds, place / "__init__.py"):
             if file.exists():
                 return file
     return None

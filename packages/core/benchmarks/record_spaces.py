@@ -3,8 +3,9 @@
 Each plan runs in a process of its own, forked from one that has imported torch and
 Inductor but computed nothing. Between its bouts of steps the program as written takes some
 in another process: by these a reader corrects for the speed of the machine. The best plans
-then run again, all at once and in turns, in several sets of processes, since two processes
-of one plan differ by some percent as long as they live. The records lie in
+then run again, several times, each time in a new process, since two processes of one plan
+differ by some percent as long as they live. Never are more than these two alive: with
+twenty at once every plan is slower, and the fast ones most. The records lie in
 `spaces/NAME.json`, one plan a line; a run that was broken off goes on where it stopped.
 """
 
@@ -32,10 +33,9 @@ from drivetrain_core._plan import Plan, describe
 from drivetrain_core.testing import surroundings
 
 FOLDER = Path(__file__).parent / "spaces"
-WARM, BOUTS, STEPS, SECONDS = 3, 5, 4, 0.2
-# The best plans of one run each are the lucky ones: so many are measured again, in so
-# many sets of processes, and in each set so many times in turn.
-BEST, SETS, ROUNDS = 24, 6, 6
+WARM, BOUTS, STEPS, SECONDS = 3, 3, 4, 0.2
+# The best plans of one run each are the lucky ones: so many run again, so many times.
+BEST, SETS = 20, 4
 KEEP_EVERY = 20
 
 
@@ -146,22 +146,6 @@ def step_of(found):
     )
 
 
-def in_turns(space, context, plans, threads, anchor):
-    """Returns a run of each of some plans, all of them there at once."""
-    steppers = {plan: Stepper(space, context, plan, threads) for plan in plans}
-    runs = {plan: [] for plan in plans}
-    for round_ in range(ROUNDS):
-        before = anchor.quiet_s()
-        for plan in plans if round_ % 2 == 0 else reversed(plans):
-            answer = steppers[plan].bout()
-            after = anchor.quiet_s()
-            runs[plan].append(beside(answer, before, after))
-            before = after
-    for stepper in steppers.values():
-        stepper.close()
-    return runs
-
-
 def record(name):
     space = SPACES[name]()
     threads = len(os.sched_getaffinity(0))
@@ -186,11 +170,20 @@ def record(name):
             keep(whole, path)
     best = sorted(plans[1:], key=lambda plan: step_of(records[describe(plan)]))
     again = [plans[0], *best[:BEST]]
-    for number in range(len(records[describe(plans[0])]["runs"]) - 1, SETS):
-        for plan, run in in_turns(space, context, again, threads, anchor).items():
-            records[describe(plan)]["runs"].append(run)
+    for number in range(1, SETS + 1):
+        random.Random(number).shuffle(again)
+        for plan in again:
+            mine = records[describe(plan)]
+            if len(mine.get("runs", [])) != number:
+                continue
+            found = measured(space, context, plan, threads, anchor)
+            if "error" in found:
+                # A plan that fails at times is one that fails.
+                records[describe(plan)] = found
+            else:
+                mine["runs"] += found["runs"]
         keep(whole, path)
-        print(f"{name}: set {number + 1} of {SETS}", flush=True)
+        print(f"{name}: run {number} of {SETS} of the best", flush=True)
     anchor.close()
 
 

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from selector_models import Blocks
+from torch import nn
 
-from drivetrain_core import Choice, Numerics, Phase, PlanError, Slot
+from drivetrain_core import Choice, Numerics, Phase, PlanError, Slot, accelerate
 from drivetrain_core.testing import check_optimization
+from drivetrain_kernels._explain import load_op
 from drivetrain_kernels._register_kernels import KernelsOptimization
 from drivetrain_kernels._register_select import CompileSelectOptimization
 from drivetrain_kernels.replacement._guess import is_standin
@@ -100,6 +102,34 @@ def test_automatic_choice_is_written_into_the_state():
         other,
         Choice("compile_select", {"choice": "eager", "budget_s": 1.0}),
     )
+
+
+def test_plan_of_the_program_names_what_was_chosen():
+    data = [(torch.ones(2, 8), torch.zeros(2, 1))]
+    accelerated = accelerate(
+        nn.Sequential(nn.Linear(8, 1)),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        data,
+        lambda output, batch: nn.functional.mse_loss(output, batch[1]),
+        strategy=[("compile_select", {"budget_s": 1.0})],
+        progress=False,
+    )
+    (choice,) = accelerated.plan.choices
+    assert choice.config["choice"] == "eager"
+
+
+def test_options_name_the_implementations_of_the_ops():
+    for kind, option in KernelsOptimization.options.items():
+        names = {one.name for one in load_op(kind).implementations}
+        assert set(option.choices) == names | {"auto", "leave"}
+
+
+def test_automatic_kinds_stay_where_nothing_is_gained():
+    optimization = KernelsOptimization()
+    model = nn.Sequential(nn.RMSNorm(8, eps=1e-6), nn.LayerNorm(8))
+    state = state_of(model, [])
+    optimization.apply(state, optimization.normalize({"rms_norm": "reference"}))
+    assert [is_standin(vars(m).get("forward")) for m in model] == [True, False]
 
 
 def test_data_that_passes_once_needs_a_named_choice():

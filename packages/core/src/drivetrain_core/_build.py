@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -127,7 +128,9 @@ def finish(program: Program, state: TrainingState, plan: Plan) -> Accelerated:
             )
             raise ProgramError(message)
         step = TrainStep(program, state, optimizer, batch_plan, scheduler)
-    return Accelerated(state, optimizer, step, plan, scheduler)
+    # An optimization may have settled what its choice left open.
+    applied = dataclasses.replace(plan, choices=state.choices)
+    return Accelerated(state, optimizer, step, applied, scheduler)
 
 
 @contextmanager

@@ -53,6 +53,8 @@ class Explanation(NamedTuple):
         lines += [f"  not {name}: it {why}" for name, why in self.passed_over]
         return "\n".join(lines)
 
+    __repr__ = __str__
+
 
 def load_op(name: str) -> Op[Any]:
     """Returns the table of an op's implementations.

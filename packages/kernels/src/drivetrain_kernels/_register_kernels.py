@@ -24,13 +24,15 @@ __all__ = ["KernelsOptimization"]
 
 _LEAVE = "leave"
 _IMPLEMENTATIONS = ("auto", _LEAVE, "triton", "torch", "compiled", "reference")
+_OF_RMS_NORM = (*_IMPLEMENTATIONS, "eager")
 
 
 class KernelsOptimization(BaseOptimization):
     """Lets fused ops stand in for norms, gated feed-forwards and losses, where they pay.
 
     An option says by which implementation a kind of module is replaced; "auto" is the
-    op's own choice, and "leave" leaves the kind alone.
+    op's own choice, where that is more than torch's operators, and "leave" leaves the
+    kind alone.
 
     Example:
         >>> KernelsOptimization().normalize({"swiglu": "triton"})["swiglu"]
@@ -41,7 +43,7 @@ class KernelsOptimization(BaseOptimization):
     slot = Slot.KERNELS
     phase = Phase.MODEL_SWAP
     options = {
-        "rms_norm": Option("auto", choices=_IMPLEMENTATIONS),
+        "rms_norm": Option("auto", choices=_OF_RMS_NORM),
         "layer_norm": Option("auto", choices=_IMPLEMENTATIONS),
         "swiglu": Option("auto", choices=_IMPLEMENTATIONS),
         "geglu": Option("auto", choices=_IMPLEMENTATIONS),
@@ -81,8 +83,4 @@ class KernelsOptimization(BaseOptimization):
         from drivetrain_kernels.replacement._replace import replace
 
         plan = {kind: str(impl) for kind, impl in config.items() if impl != _LEAVE}
-        automatic = all(impl == "auto" for impl in plan.values())
-        if automatic and len(plan) == len(config):
-            replace(state.module, "auto")
-        elif plan:
-            replace(state.module, plan)
+        replace(state.module, plan)

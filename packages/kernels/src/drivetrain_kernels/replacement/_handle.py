@@ -113,3 +113,5 @@ class Replacement:
             for row in rows
         )
         return "\n".join(cells)
+
+    __repr__ = __str__

@@ -65,10 +65,10 @@ def replace(
     Args:
         model: Any module. Replace before it is compiled or sharded.
         plan: By kind ("rms_norm", "layer_norm", "swiglu", "geglu", "cross_entropy")
-            the implementation to use, "auto" for the op's choice at each call; kinds
-            that are not named are left alone. "auto" as the whole plan, or None,
-            replaces where that choice is more than torch's own operators, which on a
-            CPU is nowhere.
+            the implementation to use; kinds that are not named are left alone. "auto"
+            is the op's choice at each call, and replaces only where that choice is
+            more than torch's own operators, which on a CPU is nowhere. "auto" as the
+            whole plan, or None, is "auto" for every kind.
         example: A batch for the whole model; when given, its output is compared too.
             A tuple holds positional arguments, a mapping named ones.
         verify: Whether to check each stand-in.
@@ -111,7 +111,7 @@ by reference
 class _Swap:
     """Collects what is to be replaced and what is to be left."""
 
-    def __init__(self, wanted: Mapping[str, str] | None, *, verify: bool) -> None:
+    def __init__(self, wanted: Mapping[str, str], *, verify: bool) -> None:
         self.wanted = wanted
         self.verify = verify
         self.replaced: list[Replaced] = []
@@ -131,8 +131,7 @@ class _Swap:
         guesses = guesses_for(module)
         why = known_to_be_left(module) if not guesses else ""
         if guesses:
-            if self.wanted is not None:
-                guesses = [g for g in guesses if g.kind in self.wanted]
+            guesses = [g for g in guesses if g.kind in self.wanted]
             if not guesses:
                 return
             why = _unfit(module, compiled)
@@ -177,10 +176,10 @@ class _Swap:
         """
         kind = "cross_entropy"
         plain = head_of(module)
-        if plain is None or (self.wanted is not None and kind not in self.wanted):
+        if plain is None or kind not in self.wanted:
             return
         device, dtype = _device(module), _dtype(module)
-        impl = "auto" if self.wanted is None else self.wanted[kind]
+        impl = self.wanted[kind]
         ours = causal_loss(impl)
         why = f"{compiled} is compiled; replace before compiling" if compiled else ""
         facts = loss_facts(device, dtype)
@@ -190,7 +189,7 @@ class _Swap:
             self._refusals.setdefault(kind, error)
             why = str(error)
         else:
-            if self.wanted is None and chosen in _PLAIN:
+            if impl == "auto" and chosen in _PLAIN:
                 why = f"{kind} would run torch's operators here as well"
         apart = 0.0 if why else loss_disagreement(plain, ours, device, dtype)
         if self.verify and not apart <= TOLERANCES[dtype]:
@@ -245,9 +244,9 @@ class _Swap:
 
     def _implementation(self, module: nn.Module, guess: Guess) -> tuple[str, str]:
         """Returns the implementation to use, or why there is none."""
-        if self.wanted is None:
-            return "auto", self._nothing_to_gain(module, guess)
         impl = self.wanted[guess.kind]
+        if impl == "auto":
+            return impl, self._nothing_to_gain(module, guess)
         try:
             guess.op.choose(_facts(module, guess), impl)
         except ImplementationError as error:
@@ -256,8 +255,8 @@ class _Swap:
         return impl, ""
 
     def _nothing_to_gain(self, module: nn.Module, guess: Guess) -> str:
-        """Returns why an automatic plan leaves a module, or nothing."""
-        if self.wanted is not None:
+        """Returns why "auto" leaves a module, or nothing."""
+        if self.wanted[guess.kind] != "auto":
             return ""
         chosen = guess.op.choose(_facts(module, guess)).implementation.name
         if chosen in _PLAIN:
@@ -276,12 +275,12 @@ def _facts(module: nn.Module, guess: Guess) -> Any:
 
 def _checked_plan(
     model: object, plan: str | Mapping[str, str] | None
-) -> Mapping[str, str] | None:
+) -> Mapping[str, str]:
     if not isinstance(model, nn.Module):
         message = f"replace() takes a module, got {type(model).__name__}"
         raise ReplacementError(message)
     if plan is None or plan == "auto":
-        return None
+        return dict.fromkeys(KINDS, "auto")
     if not isinstance(plan, Mapping):
         message = f"a plan is 'auto' or a mapping of kinds, got {plan!r}"
         raise ReplacementError(message)
@@ -312,6 +311,8 @@ def _unfit(module: nn.Module, compiled: str) -> str:
     """Returns why a module must be left whatever it computes, or nothing."""
     if is_standin(vars(module).get("forward")):
         return "replaced already"
+    if type(module).__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return "it runs an op of this package already"
     if "forward" in vars(module):
         return "another library has set its forward"
     if compiled:

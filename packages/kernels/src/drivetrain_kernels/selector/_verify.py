@@ -35,8 +35,8 @@ _FLOORS = {
     torch.float16: 4e-3,
     torch.bfloat16: 3e-2,
 }
-_ALLOWED = 4.0  # times eager's own error
-_USUAL = 2.5  # times the floor: eager's own error where it cannot be measured
+_ALLOWED = 8.0  # times eager's own error
+_USUAL = 1.25  # times the floor: eager's own error where it cannot be measured
 _MOST = 10.0  # times the root of the floor: no error is so large by rounding
 _NUM_SHAKEN = 2
 _SHAKE = {torch.float16: 1.0, torch.bfloat16: 1.0}  # epsilons; of wider ones:
@@ -115,7 +115,10 @@ def difference(
     if reference.random and math.isfinite(worst):
         found_norms = _norms(workload, call)
         return spread_difference(_norms(workload, workload.target), found_norms)
-    return f"its results differ by {worst:.1e}, allowed are {reference.tolerance:.1e}"
+    return (
+        f"its results differ by {worst:.1e}, allowed are {reference.tolerance:.1e} "
+        "(tolerance)"
+    )
 
 
 def spread_difference(
