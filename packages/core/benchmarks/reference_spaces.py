@@ -171,7 +171,7 @@ def convolutions():
     images = [(torch.randn(16, 3, 32, 32), torch.randint(10, (16,))) for _ in range(16)]
     return ReferenceSpace(
         name="convolutions",
-        about="precision x implementation",
+        about="precision x implementation x micro-batch",
         program=Program(
             model=partial(ConvNet, channels=64, blocks=4, stride=2),
             optimizer=adamw,
@@ -182,7 +182,8 @@ def convolutions():
             PRECISION,
             ("compile", ("block", "whole")),
             ("channels_last", (None,)),
-            OPTIMIZER,
+            ("micro_batch", (2,)),
+            ("optimizer_impl", ("fused",)),
             THREADS,
         ),
     )

@@ -229,15 +229,19 @@ def mean(values):
 
 
 def measure_all(names, out=None):
+    """Compares each model; what the file `out` holds of an earlier run stays."""
     import tempfile
 
-    found = {}
+    kept = Path(out) if out else None
+    found = json.loads(kept.read_text()) if kept and kept.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
+            if name in found:
+                continue
             found[name] = compared(name, Path(folder))
             sys.stderr.write(f"{name} {json.dumps(found[name])}\n")
-            if out:
-                Path(out).write_text(json.dumps(found, indent=1))
+            if kept:
+                kept.write_text(json.dumps(found, indent=1))
     return found
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from drivetrain_core import Choice
-from drivetrain_core.search.belief import Beliefs, by_slot, revised
+from drivetrain_core.search.belief import Beliefs, by_slot, gain_over, revised
 from drivetrain_core.search.surrogate import Prediction
 
 FUSED = Choice("optimizer_impl", {"kind": "fused"})
@@ -46,4 +46,11 @@ def test_belief_moves_with_each_process_and_less_when_they_are_noisy():
     once = revised(before, [math.exp(0.1)], 0.02)
     twice = revised(before, [math.exp(0.1)] * 2, 0.02)
     noisy = revised(before, [math.exp(0.1)], 0.04)
-    assert 0.0 < noisy < once < twice < 0.1
+    assert 0.0 < noisy.mean < once.mean < twice.mean < 0.1
+    assert 0.02 > noisy.deviation > once.deviation > twice.deviation
+
+
+def test_second_plan_may_gain_as_long_as_it_is_uncertain():
+    best, second = Prediction(0.02, 0.01), Prediction(0.0, 0.01)
+    assert 0.0 < gain_over(best, second) < gain_over(best, Prediction(0.0, 0.05))
+    assert gain_over(best, second) < gain_over(Prediction(0.02, 0.05), second)

@@ -92,6 +92,7 @@ def test_load_refuses_with_source_and_line(text, line, problem):
     message = str(caught.value)
     assert message.startswith(f"plan.yaml{line}")
     assert problem in message
+    assert "\n" not in message
 
 
 def test_load_raises_the_error_of_the_caller():

@@ -121,12 +121,20 @@ def head_tokens(quick):
     """The fused head's extra memory at eight times the tokens."""
     if quick:
         return NOT_QUICK
-    few = fused_bytes(512, torch.float32)
-    many = fused_bytes(4096, torch.float32)
+    counts = (512, 1024, 2048, 4096)
+    extra = {
+        str(count): {
+            "fused": fused_bytes(count, torch.float32),
+            "unfused": unfused_bytes(count, torch.float32),
+        }
+        for count in counts
+    }
+    few, many = (extra[str(count)]["fused"] for count in (counts[0], counts[-1]))
     found = many / few
     return Row(
         figure=f"{found:.2f} x ({few / MEGABYTE:.0f} MB and {many / MEGABYTE:.0f} MB)",
         holds=found <= 1.1,
+        details=extra,
     )
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         ProgramError,
         SearchError,
     )
+    from drivetrain_core._loader import undisturbed
     from drivetrain_core._measurement import Measurement
     from drivetrain_core._names import canonical_name, named_tensors
     from drivetrain_core._optimization import (
@@ -125,6 +126,7 @@ __all__ = [
     "named_tensors",
     "register",
     "samples_per_cost",
+    "undisturbed",
     "unregister",
 ]
 
@@ -156,6 +158,7 @@ _MODULES = {
         "ProgramError",
         "SearchError",
     ),
+    "_loader": ("undisturbed",),
     "_measurement": ("Measurement",),
     "_names": ("canonical_name", "named_tensors"),
     "_optimization": (

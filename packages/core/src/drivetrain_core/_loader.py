@@ -91,7 +91,18 @@ def undisturbed(data: Iterable[Any]) -> Iterator[None]:
     """Puts every random state back that iterating over the data may draw from.
 
     These are the global ones of torch, Python and numpy, and the generators of the
-    loader and its samplers.
+    loader and its samplers. So one may look at a batch, and training draws what it
+    would have drawn.
+
+    Args:
+        data: A loader, or any iterable of batches that can be passed over again.
+
+    Example:
+        >>> loader = DataLoader(range(100), batch_size=2, shuffle=True)
+        >>> with undisturbed(loader):
+        ...     seen = next(iter(loader))
+        >>> torch.equal(next(iter(loader)), seen)
+        True
     """
     batches = getattr(data, "batch_sampler", None)
     parts = (data, getattr(data, "sampler", None), getattr(batches, "sampler", None))

@@ -139,7 +139,8 @@ def load_yaml(
         problem = str(error.problem or error.context)
         raise _error(error_type, where, problem) from error
     except yaml.YAMLError as error:
-        raise _error(error_type, source, f"not YAML text: {error}") from error
+        problem = " ".join(str(error).split())
+        raise _error(error_type, source, f"not YAML text: {problem}") from error
     except RecursionError as error:
         raise _error(error_type, source, "nested too deeply") from error
     except ValueError as error:  # an integer of thousands of digits

@@ -12,14 +12,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from drivetrain_core._registry import find
-from drivetrain_core.search.surrogate import Prediction, Surrogate
+from drivetrain_core.search.surrogate import (
+    Prediction,
+    Surrogate,
+    expected_improvement,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
     from drivetrain_core._optimization import Choice
 
-__all__ = ["Beliefs", "by_slot", "revised"]
+__all__ = ["Beliefs", "by_slot", "gain_over", "revised"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +61,7 @@ def by_slot(plan: Sequence[Choice]) -> dict[str, Hashable]:
     return {find(choice.name).slot.value: choice for choice in plan}
 
 
-def revised(belief: Prediction, speeds: Sequence[float], noise: float) -> float:
+def revised(belief: Prediction, speeds: Sequence[float], noise: float) -> Prediction:
     """Returns the log speed that is believed after further processes of a plan.
 
     Args:
@@ -66,12 +70,24 @@ def revised(belief: Prediction, speeds: Sequence[float], noise: float) -> float:
         noise: By what part two processes of one plan differ.
 
     Example:
-        >>> round(revised(Prediction(0.0, 0.02), [math.exp(0.1)], 0.02), 6)
+        >>> round(revised(Prediction(0.0, 0.02), [math.exp(0.1)], 0.02).mean, 6)
         0.05
         >>> revised(Prediction(0.3, 0.02), [], 0.02)
-        0.3
+        Prediction(mean=0.3, deviation=0.02)
     """
     before = 1.0 / max(belief.deviation, 1e-3) ** 2
     each = 1.0 / noise**2
     total = belief.mean * before + sum(math.log(s) for s in speeds) * each
-    return total / (before + each * len(speeds))
+    weight = before + each * len(speeds)
+    return Prediction(total / weight, 1.0 / math.sqrt(weight))
+
+
+def gain_over(best: Prediction, other: Prediction) -> float:
+    """Returns by what part another plan is expected to beat the one that seems best.
+
+    Example:
+        >>> round(gain_over(Prediction(0.0, 0.03), Prediction(0.0, 0.04)), 3)
+        0.02
+    """
+    apart = math.hypot(best.deviation, other.deviation)
+    return expected_improvement(Prediction(other.mean, apart), best.mean)

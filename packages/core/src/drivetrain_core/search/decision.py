@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from drivetrain_core._errors import Code
 from drivetrain_core._optimization import Ok, Reject
 from drivetrain_core._plan import describe
-from drivetrain_core.search.belief import Beliefs, revised
+from drivetrain_core.search.belief import Beliefs, gain_over, revised
 from drivetrain_core.search.final import (
     Comparison,
     compare,
@@ -29,22 +29,24 @@ if TYPE_CHECKING:
     from drivetrain_core.search.descent import Choices
     from drivetrain_core.search.objective import Objective
     from drivetrain_core.search.report.record import TrialRecord
+    from drivetrain_core.search.surrogate import Prediction
     from drivetrain_core.search.trials import Trials
 
 __all__ = ["Decision"]
 
 logger = logging.getLogger(__name__)
 
-# Two processes of one plan differ as long as they live: the final runs in sets of them.
-_SETS = 2
+# Two processes of one plan differ as long as they live: the final runs in sets of them, at
+# least two, and more while a second plan may still turn out to be the faster.
+_SETS, _MOST_SETS = 2, 4
 _TURNS = 2
 _STEPS = 6
 _SECONDS = 0.8
 # Plans within this part of what is believed of the best one meet it in the final.
 _FINALISTS = 4
 _NEAR = 1.06
-# Finalists that are this much slower in one set are not in the next.
-_BEHIND = 1.03
+# A finalist that is expected to beat the best by less than this part is not in the next.
+_WORTH = 0.003
 # What is compiled or imported anew may take longer than the baseline's set-up did.
 _SETUP_SLACK = 1.25
 _VERIFY_SETUPS = 2
@@ -157,11 +159,13 @@ class Decision:
         sets: list[dict[Choices, Measurement]] = []
         racing = list(finalists)
         try:
-            for number in range(_SETS):
-                if number and self._too_late(len(racing)):
+            for number in range(_MOST_SETS):
+                decided = number >= _SETS and len(racing) == 1
+                if decided or (number and self._too_late(len(racing))):
                     break
                 sets.append(self._set([base, *racing]))
-                racing = _in_the_race(racing, sets[-1], self._objective)
+                believed = [self._revised(base, r, sets, beliefs) for r in racing]
+                racing = _in_the_race(racing, believed)
         except Failure as failure:
             if not sets:
                 if len(finalists) == 1 or failure.code is Code.BUDGET:
@@ -176,9 +180,8 @@ class Decision:
                 merge([one[record.choices] for one in mine]),
                 self._objective,
             )
-            found.append(
-                (record, comparison, self._revised(base, record, mine, beliefs))
-            )
+            mean = self._revised(base, record, sets, beliefs).mean
+            found.append((record, comparison, mean))
         found.sort(key=lambda one: -one[2])
         return [(record, comparison) for record, comparison, _ in found]
 
@@ -212,8 +215,8 @@ class Decision:
         record: TrialRecord,
         sets: Sequence[dict[Choices, Measurement]],
         beliefs: Beliefs,
-    ) -> float:
-        """Returns what is believed of a finalist, as a log speed, after the final."""
+    ) -> Prediction:
+        """Returns what is believed of a finalist, as a log speed, after some sets."""
         assert base.measurement is not None
         # The baseline's trial brings the gains of the final into the trials' unit.
         unit = score_of(
@@ -223,6 +226,7 @@ class Decision:
             unit
             * compare(one[base.choices], one[record.choices], self._objective).speedup
             for one in sets
+            if record.choices in one
         ]
         return revised(beliefs.plans[record.choices], speeds, beliefs.noise)
 
@@ -245,14 +249,12 @@ class Decision:
 
 
 def _in_the_race(
-    finalists: Sequence[TrialRecord],
-    measured: dict[Choices, Measurement],
-    objective: Objective,
+    finalists: Sequence[TrialRecord], believed: Sequence[Prediction]
 ) -> list[TrialRecord]:
     """Returns the finalists that another set may still show to be the fastest."""
-    scores = {}
-    for record in finalists:
-        mine = measured[record.choices]
-        scores[record.choices] = score_of(objective, mine, mine.step_time_s)
-    best = max(scores.values())
-    return [r for r in finalists if scores[r.choices] * _BEHIND >= best]
+    best = max(believed, key=lambda prediction: prediction.mean)
+    return [
+        record
+        for record, prediction in zip(finalists, believed, strict=True)
+        if prediction is best or gain_over(best, prediction) > _WORTH
+    ]

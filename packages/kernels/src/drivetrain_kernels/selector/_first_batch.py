@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from drivetrain_core import undisturbed
 from drivetrain_kernels._errors import SelectionError
 
 __all__ = ["first_batch"]
@@ -33,12 +34,8 @@ def first_batch(loader: Iterable[Any], device: torch.device) -> Any:
             f"training, got {type(loader).__name__}"
         )
         raise SelectionError(message)
-    own = getattr(loader, "generator", None)
-    state = own.get_state() if isinstance(own, torch.Generator) else None
-    with torch.random.fork_rng(devices=[]):
+    with undisturbed(loader):
         batch = next(iter(loader), None)
-    if isinstance(own, torch.Generator) and state is not None:
-        own.set_state(state)
     if batch is None:
         message = "the data holds no batch"
         raise SelectionError(message)
