@@ -26,8 +26,6 @@ Answers = Mapping[str, Hashable]
 
 # By what part of their speed two trials of one plan may differ: which, is learnt.
 _NOISE = (0.01, 0.02, 0.04)
-# Few trials say little of the noise: what is usual counts as well, within this in logs.
-_USUAL_NOISE, _NOISE_SPREAD = 0.02, 0.7
 # The usual size of an answer's own effect, as a part of the speed.
 _EFFECTS = (0.01, 0.05, 0.15, 0.4)
 # The usual size of what answers are worth together.
@@ -71,7 +69,7 @@ class Surrogate:
     def __init__(
         self, tried: Sequence[Answers], speeds: Sequence[float], slots: Sequence[str]
     ) -> None:
-        """Learns how much each slot matters, and the noise, from the trials."""
+        """Learns how much each slot matters, by the likelihood of the trials."""
         self._tried, self._slots = list(tried), list(slots)
         values = np.log(np.asarray(speeds, dtype=float))
         self._mean = float(values.mean())
@@ -81,7 +79,7 @@ class Surrogate:
             effects=(_EFFECTS[1],) * len(self._slots),
             together=_TOGETHER[0],
             likeness=(_LIKENESS[2],) * len(self._slots),
-            noise=_USUAL_NOISE,
+            noise=_NOISE[1],
         )
         self._learn()
         self._factor, self._weights = self._solved(self._sizes)
@@ -118,18 +116,17 @@ class Surrogate:
         half = np.linalg.solve(factor, self._values)
         return factor, np.linalg.solve(factor.T, half)
 
-    def _density(self, sizes: _Sizes) -> float:
+    def _likelihood(self, sizes: _Sizes) -> float:
         factor, weights = self._solved(sizes)
         logs = float(np.log(np.diag(factor)).sum())
-        unusual = math.log(sizes.noise / _USUAL_NOISE) / _NOISE_SPREAD
-        return -0.5 * (float(self._values @ weights) + unusual**2) - logs
+        return -0.5 * float(self._values @ weights) - logs
 
     def _learn(self) -> None:
-        """Climbs the posterior density, one size after the other."""
+        """Climbs the likelihood, one size after the other."""
         for _ in range(_SWEEPS):
             for name, index, values in self._sizes.grid():
                 changed = [self._sizes.changed(name, index, v) for v in values]
-                self._sizes = max(changed, key=self._density)
+                self._sizes = max(changed, key=self._likelihood)
 
 
 @dataclass(frozen=True, slots=True)
