@@ -30,7 +30,9 @@ def draw_selector(axes, models):
 def draw_lines(axes, rows, labels, ylabel):
     """Lines over a size that doubles, on two logarithmic axes."""
     sizes = sorted(map(int, rows))
-    for (key, label), color in zip(labels.items(), ("tab:blue", "tab:gray"), strict=True):
+    for (key, label), color in zip(
+        labels.items(), ("tab:blue", "tab:gray"), strict=True
+    ):
         values = [rows[str(size)][key] for size in sizes]
         axes.loglog(sizes, values, "o-", color=color, label=label)
     axes.set_xticks(sizes)

@@ -53,7 +53,9 @@ class Explanation(NamedTuple):
         lines += [f"  not {name}: it {why}" for name, why in self.passed_over]
         return "\n".join(lines)
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        """Returns the same."""
+        return str(self)
 
 
 def load_op(name: str) -> Op[Any]:
