@@ -160,7 +160,14 @@ def test_indices_of_a_huge_shard_are_refused_and_it_is_not_leased(client):
 def test_source_that_grows_is_read_as_it_comes(client):
     writer, reader = client(num=None), client(num=None)
     read = []
-    thread = threading.Thread(target=lambda: read.extend(reader))
+
+    def work():
+        # A reader that is faster than the writer stops, to commit what it has read.
+        while not reader.finished:
+            read.extend(reader)
+            reader.commit()
+
+    thread = threading.Thread(target=work)
     thread.start()
     for _ in range(3):
         writer.grow(5)
