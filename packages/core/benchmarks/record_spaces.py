@@ -40,6 +40,9 @@ SPARE, STEADY = 4, 1.05
 # an order drawn anew each time, since the machine changes from minute to minute, and some
 # plans suffer more from it than others.
 BEST, SETS, BOUTS_AGAIN = 24, 8, 2
+# Those that come next run again too, less often: one unlucky run of a good plan would
+# mislead every search alike.
+NEXT, NEXT_SETS = 48, 3
 KEEP_EVERY = 20
 
 
@@ -177,8 +180,9 @@ def record(name):
         if left % KEEP_EVERY == 0:
             keep(whole, path)
     best = sorted(plans[1:], key=lambda plan: step_of(records[describe(plan)]))
-    again = [plans[0], *best[:BEST]]
     for number in range(1, SETS + 1):
+        most = BEST + (NEXT if number <= NEXT_SETS else 0)
+        again = [plans[0], *best[:most]]
         random.Random(number).shuffle(again)
         for plan in again:
             mine = records[describe(plan)]

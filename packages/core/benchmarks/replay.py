@@ -153,7 +153,8 @@ def usual_s(found, sets):
     """A plan's usual step in some of the sets, or in its only run."""
     runs = found["runs"]
     if len(runs) > 1:
-        runs = [runs[1 + index] for index in sets]
+        # Plans that are not among the best have fewer.
+        runs = [runs[1 + index] for index in sets if 1 + index < len(runs)] or runs
     if not runs:
         return math.inf
     return statistics.geometric_mean(map(statistics.median, runs))

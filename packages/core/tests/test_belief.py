@@ -7,7 +7,13 @@ import math
 import pytest
 
 from drivetrain_core import Choice
-from drivetrain_core.search.belief import Beliefs, by_slot, gain_over, revised
+from drivetrain_core.search.belief import (
+    Beliefs,
+    by_slot,
+    gain_over,
+    process_noise,
+    revised,
+)
 from drivetrain_core.search.surrogate import Prediction
 
 FUSED = Choice("optimizer_impl", {"kind": "fused"})
@@ -34,7 +40,6 @@ def test_lucky_trial_is_drawn_back_to_what_the_others_say():
     beliefs = Beliefs.of(scores)
     lucky = beliefs.plans[THREAD, BF16, FUSED].mean
     assert math.log(1.8) < lucky < math.log(1.8 * 1.07)
-    assert beliefs.noise >= 0.01
 
 
 def test_belief_of_one_trial_is_that_trial():
@@ -42,12 +47,21 @@ def test_belief_of_one_trial_is_that_trial():
 
 
 def test_belief_moves_with_each_process_and_less_when_they_are_noisy():
-    before = Prediction(0.0, 0.02)
+    before = Prediction(0.0, 0.05)
     once = revised(before, [math.exp(0.1)], 0.02)
     twice = revised(before, [math.exp(0.1)] * 2, 0.02)
     noisy = revised(before, [math.exp(0.1)], 0.04)
     assert 0.0 < noisy.mean < once.mean < twice.mean < 0.1
-    assert 0.02 > noisy.deviation > once.deviation > twice.deviation
+    assert noisy.deviation > once.deviation > twice.deviation
+
+
+def test_noise_of_processes_shows_beside_what_is_usual():
+    steady = [[(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)]] * 3
+    shared = [[(1.0, 1.2), (2.0, 2.4), (3.0, 3.6)], *steady[1:]]
+    noisy = [[(1.0, 1.1), (2.0, 1.9), (3.0, 3.2)]] * 3
+    assert process_noise(steady) < process_noise([]) < process_noise(noisy)
+    assert process_noise(shared) == pytest.approx(process_noise(steady))
+    assert process_noise([[(1.0, 5.0)]]) == process_noise([])
 
 
 def test_second_plan_may_gain_as_long_as_it_is_uncertain():

@@ -136,6 +136,14 @@ def test_finalist_that_is_far_behind_is_not_in_the_second_set(decide):
     assert stage.opened.count(THREAD) == stage.opened.count(BASE) == 2
 
 
+def test_plan_joins_the_final_when_a_lucky_one_falls_back(decide):
+    stage = Stage({BASE: 0.1, THREAD: 0.045, BF16: 0.050}, {THREAD: [0.060, 0.060]})
+    chosen, comparison, _ = decide(stage)
+    assert stage.opened[:2] == [BASE, THREAD]
+    assert chosen == BF16
+    assert comparison.speedup == pytest.approx(2.0)
+
+
 def test_plans_far_from_the_best_are_no_finalists(decide):
     stage = Stage({BASE: 0.1, THREAD: 0.050, BF16: 0.060})
     assert decide(stage)[0] == THREAD

@@ -8,6 +8,7 @@ and draws a lucky one back to what the others say of its answers.
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,14 @@ from drivetrain_core.search.surrogate import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     from drivetrain_core._optimization import Choice
 
-__all__ = ["Beliefs", "by_slot", "gain_over", "revised"]
+__all__ = ["Beliefs", "by_slot", "gain_over", "process_noise", "revised"]
+
+# What is usual of two processes, and how many observations that counts for.
+_USUAL_NOISE, _USUAL_WEIGHT = 0.04, 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,11 +36,9 @@ class Beliefs:
 
     Args:
         plans: A prediction of each plan's log speed.
-        noise: By what part two processes of one plan differ.
     """
 
     plans: Mapping[tuple[Choice, ...], Prediction]
-    noise: float
 
     @classmethod
     def of(cls, scores: Mapping[tuple[Choice, ...], float]) -> Beliefs:
@@ -53,7 +55,7 @@ class Beliefs:
         slots = sorted({slot for each in answers for slot in each})
         model = Surrogate(answers, list(scores.values()), slots)
         plans = dict(zip(scores, model.predict(answers), strict=True))
-        return cls(plans=plans, noise=model.noise)
+        return cls(plans=plans)
 
 
 def by_slot(plan: Sequence[Choice]) -> dict[str, Hashable]:
@@ -75,11 +77,39 @@ def revised(belief: Prediction, speeds: Sequence[float], noise: float) -> Predic
         >>> revised(Prediction(0.3, 0.02), [], 0.02)
         Prediction(mean=0.3, deviation=0.02)
     """
-    before = 1.0 / max(belief.deviation, 1e-3) ** 2
+    # The fastest of many is the luckiest: no belief is surer than one process.
+    before = 1.0 / max(belief.deviation, noise) ** 2
     each = 1.0 / noise**2
     total = belief.mean * before + sum(math.log(s) for s in speeds) * each
     weight = before + each * len(speeds)
     return Prediction(total / weight, 1.0 / math.sqrt(weight))
+
+
+def process_noise(pairs: Iterable[Sequence[tuple[float, float]]]) -> float:
+    """Returns by what part two processes of one plan differ.
+
+    The trials alone do not say it: a model with interactions fits the noise of plans that
+    were tried once. What a set of processes shares, such as a slow minute, cancels out.
+    Beside few observations, what is usual counts too.
+
+    Args:
+        pairs: For each set of processes the speeds of its plans, in their trials and in
+            the set.
+
+    Example:
+        >>> process_noise([])
+        0.04
+        >>> round(process_noise([[(1.0, 1.1), (2.0, 2.2), (3.0, 3.3)]]), 3)
+        0.033
+    """
+    total, weight = _USUAL_WEIGHT * _USUAL_NOISE**2, _USUAL_WEIGHT
+    for each in pairs:
+        apart = [math.log(after / before) for before, after in each]
+        if len(apart) > 1:
+            # Both processes of a plan have the noise.
+            total += statistics.variance(apart) * (len(apart) - 1) / 2
+            weight += len(apart) - 1
+    return math.sqrt(total / weight)
 
 
 def gain_over(best: Prediction, other: Prediction) -> float:

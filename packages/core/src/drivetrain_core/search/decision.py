@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from drivetrain_core._errors import Code
 from drivetrain_core._optimization import Ok, Reject
 from drivetrain_core._plan import describe
-from drivetrain_core.search.belief import Beliefs, gain_over, revised
+from drivetrain_core.search.belief import Beliefs, gain_over, process_noise, revised
 from drivetrain_core.search.final import (
     Comparison,
     compare,
@@ -38,13 +38,14 @@ logger = logging.getLogger(__name__)
 
 # Two processes of one plan differ as long as they live: the final runs in sets of them, at
 # least two, and more while a second plan may still turn out to be the faster.
-_SETS, _MOST_SETS = 2, 4
+_SETS, _MOST_SETS = 2, 3
 _TURNS = 2
 _STEPS = 6
 _SECONDS = 0.8
 # Plans within this part of what is believed of the best one meet it in the final.
 _FINALISTS = 4
 _NEAR = 1.06
+_RAW = 1.03  # the same of what the trials themselves showed
 # A finalist that is expected to beat the best by less than this part is not in the next.
 _WORTH = 0.003
 # What is compiled or imported anew may take longer than the baseline's set-up did.
@@ -99,7 +100,7 @@ class Decision:
         comparison: Comparison | None = None
         while finalists := self._finalists(base):
             try:
-                found = self._final(base, finalists)
+                found = self._final(base, finalists, self._better(base))
             except Failure as failure:
                 because = f"the final failed ({failure.code.value}): {failure.because}"
                 return base.choices, None, because
@@ -131,15 +132,24 @@ class Decision:
         records = self._trials.best_first()
         if not records:
             return []
+        # The model may be wrong of a plan that no other is like.
+        fastest = self._trials.score(records[0]) or 0.0
+        raw = [r for r in records if _RAW * (self._trials.score(r) or 0.0) >= fastest]
         means = {plan: p.mean for plan, p in self._beliefs().plans.items()}
-        records.sort(key=lambda record: -means[record.choices])
-        if base in records:
-            records = records[: records.index(base)]
+        better = self._better(base)
         return [
             record
-            for record in records[:most]
-            if means[records[0].choices] - means[record.choices] <= math.log(_NEAR)
-        ]
+            for record in better
+            if means[better[0].choices] - means[record.choices] <= math.log(_NEAR)
+            or record in raw
+        ][:most]
+
+    def _better(self, base: TrialRecord) -> list[TrialRecord]:
+        """Returns the trials that are believed to beat the baseline, the best first."""
+        plans = self._beliefs().plans
+        records = self._trials.best_first()
+        records.sort(key=lambda record: -plans[record.choices].mean)
+        return records[: records.index(base)] if base in records else records
 
     def _beliefs(self) -> Beliefs:
         """Returns what all trials say of each plan that can be used."""
@@ -147,9 +157,17 @@ class Decision:
         return Beliefs.of({plan: s for plan, s in scored if s is not None})
 
     def _final(
-        self, base: TrialRecord, finalists: Sequence[TrialRecord]
+        self,
+        base: TrialRecord,
+        finalists: Sequence[TrialRecord],
+        better: Sequence[TrialRecord],
     ) -> list[tuple[TrialRecord, Comparison]]:
-        """Returns the finalists beside the baseline, the best first.
+        """Returns those that were in the final beside the baseline, the best first.
+
+        Args:
+            base: The baseline's trial.
+            finalists: Those that begin.
+            better: Those that may join when finalists turn out to have been lucky.
 
         Raises:
             Failure: The baseline and the best finalist alone do not run in turns.
@@ -164,24 +182,26 @@ class Decision:
                 if decided or (number and self._too_late(len(racing))):
                     break
                 sets.append(self._set([base, *racing]))
-                believed = [self._revised(base, r, sets, beliefs) for r in racing]
-                racing = _in_the_race(racing, believed)
+                believed = self._believed(base, better, sets, beliefs)
+                racing = _in_the_race(better, believed)
         except Failure as failure:
             if not sets:
                 if len(finalists) == 1 or failure.code is Code.BUDGET:
                     raise
-                return self._final(base, finalists[:1])
+                return self._final(base, finalists[:1], finalists[:1])
             logger.info("the final goes without its last set: %s", failure.because)
         found = []
-        for record in finalists:
+        believed = self._believed(base, better, sets, beliefs)
+        for record, prediction in zip(better, believed, strict=True):
             mine = [one for one in sets if record.choices in one]
+            if not mine:
+                continue
             comparison = compare(
                 merge([one[base.choices] for one in mine]),
                 merge([one[record.choices] for one in mine]),
                 self._objective,
             )
-            mean = self._revised(base, record, sets, beliefs).mean
-            found.append((record, comparison, mean))
+            found.append((record, comparison, prediction.mean))
         found.sort(key=lambda one: -one[2])
         return [(record, comparison) for record, comparison, _ in found]
 
@@ -209,26 +229,38 @@ class Decision:
         left = self._trials.deadline - time.monotonic()
         return self.seconds(finalists) > left
 
-    def _revised(
+    def _believed(
         self,
         base: TrialRecord,
-        record: TrialRecord,
+        finalists: Sequence[TrialRecord],
         sets: Sequence[dict[Choices, Measurement]],
         beliefs: Beliefs,
-    ) -> Prediction:
-        """Returns what is believed of a finalist, as a log speed, after some sets."""
+    ) -> list[Prediction]:
+        """Returns what is believed of finalists, as log speeds, after some sets."""
         assert base.measurement is not None
         # The baseline's trial brings the gains of the final into the trials' unit.
         unit = score_of(
             self._objective, base.measurement, base.measurement.quiet_step_time_s
         )
-        speeds = [
-            unit
-            * compare(one[base.choices], one[record.choices], self._objective).speedup
-            for one in sets
-            if record.choices in one
+
+        def speeds_in(one: dict[Choices, Measurement]) -> dict[Choices, float]:
+            written = one[base.choices]
+            return {
+                record.choices: unit
+                * compare(written, one[record.choices], self._objective).speedup
+                for record in finalists
+                if record.choices in one
+            }
+
+        found = [speeds_in(one) for one in sets]
+        tried = {r.choices: self._trials.score(r) or unit for r in finalists}
+        noise = process_noise(
+            [(tried[plan], speed) for plan, speed in one.items()] for one in found
+        )
+        return [
+            revised(beliefs.plans[plan], [s[plan] for s in found if plan in s], noise)
+            for plan in tried
         ]
-        return revised(beliefs.plans[record.choices], speeds, beliefs.noise)
 
     def _verified(self, best: TrialRecord) -> Ok | Reject:
         """Returns what the thorough check says.
@@ -249,12 +281,13 @@ class Decision:
 
 
 def _in_the_race(
-    finalists: Sequence[TrialRecord], believed: Sequence[Prediction]
+    records: Sequence[TrialRecord], believed: Sequence[Prediction]
 ) -> list[TrialRecord]:
-    """Returns the finalists that another set may still show to be the fastest."""
-    best = max(believed, key=lambda prediction: prediction.mean)
+    """Returns the plans that another set may still show to be the fastest."""
+    order = sorted(range(len(records)), key=lambda index: -believed[index].mean)
+    best = believed[order[0]]
     return [
-        record
-        for record, prediction in zip(finalists, believed, strict=True)
-        if prediction is best or gain_over(best, prediction) > _WORTH
+        records[index]
+        for index in order[:_FINALISTS]
+        if index == order[0] or gain_over(best, believed[index]) > _WORTH
     ]
