@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from replay import fastest, recorded
+from replay import FOLDER, fastest, recorded
 
 from drivetrain_core import accelerate
 from drivetrain_core._plan import describe
@@ -100,6 +100,8 @@ def measure(quick):
     """The speed of the plan that a live search chooses over the best recorded one's."""
     if quick:
         return Row(figure="takes longer than the quick form", holds=None)
+    if not (FOLDER / f"{NAME}.json").exists():
+        return Row(figure=f"{NAME} is not recorded", holds=None)
     space, context, records = recorded(NAME)
     by_name = {describe(plan): plan for plan in space.plans(context)}
     best = [by_name[name] for name in fastest(records, 3)]
