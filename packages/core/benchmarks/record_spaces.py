@@ -4,8 +4,8 @@ Each plan runs in a process of its own, forked from one that has imported torch 
 Inductor but computed nothing. Between its bouts of steps the program as written takes some
 in another process: by these a reader corrects for the speed of the machine. The best plans
 then run again, several times, each time in a new process, since two processes of one plan
-differ by some percent as long as they live. Never are more than these two alive: with
-twenty at once every plan is slower, and the fast ones most. The records lie in
+differ by some percent as long as they live. Never are more than these two alive, as in a
+search. The records lie in
 `spaces/NAME.json`, one plan a line; a run that was broken off goes on where it stopped.
 """
 

@@ -65,7 +65,7 @@ def main():
     parser.add_argument("file", type=Path)
     parser.add_argument("image", type=Path)
     arguments = parser.parse_args()
-    rows = json.loads(arguments.file.read_text())["bars"]
+    rows = json.loads(arguments.file.read_text())["rows"]
     draw({row["name"]: row["details"] for row in rows}, arguments.image)
 
 

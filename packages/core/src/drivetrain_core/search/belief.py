@@ -1,8 +1,9 @@
 """How fast a plan is believed to be: by its own trial, by all others, and by the final.
 
 Two processes of one plan differ by some percent as long as they live, so that the fastest
-of many trials is partly the luckiest. The model of all trials knows what their noise is,
-and draws a lucky one back to what the others say of its answers.
+of many trials is partly the luckiest. The model of all trials draws a lucky one back to
+what the others say of its answers. How large the noise is shows in the final, where plans
+that had a trial run in processes again.
 """
 
 from __future__ import annotations

@@ -45,7 +45,6 @@ _SECONDS = 0.8
 # Plans within this part of what is believed of the best one meet it in the final.
 _FINALISTS = 4
 _NEAR = 1.06
-_RAW = 1.03  # the same of what the trials themselves showed
 # A finalist that is expected to beat the best by less than this part is not in the next.
 _WORTH = 0.003
 # What is compiled or imported anew may take longer than the baseline's set-up did.
@@ -98,9 +97,14 @@ class Decision:
         """
         because = f"no plan was better in its trial; {stopped}"
         comparison: Comparison | None = None
-        while finalists := self._finalists(base):
+        while self._trials.best_first():
+            beliefs = self._beliefs()
+            better = self._better(base, beliefs)
+            if not better:
+                break
+            finalists = self._finalists(better, beliefs)
             try:
-                found = self._final(base, finalists, self._better(base))
+                found = self._final(base, finalists, better, beliefs)
             except Failure as failure:
                 because = f"the final failed ({failure.code.value}): {failure.because}"
                 return base.choices, None, because
@@ -123,32 +127,26 @@ class Decision:
                 self._trials.refuse(best.choices, answer)
         return base.choices, comparison, because
 
-    def _finalists(self, base: TrialRecord) -> list[TrialRecord]:
+    def _finalists(
+        self, better: Sequence[TrialRecord], beliefs: Beliefs
+    ) -> list[TrialRecord]:
         """Returns the trials that may be the best, as far as one trial can tell."""
         left = self._trials.deadline - time.monotonic()
         most = _FINALISTS
         while most > 1 and self.seconds(most) > left:
             most -= 1
-        records = self._trials.best_first()
-        if not records:
-            return []
-        # The model may be wrong of a plan that no other is like.
-        fastest = self._trials.score(records[0]) or 0.0
-        raw = [r for r in records if _RAW * (self._trials.score(r) or 0.0) >= fastest]
-        means = {plan: p.mean for plan, p in self._beliefs().plans.items()}
-        better = self._better(base)
+        plans = beliefs.plans
         return [
             record
-            for record in better
-            if means[better[0].choices] - means[record.choices] <= math.log(_NEAR)
-            or record in raw
-        ][:most]
+            for record in better[:most]
+            if plans[better[0].choices].mean - plans[record.choices].mean
+            <= math.log(_NEAR)
+        ]
 
-    def _better(self, base: TrialRecord) -> list[TrialRecord]:
+    def _better(self, base: TrialRecord, beliefs: Beliefs) -> list[TrialRecord]:
         """Returns the trials that are believed to beat the baseline, the best first."""
-        plans = self._beliefs().plans
         records = self._trials.best_first()
-        records.sort(key=lambda record: -plans[record.choices].mean)
+        records.sort(key=lambda record: -beliefs.plans[record.choices].mean)
         return records[: records.index(base)] if base in records else records
 
     def _beliefs(self) -> Beliefs:
@@ -161,6 +159,7 @@ class Decision:
         base: TrialRecord,
         finalists: Sequence[TrialRecord],
         better: Sequence[TrialRecord],
+        beliefs: Beliefs,
     ) -> list[tuple[TrialRecord, Comparison]]:
         """Returns those that were in the final beside the baseline, the best first.
 
@@ -168,12 +167,12 @@ class Decision:
             base: The baseline's trial.
             finalists: Those that begin.
             better: Those that may join when finalists turn out to have been lucky.
+            beliefs: What the trials say of all of them.
 
         Raises:
             Failure: The baseline and the best finalist alone do not run in turns.
         """
         self._trials.let_go()
-        beliefs = self._beliefs()
         sets: list[dict[Choices, Measurement]] = []
         racing = list(finalists)
         try:
@@ -188,7 +187,7 @@ class Decision:
             if not sets:
                 if len(finalists) == 1 or failure.code is Code.BUDGET:
                     raise
-                return self._final(base, finalists[:1], finalists[:1])
+                return self._final(base, finalists[:1], finalists[:1], beliefs)
             logger.info("the final goes without its last set: %s", failure.because)
         found = []
         believed = self._believed(base, better, sets, beliefs)

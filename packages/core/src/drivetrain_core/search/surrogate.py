@@ -84,11 +84,6 @@ class Surrogate:
         self._learn()
         self._factor, self._weights = self._solved(self._sizes)
 
-    @property
-    def noise(self) -> float:
-        """By what part of their speed two trials of one plan differ, as learnt."""
-        return self._sizes.noise
-
     def predict(self, plans: Sequence[Answers]) -> list[Prediction]:
         """Returns a prediction for each plan."""
         cross = self._sizes.covariance(self._differences(plans))
