@@ -43,6 +43,8 @@ BEST, SETS, BOUTS_AGAIN = 24, 8, 2
 # Those that come next run again too, less often: one unlucky run of a good plan would
 # mislead every search alike.
 NEXT, NEXT_SETS = 48, 3
+# Of a small space, fewer: this part of it are its best.
+BEST_PART = 8
 KEEP_EVERY = 20
 
 
@@ -180,9 +182,10 @@ def record(name):
         if left % KEEP_EVERY == 0:
             keep(whole, path)
     best = sorted(plans[1:], key=lambda plan: step_of(records[describe(plan)]))
+    part = min(1.0, len(plans) / BEST_PART / BEST)
     for number in range(1, SETS + 1):
         most = BEST + (NEXT if number <= NEXT_SETS else 0)
-        again = [plans[0], *best[:most]]
+        again = [plans[0], *best[: round(part * most)]]
         random.Random(number).shuffle(again)
         for plan in again:
             mine = records[describe(plan)]

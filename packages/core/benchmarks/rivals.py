@@ -1,13 +1,15 @@
 """Ten programs under the searched plan, and under Accelerate and Fabric.
 
 Every contender runs in a process of its own and takes turns with the others, so that a
-slow minute of the machine hits all. Accelerate and Fabric run with their defaults, and
+slow minute of the machine hits all. The plan and the program as written do so in several
+sets of processes, since two processes of one program differ. Accelerate and Fabric run with their defaults, and
 with each of what their users set by hand: bf16, `torch.compile`, and both. Run by
 `rivals.py`; `rivals.py one MODEL CONTENDER` is one such process.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import statistics
@@ -25,7 +27,9 @@ from drivetrain_core._plan import Plan
 from drivetrain_core._program import default_forward, default_loss
 from drivetrain_core.testing import Row
 
-TURNS, STEPS, SECONDS = 4, 4, 1.0
+TURNS, STEPS, SECONDS = 5, 4, 1.0
+# Sets of processes, and Student's t for an interval of 95% of their mean.
+SETS, STUDENT = 3, 4.303
 BUDGET = {"seconds": 150, "trials": 20}
 NOT_SLOWER, AIM = 0.98, 1.1
 SETTINGS = ("fp32", "bf16", "compile", "bf16-compile")
@@ -162,25 +166,19 @@ class Contender:
         self.times += json.loads(self._line())
 
 
-def in_turns_times(name, contenders, turns=TURNS):
-    """Seconds of all steps of each contender that runs."""
+def in_turns(name, contenders):
+    """Median seconds of a step of each contender that runs."""
     with ExitStack() as stack:
         running = {
             contender: Contender(stack, name, contender, path)
             for contender, path in contenders.items()
         }
         alive = {key: each for key, each in running.items() if each.works}
-        for turn in range(turns):
+        for turn in range(TURNS):
             order = list(alive.values())
             for contender in order if turn % 2 == 0 else order[::-1]:
                 contender.turn()
-        return {key: each.times for key, each in alive.items()}
-
-
-def in_turns(name, contenders):
-    """Median seconds of a step of each contender that runs."""
-    times = in_turns_times(name, contenders)
-    return {key: statistics.median(mine) for key, mine in times.items()}
+        return {key: statistics.median(each.times) for key, each in alive.items()}
 
 
 def searched(name, folder):
@@ -204,8 +202,12 @@ def searched(name, folder):
 def compared(name, folder):
     """One model: its plan, and how it fares beside the program and the rivals."""
     accelerated, path, seconds = searched(name, folder)
-    contenders = {"written": "", "plan": str(path), **dict.fromkeys(RIVALS, "")}
-    step_s = in_turns(name, contenders)
+    pair = {"written": "", "plan": str(path)}
+    step_s = in_turns(name, pair | dict.fromkeys(RIVALS, ""))
+    sets = [step_s, *(in_turns(name, pair) for _ in range(SETS - 1))]
+    of_written = [math.log(each["written"] / each["plan"]) for each in sets]
+    usual = statistics.mean(of_written)
+    reach = STUDENT * statistics.stdev(of_written) / math.sqrt(SETS)
     best = {
         library: min(step_s[k] for k in step_s if k.startswith(library))
         for library in ("accelerate", "fabric")
@@ -216,7 +218,8 @@ def compared(name, folder):
         "trials": len(accelerated.report.trials),
         "out_of_memory": sum(t.code == "MEMORY" for t in accelerated.report.trials),
         "search_s": round(seconds, 1),
-        "of_written": step_s["written"] / step_s["plan"],
+        "of_written": math.exp(usual),
+        "interval": [math.exp(usual - reach), math.exp(usual + reach)],
         "of_accelerate": step_s["accelerate-fp32"] / step_s["plan"],
         "of_fabric": step_s["fabric-fp32"] / step_s["plan"],
         "of_their_best": min(best.values()) / step_s["plan"],
@@ -245,11 +248,17 @@ def measure_all(names, out=None):
     return found
 
 
+@functools.cache
+def all_compared():
+    """All ten programs, once for every bar that asks."""
+    return measure_all(ZOO)
+
+
 def measure(quick):
     """No model gets slower; and how much faster than the rivals' best they get."""
     if quick:
         return Row(figure="takes longer than the quick form", holds=None)
-    found = measure_all(ZOO)
+    found = all_compared()
     slower = [n for n, each in found.items() if each["of_written"] < NOT_SLOWER]
     figures = {
         key: mean([each[key] for each in found.values()])
