@@ -1,10 +1,10 @@
 """Searches replayed on the recorded spaces, beside random search and the best plan.
 
 The search is the real one from end to end; only the processes of its trials are
-replaced by the records of `spaces/`. A trial is one of the runs that were recorded of a
-plan, its steps drawn anew, so that the five searches of a space see different noise. All
-times are corrected for the speed of the machine, by the steps that the program as written
-took before and after.
+replaced by the records of `spaces/`, and the clock by the time that these took. A trial
+is one of the runs that were recorded of a plan, its steps drawn anew, so that the five
+searches of a space see different noise. All times are corrected for the speed of the
+machine, by the steps that the program as written took before and after.
 
 Two processes of one plan differ by some percent, so that the best of many plans is partly
 the luckiest. The best plans were therefore recorded in several sets of processes: one half
@@ -20,10 +20,10 @@ import json
 import math
 import random
 import statistics
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 from reference_spaces import SPACES
 
@@ -57,6 +57,16 @@ class Tape:
     seconds: float = 0.0
     asked: set = field(default_factory=set)
 
+    def now(self):
+        return self.seconds
+
+    def spend(self, seconds, deadline):
+        """Lets time pass; at the deadline what runs is broken off, as it is in a search."""
+        self.seconds += seconds
+        if deadline is not None and self.seconds > deadline:
+            self.seconds = deadline
+            raise Failure(Code.BUDGET, "the time is over")
+
 
 @dataclass(frozen=True)
 class RecordedRunner:
@@ -72,11 +82,11 @@ class RecordedRunner:
         found = self.tape.plans[describe(choices)]
         if not trajectory:
             self.tape.asked.add(choices)
-        self.tape.seconds += found.get("setup_s", found["seconds"])
+        self.tape.spend(found.get("setup_s", found["seconds"]), deadline)
         if "error" in found:
             raise Failure(Code.ERROR, found["error"])
         yield RecordedSession(
-            self.tape, found, self.samples, chosen_run(self.tape, found)
+            self.tape, found, self.samples, chosen_run(self.tape, found), deadline
         )
 
 
@@ -88,13 +98,14 @@ class RecordedSession:
     found: dict
     samples: int
     run: tuple
+    deadline: float | None
     observation: Observation = SEEN
 
     def measure(self, min_steps, min_seconds):
         steps = []
         while len(steps) < min_steps or sum(steps) < min_seconds:
             steps.append(self.tape.draw.choice(self.run))
-        self.tape.seconds += sum(steps)
+        self.tape.spend(sum(steps), self.deadline)
         return Measurement(
             step_times_s=tuple(steps),
             samples_per_step=self.samples,
@@ -186,16 +197,26 @@ def searched(name, seed):
     space, context, plans = recorded(name)
     tape = Tape(plans, random.Random(seed))
     options = SearchOptions(
-        budget=Budget(seconds=10_000.0, trials=DRY_RUNS),
+        budget=Budget(seconds=seconds_for(plans), trials=DRY_RUNS),
         given=space.candidates(),
         allow=(),
     )
-    runner, started = RecordedRunner(tape, context.batch.size), time.monotonic()
+    runner = RecordedRunner(tape, context.batch.size)
     # The records are corrected for the machine's speed as they are read.
-    trials = Trials(runner, options, SilentProgress(), None, started, memory_bytes=0)
+    trials = Trials(runner, options, SilentProgress(), None, 0.0, memory_bytes=0)
     written = complete((), context)
-    _, report = Search(context, written, options, trials, NoForesight(), started).run()
+    with mock.patch("time.monotonic", tape.now):
+        _, report = Search(context, written, options, trials, NoForesight(), 0.0).run()
     return report.chosen, report, tape
+
+
+def seconds_for(plans):
+    """The time that a search gets: of a large space its bound, else as many as it likes."""
+    return SHARE * sweep_s(plans) if len(plans) >= LARGE else 10_000.0
+
+
+def sweep_s(plans):
+    return sum(found["seconds"] for found in plans.values())
 
 
 def quiet(steps):
@@ -226,14 +247,13 @@ def replayed(name):
         dry.append(len(report.trials))
         seconds.append(tape.seconds)
         randoms.append(random_search(name, dry[-1], seed))
-    sweep = sum(found["seconds"] for found in plans.values())
     return {
         "plans": len(plans),
         "mean": statistics.mean(shares),
         "worst": min(shares),
         "random_mean": statistics.mean(randoms),
         "dry_runs": max(dry),
-        "time_share": max(seconds) / sweep,
+        "time_share": max(seconds) / sweep_s(plans),
         "speedup": 1.0 / share_of_best(plans, ()),
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import dataclass
 
 import pytest
@@ -20,19 +19,22 @@ FOREACH = (Choice("optimizer_impl", {"kind": "foreach"}),)
 THREAD = (Choice("cpu_threads", {"num": 1}),)
 BF16 = (Choice("precision", {"dtype": "bf16_autocast"}),)
 BASE = ()
+SETUP_S, CHECK_S = 0.1, 4.0
 
 
 def measured(step_s):
-    return Measurement(step_times_s=(step_s,) * 8, samples_per_step=8, setup_s=0.1)
+    return Measurement(step_times_s=(step_s,) * 8, samples_per_step=8, setup_s=SETUP_S)
 
 
 @dataclass
 class Process:
     """Stands in for a trial's session."""
 
+    stage: Stage
     step_s: float
 
     def measure(self, min_steps, min_seconds):
+        self.stage.now += max(min_steps * self.step_s, min_seconds)
         return measured(self.step_s)
 
 
@@ -58,7 +60,7 @@ class Stage:
         self.usual = trials
         self.opened = []
         self.refused = []
-        self.deadline = time.monotonic() + seconds
+        self.now, self.deadline = 0.0, seconds
 
     def score(self, record):
         if record.choices in self.refused:
@@ -87,7 +89,8 @@ class Stage:
         step_s = next(self.steps.get(choices, iter(())), self.usual[choices])
         if isinstance(step_s, Failure):
             raise step_s
-        yield Process(step_s)
+        self.now += SETUP_S
+        yield Process(self, step_s)
 
 
 @pytest.fixture
@@ -96,8 +99,10 @@ def decide(monkeypatch):
 
     def run(stage, check=lambda plan: Ok()):
         def verify(runner, choices, *args, **kwargs):
+            stage.now += CHECK_S
             return check(choices)
 
+        monkeypatch.setattr("time.monotonic", lambda: stage.now)
         monkeypatch.setattr(decision, "verify", verify)
         found = Decision(stage, throughput, memory_bytes=1 << 40)
         return found.decide(stage.records[0], "all was tried")
@@ -205,6 +210,46 @@ def test_final_that_fails_leaves_the_baseline(decide):
 
 
 def test_little_time_is_left_to_one_finalist_in_one_set(decide):
-    stage = Stage({BASE: 0.1, BF16: 0.050, THREAD: 0.051}, seconds=1.0)
+    stage = Stage({BASE: 0.1, BF16: 0.050, THREAD: 0.051}, seconds=8.0)
     assert decide(stage)[0] == BF16
     assert stage.opened == [BASE, BF16]
+
+
+def test_more_time_lets_one_finalist_run_in_two_sets(decide):
+    stage = Stage({BASE: 0.1, BF16: 0.050, THREAD: 0.060}, seconds=10.0)
+    assert decide(stage)[0] == BF16
+    assert stage.opened == [BASE, BF16] * 2
+
+
+def test_plan_that_stood_its_check_wins_when_that_of_a_later_leader_is_late(decide):
+    stage = Stage({BASE: 0.1, THREAD: 0.050, BF16: 0.050}, {THREAD: [0.049, 0.053]})
+
+    def check(plan):
+        if plan == BF16:
+            raise Failure(Code.BUDGET, "the time is over")
+        return Ok()
+
+    chosen, comparison, because = decide(stage, check)
+    assert chosen == THREAD
+    assert comparison.speedup == pytest.approx(2.0)
+    assert "in the final" in because
+
+
+def test_nothing_is_chosen_whose_check_was_broken_off(decide):
+    def check(plan):
+        raise Failure(Code.BUDGET, "the time is over")
+
+    chosen, _, because = decide(Stage({BASE: 0.1, BF16: 0.050}), check)
+    assert chosen == BASE
+    assert because == "the last check was broken off: the time is over"
+
+
+def test_plan_is_checked_once_for_the_whole_final(decide):
+    asked = []
+
+    def check(plan):
+        asked.append(plan)
+        return Ok()
+
+    decide(Stage({BASE: 0.1, BF16: 0.050, THREAD: 0.060}), check)
+    assert asked == [BF16]

@@ -21,9 +21,16 @@ from drivetrain_core.search.final import (
 from drivetrain_core.search.numerics.verify import verify
 from drivetrain_core.search.objective import score_of
 from drivetrain_core.search.process.trial import Failure
+from drivetrain_core.search.reserve import (
+    MIN_SECONDS,
+    MIN_STEPS,
+    TURNS,
+    check_seconds,
+    set_seconds,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from drivetrain_core._measurement import Measurement
     from drivetrain_core.search.descent import Choices
@@ -39,18 +46,11 @@ logger = logging.getLogger(__name__)
 # Two processes of one plan differ as long as they live: the final runs in sets of them, at
 # least two, and more while a second plan may still turn out to be the faster.
 _SETS, _MOST_SETS = 2, 3
-_TURNS = 2
-_STEPS = 6
-_SECONDS = 0.8
 # Plans within this part of what is believed of the best one meet it in the final.
 _FINALISTS = 4
 _NEAR = 1.06
 # A finalist that is expected to beat the best by less than this part is not in the next.
 _WORTH = 0.003
-# What is compiled or imported anew may take longer than the baseline's set-up did.
-_SETUP_SLACK = 1.25
-_VERIFY_SETUPS = 2
-_VERIFY_STEPS = 40
 _ACCEPT_LOW = 1.0
 _ACCEPT_MEDIAN = 1.02
 
@@ -70,6 +70,7 @@ class Decision:
         self._objective = objective
         self._memory_bytes = memory_bytes
         self._structures: dict[Choices, Ok | Reject] = {}
+        self._verdicts: dict[Choices, Ok | Reject] = {}
 
     def seconds(self, finalists: int = 1) -> float:
         """Returns what the final of so many, and the check, will take."""
@@ -77,14 +78,12 @@ class Decision:
         best = self._trials.best_first()
         if base is None or not best:
             return 0.0
-        slower = max(base.step_time_s, best[0].measurement.step_time_s)  # type: ignore[union-attr]
-        turn = max(_STEPS * slower, _SECONDS)
-        # What had to be compiled lies in the cache by then.
-        setup = _SETUP_SLACK * base.setup_s
-        verify = _VERIFY_SETUPS * setup + _VERIFY_STEPS * slower
+        measured = best[0].measurement
+        assert measured is not None
         # Few finalists are left after the first set.
-        runs = (1 + finalists) + (_SETS - 1) * (1 + min(finalists, 2))
-        return verify + runs * (setup + _TURNS * turn)
+        first = set_seconds(base, measured, finalists)
+        later = set_seconds(base, measured, min(finalists, 2))
+        return first + (_SETS - 1) * later + check_seconds(base, measured)
 
     def decide(
         self, base: TrialRecord, stopped: str
@@ -97,7 +96,8 @@ class Decision:
         """
         because = f"no plan was better in its trial; {stopped}"
         comparison: Comparison | None = None
-        while self._trials.best_first():
+        broken_off = ""
+        while self._trials.best_first() and not broken_off:
             beliefs = self._beliefs()
             better = self._better(base, beliefs)
             if not better:
@@ -119,8 +119,11 @@ class Decision:
                 try:
                     answer = self._verified(best)
                 except Failure as failure:
-                    because = f"the last check was broken off: {failure.because}"
-                    return base.choices, comparison, because
+                    # The next best may have stood it already.
+                    because = broken_off = (
+                        f"the last check was broken off: {failure.because}"
+                    )
+                    continue
                 if not isinstance(answer, Reject):
                     return best.choices, comparison, text
                 because = f"no other plan was better than {describe(base.choices)}"
@@ -174,15 +177,23 @@ class Decision:
         """
         self._trials.let_go()
         sets: list[dict[Choices, Measurement]] = []
-        racing = list(finalists)
+        racing, took_s = list(finalists), 0.0
         try:
             for number in range(_MOST_SETS):
                 decided = number >= _SETS and len(racing) == 1
-                if decided or (number and self._too_late(len(racing))):
+                if (
+                    decided
+                    or not racing
+                    or (number and self._too_late(base, racing, took_s))
+                ):
                     break
+                begin = time.monotonic()
                 sets.append(self._set([base, *racing]))
+                took_s = (time.monotonic() - begin) / (1 + len(racing))
                 believed = self._believed(base, better, sets, beliefs)
                 racing = _in_the_race(better, believed)
+                if number == 0:
+                    racing = self._insure(racing, sets[0])
         except Failure as failure:
             if not sets:
                 if len(finalists) == 1 or failure.code is Code.BUDGET:
@@ -211,9 +222,9 @@ class Decision:
         measured = run_in_turns(
             self._trials.runner(best),
             [record.choices for record in records],
-            turns=_TURNS,
-            min_steps=_STEPS,
-            min_seconds=_SECONDS,
+            turns=TURNS,
+            min_steps=MIN_STEPS,
+            min_seconds=MIN_SECONDS,
             deadline=self._trials.deadline,
             together=fit_together(
                 [r.measurement for r in records if r.measurement],
@@ -223,10 +234,36 @@ class Decision:
         plans = [record.choices for record in records]
         return dict(zip(plans, measured, strict=True))
 
-    def _too_late(self, finalists: int) -> bool:
-        """Returns whether another set would take the time of the check."""
-        left = self._trials.deadline - time.monotonic()
-        return self.seconds(finalists) > left
+    def _too_late(
+        self, base: TrialRecord, racing: Sequence[TrialRecord], took_s: float
+    ) -> bool:
+        """Returns whether there is no time for another set, and the check if it is due.
+
+        Args:
+            base: The baseline's trial.
+            racing: The finalists that are left, the best first.
+            took_s: What each plan took of the last set.
+        """
+        assert base.measurement is not None
+        assert racing[0].measurement is not None
+        needed = (1 + len(racing)) * took_s
+        if not any(isinstance(v, Ok) for v in self._verdicts.values()):
+            needed += check_seconds(base.measurement, racing[0].measurement)
+        return time.monotonic() + needed > self._trials.deadline
+
+    def _insure(
+        self, racing: Sequence[TrialRecord], ran: Mapping[Choices, Measurement]
+    ) -> list[TrialRecord]:
+        """Checks the best that ran, so that a search that runs late has a plan.
+
+        Returns:
+            Those that are left in the race.
+        """
+        for record in racing:
+            if record.choices in ran and isinstance(self._verified(record), Ok):
+                break
+        verdicts = self._verdicts
+        return [r for r in racing if not isinstance(verdicts.get(r.choices), Reject)]
 
     def _believed(
         self,
@@ -262,21 +299,25 @@ class Decision:
         ]
 
     def _verified(self, best: TrialRecord) -> Ok | Reject:
-        """Returns what the thorough check says.
+        """Returns what the thorough check says, or has said.
 
         Raises:
             Failure: Its time was over.
         """
+        known = self._verdicts.get(best.choices)
+        if known is not None:
+            return known
         reference = self._trials.reference
         assert reference is not None
         self._trials.announce("check", best.choices)
-        return verify(
+        verdict = self._verdicts[best.choices] = verify(
             self._trials.runner(best.choices),
             best.choices,
             reference,
             deadline=self._trials.deadline,
             structures=self._structures,
         )
+        return verdict
 
 
 def _in_the_race(

@@ -40,12 +40,14 @@ Choices = tuple[Choice, ...]
 _GAIN = 1.01
 # A milder setting that is this much slower rules out the stronger ones.
 _WORSE = 0.97
-# An expected gain below this part is not worth a trial.
-_WORTH = 0.0005
+# An expected gain below this part is not worth a trial. The model knows little of what it
+# has not seen, so this is low: a budget ends most searches.
+_WORTH = 1e-7
 # A plan that could not run counts as this much slower than the slowest that did.
 _FAILED = 0.7
-# Answers that lose more than this part alone are not tried together.
-_MOST_LOSS = 0.6
+# What takes half of the machine from the other, such as loader workers from compute where
+# there are two cores, may lose that much alone; more is not tried together.
+_MOST_LOSS = 0.5
 _EACH_PAIR = 2
 
 PAIRS = (
@@ -188,7 +190,7 @@ class _Descent:
                     self._loss(slot, a) for slot, a in zip(pair, answers, strict=True)
                 ]
                 known = [loss for loss in losses if loss is not None]
-                if len(known) == len(losses) and sum(known) < _MOST_LOSS:
+                if len(known) == len(losses) and max(known) < _MOST_LOSS:
                     plan = _changed(self.best, pair, answers)
                     found.append((sum(known), len(found), plan))
             yield from self.ask(plan for *_, plan in sorted(found)[:_EACH_PAIR])

@@ -24,8 +24,9 @@ __all__ = ["Answers", "Prediction", "Surrogate", "expected_improvement"]
 Answers = Mapping[str, Hashable]
 """What a plan answers, by slot; a slot that is missing is left open."""
 
-# By what part of their speed two trials of one plan may differ: which, is learnt.
-_NOISE = (0.01, 0.02, 0.04)
+# By what part of their speed two trials of one plan differ. Plans that were tried once do
+# not say it: what answers are worth together can explain any noise.
+_NOISE = 0.03
 # The usual size of an answer's own effect, as a part of the speed.
 _EFFECTS = (0.01, 0.05, 0.15, 0.4)
 # The usual size of what answers are worth together.
@@ -79,7 +80,6 @@ class Surrogate:
             effects=(_EFFECTS[1],) * len(self._slots),
             together=_TOGETHER[0],
             likeness=(_LIKENESS[2],) * len(self._slots),
-            noise=_NOISE[1],
         )
         self._learn()
         self._factor, self._weights = self._solved(self._sizes)
@@ -107,7 +107,7 @@ class Surrogate:
 
     def _solved(self, sizes: _Sizes) -> tuple[Any, Any]:
         matrix = sizes.covariance(self._differ)
-        factor = np.linalg.cholesky(matrix + sizes.noise**2 * np.eye(len(matrix)))
+        factor = np.linalg.cholesky(matrix + _NOISE**2 * np.eye(len(matrix)))
         half = np.linalg.solve(factor, self._values)
         return factor, np.linalg.solve(factor.T, half)
 
@@ -126,12 +126,11 @@ class Surrogate:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What is learnt: how large effects are, single and together, and the noise."""
+    """What is learnt: how large effects are, single and together."""
 
     effects: tuple[float, ...]
     together: float
     likeness: tuple[float, ...]
-    noise: float
 
     @property
     def variance(self) -> float:
@@ -151,7 +150,6 @@ class _Sizes:
             *(("effects", index, _EFFECTS) for index in slots),
             ("together", None, _TOGETHER),
             *(("likeness", index, _LIKENESS) for index in slots),
-            ("noise", None, _NOISE),
         ]
 
     def changed(self, name: str, index: int | None, value: float) -> _Sizes:

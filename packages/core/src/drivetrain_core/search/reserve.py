@@ -1,0 +1,56 @@
+"""The time that the end of a search is expected to take, so that it is kept for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from drivetrain_core._measurement import Measurement
+
+__all__ = ["MIN_SECONDS", "MIN_STEPS", "TURNS", "check_seconds", "set_seconds"]
+
+TURNS = 2
+"""How often each plan of a final's set has its turn."""
+MIN_STEPS = 6
+"""Steps of a turn at least."""
+MIN_SECONDS = 0.5
+"""Seconds of a turn at least."""
+
+# Of what a plan's first set-up took beyond the baseline's, this part is taken by each
+# later one: what was compiled lies in a cache, but is traced and loaded again.
+_AGAIN = 0.35
+# What is left of a plan without low precision may take longer to compile than the plan;
+# and a check that is broken off loses what the search has found.
+_ANEW = 2.0
+_SLACK = 1.25
+_CHECK_STEPS = 40
+
+
+def set_seconds(baseline: Measurement, best: Measurement, finalists: int) -> float:
+    """Returns what the baseline and so many plans like the best take in turns.
+
+    Example:
+        >>> from drivetrain_core import Measurement
+        >>> plan = Measurement(step_times_s=(0.1,), samples_per_step=1, setup_s=2.0)
+        >>> round(set_seconds(plan, plan, 3), 1)
+        14.8
+    """
+    slower = max(baseline.step_time_s, best.step_time_s)
+    turns = TURNS * max(MIN_STEPS * slower, MIN_SECONDS)
+    setups = baseline.setup_s + finalists * _again(baseline, best)
+    return _SLACK * setups + (1 + finalists) * turns
+
+
+def check_seconds(baseline: Measurement, best: Measurement) -> float:
+    """Returns what the thorough check of the best plan takes.
+
+    It looks at the plan, and at what is left of it without low precision, which may have
+    to be compiled anew.
+    """
+    slower = max(baseline.step_time_s, best.step_time_s)
+    setups = _ANEW * max(baseline.setup_s, best.setup_s) + _again(baseline, best)
+    return _SLACK * setups + _CHECK_STEPS * slower
+
+
+def _again(baseline: Measurement, best: Measurement) -> float:
+    return baseline.setup_s + _AGAIN * max(0.0, best.setup_s - baseline.setup_s)
