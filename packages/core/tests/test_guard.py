@@ -161,6 +161,29 @@ def test_guard_holds_an_unstable_program_to_its_own_sway():
     assert isinstance(compare(swayed, seen, Numerics.REORDER), Reject)
 
 
+def test_guard_holds_the_way_of_an_unstable_program_to_its_own_sway():
+    low = Numerics.LOW_PRECISION
+    long = changed(journey=BASE.updates)
+    seen = dataclasses.replace(long, journey=times(0.85))
+    assert "85.0% of the baseline's way" in compare(long, seen, low).because
+    steady = dataclasses.replace(long, swayed_journey=times(0.99))
+    assert isinstance(compare(steady, seen, low), Reject)
+    chaotic = dataclasses.replace(long, swayed_journey=times(0.9))
+    assert isinstance(compare(chaotic, seen, low), Ok)
+    assert isinstance(compare(chaotic, seen, Numerics.REORDER), Reject)
+    # The first steps have a sway of their own, and no sway excuses everything.
+    early = dataclasses.replace(chaotic, updates=times(0.85))
+    assert isinstance(compare(chaotic, early, low), Reject)
+    wild = dataclasses.replace(long, swayed_journey=times(0.0))
+    lost = dataclasses.replace(long, journey=times(0.5))
+    assert isinstance(compare(wild, lost, low), Reject)
+
+
+def times(factor):
+    """Returns the first steps' way of `BASE`, longer or shorter."""
+    return {n: tuple(factor * x for x in v) for n, v in BASE.updates.items()}
+
+
 def test_guard_ignores_gradients_that_are_rounding_noise():
     noisy = changed(
         norms=BASE.norms | {"tiny": 9e-7}, samples=BASE.samples | {"tiny": (0.0, -1e-7)}
@@ -286,7 +309,9 @@ def test_observe_of_noise_leaves_no_trace(built):
     assert one.buffers == other.buffers
     assert one.losses == other.losses
     assert one.swayed
+    assert one.swayed_updates.keys() == one.updates.keys()
     assert not other.swayed
+    assert not other.swayed_updates
 
 
 def test_observe_finds_buffers_that_recomputation_updates_twice(built):

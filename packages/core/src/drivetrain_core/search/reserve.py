@@ -18,10 +18,7 @@ MIN_SECONDS = 0.5
 
 # Of what a plan's first set-up took beyond the baseline's, this part is taken by each
 # later one: what was compiled lies in a cache, but is traced and loaded again.
-_AGAIN = 0.35
-# What is left of a plan without low precision may take longer to compile than the plan;
-# and a check that is broken off loses what the search has found.
-_ANEW = 2.0
+_AGAIN = 0.2
 _SLACK = 1.25
 _CHECK_STEPS = 40
 
@@ -48,7 +45,7 @@ def check_seconds(baseline: Measurement, best: Measurement) -> float:
     to be compiled anew.
     """
     slower = max(baseline.step_time_s, best.step_time_s)
-    setups = _ANEW * max(baseline.setup_s, best.setup_s) + _again(baseline, best)
+    setups = max(baseline.setup_s, best.setup_s) + _again(baseline, best)
     return _SLACK * setups + _CHECK_STEPS * slower
 
 

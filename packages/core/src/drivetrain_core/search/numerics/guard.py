@@ -174,11 +174,12 @@ def _same_way(baseline: Observation, plan: Observation, bound: Tolerance) -> str
     """Compares how far the parameters went along the baseline's way.
 
     An optimizer whose updates round away, that misses its schedule, or that gets
-    another gradient than was looked at, shows here before the loss does.
+    another gradient than was looked at, shows here before the loss does. A program that
+    goes another way itself when its weights are rounded once is held to less.
     """
-    for expected, got in (
-        (baseline.updates, plan.updates),
-        (baseline.journey, plan.journey),
+    for expected, got, swayed in (
+        (baseline.updates, plan.updates, baseline.swayed_updates),
+        (baseline.journey, plan.journey, baseline.swayed_journey),
     ):
         if not expected or not got:
             continue
@@ -186,12 +187,30 @@ def _same_way(baseline: Observation, plan: Observation, bound: Tolerance) -> str
         shares = {name: projection(expected[name], got[name]) for name in names}
         worst = sorted(names, key=lambda n: abs(shares[n] - 1.0), reverse=True)
         whole = projection(_chained(expected, names), _chained(got, names))
-        if abs(whole - 1.0) > bound.way:
+        if abs(whole - 1.0) > bound.way + _leeway(expected, swayed, names, bound):
             return f"the parameters go {whole:.1%} of the baseline's way: {some(worst)}"
-        lost = [name for name in worst if abs(shares[name] - 1.0) > bound.own_way]
+        lost = [
+            name
+            for name in worst
+            if abs(shares[name] - 1.0)
+            > bound.own_way + _leeway(expected, swayed, [name], bound)
+        ]
         if lost:
             return f"{some(lost)} go {shares[lost[0]]:.1%} of the baseline's way"
     return ""
+
+
+def _leeway(
+    expected: Mapping[str, Sequence[float]],
+    swayed: Mapping[str, Sequence[float]],
+    names: Sequence[str],
+    bound: Tolerance,
+) -> float:
+    """Returns what the program's own sway adds to the bound of the way."""
+    if any(name not in swayed for name in names):
+        return 0.0
+    share = projection(_chained(expected, names), _chained(swayed, names))
+    return min(bound.sway * abs(share - 1.0), MOST_SLACK)
 
 
 def _same_buffers(baseline: Observation, plan: Observation, bound: Tolerance) -> str:

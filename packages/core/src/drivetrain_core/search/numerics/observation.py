@@ -78,6 +78,8 @@ class Observation:
         gradient_noise: That of the gradient of the parameter where it is largest.
         swayed: The losses after the weights were rounded to bfloat16 once: how much
             such a small difference matters to this program.
+        swayed_updates: How far the parameters went then within the first steps.
+        swayed_journey: The same over the whole trajectory.
         accounting: Which samples were consumed.
         liveness: What trains, and what it obeys.
     """
@@ -92,6 +94,8 @@ class Observation:
     noise: float = 0.0
     gradient_noise: float = 0.0
     swayed: tuple[float, ...] = ()
+    swayed_updates: _Values = field(default_factory=dict)
+    swayed_journey: _Values = field(default_factory=dict)
     accounting: Accounting = field(default_factory=Accounting)
     liveness: Liveness = field(default_factory=Liveness)
 
@@ -129,7 +133,14 @@ class Observation:
         )
 
 
-_VALUES = ("samples", "buffers", "updates", "journey")
+_VALUES = (
+    "samples",
+    "buffers",
+    "updates",
+    "journey",
+    "swayed_updates",
+    "swayed_journey",
+)
 
 
 def _values(named: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:

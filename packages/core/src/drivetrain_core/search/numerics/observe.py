@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -88,7 +89,7 @@ def observe(
     apart = liveness.apart(module)
     stir = _stir(accelerated, steps[0], seed)
     poked = _poke(accelerated, steps[0], seed)
-    swayed = _swayed(accelerated, origin, steps, seed) if origin else ()
+    swayed = _swayed(accelerated, origin, steps, seed) if origin else _Swayed()
     return Observation(
         losses=tuple(losses),
         norms=gradient.norms,
@@ -99,7 +100,9 @@ def observe(
         journey=journey,
         noise=loss_noise,
         gradient_noise=gradient_noise,
-        swayed=swayed,
+        swayed=swayed.losses,
+        swayed_updates=swayed.updates,
+        swayed_journey=swayed.journey,
         accounting=Accounting(
             **counter.total(),
             drawn=drawn,
@@ -230,21 +233,35 @@ def _origin(accelerated: Accelerated) -> dict[str, Any] | None:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Swayed:
+    """The program's own run from weights that were rounded to bfloat16."""
+
+    losses: tuple[float, ...] = ()
+    updates: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    journey: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
 def _swayed(
     accelerated: Accelerated, origin: dict[str, Any], steps: Sequence[Any], seed: int
-) -> tuple[float, ...]:
-    """Returns the losses from the start again, with weights rounded to bfloat16."""
+) -> _Swayed:
+    """Trains from the start again, with weights rounded to bfloat16."""
     try:
         accelerated.load_state_dict(origin)
     except Exception:  # noqa: BLE001
         # As above; nothing is observed after this.
-        return ()
+        return _Swayed()
+    watched = liveness.trained(accelerated)
     with torch.no_grad():
-        for tensor in liveness.trained(accelerated).values():
+        for tensor in watched.values():
             tensor.copy_(tensor.bfloat16())
+    start, step = _samples(watched), accelerated.train_step
     with without_dropout(accelerated.module):
         torch.manual_seed(seed)
-        return tuple(_mean(accelerated.train_step(batch)) for batch in steps)
+        losses = [_mean(step(batch)) for batch in steps[:FIRST_STEPS]]
+        updates = _travel(start, _samples(watched))
+        losses += [_mean(step(batch)) for batch in steps[FIRST_STEPS:]]
+    return _Swayed(tuple(losses), updates, _travel(start, _samples(watched)))
 
 
 def _on_host(state: dict[str, Any]) -> dict[str, Any]:

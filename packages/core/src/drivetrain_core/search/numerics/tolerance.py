@@ -31,7 +31,8 @@ class Tolerance:
         loss: Relative difference of any loss.
         mean_loss: Relative difference of the mean loss of a whole trajectory, in which
             what is random about the differences cancels.
-        sway: How much of the program's own sway widens the bounds of the losses.
+        sway: How much of the program's own sway widens the bounds of the losses and of
+            the way.
         norm: Relative difference of one gradient's norm.
         turn: One minus the cosine between one gradient and the baseline's.
         total_norm: Relative difference of the norm of all gradients together.
