@@ -30,7 +30,7 @@ from drivetrain_core.testing import Row
 TURNS, STEPS, SECONDS = 5, 4, 1.0
 # Sets of processes, and Student's t for an interval of 95% of their mean.
 SETS, STUDENT = 3, 4.303
-BUDGET = {"seconds": 150, "trials": 20}
+BUDGET = {"seconds": 300, "trials": 24}
 NOT_SLOWER, AIM = 0.98, 1.1
 SETTINGS = ("fp32", "bf16", "compile", "bf16-compile")
 RIVALS = [

@@ -253,3 +253,14 @@ def test_plan_is_checked_once_for_the_whole_final(decide):
 
     decide(Stage({BASE: 0.1, BF16: 0.050, THREAD: 0.060}), check)
     assert asked == [BF16]
+
+
+def test_plan_that_falls_in_its_early_check_runs_no_more(decide):
+    stage = Stage({BASE: 0.1, BF16: 0.050, THREAD: 0.052})
+
+    def check(plan):
+        return Reject(Code.NUMERICS, "wrong", "drop it") if plan == BF16 else Ok()
+
+    assert decide(stage, check)[0] == THREAD
+    assert stage.refused == [BF16]
+    assert stage.opened == [BASE, BF16, THREAD, BASE, THREAD]

@@ -180,20 +180,16 @@ class Decision:
         racing, took_s = list(finalists), 0.0
         try:
             for number in range(_MOST_SETS):
-                decided = number >= _SETS and len(racing) == 1
-                if (
-                    decided
-                    or not racing
-                    or (number and self._too_late(base, racing, took_s))
-                ):
+                decided = not racing or (number >= _SETS and len(racing) == 1)
+                if decided or (number and self._too_late(base, racing, took_s)):
                     break
                 begin = time.monotonic()
                 sets.append(self._set([base, *racing]))
                 took_s = (time.monotonic() - begin) / (1 + len(racing))
-                believed = self._believed(base, better, sets, beliefs)
-                racing = _in_the_race(better, believed)
+                racing = self._racing(base, better, sets, beliefs)
                 if number == 0:
-                    racing = self._insure(racing, sets[0])
+                    self._insure(racing, sets[0])
+                    racing = self._racing(base, better, sets, beliefs)
         except Failure as failure:
             if not sets:
                 if len(finalists) == 1 or failure.code is Code.BUDGET:
@@ -251,19 +247,27 @@ class Decision:
             needed += check_seconds(base.measurement, racing[0].measurement)
         return time.monotonic() + needed > self._trials.deadline
 
+    def _racing(
+        self,
+        base: TrialRecord,
+        better: Sequence[TrialRecord],
+        sets: Sequence[dict[Choices, Measurement]],
+        beliefs: Beliefs,
+    ) -> list[TrialRecord]:
+        """Returns those that another set may still show to be the fastest."""
+        refused = {p for p, v in self._verdicts.items() if isinstance(v, Reject)}
+        standing = [record for record in better if record.choices not in refused]
+        if not standing:
+            return []
+        return _in_the_race(standing, self._believed(base, standing, sets, beliefs))
+
     def _insure(
         self, racing: Sequence[TrialRecord], ran: Mapping[Choices, Measurement]
-    ) -> list[TrialRecord]:
-        """Checks the best that ran, so that a search that runs late has a plan.
-
-        Returns:
-            Those that are left in the race.
-        """
+    ) -> None:
+        """Checks the best that ran, so that a search that runs late has a plan."""
         for record in racing:
             if record.choices in ran and isinstance(self._verified(record), Ok):
-                break
-        verdicts = self._verdicts
-        return [r for r in racing if not isinstance(verdicts.get(r.choices), Reject)]
+                return
 
     def _believed(
         self,
