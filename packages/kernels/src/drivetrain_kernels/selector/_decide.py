@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MIN_GAIN", "Decision", "Trial", "decide", "slowest", "worth_compiling"]
+__all__ = [
+    "MIN_GAIN",
+    "Decision",
+    "Trial",
+    "decide",
+    "slowest",
+    "whole_compile_s",
+    "worth_compiling",
+]
 
 MIN_GAIN = 0.02
 """The least part of a step that a candidate must save to be taken."""
 
 _BEST_PLAUSIBLE = 0.5  # of a step that compilation saves, when nothing is measured yet
+_PER_BLOCK = 0.5  # of the time of a block alone, which it takes within the whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,6 +169,21 @@ def worth_compiling(
         f"twice the speed would save {saved:.1f} s in {remaining_steps} steps, "
         f"compiling takes about {compile_s:.1f} s"
     )
+
+
+def whole_compile_s(compile_s: float, num_compiled: int, num_blocks: int) -> float:
+    """Returns how long a whole model will compile whose blocks have been compiled.
+
+    Args:
+        compile_s: What the blocks took together.
+        num_compiled: How many of them were compiled; the others are like those.
+        num_blocks: How many there are.
+
+    Example:
+        >>> whole_compile_s(4.0, num_compiled=1, num_blocks=6)
+        12.0
+    """
+    return _PER_BLOCK * num_blocks * compile_s / max(1, num_compiled)
 
 
 def slowest(by_rank: Sequence[Sequence[Trial]]) -> list[Trial]:

@@ -19,6 +19,7 @@ from drivetrain_kernels.selector._decide import (
     MIN_GAIN,
     Trial,
     decide,
+    whole_compile_s,
     worth_compiling,
 )
 from drivetrain_kernels.selector._preserve import require_unchanged_parameters
@@ -44,7 +45,6 @@ _RACE_SHARE = 0.35  # of the budget is kept for timing
 _FIRST_COMPILE_S = 3.0  # what the smallest model takes, and then by module
 _COMPILE_S_PER_MODULE = 0.15
 _AGAIN = 0.7  # of the time of the last compilation, when the whole compiles again
-_PER_BLOCK = 0.5  # of a block's time, for each block when the whole compiles
 
 
 class Search:
@@ -235,7 +235,9 @@ class Search:
         expected = _AGAIN * seen.compile_s
         if one.blocks and self.workload.module is not None:
             num_blocks = len(repeated_blocks(self.workload.module))
-            expected = _PER_BLOCK * seen.compile_s * num_blocks
+            # Each break makes one more graph of a block.
+            num_compiled = seen.num_graphs - seen.num_breaks
+            expected = whole_compile_s(seen.compile_s, num_compiled, num_blocks)
         self.whole_compile_s = max(self.whole_compile_s, expected)
 
     def _time(self, ready: dict[str, Installed]) -> None:
