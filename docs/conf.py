@@ -38,7 +38,7 @@ public_modules += [
     for name in ("groups", "horovod", "stores", "testing", "topology")
 ]
 public_modules += [f"drivetrain_elastic.{n}" for n in ("faults", "journal", "testing")]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "reports"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
@@ -65,6 +65,8 @@ nitpick_ignore_regex = [
 
 html_theme = "furo"
 html_title = "Drivetrain"
+# Pages that a search wrote, as they are.
+html_extra_path = ["reports"]
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 # The examples in docstrings run with the tests of their package.
