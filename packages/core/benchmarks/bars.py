@@ -1,6 +1,6 @@
 """Measures on this machine what drivetrain-core claims, against its bounds.
 
-`--quick` ends within a minute; the whole takes about an hour and a half on two cores, most
+`--quick` ends within a minute; the whole takes some hours on two cores, most
 of it for the ten programs and the two commands of the README. `record_spaces.py` records
 the spaces anew.
 """

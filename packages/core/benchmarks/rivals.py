@@ -2,9 +2,9 @@
 
 Every contender runs in a process of its own and takes turns with the others, so that a
 slow minute of the machine hits all. The plan and the program as written do so in several
-sets of processes, since two processes of one program differ. Accelerate and Fabric run with their defaults, and
-with each of what their users set by hand: bf16, `torch.compile`, and both. Run by
-`rivals.py`; `rivals.py one MODEL CONTENDER` is one such process.
+sets of processes, since two processes of one program differ. Accelerate and Fabric run with
+their defaults, and with each of what their users set by hand: bf16, `torch.compile`, and
+both. Run by `rivals.py`; `rivals.py one MODEL CONTENDER` is one such process.
 """
 
 from __future__ import annotations
