@@ -8,7 +8,7 @@ import pytest
 
 from drivetrain_core import Choice
 from drivetrain_core.search.belief import (
-    Beliefs,
+    beliefs_of,
     by_slot,
     gain_over,
     process_noise,
@@ -37,13 +37,13 @@ def test_lucky_trial_is_drawn_back_to_what_the_others_say():
         (THREAD, BF16): 1.8,
         (THREAD, BF16, FUSED): 1.8 * 1.08,
     }
-    beliefs = Beliefs.of(scores)
-    lucky = beliefs.plans[THREAD, BF16, FUSED].mean
+    beliefs = beliefs_of(scores)
+    lucky = beliefs[THREAD, BF16, FUSED].mean
     assert math.log(1.8) < lucky < math.log(1.8 * 1.07)
 
 
 def test_belief_of_one_trial_is_that_trial():
-    assert Beliefs.of({(): 3.0}).plans[()].mean == pytest.approx(math.log(3.0))
+    assert beliefs_of({(): 3.0})[()].mean == pytest.approx(math.log(3.0))
 
 
 def test_belief_moves_with_each_process_and_less_when_they_are_noisy():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass
 
 import pytest
@@ -47,6 +48,7 @@ class Stage:
     """
 
     timeout_s = 60.0
+    world_size = 1
     reference = object()
 
     def __init__(self, trials, final=None, seconds=1000.0):
@@ -264,3 +266,18 @@ def test_plan_that_falls_in_its_early_check_runs_no_more(decide):
     assert decide(stage, check)[0] == THREAD
     assert stage.refused == [BF16]
     assert stage.opened == [BASE, BF16, THREAD, BASE, THREAD]
+
+
+def test_check_of_a_structure_that_was_never_compiled_is_kept_time_for():
+    whole = Choice("compile", {"scope": "whole"})
+    quick, first = (*BF16, whole), (*BF16, whole, *FUSED)
+    stage = Stage({BASE: 0.1, quick: 0.05, first: 0.06})
+    found = Decision(stage, throughput, memory_bytes=1 << 40)
+    soon = found.seconds()
+    # The first plan with this code compiled it; the faster one found it ready.
+    slow = dataclasses.replace(measured(0.06), setup_s=30.0)
+    stage.records[2] = dataclasses.replace(stage.records[2], measurement=slow)
+    assert found.seconds() > soon + 29.0
+    # What was looked at before needs no compiler again.
+    found._structures[(whole,)] = Ok()
+    assert found.seconds() == soon

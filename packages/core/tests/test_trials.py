@@ -54,10 +54,12 @@ class Runner:
     timeout_s: float = 60.0
     opened: list = field(default_factory=list)
     closed: list = field(default_factory=list)
+    deadlines: list = field(default_factory=list)
 
     @contextlib.contextmanager
     def open(self, choices, *, baseline, trajectory=False, deadline=None):
         self.opened.append((choices, baseline))
+        self.deadlines.append(deadline)
         session = self.sessions[choices]
         if isinstance(session, list):
             session = session.pop(0)
@@ -177,3 +179,11 @@ def test_what_is_compiled_may_take_twice_as_long(start):
     trials.run(())
     compiled = (Choice("compile", {"scope": "block"}),)
     assert trials.runner(compiled).timeout_s == 2 * trials.runner(FUSED).timeout_s
+
+
+def test_trial_leaves_the_time_that_is_kept_for_the_final(start):
+    trials, runner = start({(): Session(0.1, seen()), FUSED: Session(0.08, seen())})
+    trials.run(())
+    trials.reserved_s = 25.0
+    trials.run(FUSED)
+    assert runner.deadlines == [trials.deadline, trials.deadline - 25.0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from drivetrain_core._registry import find
@@ -21,42 +21,41 @@ from drivetrain_core.search.surrogate import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from drivetrain_core._optimization import Choice
 
-__all__ = ["Beliefs", "by_slot", "gain_over", "process_noise", "revised"]
+__all__ = [
+    "Beliefs",
+    "beliefs_of",
+    "by_slot",
+    "gain_over",
+    "process_noise",
+    "revised",
+]
 
 # What is usual of two processes, and how many observations that counts for.
 _USUAL_NOISE, _USUAL_WEIGHT = 0.04, 4
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Beliefs:
-    """What a set of trials says of their plans.
+Beliefs = Mapping[tuple["Choice", ...], Prediction]
+"""What trials say of plans: a prediction of each one's log speed."""
 
-    Args:
-        plans: A prediction of each plan's log speed.
+
+def beliefs_of(scores: Mapping[tuple[Choice, ...], float]) -> Beliefs:
+    """Returns what trials say, from the score of each; there is at least one.
+
+    Example:
+        >>> from drivetrain_core import Choice
+        >>> plan = (Choice("micro_batch", {"num": 2}),)
+        >>> found = beliefs_of({(): 1.0, plan: 2.0})
+        >>> found[plan].mean > found[()].mean
+        True
     """
-
-    plans: Mapping[tuple[Choice, ...], Prediction]
-
-    @classmethod
-    def of(cls, scores: Mapping[tuple[Choice, ...], float]) -> Beliefs:
-        """Returns what trials say, from the score of each; there is at least one.
-
-        Example:
-            >>> from drivetrain_core import Choice
-            >>> plan = (Choice("micro_batch", {"num": 2}),)
-            >>> found = Beliefs.of({(): 1.0, plan: 2.0})
-            >>> found.plans[plan].mean > found.plans[()].mean
-            True
-        """
-        answers = [by_slot(plan) for plan in scores]
-        slots = sorted({slot for each in answers for slot in each})
-        model = Surrogate(answers, list(scores.values()), slots)
-        plans = dict(zip(scores, model.predict(answers), strict=True))
-        return cls(plans=plans)
+    answers = [by_slot(plan) for plan in scores]
+    slots = sorted({slot for each in answers for slot in each})
+    model = Surrogate(answers, list(scores.values()), slots)
+    return dict(zip(scores, model.predict(answers), strict=True))
 
 
 def by_slot(plan: Sequence[Choice]) -> dict[str, Hashable]:

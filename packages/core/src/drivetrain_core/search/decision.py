@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 from drivetrain_core._errors import Code
 from drivetrain_core._optimization import Ok, Reject
 from drivetrain_core._plan import describe
-from drivetrain_core.search.belief import Beliefs, gain_over, process_noise, revised
+from drivetrain_core.search.belief import (
+    beliefs_of,
+    gain_over,
+    process_noise,
+    revised,
+)
 from drivetrain_core.search.final import (
     Comparison,
     compare,
@@ -18,7 +23,7 @@ from drivetrain_core.search.final import (
     merge,
     run_in_turns,
 )
-from drivetrain_core.search.numerics.verify import verify
+from drivetrain_core.search.numerics.verify import structure_of, verify
 from drivetrain_core.search.objective import score_of
 from drivetrain_core.search.process.trial import Failure
 from drivetrain_core.search.reserve import (
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from drivetrain_core._measurement import Measurement
+    from drivetrain_core.search.belief import Beliefs
     from drivetrain_core.search.descent import Choices
     from drivetrain_core.search.objective import Objective
     from drivetrain_core.search.report.record import TrialRecord
@@ -83,7 +89,7 @@ class Decision:
         # Few finalists are left after the first set.
         first = set_seconds(base, measured, finalists)
         later = set_seconds(base, measured, min(finalists, 2))
-        return first + (_SETS - 1) * later + check_seconds(base, measured)
+        return first + (_SETS - 1) * later + self._check_seconds(base, best[0])
 
     def decide(
         self, base: TrialRecord, stopped: str
@@ -138,24 +144,23 @@ class Decision:
         most = _FINALISTS
         while most > 1 and self.seconds(most) > left:
             most -= 1
-        plans = beliefs.plans
+        best = beliefs[better[0].choices].mean
         return [
             record
             for record in better[:most]
-            if plans[better[0].choices].mean - plans[record.choices].mean
-            <= math.log(_NEAR)
+            if best - beliefs[record.choices].mean <= math.log(_NEAR)
         ]
 
     def _better(self, base: TrialRecord, beliefs: Beliefs) -> list[TrialRecord]:
         """Returns the trials that are believed to beat the baseline, the best first."""
         records = self._trials.best_first()
-        records.sort(key=lambda record: -beliefs.plans[record.choices].mean)
+        records.sort(key=lambda record: -beliefs[record.choices].mean)
         return records[: records.index(base)] if base in records else records
 
     def _beliefs(self) -> Beliefs:
         """Returns what all trials say of each plan that can be used."""
         scored = [(r.choices, self._trials.score(r)) for r in self._trials.best_first()]
-        return Beliefs.of({plan: s for plan, s in scored if s is not None})
+        return beliefs_of({plan: s for plan, s in scored if s is not None})
 
     def _final(
         self,
@@ -241,10 +246,9 @@ class Decision:
             took_s: What each plan took of the last set.
         """
         assert base.measurement is not None
-        assert racing[0].measurement is not None
         needed = (1 + len(racing)) * took_s
         if not any(isinstance(v, Ok) for v in self._verdicts.values()):
-            needed += check_seconds(base.measurement, racing[0].measurement)
+            needed += self._check_seconds(base.measurement, racing[0])
         return time.monotonic() + needed > self._trials.deadline
 
     def _racing(
@@ -298,9 +302,27 @@ class Decision:
             [(tried[plan], speed) for plan, speed in one.items()] for one in found
         )
         return [
-            revised(beliefs.plans[plan], [s[plan] for s in found if plan in s], noise)
+            revised(beliefs[plan], [s[plan] for s in found if plan in s], noise)
             for plan in tried
         ]
+
+    def _check_seconds(self, base: Measurement, best: TrialRecord) -> float:
+        """Returns what the check of a plan will take."""
+        assert best.measurement is not None
+        structure = structure_of(
+            best.choices, self._trials.runner(best.choices).world_size
+        )
+        if structure == best.choices or structure in self._structures:
+            return check_seconds(base, best.measurement)
+        # The trial of the plan may have found its code compiled, by one much like it;
+        # without low precision it is other code.
+        compiled = {c for c in best.choices if c.name == "compile"}
+        setups = [
+            record.measurement.setup_s
+            for record in self._trials.records
+            if record.measurement is not None and compiled <= set(record.choices)
+        ]
+        return check_seconds(base, best.measurement, max(setups))
 
     def _verified(self, best: TrialRecord) -> Ok | Reject:
         """Returns what the thorough check says, or has said.

@@ -289,7 +289,9 @@ class Search:
         if run >= budget.trials:
             self.stopped = f"the budget of {run} trials was used"
             return True
-        left = self.trials.deadline - self.decision.seconds() - time.monotonic()
+        # A trial that takes longer than others must not take the time of the final.
+        self.trials.reserved_s = self.decision.seconds()
+        left = self.trials.deadline - self.trials.reserved_s - time.monotonic()
         if self.trials.usual_seconds() > left:
             seconds = f"{budget.seconds:.0f} s"
             self.stopped = f"the budget of {seconds} has no time for another trial"

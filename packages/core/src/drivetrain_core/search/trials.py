@@ -45,6 +45,8 @@ class Trials:
     Attributes:
         records: What came of each; the first is the one that others are compared with.
         reference: How the program behaved that plans are held to; None before it ran.
+        deadline: When the search must end, in `time.monotonic` seconds.
+        reserved_s: What trials must leave of the time until then.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Trials:
         self.records: list[TrialRecord] = []
         self.reference: Observation | None = None
         self.deadline = started + options.budget.seconds
+        self.reserved_s = 0.0
         self._runner = runner
         self._options = options
         self._progress = progress
@@ -197,7 +200,7 @@ class Trials:
         leaders = self.best_first()
         leader = self.score(leaders[0]) if leaders else None
         opened = self.runner(choices).open(
-            choices, baseline=base, deadline=self.deadline
+            choices, baseline=base, deadline=self.deadline - self.reserved_s
         )
         session = stack.enter_context(opened)
         fields.update(self._judged(choices, session.observation))

@@ -205,7 +205,7 @@ def _receive(
 
 def _from_rank(failure: RankFailure, plan: str, late: Code) -> Failure:
     if failure.kind == "timeout" and late is Code.BUDGET:
-        because = f"the budget of the search ended while {plan} ran"
+        because = f"the budget of the search had no more time for {plan}"
         return Failure(Code.BUDGET, because)
     if failure.kind == "timeout":
         because = f"{plan} did not answer in time; rank {failure.rank} was in "
