@@ -46,6 +46,7 @@ HEALTHY = (
     [("optimizer_impl", "foreach")],
     ["data_loading"],
     ["cpu_threads"],
+    ["host_allocator"],
 )
 """Plans without a bug."""
 

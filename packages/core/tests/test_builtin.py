@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
+import resource
 
 import pytest
 import torch
@@ -200,6 +202,35 @@ def test_cpu_threads_are_put_back(built):
     assert torch.get_num_threads() == 1
     accelerated.close()
     assert torch.get_num_threads() == before
+
+
+def page_faults():
+    """Pages that the kernel had to bring for eight large tensors, one after the other."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        torch.zeros(2**24)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
+def test_host_allocator_keeps_pages_until_the_plan_is_closed(built):
+    # Huge pages may come instead of small ones: at least 32 for each tensor.
+    assert page_faults() >= 8 * 32
+    accelerated = built(["host_allocator"])
+    page_faults()
+    assert page_faults() < 32
+    accelerated.close()
+    assert page_faults() >= 8 * 32
+
+
+def test_host_allocator_needs_glibc_and_a_cpu(context, monkeypatch):
+    card = dataclasses.replace(context.device, type="cuda", name="a card")
+    elsewhere = dataclasses.replace(context, device=card)
+    assert refused("host_allocator", elsewhere).because == "the model trains on a card"
+    assert list(find("host_allocator").configs(elsewhere)) == []
+    monkeypatch.setattr("platform.libc_ver", lambda: ("musl", "1.2"))
+    assert "not glibc" in refused("host_allocator", context).because
+    assert list(find("host_allocator").configs(context)) == []
 
 
 def test_blocks_are_the_largest_list():

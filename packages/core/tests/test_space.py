@@ -186,12 +186,13 @@ def test_ranks_must_average_gradients_whatever_is_allowed(two_ranks):
     assert of_slot(denied, Slot.DATA_PARALLEL) is None
 
 
-def test_seed_plan_is_bf16_compiled_blocks_and_a_fused_optimizer(context):
+def test_seed_plan_is_bf16_compiled_blocks_a_fused_optimizer_and_kept_memory(context):
     space, _ = make_space(context)
     seed = {choice.name: choice.config for choice in seed_plan(space, (), context)}
     assert seed["precision"]["dtype"] == "bf16_autocast"
     assert "optimizer_impl" in seed
-    assert set(seed) <= {"precision", "compile", "optimizer_impl"}
+    wanted = {"precision", "compile", "optimizer_impl", "host_allocator"}
+    assert set(seed) <= wanted
     assert ("compile" in seed) == (of_slot(space, Slot.COMPILE) is not None)
 
 

@@ -18,6 +18,7 @@ BUILTINS: dict[str, str] = {
     "data_loading": "drivetrain_core.builtin.data_loading:DataLoading",
     "ddp": "drivetrain_core.builtin.ddp:Ddp",
     "fsdp": "drivetrain_core.builtin.fsdp:Fsdp",
+    "host_allocator": "drivetrain_core.builtin.host_allocator:HostAllocator",
     "micro_batch": "drivetrain_core.builtin.micro_batch:MicroBatch",
     "optimizer_impl": "drivetrain_core.builtin.optimizer_impl:OptimizerImpl",
     "precision": "drivetrain_core.builtin.precision:Precision",

@@ -225,10 +225,13 @@ def seed_plan(
 ) -> tuple[Choice, ...] | None:
     """Returns what an expert would try first, or None when nothing of it is there.
 
-    That is bf16 autocast, compiled blocks, and a fused optimizer: the choices that
-    win most often, together, since they feed on one another.
+    That is bf16 autocast, compiled blocks, and a fused optimizer, on a CPU with memory
+    that is kept: the choices that win most often, together, since they feed on one
+    another.
     """
-    wanted = (Slot.PRECISION, Slot.COMPILE, Slot.OPTIMIZER_IMPL)
+    wanted = [Slot.PRECISION, Slot.COMPILE, Slot.OPTIMIZER_IMPL]
+    if context.device.type == "cpu":
+        wanted.append(Slot.ALLOCATOR)
     preferred = {Slot.PRECISION: "bf16_autocast"}
     plan = {find(c.name).slot: c for c in baseline}
     for entry in space:

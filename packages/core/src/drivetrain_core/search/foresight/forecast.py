@@ -55,6 +55,7 @@ _NO_STRUCTURE = frozenset(
         "data_loading",
         "ddp",
         "fsdp",
+        "host_allocator",
         "micro_batch",
         "optimizer_impl",
     }
