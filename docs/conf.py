@@ -58,7 +58,7 @@ BUILTINS = "|".join(name for name in dir(builtins) if name[0] != "_")
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        rf"(?:{STDLIB}|numpy|torch|nn|dist|grpc|accelerate|lightning|transformers)\..*",
+        rf"(?:{STDLIB}|np|numpy|torch|nn|dist|grpc|accelerate|lightning|transformers)\..*",
     ),
     (r"py:.*", rf"{BUILTINS}|\.\.\."),
 ]

@@ -1,0 +1,165 @@
+#include "arena.hpp"
+
+#include <algorithm>
+
+namespace drivetrain {
+
+void Arena::give(Block* block) {
+  block->kind = Kind::kFree;
+  block->freed_at = clock_.advance();
+  free_.insert(join_free(block));
+}
+
+Extent& Arena::add_extent(Address at, Bytes bytes, Bytes chunk_bytes) {
+  extents_.push_back(std::make_unique<Extent>());
+  Extent& extent = *extents_.back();
+  extent.arena = this;
+  extent.at = at;
+  extent.chunk_bytes = chunk_bytes;
+  extent.pages.resize(bytes / chunk_bytes);
+  Block* hole = store_.take();
+  hole->at = at;
+  hole->size = bytes;
+  hole->extent = &extent;
+  hole->kind = Kind::kHole;
+  extent.first = hole;
+  return extent;
+}
+
+void Arena::lend(Block* block, PageRun run) {
+  Extent& extent = *block->extent;
+  free_.erase(block);
+  const Address end = extent.address_of(run.last);
+  if (block->end() > end) {
+    free_.insert(split(block, end));
+  }
+  for (std::uint32_t page = run.first; page < run.last; ++page) {
+    extent.pages[page].holds = false;
+    extent.pages[page].left_at = block->freed_at;
+  }
+  Block* hole = block;
+  const Address begin = extent.address_of(run.first);
+  if (block->at < begin) {
+    hole = split(block, begin);
+    free_.insert(block);
+  }
+  hole->kind = Kind::kHole;
+  join_holes(hole);
+}
+
+Block* Arena::claim(Block* first, Address begin, Bytes size) {
+  Block* block = first;
+  if (block->kind == Kind::kHole && block->at < begin) {
+    block = split(block, begin);
+  }
+  const Extent& extent = *block->extent;
+  const Address end = block->at + size;
+  const Address page_end = extent.at + round_up(end - extent.at, extent.chunk_bytes);
+  for (Block* last = block;;) {
+    if (last->kind == Kind::kFree) {
+      free_.erase(last);
+    } else if (last->end() > page_end) {
+      split(last, page_end);
+    }
+    if (last != block) {
+      absorb(block);
+    }
+    if (block->end() >= end) {
+      break;
+    }
+    last = block->after;
+  }
+  block->kind = Kind::kClaimed;
+  return block;
+}
+
+Block* Arena::fill(Block* claimed, Bytes size) {
+  claimed->kind = Kind::kFree;
+  // Whatever the stream has waited for meanwhile, the next tenant comes after it.
+  claimed->freed_at = clock_.advance();
+  return carve(join_free(claimed), size);
+}
+
+void Arena::abandon(Block* claimed) {
+  const Extent& extent = *claimed->extent;
+  Block* rest = claimed;
+  while (rest != nullptr) {
+    Block* block = rest;
+    std::uint32_t page = extent.page_of(block->at);
+    const bool holds = extent.pages[page].holds;
+    while (extent.address_of(page) < block->end() &&
+           extent.pages[page].holds == holds) {
+      ++page;
+    }
+    const Address end = extent.address_of(page);
+    rest = end < block->end() ? split(block, end) : nullptr;
+    block->kind = holds ? Kind::kFree : Kind::kHole;
+    if (holds) {
+      free_.insert(join_free(block));
+    } else {
+      join_holes(block);
+    }
+  }
+}
+
+Block* Arena::carve(Block* block, Bytes size) {
+  if (block->size > size) {
+    free_.insert(split(block, block->at + size));
+  }
+  block->kind = Kind::kLive;
+  return block;
+}
+
+Block* Arena::split(Block* block, Address at) {
+  Block* rest = store_.take();
+  rest->at = at;
+  rest->size = block->end() - at;
+  rest->extent = block->extent;
+  rest->freed_at = block->freed_at;
+  rest->kind = block->kind;
+  rest->before = block;
+  rest->after = block->after;
+  if (rest->after != nullptr) {
+    rest->after->before = rest;
+  }
+  block->after = rest;
+  block->size = at - block->at;
+  return rest;
+}
+
+void Arena::absorb(Block* block) {
+  Block* gone = block->after;
+  block->size += gone->size;
+  block->freed_at = std::max(block->freed_at, gone->freed_at);
+  block->after = gone->after;
+  if (block->after != nullptr) {
+    block->after->before = block;
+  }
+  store_.give(gone);
+}
+
+Block* Arena::join_free(Block* block) {
+  if (block->after != nullptr && block->after->kind == Kind::kFree) {
+    free_.erase(block->after);
+    absorb(block);
+  }
+  if (block->before != nullptr && block->before->kind == Kind::kFree) {
+    block = block->before;
+    free_.erase(block);
+    absorb(block);
+  }
+  return block;
+}
+
+Block* Arena::join_holes(Block* hole) {
+  if (hole->after != nullptr && hole->after->kind == Kind::kHole) {
+    absorb(hole);
+  }
+  if (hole->before != nullptr && hole->before->kind == Kind::kHole) {
+    hole = hole->before;
+    absorb(hole);
+  }
+  return hole;
+}
+
+}  // namespace drivetrain

@@ -1,0 +1,93 @@
+// A run of addresses in an arena, and the pages below it.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "stream_clock.hpp"
+#include "units.hpp"
+
+namespace drivetrain {
+
+class Arena;
+struct Block;
+
+using ChunkId = std::uint32_t;
+constexpr ChunkId kNoChunk = ~ChunkId{0};
+
+// A page is where a chunk can be mapped. A chunk may be mapped at several pages, of
+// which at most one holds it: only there may blocks live. The others keep the mapping,
+// so that the chunk can come back without a call to the driver.
+struct Page {
+  ChunkId chunk = kNoChunk;
+  bool holds = false;
+  // When the stream of the arena last had a block here; the page may not be unmapped
+  // before that.
+  std::uint64_t left_at = 0;
+};
+
+// A reserved range of addresses.
+struct Extent {
+  Arena* arena;
+  Address at;
+  Bytes chunk_bytes;
+  std::vector<Page> pages;
+  Block* first = nullptr;
+  // No page from here on was ever mapped.
+  std::uint32_t high = 0;
+
+  std::uint32_t page_of(Address address) const {
+    return static_cast<std::uint32_t>((address - at) / chunk_bytes);
+  }
+  Address address_of(std::uint32_t page) const { return at + page * chunk_bytes; }
+};
+
+enum class Kind : std::uint8_t {
+  kFree,     // nobody's; every page holds its chunk
+  kLive,     // a tenant's
+  kPending,  // freed, while another stream may still use it
+  kHole,     // whole pages, none of which holds a chunk
+  kClaimed,  // being filled for a request
+};
+
+// The blocks of an extent lie one behind the other and cover it. No two free ones are
+// neighbours, nor two holes. Holes begin and end with pages.
+struct Block {
+  Address at = 0;
+  Bytes size = 0;
+  Bytes requested = 0;
+  Block* before = nullptr;
+  Block* after = nullptr;
+  // Neighbours in a bin of the free index.
+  Block* previous = nullptr;
+  Block* next = nullptr;
+  Extent* extent = nullptr;
+  // When it became free, on the stream of its arena.
+  std::uint64_t freed_at = 0;
+  Kind kind = Kind::kFree;
+  // Whether other streams use it too.
+  bool shared = false;
+
+  Address end() const { return at + size; }
+};
+
+// The whole pages in [begin, end): first and one past the last; equal when there is
+// none.
+struct PageRun {
+  std::uint32_t first;
+  std::uint32_t last;
+
+  std::uint32_t count() const { return last - first; }
+};
+
+inline PageRun whole_pages(const Block& block) {
+  const Extent& extent = *block.extent;
+  const Bytes begin = block.at - extent.at;
+  const auto first = static_cast<std::uint32_t>(ceil_div(begin, extent.chunk_bytes));
+  const auto last =
+      static_cast<std::uint32_t>((begin + block.size) / extent.chunk_bytes);
+  return {first, last < first ? first : last};
+}
+
+}  // namespace drivetrain

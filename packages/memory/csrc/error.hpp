@@ -1,0 +1,35 @@
+// What the allocator throws.
+//
+// Error
+// ├── DriverError      the device's driver refused something that should work
+// ├── OutOfMemory      a request does not fit, whatever is joined
+// └── MisuseError      a caller freed what it does not own, or gave a bad option
+
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace drivetrain {
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class DriverError : public Error {
+ public:
+  using Error::Error;
+};
+
+class OutOfMemory : public Error {
+ public:
+  using Error::Error;
+};
+
+class MisuseError : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace drivetrain

@@ -1,0 +1,69 @@
+#include "stream_clock.hpp"
+
+namespace drivetrain {
+
+StreamClock::~StreamClock() {
+  for (const Mark& mark : marks_) {
+    driver_.forget(mark.event);
+  }
+}
+
+bool StreamClock::passed(std::uint64_t time) {
+  while (passed_ < time && !marks_.empty() && driver_.done(marks_.front().event)) {
+    drop_oldest();
+  }
+  return passed_ >= time;
+}
+
+std::uint64_t StreamClock::poll() {
+  passed(now_);
+  if (marks_.empty() && passed_ < now_) {
+    mark_after(now_);
+  }
+  return passed_;
+}
+
+Ticket StreamClock::mark() {
+  advance();
+  mark_after(now_);
+  return ticket();
+}
+
+bool StreamClock::follow(Ticket ticket) {
+  if (ticket.clock == nullptr || ticket.clock == this) {
+    return false;
+  }
+  std::uint64_t& until = followed_[ticket.clock];
+  if (until >= ticket.time || ticket.clock->passed(ticket.time)) {
+    return false;
+  }
+  const Mark mark = ticket.clock->mark_after(ticket.time);
+  driver_.wait(stream_, mark.event);
+  until = mark.time;
+  return true;
+}
+
+void StreamClock::synchronize(std::uint64_t time) {
+  if (!passed(time)) {
+    driver_.synchronize(mark_after(time).event);
+    passed(time);
+  }
+}
+
+StreamClock::Mark StreamClock::mark_after(std::uint64_t time) {
+  for (const Mark& mark : marks_) {
+    if (mark.time >= time) {
+      return mark;
+    }
+  }
+  marks_.push_back({now_, driver_.record(stream_)});
+  return marks_.back();
+}
+
+void StreamClock::drop_oldest() {
+  passed_ = marks_.front().time;
+  driver_.forget(marks_.front().event);
+  marks_.pop_front();
+}
+
+}  // namespace drivetrain

@@ -1,0 +1,198 @@
+"""The native allocator, called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import drivetrain_memory
+from drivetrain_memory._errors import DeviceError, DeviceMemoryError, MemoryUseError
+
+__all__ = [
+    "Counters",
+    "Driver",
+    "NativeAllocator",
+    "call",
+    "host_driver",
+    "null_driver",
+]
+
+_FILE = "drivetrain_memory.so"
+_PREFIX = "drivetrain_memory_v1_"
+_FAILURES = {
+    1: DeviceError,
+    2: DeviceMemoryError,
+    3: MemoryUseError,
+    4: DeviceError,
+}
+
+
+class _Problem(ctypes.Structure):
+    _fields_ = (("failure", ctypes.c_int32), ("text", ctypes.c_char * 2044))
+
+    def check(self) -> None:
+        if self.failure:
+            raise _FAILURES[self.failure](self.text.decode(errors="replace"))
+
+
+class Counters(ctypes.Structure):
+    """What an allocator has done so far; see `counters.hpp`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in (
+            "allocations",
+            "frees",
+            "misses",
+            "out_of_memory",
+            "created",
+            "destroyed",
+            "mapped",
+            "unmapped",
+            "map_calls",
+            "remapped",
+            "returned",
+            "stolen",
+            "stream_waits",
+            "host_waits",
+            "live_bytes",
+            "peak_live_bytes",
+            "active_bytes",
+            "peak_active_bytes",
+            "reserved_bytes",
+            "peak_reserved_bytes",
+        )
+    )
+
+    def as_dict(self) -> dict[str, int]:
+        """Returns the counters by name."""
+        return {name: int(getattr(self, name)) for name, *_ in self._fields_}
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    # In an editable installation the library and the sources lie in two folders.
+    folders = [Path(folder) for folder in drivetrain_memory.__path__]
+    file = next((f / _FILE for f in folders if (f / _FILE).exists()), None)
+    if file is None:
+        message = (
+            "drivetrain-memory was installed without its library; install it again"
+        )
+        raise DeviceError(message)
+    library = ctypes.CDLL(str(file))
+    for name in ("null_driver", "host_driver", "allocator"):
+        getattr(library, f"{_PREFIX}{name}").restype = ctypes.c_void_p
+    getattr(library, f"{_PREFIX}allocate").restype = ctypes.c_uint64
+    return library
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Calls a function of the library that may fail.
+
+    Raises:
+        DeviceError: The device refuses what should work.
+        DeviceMemoryError: A request does not fit.
+        MemoryUseError: The allocator refuses such a use.
+    """
+    problem = _Problem()
+    answer = getattr(_library(), f"{_PREFIX}{name}")(*arguments, ctypes.byref(problem))
+    problem.check()
+    return answer
+
+
+def _plain(name: str, *arguments: Any) -> None:
+    getattr(_library(), f"{_PREFIX}{name}")(*arguments)
+
+
+class Driver:
+    """A device; ended with the object."""
+
+    def __init__(self, handle: int) -> None:
+        """Takes over a native driver."""
+        self.handle = ctypes.c_void_p(handle)
+        self._end = getattr(_library(), f"{_PREFIX}end_driver")
+
+    def __del__(self) -> None:
+        """Ends it."""
+        self._end(self.handle)
+
+
+def null_driver(total: int, chunk: int) -> Driver:
+    """Returns a device of `total` bytes that is book-keeping alone."""
+    sizes = ctypes.c_uint64(total), ctypes.c_uint64(chunk)
+    return Driver(call("null_driver", *sizes))
+
+
+def host_driver(total: int, chunk: int, *, delay_us: int = 0, seed: int = 0) -> Driver:
+    """Returns a device of `total` bytes that is memory of this machine."""
+    sizes = ctypes.c_uint64(total), ctypes.c_uint64(chunk)
+    streams = ctypes.c_uint32(delay_us), ctypes.c_uint64(seed)
+    return Driver(call("host_driver", *sizes, *streams))
+
+
+class NativeAllocator:
+    """An allocator of one device. Safe to use from any thread.
+
+    Args:
+        driver: The device.
+        capacity: The most that is reserved, in bytes; 0 for all that there is.
+        headroom: By what part more than the live peak is reserved before free memory is
+            joined instead; negative for as much as there is.
+        mapped: The most that may be mapped, counting each address; 0 for what is usual.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        capacity: int = 0,
+        headroom: float = 0.02,
+        mapped: int = 0,
+    ) -> None:
+        """Makes it; nothing is reserved yet."""
+        self._driver = driver
+        self._end: Any = None
+        handle = call(
+            "allocator",
+            driver.handle,
+            ctypes.c_uint64(capacity),
+            ctypes.c_double(headroom),
+            ctypes.c_uint64(mapped),
+        )
+        self._handle = ctypes.c_void_p(handle)
+        self._end = getattr(_library(), f"{_PREFIX}end_allocator")
+
+    def __del__(self) -> None:
+        """Ends it, and all of its memory."""
+        if self._end is not None:
+            self._end(self._handle)
+
+    def allocate(self, size: int, stream: int = 0, graph: int = 0) -> int:
+        """Returns the address of `size` bytes for work on a stream."""
+        numbers = (ctypes.c_uint64(n) for n in (size, stream, graph))
+        return int(call("allocate", self._handle, *numbers))
+
+    def free(self, at: int) -> None:
+        """Frees what was allocated at an address."""
+        call("free", self._handle, ctypes.c_uint64(at))
+
+    def record_stream(self, at: int, stream: int) -> None:
+        """Says that another stream uses the memory too."""
+        numbers = ctypes.c_uint64(at), ctypes.c_uint64(stream)
+        call("record_stream", self._handle, *numbers)
+
+    def release_graph(self, graph: int) -> None:
+        """Makes the memory of a graph everybody's again."""
+        call("release_graph", self._handle, ctypes.c_uint64(graph))
+
+    def trim(self) -> None:
+        """Gives back to the device what no block lives on."""
+        call("trim", self._handle)
+
+    def counters(self) -> Counters:
+        """Returns what it has done so far."""
+        counters = Counters()
+        _plain("counters", self._handle, ctypes.byref(counters))
+        return counters

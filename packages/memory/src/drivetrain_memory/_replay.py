@@ -1,0 +1,160 @@
+"""Traces played to allocators: this one, and models of PyTorch's."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from drivetrain_memory._errors import MemoryUseError
+from drivetrain_memory._native import call
+
+if TYPE_CHECKING:
+    from drivetrain_memory.trace._format import Trace
+
+__all__ = ["MODELS", "Replayed", "replay", "smallest_capacity"]
+
+_MIB = 2**20
+# What CUDA maps at a time at least.
+_CHUNK_BYTES = 2 * _MIB
+
+MODELS = {
+    "ours": (0, _CHUNK_BYTES),
+    "native": (1, _CHUNK_BYTES),
+    "expandable": (2, 20 * _MIB),
+    "expandable-2": (2, _CHUNK_BYTES),
+}
+"""Allocators by name: this project's; PyTorch's with its defaults, with expandable
+segments, and with segments that are mapped 2 MiB at a time. The value is for the library.
+"""
+
+# No allocator here needs more of any trace.
+_MOST_OF_LIVE = 4
+
+
+class _Replayed(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in (
+            "served",
+            "peak_live_bytes",
+            "peak_reserved_bytes",
+            "remapped_bytes",
+            "driver_calls",
+            "flushes",
+            "stream_waits",
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replayed:
+    """How an allocator fared with a trace.
+
+    Args:
+        finished: Whether every request was served.
+        peak_live_bytes: The most that was live.
+        peak_reserved_bytes: The most that was taken of the device.
+        remapped_bytes: Physical memory that moved, or was given back and taken again.
+        driver_calls: Calls to the driver.
+        flushes: Times that all that was cached went back, which stalls the device.
+        stream_waits: Times that a stream waited for another.
+        calls_by_step: The driver calls of each step, beginning with what came before.
+    """
+
+    finished: bool
+    peak_live_bytes: int
+    peak_reserved_bytes: int
+    remapped_bytes: int
+    driver_calls: int
+    flushes: int
+    stream_waits: int
+    calls_by_step: tuple[int, ...]
+
+
+def replay(
+    trace: Trace, model: str, *, capacity_bytes: int, headroom: float | None = None
+) -> Replayed:
+    """Plays a trace to an allocator, without a device.
+
+    Args:
+        trace: What was asked for.
+        model: One of `MODELS`.
+        capacity_bytes: Of the device.
+        headroom: By what part more than the live peak `ours` reserves before it joins
+            free memory instead; None for as much as there is.
+
+    Raises:
+        MemoryUseError: There is no such model, or the trace contradicts itself.
+
+    Example:
+        >>> from drivetrain_memory.trace import pattern
+        >>> trace = pattern("checkerboard-6")
+        >>> live = trace.peak_live_bytes
+        >>> replay(trace, "ours", capacity_bytes=live).finished
+        True
+        >>> replay(trace, "expandable", capacity_bytes=live * 5 // 4).finished
+        False
+    """
+    if model not in MODELS:
+        message = f"there is no model {model!r}; there are {', '.join(MODELS)}"
+        raise MemoryUseError(message)
+    number, chunk = MODELS[model]
+    found = _Replayed()
+    steps = trace.num_steps + 1
+    calls = (ctypes.c_uint64 * steps)()
+    call(
+        "replay",
+        ctypes.c_void_p(trace.events.ctypes.data),
+        ctypes.c_uint64(len(trace.events)),
+        number,
+        ctypes.c_uint64(capacity_bytes),
+        ctypes.c_uint64(chunk),
+        ctypes.c_double(-1.0 if headroom is None else headroom),
+        ctypes.byref(found),
+        calls,
+        ctypes.c_uint64(steps),
+    )
+    return Replayed(
+        finished=found.served == len(trace.events),
+        peak_live_bytes=found.peak_live_bytes,
+        peak_reserved_bytes=found.peak_reserved_bytes,
+        remapped_bytes=found.remapped_bytes,
+        driver_calls=found.driver_calls,
+        flushes=found.flushes,
+        stream_waits=found.stream_waits,
+        calls_by_step=tuple(calls),
+    )
+
+
+def smallest_capacity(trace: Trace, model: str) -> int:
+    """Returns the bytes of the smallest device on which a trace finishes.
+
+    That is to one chunk of 2 MiB, if a larger device is never worse.
+
+    Args:
+        trace: What was asked for.
+        model: One of `MODELS`.
+
+    Raises:
+        MemoryUseError: As `replay`; or the trace does not finish on four times its live
+            peak.
+
+    Example:
+        >>> from drivetrain_memory.trace import pattern
+        >>> trace = pattern("island")
+        >>> smallest_capacity(trace, "ours") / trace.peak_live_bytes < 1.005
+        True
+    """
+    low = trace.peak_live_bytes // _CHUNK_BYTES
+    high = _MOST_OF_LIVE * (low + 1)
+    if not replay(trace, model, capacity_bytes=high * _CHUNK_BYTES).finished:
+        message = f"{trace.name} does not finish on {high * _CHUNK_BYTES} bytes"
+        raise MemoryUseError(message)
+    while low < high:
+        middle = (low + high) // 2
+        if replay(trace, model, capacity_bytes=middle * _CHUNK_BYTES).finished:
+            high = middle
+        else:
+            low = middle + 1
+    return low * _CHUNK_BYTES
