@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 #include <string>
 
 #include "error.hpp"
@@ -65,7 +66,7 @@ Address Allocator::allocate(Bytes size, Stream stream, std::uint64_t graph) {
   if (size == 0) {
     return 0;
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<Lock> lock(lock_);
   if (size > hard_limit_ * chunk_) {
     refuse(size, stream);
   }
@@ -79,7 +80,7 @@ Address Allocator::allocate(Bytes size, Stream stream, std::uint64_t graph) {
   if (block == nullptr) {
     refuse(size, stream);
   }
-  block->requested = size;
+  block->slack = rounded - size;
   live_.insert(block);
   ++counters_.allocations;
   counters_.live_bytes += rounded;
@@ -94,7 +95,7 @@ void Allocator::free(Address at) {
   if (at == 0) {
     return;
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<Lock> lock(lock_);
   Block* block = live_.remove(at);
   if (block == nullptr) {
     throw MisuseError("no live block begins at address " + std::to_string(at) +
@@ -111,12 +112,12 @@ void Allocator::free(Address at) {
     pending.users.push_back(user->mark());
   }
   users_.erase(block);
-  block->kind = Kind::kPending;
+  block->become(Kind::kPending);
   pending_.push_back(std::move(pending));
 }
 
 void Allocator::record_stream(Address at, Stream stream) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<Lock> lock(lock_);
   Block* block = live_.find(at);
   if (block == nullptr) {
     throw MisuseError("no live block begins at address " + std::to_string(at) +
@@ -134,7 +135,7 @@ void Allocator::record_stream(Address at, Stream stream) {
 }
 
 void Allocator::release_graph(std::uint64_t graph) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<Lock> lock(lock_);
   for (const auto& arena : arenas_) {
     if (graph != 0 && arena->graph() == graph) {
       arena->publish();
@@ -148,7 +149,7 @@ void Allocator::release_graph(std::uint64_t graph) {
 }
 
 void Allocator::trim() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<Lock> lock(lock_);
   settle(true);
   for (const auto& arena : arenas_) {
     if (arena->graph() != 0) {
@@ -180,19 +181,19 @@ void Allocator::trim() {
 }
 
 Counters Allocator::counters() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<Lock> lock(lock_);
   return counters_;
 }
 
 Bytes Allocator::requested(Address at) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<Lock> lock(lock_);
   const Block* block = live_.find(at);
-  return block == nullptr ? 0 : block->requested;
+  return block == nullptr ? 0 : block->size - block->slack;
 }
 
 Allocator::Home& Allocator::home_of(Stream stream, std::uint64_t graph) {
   const auto fits = [&](const Home& home) {
-    return home.clock->stream() == stream && home.graph == graph;
+    return home.stream == stream && home.graph == graph;
   };
   if (last_home_ < homes_.size() && fits(homes_[last_home_])) {
     return homes_[last_home_];
@@ -203,7 +204,7 @@ Allocator::Home& Allocator::home_of(Stream stream, std::uint64_t graph) {
     }
   }
   StreamClock& clock = clock_of(stream);
-  Home home{&clock, graph, nullptr, nullptr};
+  Home home{stream, graph, nullptr, nullptr};
   for (Arena** arena : {&home.small, &home.large}) {
     const bool small = arena == &home.small;
     arenas_.push_back(std::make_unique<Arena>(clock, store_, graph, small));

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "chunk_pool.hpp"
 #include "counters.hpp"
 #include "driver/driver.hpp"
+#include "lock.hpp"
 #include "options.hpp"
 #include "stream_clock.hpp"
 #include "supply.hpp"
@@ -63,7 +63,7 @@ class Allocator {
 
  private:
   struct Home {
-    StreamClock* clock;
+    Stream stream;
     std::uint64_t graph;
     Arena* small;
     Arena* large;
@@ -96,7 +96,7 @@ class Allocator {
   Bytes chunk_;
   std::uint64_t hard_limit_;
   std::uint64_t mapped_limit_;
-  std::mutex mutex_;
+  Lock lock_;
   Counters counters_;
   BlockStore store_;
   BlockTable live_;

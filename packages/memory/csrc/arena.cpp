@@ -5,7 +5,7 @@
 namespace drivetrain {
 
 void Arena::give(Block* block) {
-  block->kind = Kind::kFree;
+  block->become(Kind::kFree);
   block->freed_at = clock_.advance();
   free_.insert(join_free(block));
 }
@@ -21,7 +21,7 @@ Extent& Arena::add_extent(Address at, Bytes bytes, Bytes chunk_bytes) {
   hole->at = at;
   hole->size = bytes;
   hole->extent = &extent;
-  hole->kind = Kind::kHole;
+  hole->become(Kind::kHole);
   extent.first = hole;
   return extent;
 }
@@ -43,20 +43,20 @@ void Arena::lend(Block* block, PageRun run) {
     hole = split(block, begin);
     free_.insert(block);
   }
-  hole->kind = Kind::kHole;
+  hole->become(Kind::kHole);
   join_holes(hole);
 }
 
 Block* Arena::claim(Block* first, Address begin, Bytes size) {
   Block* block = first;
-  if (block->kind == Kind::kHole && block->at < begin) {
+  if (block->kind() == Kind::kHole && block->at < begin) {
     block = split(block, begin);
   }
   const Extent& extent = *block->extent;
   const Address end = block->at + size;
   const Address page_end = extent.at + round_up(end - extent.at, extent.chunk_bytes);
   for (Block* last = block;;) {
-    if (last->kind == Kind::kFree) {
+    if (last->kind() == Kind::kFree) {
       free_.erase(last);
     } else if (last->end() > page_end) {
       split(last, page_end);
@@ -69,12 +69,12 @@ Block* Arena::claim(Block* first, Address begin, Bytes size) {
     }
     last = block->after;
   }
-  block->kind = Kind::kClaimed;
+  block->become(Kind::kClaimed);
   return block;
 }
 
 Block* Arena::fill(Block* claimed, Bytes size) {
-  claimed->kind = Kind::kFree;
+  claimed->become(Kind::kFree);
   // Whatever the stream has waited for meanwhile, the next tenant comes after it.
   claimed->freed_at = clock_.advance();
   return carve(join_free(claimed), size);
@@ -93,7 +93,7 @@ void Arena::abandon(Block* claimed) {
     }
     const Address end = extent.address_of(page);
     rest = end < block->end() ? split(block, end) : nullptr;
-    block->kind = holds ? Kind::kFree : Kind::kHole;
+    block->become(holds ? Kind::kFree : Kind::kHole);
     if (holds) {
       free_.insert(join_free(block));
     } else {
@@ -106,7 +106,7 @@ Block* Arena::carve(Block* block, Bytes size) {
   if (block->size > size) {
     free_.insert(split(block, block->at + size));
   }
-  block->kind = Kind::kLive;
+  block->become(Kind::kLive);
   return block;
 }
 
@@ -116,7 +116,7 @@ Block* Arena::split(Block* block, Address at) {
   rest->size = block->end() - at;
   rest->extent = block->extent;
   rest->freed_at = block->freed_at;
-  rest->kind = block->kind;
+  rest->become(block->kind());
   rest->before = block;
   rest->after = block->after;
   if (rest->after != nullptr) {
@@ -139,11 +139,11 @@ void Arena::absorb(Block* block) {
 }
 
 Block* Arena::join_free(Block* block) {
-  if (block->after != nullptr && block->after->kind == Kind::kFree) {
+  if (block->after != nullptr && block->after->kind() == Kind::kFree) {
     free_.erase(block->after);
     absorb(block);
   }
-  if (block->before != nullptr && block->before->kind == Kind::kFree) {
+  if (block->before != nullptr && block->before->kind() == Kind::kFree) {
     block = block->before;
     free_.erase(block);
     absorb(block);
@@ -152,10 +152,10 @@ Block* Arena::join_free(Block* block) {
 }
 
 Block* Arena::join_holes(Block* hole) {
-  if (hole->after != nullptr && hole->after->kind == Kind::kHole) {
+  if (hole->after != nullptr && hole->after->kind() == Kind::kHole) {
     absorb(hole);
   }
-  if (hole->before != nullptr && hole->before->kind == Kind::kHole) {
+  if (hole->before != nullptr && hole->before->kind() == Kind::kHole) {
     hole = hole->before;
     absorb(hole);
   }

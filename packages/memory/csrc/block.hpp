@@ -53,10 +53,9 @@ enum class Kind : std::uint8_t {
 
 // The blocks of an extent lie one behind the other and cover it. No two free ones are
 // neighbours, nor two holes. Holes begin and end with pages.
-struct Block {
+struct alignas(64) Block {
   Address at = 0;
   Bytes size = 0;
-  Bytes requested = 0;
   Block* before = nullptr;
   Block* after = nullptr;
   // Neighbours in a bin of the free index.
@@ -64,13 +63,21 @@ struct Block {
   Block* next = nullptr;
   Extent* extent = nullptr;
   // When it became free, on the stream of its arena.
-  std::uint64_t freed_at = 0;
-  Kind kind = Kind::kFree;
+  std::uint64_t freed_at : 48;
+  // Bytes of a live block that were not asked for.
+  std::uint64_t slack : 10;
   // Whether other streams use it too.
-  bool shared = false;
+  std::uint64_t shared : 1;
+  std::uint64_t kind_ : 5;
 
+  Block() : freed_at(0), slack(0), shared(0), kind_(0) {}
+
+  Kind kind() const { return static_cast<Kind>(kind_); }
+  void become(Kind kind) { kind_ = static_cast<std::uint64_t>(kind) & 31; }
   Address end() const { return at + size; }
 };
+
+static_assert(sizeof(Block) == 64, "a cache line: an operation touches several blocks");
 
 // The whole pages in [begin, end): first and one past the last; equal when there is
 // none.

@@ -37,8 +37,11 @@ struct Counters {
   Bytes reserved_bytes = 0;
   Bytes peak_reserved_bytes = 0;
 
+  // A chunk is mapped by a call of its own; what is mapped together is made accessible
+  // by one more.
   std::uint64_t driver_calls() const {
-    return created + destroyed + map_calls + unmapped + stream_waits + host_waits;
+    return created + destroyed + mapped + map_calls + unmapped + stream_waits +
+           host_waits;
   }
 };
 

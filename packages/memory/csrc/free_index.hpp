@@ -1,7 +1,7 @@
 // Free blocks by size: best fit in constant time.
 //
-// Two levels of bins as in TLSF (Masmano et al., 2004): a bin for every size below 32
-// units, then 32 bins for every power of two. A bitmap of each level finds the next bin
+// Two levels of bins as in TLSF (Masmano et al., 2004): a bin for every size below 64
+// units, then 64 bins for every power of two. A bitmap of each level finds the next bin
 // that is not empty. Within a bin, a bounded number of blocks is compared, so that the
 // fit is the best one wherever a bin is short.
 
@@ -26,7 +26,7 @@ class FreeIndex {
     }
     head = block;
     levels_ |= std::uint64_t{1} << bin.level;
-    subs_[bin.level] |= std::uint32_t{1} << bin.sub;
+    subs_[bin.level] |= std::uint64_t{1} << bin.sub;
     bytes_ += block->size;
   }
 
@@ -37,7 +37,7 @@ class FreeIndex {
     } else {
       heads_[bin.level][bin.sub] = block->next;
       if (block->next == nullptr) {
-        subs_[bin.level] &= ~(std::uint32_t{1} << bin.sub);
+        subs_[bin.level] &= ~(std::uint64_t{1} << bin.sub);
         if (subs_[bin.level] == 0) {
           levels_ &= ~(std::uint64_t{1} << bin.level);
         }
@@ -57,16 +57,17 @@ class FreeIndex {
     if (found != nullptr) {
       return found;
     }
-    const std::uint32_t larger = subs_[bin.level] & above(bin.sub);
+    // All in a larger bin fit, and differ by a sixtieth at most.
+    const std::uint64_t larger = subs_[bin.level] & above(bin.sub);
     if (larger != 0) {
-      return best_in(heads_[bin.level][lowest(larger)], size);
+      return heads_[bin.level][lowest(larger)];
     }
     const std::uint64_t levels = levels_ & (~std::uint64_t{0} << bin.level << 1);
     if (levels == 0) {
       return nullptr;
     }
     const unsigned level = lowest(levels);
-    return best_in(heads_[level][lowest(subs_[level])], size);
+    return heads_[level][lowest(subs_[level])];
   }
 
   // Calls f(block) for every block, the smallest bins first, until f returns false. The
@@ -90,11 +91,11 @@ class FreeIndex {
   Bytes bytes() const { return bytes_; }
 
  private:
-  static constexpr unsigned kSubBits = 5;
+  static constexpr unsigned kSubBits = 6;
   static constexpr unsigned kSubs = 1u << kSubBits;
   static constexpr unsigned kLevels = 48;
   // How many blocks of a bin are compared.
-  static constexpr unsigned kCompared = 16;
+  static constexpr unsigned kCompared = 3;
 
   struct Bin {
     unsigned level;
@@ -105,9 +106,7 @@ class FreeIndex {
     return static_cast<unsigned>(__builtin_ctzll(bits));
   }
 
-  static std::uint32_t above(unsigned sub) {
-    return static_cast<std::uint32_t>(~std::uint64_t{0} << sub << 1);
-  }
+  static std::uint64_t above(unsigned sub) { return ~std::uint64_t{0} << sub << 1; }
 
   static Bin bin_of(Bytes size) {
     const std::uint64_t units = size / kUnit;
@@ -127,8 +126,10 @@ class FreeIndex {
       if (block->size < size) {
         continue;
       }
-      if (best == nullptr || block->size < best->size ||
-          (block->size == best->size && block->at < best->at)) {
+      if (block->size == size) {
+        return block;
+      }
+      if (best == nullptr || block->size < best->size) {
         best = block;
       }
     }
@@ -136,7 +137,7 @@ class FreeIndex {
   }
 
   std::uint64_t levels_ = 0;
-  std::array<std::uint32_t, kLevels> subs_{};
+  std::array<std::uint64_t, kLevels> subs_{};
   std::array<std::array<Block*, kSubs>, kLevels> heads_{};
   Bytes bytes_ = 0;
 };

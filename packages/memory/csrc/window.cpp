@@ -44,7 +44,7 @@ class Search {
     }
     for (Block* block = first; block != nullptr && block->at < end;
          block = block->after) {
-      if (block->kind == Kind::kFree) {
+      if (block->kind() == Kind::kFree) {
         consider(block, block->at, end);
         from_behind(first, block);
       } else {
@@ -75,7 +75,7 @@ class Search {
     while (block != nullptr && block->at >= first->at && end - block->at < size_) {
       block = block->before;
     }
-    if (block == nullptr || block->at < first->at || block->kind != Kind::kHole ||
+    if (block == nullptr || block->at < first->at || block->kind() != Kind::kHole ||
         last == block) {
       return;
     }
@@ -97,7 +97,7 @@ class Search {
 };
 
 bool is_unused(const Block* block) {
-  return block->kind == Kind::kFree || block->kind == Kind::kHole;
+  return block->kind() == Kind::kFree || block->kind() == Kind::kHole;
 }
 
 }  // namespace

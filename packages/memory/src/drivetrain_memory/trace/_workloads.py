@@ -82,12 +82,13 @@ class _Sharded:
         self._gathered: dict[nn.Module, torch.Tensor] = {}
         self._gradients: list[torch.Tensor] = []
         self._states: list[torch.Tensor] = []
-        units = [*decoder.blocks, decoder.embedding, decoder.head]
-        for unit in units:
+        # The backward of an embedding does not read its weight.
+        for unit in (*decoder.blocks, decoder.embedding, decoder.head):
             unit.register_forward_pre_hook(self._gather)
             unit.register_forward_hook(self._let_go)
-            unit.register_full_backward_pre_hook(self._gather)
-            unit.register_full_backward_hook(self._let_go)
+            if unit is not decoder.embedding:
+                unit.register_full_backward_pre_hook(self._gather)
+                unit.register_full_backward_hook(self._let_go)
         for parameter in decoder.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._reduce)  # type: ignore[no-untyped-call]
