@@ -281,3 +281,13 @@ def test_check_of_a_structure_that_was_never_compiled_is_kept_time_for():
     # What was looked at before needs no compiler again.
     found._structures[(whole,)] = Ok()
     assert found.seconds() == soon
+
+
+def test_structure_that_compiles_nothing_needs_no_more_time():
+    whole = Choice("compile", {"scope": "whole"})
+    stage = Stage({BASE: 0.1, BF16: 0.05, (*BF16, whole): 0.06})
+    found = Decision(stage, throughput, memory_bytes=1 << 40)
+    soon = found.seconds()
+    slow = dataclasses.replace(measured(0.06), setup_s=30.0)
+    stage.records[2] = dataclasses.replace(stage.records[2], measurement=slow)
+    assert found.seconds() == soon

@@ -312,11 +312,12 @@ class Decision:
         structure = structure_of(
             best.choices, self._trials.runner(best.choices).world_size
         )
-        if structure == best.choices or structure in self._structures:
+        compiled = {c for c in structure if c.name == "compile"}
+        known = structure == best.choices or structure in self._structures
+        if known or not compiled:
             return check_seconds(base, best.measurement)
         # The trial of the plan may have found its code compiled, by one much like it;
         # without low precision it is other code.
-        compiled = {c for c in best.choices if c.name == "compile"}
         setups = [
             record.measurement.setup_s
             for record in self._trials.records
