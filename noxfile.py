@@ -167,13 +167,17 @@ def tests(session: nox.Session, package: str) -> None:
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Tries very many faults of processes and storage; `-- --json FILE` keeps the table."""
-    install(session, "checkpoint", "elastic", groups=["test"])
+    """Tries very many faults: dead processes, broken storage, orders that are missing.
+
+    `-- --json FILE` keeps the table of the storage's.
+    """
+    install(session, "checkpoint", "elastic", "memory", groups=["test"])
     options = ["--faults-json" if o == "--json" else o for o in session.posargs]
     tests = "packages/checkpoint/tests"
     kills = [f"{tests}/faults", f"{tests}/test_crash.py"]
     session.run(*PYTEST, "-m", "faults", *kills, *options)
     session.run(*PYTEST, "-m", "faults", "packages/elastic/tests")
+    session.run(*PYTEST, "-m", "faults", "packages/memory/tests")
 
 
 @nox.session

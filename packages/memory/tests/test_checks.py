@@ -74,7 +74,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize("name", ORDERS)
 def test_check_of_races_finds_an_order_that_is_missing(name, tmp_path):
     file, text = ORDERS[name]
