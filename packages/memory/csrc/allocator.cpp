@@ -68,7 +68,7 @@ Address Allocator::allocate(Bytes size, Stream stream, std::uint64_t graph) {
   }
   const std::lock_guard<Lock> lock(lock_);
   if (size > hard_limit_ * chunk_) {
-    refuse(size, stream);
+    refuse(size);
   }
   const Bytes rounded = round_up(size, kUnit);
   const Home& home = home_of(stream, graph);
@@ -78,9 +78,8 @@ Address Allocator::allocate(Bytes size, Stream stream, std::uint64_t graph) {
     block = make_room(arena, rounded);
   }
   if (block == nullptr) {
-    refuse(size, stream);
+    refuse(size);
   }
-  block->slack = rounded - size;
   live_.insert(block);
   ++counters_.allocations;
   counters_.live_bytes += rounded;
@@ -185,12 +184,6 @@ Counters Allocator::counters() {
   return counters_;
 }
 
-Bytes Allocator::requested(Address at) {
-  const std::lock_guard<Lock> lock(lock_);
-  const Block* block = live_.find(at);
-  return block == nullptr ? 0 : block->size - block->slack;
-}
-
 Allocator::Home& Allocator::home_of(Stream stream, std::uint64_t graph) {
   const auto fits = [&](const Home& home) {
     return home.stream == stream && home.graph == graph;
@@ -206,8 +199,7 @@ Allocator::Home& Allocator::home_of(Stream stream, std::uint64_t graph) {
   StreamClock& clock = clock_of(stream);
   Home home{stream, graph, nullptr, nullptr};
   for (Arena** arena : {&home.small, &home.large}) {
-    const bool small = arena == &home.small;
-    arenas_.push_back(std::make_unique<Arena>(clock, store_, graph, small));
+    arenas_.push_back(std::make_unique<Arena>(clock, store_, graph));
     *arena = arenas_.back().get();
   }
   homes_.push_back(home);
@@ -435,7 +427,7 @@ Limits Allocator::limits(Bytes coming) const {
           hard_limit_};
 }
 
-void Allocator::refuse(Bytes size, Stream) {
+void Allocator::refuse(Bytes size) {
   ++counters_.out_of_memory;
   throw OutOfMemory(describe_refusal(size, counters_, arenas_, hard_limit_ * chunk_,
                                      driver_.free_bytes()));

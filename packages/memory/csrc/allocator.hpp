@@ -58,9 +58,6 @@ class Allocator {
 
   Counters counters();
 
-  // What a live address was asked for, and on which stream.
-  Bytes requested(Address at);
-
  private:
   struct Home {
     Stream stream;
@@ -89,7 +86,7 @@ class Allocator {
   void give(Block* block);
   void make_mappable(std::size_t count);
   Limits limits(Bytes coming) const;
-  [[noreturn]] void refuse(Bytes size, Stream stream);
+  [[noreturn]] void refuse(Bytes size);
 
   Driver& driver_;
   Options options_;

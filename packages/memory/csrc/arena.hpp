@@ -20,15 +20,13 @@ class Arena {
   //   clock: The stream.
   //   store: Where blocks live.
   //   graph: The graph or pool that it is private to; 0 for none.
-  //   small: Whether it is for requests that are smaller than half a chunk.
-  Arena(StreamClock& clock, BlockStore& store, std::uint64_t graph, bool small)
-      : clock_(clock), store_(store), graph_(graph), small_(small) {}
+  Arena(StreamClock& clock, BlockStore& store, std::uint64_t graph)
+      : clock_(clock), store_(store), graph_(graph) {}
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
   StreamClock& clock() const { return clock_; }
   std::uint64_t graph() const { return graph_; }
-  bool is_small() const { return small_; }
   const FreeIndex& free() const { return free_; }
   const std::vector<std::unique_ptr<Extent>>& extents() const { return extents_; }
 
@@ -81,7 +79,6 @@ class Arena {
   StreamClock& clock_;
   BlockStore& store_;
   std::uint64_t graph_;
-  bool small_;
   FreeIndex free_;
   std::vector<std::unique_ptr<Extent>> extents_;
 };

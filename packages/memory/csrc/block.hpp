@@ -64,16 +64,14 @@ struct alignas(64) Block {
   Extent* extent = nullptr;
   // When it became free, on the stream of its arena.
   std::uint64_t freed_at : 48;
-  // Bytes of a live block that were not asked for.
-  std::uint64_t slack : 10;
   // Whether other streams use it too.
   std::uint64_t shared : 1;
-  std::uint64_t kind_ : 5;
+  std::uint64_t kind_ : 15;
 
-  Block() : freed_at(0), slack(0), shared(0), kind_(0) {}
+  Block() : freed_at(0), shared(0), kind_(0) {}
 
   Kind kind() const { return static_cast<Kind>(kind_); }
-  void become(Kind kind) { kind_ = static_cast<std::uint64_t>(kind) & 31; }
+  void become(Kind kind) { kind_ = static_cast<std::uint64_t>(kind) & 7; }
   Address end() const { return at + size; }
 };
 

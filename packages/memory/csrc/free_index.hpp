@@ -27,7 +27,6 @@ class FreeIndex {
     head = block;
     levels_ |= std::uint64_t{1} << bin.level;
     subs_[bin.level] |= std::uint64_t{1} << bin.sub;
-    bytes_ += block->size;
   }
 
   void erase(Block* block) {
@@ -46,7 +45,6 @@ class FreeIndex {
     if (block->next != nullptr) {
       block->next->previous = block->previous;
     }
-    bytes_ -= block->size;
   }
 
   // The smallest block of at least `size` bytes, the lowest address among equals, as
@@ -87,8 +85,6 @@ class FreeIndex {
       }
     }
   }
-
-  Bytes bytes() const { return bytes_; }
 
  private:
   static constexpr unsigned kSubBits = 6;
@@ -139,7 +135,6 @@ class FreeIndex {
   std::uint64_t levels_ = 0;
   std::array<std::uint64_t, kLevels> subs_{};
   std::array<std::array<Block*, kSubs>, kLevels> heads_{};
-  Bytes bytes_ = 0;
 };
 
 }  // namespace drivetrain

@@ -25,9 +25,7 @@ constexpr double kBlocked = 1e9;
 // Args:
 //   extent: Where to look.
 //   size: Of the request, in bytes.
-//   costs: What it costs to fill each page below `extent.high`; nothing where it holds
-//   a
-//     chunk.
+//   costs: What it costs to fill each page below `extent.high`; 0 if it holds a chunk.
 //   untouched: What it costs to fill one that was never mapped.
 //   limit: Windows that cost as much or more are of no interest.
 Window cheapest_window(const Extent& extent, Bytes size,

@@ -13,6 +13,13 @@
 
 namespace drivetrain {
 
+// Requests are rounded to this.
+constexpr Bytes kSmallest = 512;
+// Up to here requests are small, and share segments of their own.
+constexpr Bytes kSmallLimit = Bytes{1} << 20;
+// What the device gives for small blocks at a time.
+constexpr Bytes kSmallSegment = Bytes{2} << 20;
+
 struct CachedBlock {
   Address at = 0;
   Bytes size = 0;

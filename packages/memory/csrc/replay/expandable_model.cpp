@@ -8,10 +8,6 @@ namespace drivetrain {
 
 namespace {
 
-constexpr Bytes kMiB = Bytes{1} << 20;
-constexpr Bytes kSmallest = 512;
-constexpr Bytes kSmallLimit = kMiB;
-constexpr Bytes kSmallHandle = 2 * kMiB;
 // PyTorch reserves 9/8 of the device for a segment; a small capacity here stands for a
 // part of a large device, so that addresses do not run out.
 constexpr Bytes kAddresses = 32;
@@ -78,7 +74,7 @@ void ExpandableModel::free(std::uint32_t id) {
 ExpandableModel::Segment& ExpandableModel::segment_of(Key key) {
   Segment& segment = segments_[key];
   if (segment.first == nullptr) {
-    segment.handle = key.second ? kSmallHandle : handle_;
+    segment.handle = key.second ? kSmallSegment : handle_;
     auto* block = new CachedBlock;
     block->at = next_;
     block->size = round_up(kAddresses * capacity_, segment.handle);

@@ -7,9 +7,6 @@ namespace drivetrain {
 namespace {
 
 constexpr Bytes kMiB = Bytes{1} << 20;
-constexpr Bytes kSmallest = 512;
-constexpr Bytes kSmallLimit = kMiB;
-constexpr Bytes kSmallSegment = 2 * kMiB;
 constexpr Bytes kLargeSegment = 20 * kMiB;
 constexpr Bytes kLargeRequest = 10 * kMiB;
 constexpr Bytes kSegmentUnit = 2 * kMiB;

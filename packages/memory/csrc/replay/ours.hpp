@@ -18,7 +18,6 @@ class Ours : public Subject {
   void free(std::uint32_t id) override;
   void record_stream(std::uint32_t id, unsigned stream) override;
   Effort effort() override;
-  Allocator& allocator() { return allocator_; }
 
  private:
   Allocator allocator_;
