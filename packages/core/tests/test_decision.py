@@ -11,6 +11,7 @@ import pytest
 from drivetrain_core import Choice, Code, Measurement, Ok, Reject
 from drivetrain_core.search import decision
 from drivetrain_core.search.decision import Decision
+from drivetrain_core.search.numerics.verify import structure_of
 from drivetrain_core.search.objective import score_of, throughput
 from drivetrain_core.search.process.trial import Failure
 from drivetrain_core.search.report.record import TrialRecord
@@ -62,6 +63,7 @@ class Stage:
         self.usual = trials
         self.opened = []
         self.refused = []
+        self.alone = False
         self.now, self.deadline = 0.0, seconds
 
     def score(self, record):
@@ -83,7 +85,7 @@ class Stage:
         pass
 
     def let_go(self):
-        pass
+        self.alone = True
 
     @contextlib.contextmanager
     def open(self, choices, *, baseline, deadline=None):
@@ -95,17 +97,25 @@ class Stage:
         yield Process(self, step_s)
 
 
+def checked_by(monkeypatch, stage, check):
+    """Lets `check` answer for the thorough check, on the stage's clock."""
+
+    def verify(runner, choices, *args, structures, **kwargs):
+        stage.now += CHECK_S
+        answer = check(choices)
+        structures[structure_of(choices)] = Ok()
+        return answer
+
+    monkeypatch.setattr("time.monotonic", lambda: stage.now)
+    monkeypatch.setattr(decision, "verify", verify)
+
+
 @pytest.fixture
 def decide(monkeypatch):
     """Decides on a stage; `check` says what the thorough check answers to a plan."""
 
     def run(stage, check=lambda plan: Ok()):
-        def verify(runner, choices, *args, **kwargs):
-            stage.now += CHECK_S
-            return check(choices)
-
-        monkeypatch.setattr("time.monotonic", lambda: stage.now)
-        monkeypatch.setattr(decision, "verify", verify)
+        checked_by(monkeypatch, stage, check)
         found = Decision(stage, throughput, memory_bytes=1 << 40)
         return found.decide(stage.records[0], "all was tried")
 
@@ -280,7 +290,7 @@ def test_check_of_a_structure_that_was_never_compiled_is_kept_time_for():
     assert found.seconds() > soon + 29.0
     # What was looked at before needs no compiler again.
     found._structures[(whole,)] = Ok()
-    assert found.seconds() == soon
+    assert found.seconds() <= soon
 
 
 def test_structure_that_compiles_nothing_needs_no_more_time():
@@ -290,4 +300,68 @@ def test_structure_that_compiles_nothing_needs_no_more_time():
     soon = found.seconds()
     slow = dataclasses.replace(measured(0.06), setup_s=30.0)
     stage.records[2] = dataclasses.replace(stage.records[2], measurement=slow)
-    assert found.seconds() == soon
+    assert found.seconds() <= soon
+
+
+def test_early_check_of_the_leader_frees_the_time_that_was_kept(monkeypatch):
+    whole = Choice("compile", {"scope": "whole"})
+    leader = (*BF16, whole)
+    stage = Stage({BASE: 0.1, leader: 0.05, THREAD: 0.06})
+    slow = dataclasses.replace(measured(0.05), setup_s=30.0)
+    stage.records[1] = dataclasses.replace(stage.records[1], measurement=slow)
+    asked = []
+    checked_by(monkeypatch, stage, lambda plan: asked.append(plan) or Ok())
+    found = Decision(stage, throughput, memory_bytes=1 << 40)
+    kept = found.seconds()
+    assert found.insure_leader()
+    assert found.seconds() < kept - 29.0
+    # Nothing is left to find out, and the final does not ask again.
+    assert not found.insure_leader()
+    assert found.decide(stage.records[0], "all was tried")[0] == leader
+    assert asked == [leader]
+    assert stage.alone
+
+
+def test_leader_that_falls_in_its_early_check_is_out(monkeypatch):
+    whole = Choice("compile", {"scope": "whole"})
+    leader = (*BF16, whole)
+    stage = Stage({BASE: 0.1, leader: 0.05, THREAD: 0.06})
+    wrong = Reject(Code.NUMERICS, "wrong", "drop it")
+    checked_by(monkeypatch, stage, lambda plan: wrong if plan == leader else Ok())
+    found = Decision(stage, throughput, memory_bytes=1 << 40)
+    assert found.insure_leader()
+    assert stage.best_first()[0].choices == THREAD
+    # One thread compiles nothing: its check may wait.
+    assert not found.insure_leader()
+
+
+def test_early_check_that_is_broken_off_ends_the_trials(monkeypatch):
+    whole = Choice("compile", {"scope": "whole"})
+    stage = Stage({BASE: 0.1, (*BF16, whole): 0.05})
+
+    def check(plan):
+        raise Failure(Code.BUDGET, "no time is left")
+
+    checked_by(monkeypatch, stage, check)
+    assert not Decision(stage, throughput, memory_bytes=1 << 40).insure_leader()
+    assert stage.refused == []
+
+
+@pytest.mark.parametrize(("memory_bytes", "alone"), [(1 << 40, False), (1, True)])
+def test_early_check_runs_without_the_baseline_where_memory_is_short(
+    monkeypatch, memory_bytes, alone
+):
+    leader = (*BF16, Choice("compile", {"scope": "whole"}))
+    stage = Stage({BASE: 0.1, leader: 0.05})
+    stage.records = [
+        dataclasses.replace(
+            record,
+            measurement=dataclasses.replace(
+                record.measurement, peak_memory_bytes=1 << 30
+            ),
+        )
+        for record in stage.records
+    ]
+    checked_by(monkeypatch, stage, lambda plan: Ok())
+    assert Decision(stage, throughput, memory_bytes).insure_leader()
+    assert stage.alone is alone

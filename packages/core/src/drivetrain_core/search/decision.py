@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from drivetrain_core._measurement import Measurement
+    from drivetrain_core._optimization import Choice
     from drivetrain_core.search.belief import Beliefs
     from drivetrain_core.search.descent import Choices
     from drivetrain_core.search.objective import Objective
@@ -90,6 +91,34 @@ class Decision:
         first = set_seconds(base, measured, finalists)
         later = set_seconds(base, measured, min(finalists, 2))
         return first + (_SETS - 1) * later + self._check_seconds(base, best[0])
+
+    def insure_leader(self) -> bool:
+        """Checks the best trial now, if that tells how long later checks take.
+
+        The check of a plan whose structure was never compiled is what takes longest at
+        the end. It is due anyway; after it less needs to be kept.
+
+        Returns:
+            Whether anything was checked.
+        """
+        best = self._trials.best_first()
+        if not best or best[0].choices in self._verdicts:
+            return False
+        structure = self._unseen_structure(best[0].choices)
+        if structure is None or not _what_compiles(structure):
+            return False
+        beside = [self._trials.records[0].measurement, *(2 * [best[0].measurement])]
+        if not fit_together([m for m in beside if m], self._memory_bytes):
+            # The baseline stays beside trials; without low precision the plan is larger.
+            self._trials.let_go()
+        try:
+            answer = self._verified(best[0])
+        except Failure:
+            # The time is over: the final's own check of the next best may be shorter.
+            return False
+        if isinstance(answer, Reject):
+            self._trials.refuse(best[0].choices, answer)
+        return True
 
     def decide(
         self, base: TrialRecord, stopped: str
@@ -309,21 +338,28 @@ class Decision:
     def _check_seconds(self, base: Measurement, best: TrialRecord) -> float:
         """Returns what the check of a plan will take."""
         assert best.measurement is not None
-        structure = structure_of(
-            best.choices, self._trials.runner(best.choices).world_size
-        )
-        compiled = {c for c in structure if c.name == "compile"}
-        known = structure == best.choices or structure in self._structures
-        if known or not compiled:
-            return check_seconds(base, best.measurement)
+        structure = self._unseen_structure(best.choices)
+        if structure is None:
+            return check_seconds(base, best.measurement, 0.0)
         # The trial of the plan may have found its code compiled, by one much like it;
         # without low precision it is other code.
+        compiled = _what_compiles(structure)
         setups = [
             record.measurement.setup_s
             for record in self._trials.records
-            if record.measurement is not None and compiled <= set(record.choices)
+            if compiled
+            and record.measurement is not None
+            and compiled <= set(record.choices)
         ]
-        return check_seconds(base, best.measurement, max(setups))
+        longest = max([base.setup_s, best.measurement.setup_s, *setups])
+        return check_seconds(base, best.measurement, longest)
+
+    def _unseen_structure(self, choices: Choices) -> Choices | None:
+        """Returns a plan without its low precision, if that is to be looked at yet."""
+        structure = structure_of(choices, self._trials.runner(choices).world_size)
+        if structure in ((), choices) or structure in self._structures:
+            return None
+        return structure
 
     def _verified(self, best: TrialRecord) -> Ok | Reject:
         """Returns what the thorough check says, or has said.
@@ -345,6 +381,10 @@ class Decision:
             structures=self._structures,
         )
         return verdict
+
+
+def _what_compiles(choices: Choices) -> set[Choice]:
+    return {choice for choice in choices if choice.name == "compile"}
 
 
 def _in_the_race(

@@ -289,11 +289,15 @@ class Search:
         if run >= budget.trials:
             self.stopped = f"the budget of {run} trials was used"
             return True
-        # A trial that takes longer than others must not take the time of the final.
+        while not self._has_time():
+            if not self.decision.insure_leader():
+                seconds = f"{budget.seconds:.0f} s"
+                self.stopped = f"the budget of {seconds} has no time for another trial"
+                return True
+        return False
+
+    def _has_time(self) -> bool:
+        """Returns whether a trial may run without taking the time of the final."""
         self.trials.reserved_s = self.decision.seconds()
         left = self.trials.deadline - self.trials.reserved_s - time.monotonic()
-        if self.trials.usual_seconds() > left:
-            seconds = f"{budget.seconds:.0f} s"
-            self.stopped = f"the budget of {seconds} has no time for another trial"
-            return True
-        return False
+        return self.trials.usual_seconds() <= left
