@@ -12,18 +12,30 @@ namespace drivetrain {
 
 namespace {
 
-// What it costs to fill a page, beside one that was never mapped: one that must be
-// unmapped first, and one that still maps the chunk of a free block. To take that from
-// another stream may need a wait.
-constexpr double kUntouched = 1.0;
-constexpr double kStale = 1.25;
-constexpr double kReturned = 0.0;
-constexpr double kReturnedFromAfar = 0.0625;
-
 // An arena has several times the addresses that its device has memory, so that pages
 // are seldom unmapped.
 constexpr std::uint64_t kExtentOfDevice = 2;
 constexpr std::uint64_t kMappedOfDevice = 8;
+
+// No capacity is that of the device.
+std::uint64_t chunks_within(Driver& driver, Bytes capacity) {
+  const Bytes total = driver.total_bytes();
+  const Bytes bytes = capacity == 0 ? total : std::min(capacity, total);
+  const std::uint64_t chunks = bytes / driver.chunk_bytes();
+  if (chunks == 0) {
+    throw MisuseError("a capacity of " + std::to_string(bytes) +
+                      " bytes holds no chunk of " +
+                      std::to_string(driver.chunk_bytes()));
+  }
+  return chunks;
+}
+
+std::uint64_t most_mapped(Driver& driver, const Options& options,
+                          std::uint64_t num_chunks) {
+  const std::uint64_t asked = options.mapped_bytes / driver.chunk_bytes();
+  const std::uint64_t usual = kMappedOfDevice * num_chunks;
+  return std::min(asked == 0 ? usual : asked, driver.max_mapped());
+}
 
 }  // namespace
 
@@ -31,34 +43,31 @@ Allocator::Allocator(Driver& driver, Options options)
     : driver_(driver),
       options_(options),
       chunk_(driver.chunk_bytes()),
+      hard_limit_(chunks_within(driver, options.capacity_bytes)),
       pool_(driver, counters_),
-      supply_(pool_, arenas_, counters_) {
-  const Bytes total = driver.total_bytes();
-  const Bytes capacity =
-      options.capacity_bytes == 0 ? total : std::min(options.capacity_bytes, total);
-  hard_limit_ = capacity / chunk_;
-  if (hard_limit_ == 0) {
-    throw MisuseError("a capacity of " + std::to_string(capacity) +
-                      " bytes holds no chunk of " + std::to_string(chunk_));
-  }
+      supply_(pool_, arenas_, counters_),
+      mapper_(driver, pool_, supply_, arenas_, counters_,
+              kExtentOfDevice * hard_limit_ * chunk_,
+              most_mapped(driver, options, hard_limit_)) {
   if (std::isnan(options.headroom)) {
     throw MisuseError("the headroom is no number");
   }
-  const std::uint64_t usual = kMappedOfDevice * hard_limit_;
-  const std::uint64_t asked = options.mapped_bytes / chunk_;
-  mapped_limit_ = std::min(asked == 0 ? usual : asked, driver.max_mapped());
 }
 
 Allocator::~Allocator() {
-  for (const auto& arena : arenas_) {
-    for (const auto& extent : arena->extents()) {
-      for (std::uint32_t page = 0; page < extent->high; ++page) {
-        if (extent->pages[page].chunk != kNoChunk) {
-          pool_.unmap(*extent, page);
+  try {
+    for (const auto& arena : arenas_) {
+      for (const auto& extent : arena->extents()) {
+        for (std::uint32_t page = 0; page < extent->high; ++page) {
+          if (extent->pages[page].chunk != kNoChunk) {
+            pool_.unmap(*extent, page);
+          }
         }
+        driver_.unreserve(extent->at, extent->pages.size() * chunk_);
       }
-      driver_.unreserve(extent->at, extent->pages.size() * chunk_);
     }
+  } catch (const DriverError&) {
+    // The driver has ended before us, and all that was ours with it.
   }
 }
 
@@ -68,19 +77,22 @@ Address Allocator::allocate(Bytes size, Stream stream, std::uint64_t graph) {
   }
   const std::lock_guard<Lock> lock(lock_);
   if (size > hard_limit_ * chunk_) {
-    refuse(size);
+    refuse(size, stream);
   }
   const Bytes rounded = round_up(size, kUnit);
   const Home& home = home_of(stream, graph);
   Arena& arena = 2 * rounded <= chunk_ ? *home.small : *home.large;
-  Block* block = arena.take(rounded);
+  // Where memory is short, blocks lie where their like were put together before.
+  Block* block =
+      arena.past().knows(rounded) ? take_again(arena, rounded) : arena.take(rounded);
   if (block == nullptr) {
     block = make_room(arena, rounded);
   }
   if (block == nullptr) {
-    refuse(size);
+    refuse(size, stream);
   }
   live_.insert(block);
+  note(Action::kAllocate, *block);
   ++counters_.allocations;
   counters_.live_bytes += rounded;
   counters_.active_bytes += rounded;
@@ -102,13 +114,18 @@ void Allocator::free(Address at) {
   }
   ++counters_.frees;
   counters_.live_bytes -= block->size;
+  note(Action::kFreeRequested, *block);
   if (!block->shared) {
     give(block);
     return;
   }
-  Pending pending{block, {}};
+  Pending pending{block, {}, {}};
   for (StreamClock* user : users_[block]) {
-    pending.users.push_back(user->mark());
+    if (user->capturing()) {
+      pending.captured.push_back(user);
+    } else {
+      pending.users.push_back(user->mark());
+    }
   }
   users_.erase(block);
   block->become(Kind::kPending);
@@ -151,7 +168,7 @@ void Allocator::trim() {
   const std::lock_guard<Lock> lock(lock_);
   settle(true);
   for (const auto& arena : arenas_) {
-    if (arena->graph() != 0) {
+    if (arena->graph() != 0 || arena->clock().capturing()) {
       continue;
     }
     std::vector<ChunkId> chunks;
@@ -168,20 +185,78 @@ void Allocator::trim() {
       spares.push_back(id);
     }
   }
-  // A chunk that is spare may still be in use below any address that maps it.
   for (const auto& clock : clocks_) {
-    counters_.host_waits += !clock.second->passed(clock.second->now());
-    clock.second->synchronize(clock.second->now());
+    if (!clock.second->capturing()) {
+      counters_.host_waits += !clock.second->passed(clock.second->now());
+      clock.second->synchronize(clock.second->now());
+    }
   }
+  // A chunk that is spare may still be in use below any address that maps it.
+  const auto in_use = [](const PageRef& at) {
+    return !at.extent->arena->clock().passed(at.extent->pages[at.page].left_at);
+  };
+  std::vector<ChunkId> kept;
   for (const ChunkId id : pool_.spares()) {
-    pool_.destroy(id);
+    const std::vector<PageRef>& maps = pool_[id].maps;
+    if (std::any_of(maps.begin(), maps.end(), in_use)) {
+      kept.push_back(id);
+    } else {
+      pool_.destroy(id);
+    }
   }
-  pool_.spares().clear();
+  pool_.spares() = std::move(kept);
+}
+
+void Allocator::limit(Bytes capacity) {
+  const std::lock_guard<Lock> lock(lock_);
+  hard_limit_ = chunks_within(driver_, capacity);
+}
+
+bool Allocator::owns(Address at) {
+  const std::lock_guard<Lock> lock(lock_);
+  const auto holds = [&](const std::unique_ptr<Extent>& extent) {
+    return at >= extent->at && at < extent->at + extent->pages.size() * chunk_;
+  };
+  return std::any_of(arenas_.begin(), arenas_.end(), [&](const auto& arena) {
+    return std::any_of(arena->extents().begin(), arena->extents().end(), holds);
+  });
 }
 
 Counters Allocator::counters() {
   const std::lock_guard<Lock> lock(lock_);
   return counters_;
+}
+
+void Allocator::reset_peaks() {
+  const std::lock_guard<Lock> lock(lock_);
+  counters_.peak_live_bytes = counters_.live_bytes;
+  counters_.peak_active_bytes = counters_.active_bytes;
+  counters_.peak_reserved_bytes = counters_.reserved_bytes;
+}
+
+std::pair<Address, Bytes> Allocator::block_around(Address at) {
+  const std::lock_guard<Lock> lock(lock_);
+  for (const auto& arena : arenas_) {
+    for (const auto& extent : arena->extents()) {
+      if (at >= extent->at && at < extent->at + extent->pages.size() * chunk_) {
+        const Block* block = block_at(*extent, at);
+        if (block->kind() == Kind::kLive) {
+          return {block->at, block->size};
+        }
+      }
+    }
+  }
+  throw MisuseError("no live block holds address " + std::to_string(at));
+}
+
+void Allocator::keep_history(std::size_t most) {
+  const std::lock_guard<Lock> lock(lock_);
+  history_.keep(most);
+}
+
+std::vector<HistoryEntry> Allocator::history() {
+  const std::lock_guard<Lock> lock(lock_);
+  return history_.entries();
 }
 
 Allocator::Home& Allocator::home_of(Stream stream, std::uint64_t graph) {
@@ -198,9 +273,10 @@ Allocator::Home& Allocator::home_of(Stream stream, std::uint64_t graph) {
   }
   StreamClock& clock = clock_of(stream);
   Home home{stream, graph, nullptr, nullptr};
-  for (Arena** arena : {&home.small, &home.large}) {
-    arenas_.push_back(std::make_unique<Arena>(clock, store_, graph));
-    *arena = arenas_.back().get();
+  for (const bool large : {false, true}) {
+    arenas_.push_back(
+        std::make_unique<Arena>(clock, store_, graph, large ? chunk_ : 0));
+    (large ? home.large : home.small) = arenas_.back().get();
   }
   homes_.push_back(home);
   return homes_.back();
@@ -224,9 +300,7 @@ Block* Allocator::make_room(Arena& arena, Bytes size) {
     }
   }
   for (;;) {
-    const std::uint64_t survey = supply_.survey(arena, capturing);
-    const Window window = find_window(arena, size, survey, capturing);
-    if (Block* block = fill(arena, window, size, capturing, survey)) {
+    if (Block* block = mapper_.make_room(arena, size, capturing, limits(size))) {
       return block;
     }
     if (capturing || !settle(true)) {
@@ -238,145 +312,24 @@ Block* Allocator::make_room(Arena& arena, Bytes size) {
   }
 }
 
-Window Allocator::find_window(Arena& arena, Bytes size, std::uint64_t survey,
-                              bool capturing) {
-  const std::uint64_t passed = capturing ? arena.clock().known() : arena.clock().poll();
-  Window best;
-  best.cost = kBlocked;
-  for (const auto& extent : arena.extents()) {
-    const std::vector<double> costs = page_costs(*extent, survey, passed);
-    const Window found = cheapest_window(*extent, size, costs, kUntouched, best.cost);
-    if (found.first != nullptr) {
-      best = found;
-    }
+Block* Allocator::take_again(Arena& arena, Bytes size) {
+  if (Block* block = arena.take_exact(size)) {
+    return block;
   }
-  if (best.first == nullptr) {
-    const Bytes usual = kExtentOfDevice * hard_limit_ * chunk_;
-    const Bytes bytes = std::max(usual, round_up(size, chunk_));
-    const Extent& extent = arena.add_extent(driver_.reserve(bytes), bytes, chunk_);
-    best = {extent.first, extent.at, kUntouched * static_cast<double>(size / chunk_)};
+  // A larger free block is not cut for what can be put together again: the next step
+  // asks for it too.
+  const bool capturing = driver_.capturing(arena.clock().stream());
+  if (Block* block = mapper_.come_back(arena, size, capturing)) {
+    return block;
   }
-  return best;
-}
-
-std::vector<double> Allocator::page_costs(const Extent& extent, std::uint64_t survey,
-                                          std::uint64_t passed) {
-  std::vector<double> costs(extent.high);
-  const StreamClock& clock = extent.arena->clock();
-  for (std::uint32_t i = 0; i < extent.high; ++i) {
-    const Page& page = extent.pages[i];
-    if (page.holds) {
-      continue;
-    }
-    if (page.chunk == kNoChunk) {
-      costs[i] = kUntouched;
-      continue;
-    }
-    const Chunk& chunk = pool_[page.chunk];
-    if (chunk.surveyed == survey) {
-      const Arena& holder = *chunk.holder.extent->arena;
-      costs[i] = &holder.clock() == &clock ? kReturned : kReturnedFromAfar;
-    } else {
-      costs[i] = page.left_at <= passed ? kStale : kBlocked;
-    }
-  }
-  return costs;
-}
-
-Block* Allocator::fill(Arena& arena, const Window& window, Bytes size, bool capturing,
-                       std::uint64_t survey) {
-  Extent& extent = *window.first->extent;
-  Block* claimed = arena.claim(window.first, window.begin, size);
-  const std::uint32_t first = extent.page_of(claimed->at);
-  const auto last =
-      static_cast<std::uint32_t>(ceil_div(claimed->end() - extent.at, chunk_));
-  const auto inside = [&](const PageRef& ref) {
-    return ref.extent == &extent && ref.page >= first && ref.page < last;
-  };
-
-  // What can come back to its page does so; the rest is missing.
-  struct Return {
-    Block* from;
-    std::uint32_t holder;
-    std::uint32_t page;
-  };
-  std::vector<Return> returns;
-  std::vector<std::uint32_t> missing;
-  for (std::uint32_t i = first; i < last; ++i) {
-    const Page& page = extent.pages[i];
-    if (page.holds) {
-      continue;
-    }
-    Chunk* chunk = page.chunk == kNoChunk ? nullptr : &pool_[page.chunk];
-    if (chunk != nullptr && chunk->surveyed == survey && !inside(chunk->holder)) {
-      returns.push_back({chunk->free_in, chunk->holder.page, i});
-      chunk->surveyed = 0;
-    } else {
-      missing.push_back(i);
-    }
-  }
-  // From the end of a block on, so that what is left of it stays the same block.
-  std::sort(returns.begin(), returns.end(), [](const Return& a, const Return& b) {
-    return a.from->at != b.from->at ? a.from->at < b.from->at : a.holder > b.holder;
-  });
-  std::vector<ChunkId> chunks;
-  for (const Return& one : returns) {
-    supply_.take_from(one.from, {one.holder, one.holder + 1}, arena, chunks);
-    pool_.hold(extent, one.page);
-  }
-  chunks.clear();
-  for (const std::uint32_t i : missing) {
-    // Its chunk was to come back, and cannot after all.
-    const Page& page = extent.pages[i];
-    if (page.chunk != kNoChunk && !arena.clock().passed(page.left_at)) {
-      ++counters_.host_waits;
-      arena.clock().synchronize(page.left_at);
-    }
-  }
-
-  make_mappable(missing.size());
-  if (!supply_.draw(missing.size(), arena, capturing, limits(size), chunks)) {
-    // Whoever gets them comes after what this stream has waited for.
-    arena.clock().advance();
-    for (const Return& one : returns) {
-      chunks.push_back(extent.pages[one.page].chunk);
-      extent.pages[one.page].holds = false;
-      extent.pages[one.page].left_at = arena.clock().now();
-    }
-    for (const ChunkId id : chunks) {
-      pool_[id].holder = {nullptr, 0};
-      pool_[id].after = arena.clock().ticket();
-      pool_.spares().push_back(id);
-    }
-    arena.abandon(claimed);
-    return nullptr;
-  }
-  std::vector<ChunkId> run;
-  for (std::size_t i = 0; i < missing.size(); ++i) {
-    run.push_back(chunks[i]);
-    if (i + 1 == missing.size() || missing[i + 1] != missing[i] + 1) {
-      const auto begin = static_cast<std::uint32_t>(missing[i] + 1 - run.size());
-      pool_.map(extent, begin, run);
-      run.clear();
-    }
-  }
-  return arena.fill(claimed, size);
+  return arena.take(size);
 }
 
 bool Allocator::settle(bool wait) {
   std::vector<Pending> still;
   const std::size_t before = pending_.size();
   for (Pending& pending : pending_) {
-    StreamClock& own = pending.block->extent->arena->clock();
-    bool done = true;
-    for (const Ticket& user : pending.users) {
-      if (wait) {
-        counters_.stream_waits += own.follow(user);
-      } else {
-        done = done && user.clock->passed(user.time);
-      }
-    }
-    if (done) {
+    if (is_settled(pending, wait)) {
       give(pending.block);
     } else {
       still.push_back(std::move(pending));
@@ -386,34 +339,39 @@ bool Allocator::settle(bool wait) {
   return pending_.size() < before;
 }
 
-void Allocator::give(Block* block) {
-  counters_.active_bytes -= block->size;
-  block->shared = false;
-  block->extent->arena->give(block);
+bool Allocator::is_settled(Pending& pending, bool wait) {
+  std::vector<StreamClock*>& captured = pending.captured;
+  const auto marked = [&](StreamClock* user) {
+    if (user->capturing()) {
+      return false;
+    }
+    pending.users.push_back(user->mark());
+    return true;
+  };
+  captured.erase(std::remove_if(captured.begin(), captured.end(), marked),
+                 captured.end());
+  if (!captured.empty()) {
+    return false;
+  }
+  const auto passed = [](const Ticket& user) { return user.clock->passed(user.time); };
+  if (std::all_of(pending.users.begin(), pending.users.end(), passed)) {
+    return true;
+  }
+  StreamClock& own = pending.block->extent->arena->clock();
+  if (!wait || own.capturing()) {
+    return false;
+  }
+  for (const Ticket& user : pending.users) {
+    counters_.stream_waits += own.follow(user);
+  }
+  return true;
 }
 
-void Allocator::make_mappable(std::size_t count) {
-  for (const bool wait : {false, true}) {
-    for (const auto& arena : arenas_) {
-      StreamClock& clock = arena->clock();
-      if (pool_.num_mapped() + count <= mapped_limit_) {
-        return;
-      }
-      if (wait) {
-        counters_.host_waits += !clock.passed(clock.now());
-        clock.synchronize(clock.now());
-      }
-      const std::uint64_t passed = clock.poll();
-      for (const auto& extent : arena->extents()) {
-        for (std::uint32_t i = 0; i < extent->high; ++i) {
-          const Page& page = extent->pages[i];
-          if (page.chunk != kNoChunk && !page.holds && page.left_at <= passed) {
-            pool_.unmap(*extent, i);
-          }
-        }
-      }
-    }
-  }
+void Allocator::give(Block* block) {
+  counters_.active_bytes -= block->size;
+  note(Action::kFreeCompleted, *block);
+  block->shared = false;
+  block->extent->arena->give(block);
 }
 
 Limits Allocator::limits(Bytes coming) const {
@@ -427,10 +385,19 @@ Limits Allocator::limits(Bytes coming) const {
           hard_limit_};
 }
 
-void Allocator::refuse(Bytes size) {
+void Allocator::note(Action action, const Block& block) {
+  if (history_.on()) {
+    const Arena& arena = *block.extent->arena;
+    history_.add(action, block.at, block.size, arena.clock().stream(), arena.graph());
+  }
+}
+
+void Allocator::refuse(Bytes size, Stream stream) {
   ++counters_.out_of_memory;
-  throw OutOfMemory(describe_refusal(size, counters_, arenas_, hard_limit_ * chunk_,
-                                     driver_.free_bytes()));
+  history_.add(Action::kOutOfMemory, driver_.free_bytes(), size, stream, 0);
+  throw OutOfMemory(describe_refusal(
+      size, counters_, arenas_, live_, pool_.spares().size() * chunk_,
+      hard_limit_ * chunk_, driver_.total_bytes(), driver_.free_bytes()));
 }
 
 }  // namespace drivetrain

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "arena.hpp"
@@ -13,11 +15,12 @@
 #include "chunk_pool.hpp"
 #include "counters.hpp"
 #include "driver/driver.hpp"
+#include "history.hpp"
 #include "lock.hpp"
+#include "mapper.hpp"
 #include "options.hpp"
 #include "stream_clock.hpp"
 #include "supply.hpp"
-#include "window.hpp"
 
 namespace drivetrain {
 
@@ -53,10 +56,45 @@ class Allocator {
   void release_graph(std::uint64_t graph);
 
   // Gives back to the device every chunk that no block lives on. The host waits for the
-  // streams that used them.
+  // streams that used them, but for those that are being captured.
   void trim();
 
+  // No more than this is reserved from now on; what is reserved already stays.
+  //
+  // Throws MisuseError for less than a chunk.
+  void limit(Bytes capacity);
+
+  // Whether an address lies in what the allocator reserved.
+  bool owns(Address at);
+
   Counters counters();
+  // The peaks begin anew with what there is.
+  void reset_peaks();
+
+  // The address and size of the live block that an address lies in. Throws MisuseError
+  // when there is none.
+  std::pair<Address, Bytes> block_around(Address at);
+
+  // Calls f(block) for every block that is live, pending or free, by address in each
+  // extent. The allocator must not be called meanwhile.
+  template <class F>
+  void each_block(F f) {
+    const std::lock_guard<Lock> lock(lock_);
+    for (const auto& arena : arenas_) {
+      for (const auto& extent : arena->extents()) {
+        for (const Block* block = extent->first; block != nullptr;
+             block = block->after) {
+          if (block->kind() != Kind::kHole) {
+            f(*block);
+          }
+        }
+      }
+    }
+  }
+
+  // Keeps the last entries of what happens, from now on; none for 0.
+  void keep_history(std::size_t most);
+  std::vector<HistoryEntry> history();
 
  private:
   struct Home {
@@ -69,32 +107,31 @@ class Allocator {
   struct Pending {
     Block* block;
     std::vector<Ticket> users;
+    // Streams that could give no event yet.
+    std::vector<StreamClock*> captured;
   };
 
   Home& home_of(Stream stream, std::uint64_t graph);
   StreamClock& clock_of(Stream stream);
   Block* make_room(Arena& arena, Bytes size);
-  Window find_window(Arena& arena, Bytes size, std::uint64_t survey, bool capturing);
-  std::vector<double> page_costs(const Extent& extent, std::uint64_t survey,
-                                 std::uint64_t passed);
-  // A live block in a window; null when there are too few chunks.
-  Block* fill(Arena& arena, const Window& window, Bytes size, bool capturing,
-              std::uint64_t survey);
+  // A request of a size that was put together before.
+  Block* take_again(Arena& arena, Bytes size);
   // Blocks whose other streams are done become free; with `wait`, their own streams
   // wait for the others. Returns whether there were any.
   bool settle(bool wait);
+  bool is_settled(Pending& pending, bool wait);
   void give(Block* block);
-  void make_mappable(std::size_t count);
+  void note(Action action, const Block& block);
   Limits limits(Bytes coming) const;
-  [[noreturn]] void refuse(Bytes size);
+  [[noreturn]] void refuse(Bytes size, Stream stream);
 
   Driver& driver_;
   Options options_;
   Bytes chunk_;
   std::uint64_t hard_limit_;
-  std::uint64_t mapped_limit_;
   Lock lock_;
   Counters counters_;
+  History history_;
   BlockStore store_;
   BlockTable live_;
   ChunkPool pool_;
@@ -103,6 +140,7 @@ class Allocator {
   std::vector<Home> homes_;
   std::size_t last_home_ = 0;
   Supply supply_;
+  Mapper mapper_;
   // Streams that use a live block beside its own, and freed blocks that they still use.
   std::unordered_map<Block*, std::vector<StreamClock*>> users_;
   std::vector<Pending> pending_;

@@ -16,6 +16,7 @@ Extent& Arena::add_extent(Address at, Bytes bytes, Bytes chunk_bytes) {
   extent.arena = this;
   extent.at = at;
   extent.chunk_bytes = chunk_bytes;
+  extent.shift = static_cast<unsigned>(__builtin_ctzll(chunk_bytes));
   extent.pages.resize(bytes / chunk_bytes);
   Block* hole = store_.take();
   hole->at = at;
@@ -23,6 +24,7 @@ Extent& Arena::add_extent(Address at, Bytes bytes, Bytes chunk_bytes) {
   hole->extent = &extent;
   hole->become(Kind::kHole);
   extent.first = hole;
+  note(hole);
   return extent;
 }
 
@@ -49,8 +51,17 @@ void Arena::lend(Block* block, PageRun run) {
 
 Block* Arena::claim(Block* first, Address begin, Bytes size) {
   Block* block = first;
-  if (block->kind() == Kind::kHole && block->at < begin) {
-    block = split(block, begin);
+  if (block->at < begin) {
+    const bool free = block->kind() == Kind::kFree;
+    if (free) {
+      free_.erase(block);
+    }
+    Block* front = block;
+    block = split(front, begin);
+    if (free) {
+      free_.insert(front);
+      free_.insert(block);
+    }
   }
   const Extent& extent = *block->extent;
   const Address end = block->at + size;
@@ -74,10 +85,15 @@ Block* Arena::claim(Block* first, Address begin, Bytes size) {
 }
 
 Block* Arena::fill(Block* claimed, Bytes size) {
-  claimed->become(Kind::kFree);
   // Whatever the stream has waited for meanwhile, the next tenant comes after it.
   claimed->freed_at = clock_.advance();
-  return carve(join_free(claimed), size);
+  if (claimed->size > size) {
+    Block* rest = split(claimed, claimed->at + size);
+    rest->become(Kind::kFree);
+    free_.insert(join_free(rest));
+  }
+  claimed->become(Kind::kLive);
+  return claimed;
 }
 
 void Arena::abandon(Block* claimed) {
@@ -104,7 +120,13 @@ void Arena::abandon(Block* claimed) {
 
 Block* Arena::carve(Block* block, Bytes size) {
   if (block->size > size) {
-    free_.insert(split(block, block->at + size));
+    if (shares_pages(size) && next_turn(size) != 0) {
+      Block* rest = block;
+      block = split(rest, rest->end() - size);
+      free_.insert(rest);
+    } else {
+      free_.insert(split(block, block->at + size));
+    }
   }
   block->become(Kind::kLive);
   return block;
@@ -124,11 +146,13 @@ Block* Arena::split(Block* block, Address at) {
   }
   block->after = rest;
   block->size = at - block->at;
+  note(rest);
   return rest;
 }
 
 void Arena::absorb(Block* block) {
   Block* gone = block->after;
+  forget(gone);
   block->size += gone->size;
   block->freed_at = std::max(block->freed_at, gone->freed_at);
   block->after = gone->after;
@@ -136,6 +160,24 @@ void Arena::absorb(Block* block) {
     block->after->before = block;
   }
   store_.give(gone);
+}
+
+void Arena::note(Block* block) {
+  Block*& first = block->extent->pages[block->extent->page_of(block->at)].first;
+  if (first == nullptr || block->at < first->at) {
+    first = block;
+  }
+}
+
+void Arena::forget(Block* block) {
+  const Extent& extent = *block->extent;
+  const std::uint32_t page = extent.page_of(block->at);
+  Block*& first = block->extent->pages[page].first;
+  if (first == block) {
+    Block* next = block->after;
+    const bool inside = next != nullptr && extent.page_of(next->at) == page;
+    first = inside ? next : nullptr;
+  }
 }
 
 Block* Arena::join_free(Block* block) {

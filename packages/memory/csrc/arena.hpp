@@ -9,6 +9,7 @@
 #include "block.hpp"
 #include "block_store.hpp"
 #include "free_index.hpp"
+#include "past_windows.hpp"
 
 namespace drivetrain {
 
@@ -20,8 +21,9 @@ class Arena {
   //   clock: The stream.
   //   store: Where blocks live.
   //   graph: The graph or pool that it is private to; 0 for none.
-  Arena(StreamClock& clock, BlockStore& store, std::uint64_t graph)
-      : clock_(clock), store_(store), graph_(graph) {}
+  //   chunk: Of the device, in bytes, if its blocks are larger than that; else 0.
+  Arena(StreamClock& clock, BlockStore& store, std::uint64_t graph, Bytes chunk)
+      : clock_(clock), store_(store), graph_(graph), chunk_(chunk) {}
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
@@ -43,6 +45,17 @@ class Arena {
   // A live block is free from now on.
   void give(Block* block);
 
+  // Returns a live block that was a free one of just that size; null if there is none.
+  Block* take_exact(Bytes size) {
+    Block* block = free_.best_fit(size);
+    if (block == nullptr || block->size != size) {
+      return nullptr;
+    }
+    free_.erase(block);
+    block->become(Kind::kLive);
+    return block;
+  }
+
   // Adds a reserved range, all of it a hole.
   Extent& add_extent(Address at, Bytes bytes, Bytes chunk_bytes);
 
@@ -51,13 +64,32 @@ class Arena {
   void lend(Block* block, PageRun run);
 
   // Makes one block of free blocks and holes, one behind the other, that nobody else
-  // uses meanwhile. It begins with `first`, or at the page `begin` of it if that is a
-  // hole, and holds `size` bytes; where it ends in a hole, it ends with a page.
+  // uses meanwhile. It begins in the block `first`, at `begin`, which is the beginning
+  // of a page if that block is a hole, and holds `size` bytes; where it ends in a hole,
+  // it ends with a page.
   Block* claim(Block* first, Address begin, Bytes size);
 
   // A claimed block, all of whose pages hold chunks by now, becomes a live one of the
   // size; the rest is free.
   Block* fill(Block* claimed, Bytes size);
+
+  // In which of two runs the next block of a size lies, 0 or 1: where a program keeps
+  // every second one, the others leave whole pages.
+  std::uint32_t next_turn(Bytes size) {
+    // Sizes share a bit with others, which does no harm.
+    const std::uint64_t bit = size / kUnit * 0x9E3779B97F4A7C15u >> 58;
+    turns_ ^= std::uint64_t{1} << bit;
+    return static_cast<std::uint32_t>(turns_ >> bit & 1);
+  }
+
+  // Whether the blocks of a size share their first and last page with neighbours, which
+  // is much of what they have.
+  bool shares_pages(Bytes size) const {
+    return size < kFewChunks * chunk_ && (size & (chunk_ - 1)) != 0;
+  }
+
+  // Where blocks were put together before.
+  PastWindows& past() { return past_; }
 
   // Undoes a claim: what holds a chunk is free, the rest are holes.
   void abandon(Block* claimed);
@@ -66,12 +98,17 @@ class Arena {
   void publish() { graph_ = 0; }
 
  private:
+  static constexpr Bytes kFewChunks = 2;
+
   // Cuts a block that is in no bin; the rest is free.
   Block* carve(Block* block, Bytes size);
   // Makes a block behind another one, from what it has beyond an address.
   Block* split(Block* block, Address at);
   // The block takes over the one behind it.
   void absorb(Block* block);
+  // The page that a block begins in knows of it, or knows no longer.
+  static void note(Block* block);
+  static void forget(Block* block);
   // A free block is joined with free neighbours, which leave the index.
   Block* join_free(Block* block);
   Block* join_holes(Block* hole);
@@ -79,7 +116,10 @@ class Arena {
   StreamClock& clock_;
   BlockStore& store_;
   std::uint64_t graph_;
+  Bytes chunk_;
+  std::uint64_t turns_ = 0;
   FreeIndex free_;
+  PastWindows past_;
   std::vector<std::unique_ptr<Extent>> extents_;
 };
 

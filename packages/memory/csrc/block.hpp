@@ -25,6 +25,8 @@ struct Page {
   // When the stream of the arena last had a block here; the page may not be unmapped
   // before that.
   std::uint64_t left_at = 0;
+  // The lowest block that begins here; null when none does.
+  Block* first = nullptr;
 };
 
 // A reserved range of addresses.
@@ -32,13 +34,15 @@ struct Extent {
   Arena* arena;
   Address at;
   Bytes chunk_bytes;
+  // The power of two that a chunk is.
+  unsigned shift;
   std::vector<Page> pages;
   Block* first = nullptr;
   // No page from here on was ever mapped.
   std::uint32_t high = 0;
 
   std::uint32_t page_of(Address address) const {
-    return static_cast<std::uint32_t>((address - at) / chunk_bytes);
+    return static_cast<std::uint32_t>((address - at) >> shift);
   }
   Address address_of(std::uint32_t page) const { return at + page * chunk_bytes; }
 };
@@ -76,6 +80,19 @@ struct alignas(64) Block {
 };
 
 static_assert(sizeof(Block) == 64, "a cache line: an operation touches several blocks");
+
+// Returns the block that an address of an extent lies in.
+inline Block* block_at(const Extent& extent, Address address) {
+  std::uint32_t page = extent.page_of(address);
+  Block* block = extent.pages[page].first;
+  while (block == nullptr || block->at > address) {
+    block = extent.pages[--page].first;
+  }
+  while (block->end() <= address) {
+    block = block->after;
+  }
+  return block;
+}
 
 // The whole pages in [begin, end): first and one past the last; equal when there is
 // none.

@@ -2,13 +2,19 @@
 
 #include <algorithm>
 
+#include "error.hpp"
+
 namespace drivetrain {
 
 ChunkPool::~ChunkPool() {
-  for (Chunk& chunk : chunks_) {
-    if (chunk.handle != 0) {
-      driver_.destroy(chunk.handle);
+  try {
+    for (Chunk& chunk : chunks_) {
+      if (chunk.handle != 0) {
+        driver_.destroy(chunk.handle);
+      }
     }
+  } catch (const DriverError&) {
+    // The driver has ended before us, and all that was ours with it.
   }
 }
 

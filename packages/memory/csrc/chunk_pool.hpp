@@ -31,6 +31,8 @@ struct Chunk {
   // The free block around its holder, as a survey found it.
   Block* free_in = nullptr;
   std::uint64_t surveyed = 0;
+  // The last search for a past window that saw it.
+  std::uint64_t looked_at = 0;
 };
 
 class ChunkPool {

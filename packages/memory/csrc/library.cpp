@@ -9,13 +9,16 @@
 #include <new>
 
 #include "allocator.hpp"
+#include "driver/cuda_driver.hpp"
 #include "driver/host_driver.hpp"
 #include "driver/null_driver.hpp"
 #include "error.hpp"
 #include "replay/expandable_model.hpp"
+#include "replay/gmlake_model.hpp"
 #include "replay/native_model.hpp"
 #include "replay/ours.hpp"
 #include "replay/replay.hpp"
+#include "torch/devices.hpp"
 
 #define DRIVETRAIN_EXPORT __attribute__((visibility("default")))
 
@@ -59,6 +62,16 @@ auto guard(Problem* problem, F f) -> decltype(f()) {
   return decltype(f())();
 }
 
+// A block, for who looks at the address space.
+struct BlockInfo {
+  std::uint64_t at;
+  std::uint64_t size;
+  std::uint64_t stream;
+  std::uint64_t graph;
+  std::uint64_t extent_at;
+  std::uint64_t kind;
+};
+
 struct Replayed {
   std::uint64_t served;
   std::uint64_t peak_live_bytes;
@@ -69,7 +82,7 @@ struct Replayed {
   std::uint64_t stream_waits;
 };
 
-enum Model : std::int32_t { kOurs = 0, kNative = 1, kExpandable = 2 };
+enum Model : std::int32_t { kOurs = 0, kNative = 1, kExpandable = 2, kGmlake = 3 };
 
 }  // namespace
 
@@ -89,6 +102,21 @@ DRIVETRAIN_EXPORT Driver* drivetrain_memory_v1_host_driver(std::uint64_t total,
   return guard(problem, [&]() -> Driver* {
     return new HostDriver(total, chunk, delay_us, seed);
   });
+}
+
+DRIVETRAIN_EXPORT Driver* drivetrain_memory_v1_cuda_driver(std::int32_t device,
+                                                           std::int32_t peers,
+                                                           const char* library,
+                                                           Problem* problem) {
+  return guard(problem, [&]() -> Driver* {
+    return new CudaDriver(device, peers != 0, library);
+  });
+}
+
+// How many CUDA devices there are; a problem unless all can map memory.
+DRIVETRAIN_EXPORT std::int32_t drivetrain_memory_v1_cuda_devices(const char* library,
+                                                                 Problem* problem) {
+  return guard(problem, [&] { return CudaDriver::count(library); });
 }
 
 DRIVETRAIN_EXPORT void drivetrain_memory_v1_end_driver(Driver* driver) {
@@ -145,12 +173,79 @@ DRIVETRAIN_EXPORT void drivetrain_memory_v1_counters(Allocator* allocator,
   *counters = allocator->counters();
 }
 
+DRIVETRAIN_EXPORT void drivetrain_memory_v1_reset_peaks(Allocator* allocator) {
+  allocator->reset_peaks();
+}
+
+DRIVETRAIN_EXPORT void drivetrain_memory_v1_keep_history(Allocator* allocator,
+                                                         std::uint64_t most,
+                                                         Problem* problem) {
+  guard(problem, [&] { allocator->keep_history(most); });
+}
+
+// Returns how many entries there are; as many as there is room for are written.
+DRIVETRAIN_EXPORT std::uint64_t drivetrain_memory_v1_history(Allocator* allocator,
+                                                             HistoryEntry* entries,
+                                                             std::uint64_t room,
+                                                             Problem* problem) {
+  return guard(problem, [&] {
+    const std::vector<HistoryEntry> found = allocator->history();
+    std::copy_n(found.begin(), std::min<std::size_t>(room, found.size()), entries);
+    return static_cast<std::uint64_t>(found.size());
+  });
+}
+
+// Returns how many blocks there are; as many as there is room for are written.
+DRIVETRAIN_EXPORT std::uint64_t drivetrain_memory_v1_blocks(Allocator* allocator,
+                                                            BlockInfo* blocks,
+                                                            std::uint64_t room,
+                                                            Problem* problem) {
+  return guard(problem, [&] {
+    std::uint64_t count = 0;
+    allocator->each_block([&](const Block& block) {
+      if (count < room) {
+        const Arena& arena = *block.extent->arena;
+        blocks[count] = {
+            block.at,      block.size,       arena.clock().stream(),
+            arena.graph(), block.extent->at, static_cast<std::uint64_t>(block.kind())};
+      }
+      ++count;
+    });
+    return count;
+  });
+}
+
+// How PyTorch's hooks make their allocators; before any of them is called.
+DRIVETRAIN_EXPORT void drivetrain_memory_v1_configure(std::uint64_t capacity,
+                                                      double headroom,
+                                                      std::int32_t peers,
+                                                      const char* library,
+                                                      Problem* problem) {
+  guard(problem, [&] {
+    Devices::of_process().configure(
+        {Options{capacity, headroom, 0}, peers != 0, library, 0});
+  });
+}
+
+// As drivetrain_memory_v1_keep_history, for every allocator that the hooks use or will.
+DRIVETRAIN_EXPORT void drivetrain_memory_v1_keep_all_history(std::uint64_t most,
+                                                             Problem* problem) {
+  guard(problem, [&] { Devices::of_process().keep_history(most); });
+}
+
+// The allocator that the hooks use for a device; null before they did.
+DRIVETRAIN_EXPORT Allocator* drivetrain_memory_v1_of_device(std::int32_t number) {
+  Devices::Device* device = Devices::of_process().find(number);
+  return device == nullptr ? nullptr : &device->allocator;
+}
+
 // Plays a trace to an allocator of its own.
 //
 // Args:
 //   model: Whose.
 //   capacity: Of the device, in bytes.
-//   chunk: What is mapped at a time, in bytes.
+//   chunk: What is mapped at a time, in bytes; for GMLake, the smallest request that
+//     blocks are stitched for.
 //   headroom: As in Options; this project's allocator only.
 //   calls, steps: Where the driver calls of each step go, and for how many there is
 //   room.
@@ -168,6 +263,8 @@ DRIVETRAIN_EXPORT void drivetrain_memory_v1_replay(
       subject = std::make_unique<NativeModel>(capacity);
     } else if (model == kExpandable) {
       subject = std::make_unique<ExpandableModel>(capacity, chunk);
+    } else if (model == kGmlake) {
+      subject = std::make_unique<GmlakeModel>(capacity, chunk);
     } else {
       throw MisuseError("there is no model " + std::to_string(model));
     }

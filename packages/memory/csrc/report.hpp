@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arena.hpp"
+#include "block_table.hpp"
 #include "counters.hpp"
 
 namespace drivetrain {
@@ -15,10 +16,13 @@ namespace drivetrain {
 //   size: What was asked for, in bytes.
 //   counters: What the allocator has.
 //   arenas: Where it has it.
+//   live: The tenants.
+//   spare: What nobody has, and no arena.
 //   capacity: The most that the allocator may reserve.
-//   device_free: What nobody uses of the device.
+//   device_total, device_free: What the device has, and what nobody uses of it.
 std::string describe_refusal(Bytes size, const Counters& counters,
                              const std::vector<std::unique_ptr<Arena>>& arenas,
-                             Bytes capacity, Bytes device_free);
+                             const BlockTable& live, Bytes spare, Bytes capacity,
+                             Bytes device_total, Bytes device_free);
 
 }  // namespace drivetrain

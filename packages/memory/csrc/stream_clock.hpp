@@ -33,6 +33,10 @@ class StreamClock {
   std::uint64_t now() const { return now_; }
   Ticket ticket() { return {this, now_}; }
 
+  // Whether its work is being captured into a graph: it can give no events then, and
+  // wait for none from outside.
+  bool capturing() const { return driver_.capturing(stream_); }
+
   // Time passes: something was freed. Returns the new time.
   std::uint64_t advance() { return ++now_; }
 

@@ -56,7 +56,7 @@ void Supply::from_spares(std::size_t count, Arena& to, bool capturing,
   for (std::size_t i = spares.size(); i-- > 0 && chunks.size() < count;) {
     const Ticket after = pool_[spares[i]].after;
     const bool free_of_wait = after.clock == nullptr || after.clock == &to.clock();
-    if (capturing && !free_of_wait) {
+    if (!free_of_wait && (capturing || after.clock->capturing())) {
       continue;
     }
     follow(to, after);

@@ -28,10 +28,12 @@ class Supply {
       : pool_(pool), arenas_(arenas), counters_(counters) {}
 
   // Whether a free block of one arena may serve another. What is private to a graph
-  // stays there, and a stream that is being captured can wait for no other.
+  // stays there; a stream that is being captured waits for no other, nor others for it.
   static bool may_lend(const Arena& from, const Arena& to, bool capturing) {
-    return (from.graph() == 0 || &from == &to) &&
-           (!capturing || &from.clock() == &to.clock());
+    if (from.graph() != 0 && &from != &to) {
+      return false;
+    }
+    return &from.clock() == &to.clock() || (!capturing && !from.clock().capturing());
   }
 
   // Notes in every chunk of a free block that may serve `to` which block that is. The

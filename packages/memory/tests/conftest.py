@@ -1,4 +1,13 @@
-"""Long checks run where they are asked for."""
+"""Long checks run where they are asked for; a CUDA driver that needs no GPU."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).parents[1] / "csrc"
 
 
 def pytest_collection_modifyitems(config, items):
@@ -8,3 +17,67 @@ def pytest_collection_modifyitems(config, items):
     long = [item for item in items if item.get_closest_marker("faults")]
     config.hook.pytest_deselected(items=long)
     items[:] = [item for item in items if item not in long]
+
+
+class FakeCuda:
+    """A CUDA driver in the machine's own memory; see `fake_cuda.cpp`.
+
+    Args:
+        path: The library.
+    """
+
+    def __init__(self, path):
+        """Loads it."""
+        self.path = str(path)
+        self._library = ctypes.CDLL(self.path)
+        self._library.fake_cuda_count.restype = ctypes.c_uint64
+
+    def configure(self, total, devices=1, virtual_memory=True):
+        """Says what the devices are; before they are used."""
+        self._library.fake_cuda_configure(
+            ctypes.c_uint64(total), devices, int(virtual_memory)
+        )
+
+    def fail(self, function, after=0, result=1):
+        """Lets a call of a function fail, after so many that do not."""
+        self._library.fake_cuda_fail(function.encode(), after, result)
+
+    def capture(self, stream, on=True):
+        """Begins or ends the capture of a stream."""
+        self._library.fake_cuda_capture(ctypes.c_void_p(stream), int(on))
+
+    def calls(self, function):
+        """Returns how often a function was called."""
+        return self._library.fake_cuda_calls(function.encode())
+
+    def usable(self, at, size):
+        """Returns whether a range is mapped, and its access set."""
+        return bool(
+            self._library.fake_cuda_usable(ctypes.c_uint64(at), ctypes.c_uint64(size))
+        )
+
+    @property
+    def counts(self):
+        """How many chunks, mappings and reservations there are."""
+        return tuple(int(self._library.fake_cuda_count(i)) for i in range(3))
+
+
+@pytest.fixture(scope="session")
+def fake_cuda_file(tmp_path_factory):
+    """Compiles the driver once."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    target = tmp_path_factory.mktemp("cuda") / "fake_cuda.so"
+    names = ("checks/fake_cuda", "driver/host_driver", "driver/host_stream")
+    files = [f"{CSRC}/{name}.cpp" for name in names]
+    flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    command = [compiler, *flags, *files, "-pthread", "-o", str(target)]
+    subprocess.run(command, check=True)
+    return target
+
+
+@pytest.fixture
+def fake_cuda(fake_cuda_file, tmp_path):
+    """Returns a driver of the test's own: a copy is a library of its own."""
+    return FakeCuda(shutil.copy(fake_cuda_file, tmp_path / "libcuda_of_test.so"))

@@ -38,8 +38,9 @@ class Driver {
   virtual bool create(Handle* chunk) = 0;
   virtual void destroy(Handle chunk) = 0;
 
-  // Maps chunks one behind the other, readable and writable. A chunk may be mapped at
-  // several addresses; what is written through one is read through all.
+  // Maps chunks one behind the other, readable and writable, or none of them. A chunk
+  // may be mapped at several addresses; what is written through one is read through
+  // all.
   virtual void map(Address at, const Handle* chunks, std::size_t count) = 0;
   virtual void unmap(Address at, std::size_t count) = 0;
   // How many pages can be mapped at a time.

@@ -114,6 +114,11 @@ void HostDriver::map(Address at, const Handle* chunks, std::size_t count) {
                         MAP_SHARED | MAP_FIXED, file_,
                         static_cast<off_t>((chunks[first] - 1) * chunk_));
     if (mapped == MAP_FAILED) {
+      const int error = errno;
+      if (first > 0) {
+        unmap(at, first);
+      }
+      errno = error;
       fail("map", bytes);
     }
     first = last;

@@ -23,6 +23,9 @@ class NativeModel : public Subject {
   void record_stream(std::uint32_t, unsigned) override {}
   Effort effort() override { return effort_; }
 
+  // It reserves no more than this from now on.
+  void limit(Bytes capacity) { capacity_ = capacity; }
+
  private:
   using Key = std::pair<unsigned, bool>;
 

@@ -16,33 +16,67 @@ from drivetrain_memory._errors import (
 )
 
 if TYPE_CHECKING:
+    from drivetrain_memory._compare import Comparison, compare
+    from drivetrain_memory._enable import enable, is_enabled, pool
+    from drivetrain_memory._plot import plot_snapshot, plot_trace
     from drivetrain_memory._replay import Replayed, replay, smallest_capacity
+    from drivetrain_memory._snapshot import keep_history, save_snapshot, snapshot
+    from drivetrain_memory._stats import Stats, stats
     from drivetrain_memory._version import __version__
     from drivetrain_memory.trace._format import Trace
     from drivetrain_memory.trace._record import Recorder, record
+    from drivetrain_memory.trace._snapshot import from_snapshot, load_snapshot
 
 __all__ = [
+    "Comparison",
     "DeviceError",
     "DeviceMemoryError",
     "MemoryUseError",
     "Recorder",
     "Replayed",
+    "Stats",
     "Trace",
     "TraceError",
     "__version__",
+    "compare",
+    "enable",
+    "from_snapshot",
+    "is_enabled",
+    "keep_history",
+    "load_snapshot",
+    "plot_snapshot",
+    "plot_trace",
+    "pool",
     "record",
     "replay",
+    "save_snapshot",
     "smallest_capacity",
+    "snapshot",
+    "stats",
 ]
 
 _HOMES = {
     "__version__": "_version",
+    "Comparison": "_compare",
     "Recorder": "trace._record",
     "Replayed": "_replay",
+    "Stats": "_stats",
     "Trace": "trace._format",
+    "compare": "_compare",
+    "enable": "_enable",
+    "from_snapshot": "trace._snapshot",
+    "is_enabled": "_enable",
+    "keep_history": "_snapshot",
+    "load_snapshot": "trace._snapshot",
+    "plot_snapshot": "_plot",
+    "plot_trace": "_plot",
+    "pool": "_enable",
     "record": "trace._record",
     "replay": "_replay",
+    "save_snapshot": "_snapshot",
     "smallest_capacity": "_replay",
+    "snapshot": "_snapshot",
+    "stats": "_stats",
 }
 
 

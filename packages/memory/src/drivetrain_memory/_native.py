@@ -5,22 +5,37 @@ from __future__ import annotations
 import ctypes
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import drivetrain_memory
 from drivetrain_memory._errors import DeviceError, DeviceMemoryError, MemoryUseError
 
 __all__ = [
+    "CUDA_LIBRARY",
+    "BlockInfo",
     "Counters",
     "Driver",
+    "HistoryEntry",
+    "Inspector",
     "NativeAllocator",
     "call",
+    "configure_hooks",
+    "cuda_driver",
+    "hook",
     "host_driver",
+    "library_path",
     "null_driver",
+    "num_cuda_devices",
+    "of_device",
 ]
 
 _FILE = "drivetrain_memory.so"
 _PREFIX = "drivetrain_memory_v1_"
+_HOOKS = "drivetrain_memory_torch_"
+CUDA_LIBRARY = "libcuda.so.1"
+"""The CUDA driver's library, as the system's loader finds it."""
+
+_Entry = TypeVar("_Entry", bound=ctypes.Structure)
 _FAILURES = {
     1: DeviceError,
     2: DeviceMemoryError,
@@ -71,8 +86,32 @@ class Counters(ctypes.Structure):
         return {name: int(getattr(self, name)) for name, *_ in self._fields_}
 
 
+class BlockInfo(ctypes.Structure):
+    """A block of the address space; see `library.cpp`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in ("at", "size", "stream", "graph", "extent_at", "kind")
+    )
+
+
+class HistoryEntry(ctypes.Structure):
+    """What happened once; see `history.hpp`."""
+
+    _fields_ = (
+        ("action", ctypes.c_uint32),
+        ("graph", ctypes.c_uint32),
+        *((name, ctypes.c_uint64) for name in ("at", "size", "stream", "time_us")),
+    )
+
+
 @functools.cache
-def _library() -> ctypes.CDLL:
+def library_path() -> Path:
+    """Returns the file of the library.
+
+    Raises:
+        DeviceError: The package was installed without it.
+    """
     # In an editable installation the library and the sources lie in two folders.
     folders = [Path(folder) for folder in drivetrain_memory.__path__]
     file = next((f / _FILE for f in folders if (f / _FILE).exists()), None)
@@ -81,11 +120,25 @@ def _library() -> ctypes.CDLL:
             "drivetrain-memory was installed without its library; install it again"
         )
         raise DeviceError(message)
-    library = ctypes.CDLL(str(file))
-    for name in ("null_driver", "host_driver", "allocator"):
+    return file
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(library_path()))
+    for name in ("null_driver", "host_driver", "cuda_driver", "allocator", "of_device"):
         getattr(library, f"{_PREFIX}{name}").restype = ctypes.c_void_p
-    getattr(library, f"{_PREFIX}allocate").restype = ctypes.c_uint64
+    for name in ("allocate", "history", "blocks"):
+        getattr(library, f"{_PREFIX}{name}").restype = ctypes.c_uint64
     return library
+
+
+def hook(name: str) -> int:
+    """Returns the address of a function that PyTorch calls."""
+    function = getattr(_library(), f"{_HOOKS}{name}")
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address
 
 
 def call(name: str, *arguments: Any) -> Any:
@@ -132,7 +185,101 @@ def host_driver(total: int, chunk: int, *, delay_us: int = 0, seed: int = 0) -> 
     return Driver(call("host_driver", *sizes, *streams))
 
 
-class NativeAllocator:
+def cuda_driver(
+    device: int, *, peers: bool = False, library: str = CUDA_LIBRARY
+) -> Driver:
+    """Returns a CUDA device.
+
+    Args:
+        device: Its number.
+        peers: Whether other devices that can reach this one may use its memory.
+        library: The driver's library.
+
+    Raises:
+        DeviceError: There is no such device, or it cannot map memory.
+    """
+    return Driver(
+        call("cuda_driver", ctypes.c_int32(device), int(peers), library.encode())
+    )
+
+
+def num_cuda_devices(library: str = CUDA_LIBRARY) -> int:
+    """Returns how many CUDA devices there are, without a context on any.
+
+    Raises:
+        DeviceError: There is no driver, or a device cannot map memory.
+    """
+    return int(call("cuda_devices", library.encode()))
+
+
+def configure_hooks(
+    *, capacity: int, headroom: float, peers: bool, library: str
+) -> None:
+    """Says how the functions that PyTorch calls make their allocators.
+
+    Raises:
+        MemoryUseError: They did so already.
+    """
+    call(
+        "configure",
+        ctypes.c_uint64(capacity),
+        ctypes.c_double(headroom),
+        int(peers),
+        library.encode(),
+    )
+
+
+class Inspector:
+    """What can be seen of an allocator.
+
+    Args:
+        handle: The native allocator, which outlives this.
+    """
+
+    def __init__(self, handle: ctypes.c_void_p) -> None:
+        """Takes the native allocator."""
+        self._handle = handle
+
+    def counters(self) -> Counters:
+        """Returns what it has done so far."""
+        counters = Counters()
+        _plain("counters", self._handle, ctypes.byref(counters))
+        return counters
+
+    def reset_peaks(self) -> None:
+        """Lets the peaks begin anew with what there is."""
+        _plain("reset_peaks", self._handle)
+
+    def blocks(self) -> list[BlockInfo]:
+        """Returns every block that is not a hole."""
+        return self._all("blocks", BlockInfo)
+
+    def keep_history(self, most: int) -> None:
+        """Keeps the last entries of what happens from now on; none for 0."""
+        call("keep_history", self._handle, ctypes.c_uint64(most))
+
+    def history(self) -> list[HistoryEntry]:
+        """Returns what happened last, the oldest first."""
+        return self._all("history", HistoryEntry)
+
+    def _all(self, name: str, kind: type[_Entry]) -> list[_Entry]:
+        room = 0
+        while True:
+            found = (kind * room)()
+            count = call(name, self._handle, found, ctypes.c_uint64(room))
+            if count <= room:
+                return list(found[:count])
+            # Some more, for what other threads do meanwhile.
+            room = count + count // 8 + 16
+
+
+def of_device(device: int) -> Inspector | None:
+    """Returns the allocator that PyTorch uses for a device; None before it did."""
+    handle = getattr(_library(), f"{_PREFIX}of_device")(ctypes.c_int32(device))
+    return None if handle is None else Inspector(ctypes.c_void_p(handle))
+
+
+class NativeAllocator(Inspector):
     """An allocator of one device. Safe to use from any thread.
 
     Args:
@@ -161,7 +308,7 @@ class NativeAllocator:
             ctypes.c_double(headroom),
             ctypes.c_uint64(mapped),
         )
-        self._handle = ctypes.c_void_p(handle)
+        super().__init__(ctypes.c_void_p(handle))
         self._end = getattr(_library(), f"{_PREFIX}end_allocator")
 
     def __del__(self) -> None:
@@ -190,9 +337,3 @@ class NativeAllocator:
     def trim(self) -> None:
         """Gives back to the device what no block lives on."""
         call("trim", self._handle)
-
-    def counters(self) -> Counters:
-        """Returns what it has done so far."""
-        counters = Counters()
-        _plain("counters", self._handle, ctypes.byref(counters))
-        return counters

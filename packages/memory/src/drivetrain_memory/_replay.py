@@ -23,9 +23,12 @@ MODELS = {
     "native": (1, _CHUNK_BYTES),
     "expandable": (2, 20 * _MIB),
     "expandable-2": (2, _CHUNK_BYTES),
+    "gmlake": (3, 512 * _MIB),
+    "gmlake-64": (3, 64 * _MIB),
 }
 """Allocators by name: this project's; PyTorch's with its defaults, with expandable
-segments, and with segments that are mapped 2 MiB at a time. The value is for the library.
+segments, and with segments that are mapped 2 MiB at a time; and GMLake's as published, which
+stitches blocks for requests of 512 MiB, or of 64 MiB. The value is for the library.
 """
 
 # No allocator here needs more of any trace.

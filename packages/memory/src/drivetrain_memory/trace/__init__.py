@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_core.lazy import load_export as _load_export
 from drivetrain_memory.trace._format import EVENT, Builder, Operation, Trace
 from drivetrain_memory.trace._patterns import PATTERNS, pattern
+from drivetrain_memory.trace._shipped import WORKLOADS, workload
+from drivetrain_memory.trace._snapshot import from_snapshot, load_snapshot
 
 if TYPE_CHECKING:
     from drivetrain_memory.trace._record import Recorder, record
-    from drivetrain_memory.trace._workloads import WORKLOADS, workload
+    from drivetrain_memory.trace._workloads import record_workload
 
 __all__ = [
     "EVENT",
@@ -20,16 +22,18 @@ __all__ = [
     "Operation",
     "Recorder",
     "Trace",
+    "from_snapshot",
+    "load_snapshot",
     "pattern",
     "record",
+    "record_workload",
     "workload",
 ]
 
 _HOMES = {
     "Recorder": "_record",
     "record": "_record",
-    "WORKLOADS": "_workloads",
-    "workload": "_workloads",
+    "record_workload": "_workloads",
 }
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from drivetrain_memory.trace._format import Trace
 
-__all__ = ["WORKLOADS", "workload"]
+__all__ = ["record_workload"]
 
 _GATHER_STREAM = 1
 
@@ -165,20 +165,22 @@ _MODELS = {
     "moe": _SMALL(depth=8, experts=8, batch=4, steps=8),
 }
 
-WORKLOADS: dict[str, Callable[[], Trace]] = {
+_RECORDERS: dict[str, Callable[[], Trace]] = {
     **{
         name: functools.partial(_language_model, name, model)
         for name, model in _MODELS.items()
     },
     "resnet-50": functools.partial(_resnet, "resnet-50"),
 }
-"""The workloads by name, each as a function that records it."""
 
 
-def workload(name: str) -> Trace:
-    """Records a workload.
+def record_workload(name: str) -> Trace:
+    """Records a workload anew, as the trace that ships was recorded.
+
+    Args:
+        name: One of `WORKLOADS`.
 
     Raises:
         KeyError: There is none of that name.
     """
-    return WORKLOADS[name]()
+    return _RECORDERS[name]()

@@ -1,0 +1,41 @@
+"""Measures on this machine what drivetrain-memory claims, against stated bounds.
+
+Traces are replayed in book-keeping, beside models of PyTorch's allocators; races, contents
+and times are those of programs that are compiled for it from `csrc/checks`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import capacity
+import gpu
+import programs
+
+from drivetrain_core.testing import Bar, run_bars
+
+TABLE = [
+    ("capacity-regular", "<= 1.005 x live, no flush", capacity.regular),
+    ("capacity-checkerboards", "<= 1.01 x live", capacity.checkerboards),
+    ("capacity-checkerboard-3", "<= 1.15 x live", capacity.small_checkerboard),
+    ("capacity-aging", "<= 1.03 x live", capacity.aging),
+    ("utilisation-island", ">= 99%", capacity.island),
+    ("races", "none", programs.races),
+    ("contents", "no wrong byte", programs.contents),
+    ("hit-path", "<= 40 ns, p99 <= 150 ns", programs.hit_path),
+    ("hit-path-beside-std-set", ">= 3 x faster", programs.beside_native),
+    ("utilisation-regular", ">= 98%", capacity.utilisation),
+    ("static-shapes", "no driver call after step 3", capacity.static_shapes),
+    ("moved-varying-lengths", "<= 0.5 x expandable's", capacity.moved),
+    ("orders-that-matter", "each one is missed", programs.orders),
+    ("sanitizers", "no report", programs.sanitizers),
+    ("driver-calls-gpu", "measured", gpu.driver_calls),
+    ("stitched-kernels-gpu", ">= 0.99 x cudaMalloc's", gpu.kernels),
+    ("contents-gpu", "no wrong byte", gpu.contents),
+    ("training-gpu", ">= 0.99 x native, finishes at 1.03 x live", gpu.training),
+]
+
+BARS = [Bar(name=name, bound=bound, measure=run) for name, bound, run in TABLE]
+
+if __name__ == "__main__":
+    sys.exit(run_bars(BARS, description=__doc__))

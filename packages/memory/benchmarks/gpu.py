@@ -1,0 +1,138 @@
+"""What only a GPU can show: calls, kernels, contents and training on stitched memory.
+
+Each is a process of its own, since an allocator is chosen once for a process.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from drivetrain_core.testing import Row
+
+HERE = Path(__file__).parent
+WITHOUT = Row(figure="-", holds=None, proven_on="-", needs_gpu=True)
+
+
+def child(program, *arguments, environment=None):
+    """What a program of this folder prints as JSON; None when it failed."""
+    import os
+
+    command = [sys.executable, str(HERE / program), *map(str, arguments)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | (environment or {}),
+    )
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith("{"):
+            return json.loads(line)
+    sys.stderr.write(done.stderr[-2000:])
+    return None
+
+
+def name():
+    return torch.cuda.get_device_name().lower().replace(" ", "-")
+
+
+def driver_calls(quick):
+    if not torch.cuda.is_available():
+        return WITHOUT
+    found = child("gpu_calls.py", "--quick" if quick else "--full")
+    if found is None:
+        return Row(figure="the program failed", holds=False, proven_on=name())
+    return Row(
+        figure=", ".join(f"{call} {us:.1f} us" for call, us in found["idle"].items()),
+        holds=True,
+        proven_on=name(),
+        details=found,
+    )
+
+
+def kernels(quick):
+    if not torch.cuda.is_available():
+        return WITHOUT
+    found = child("gpu_kernels.py", 5 if quick else 20)
+    if found is None:
+        return Row(figure="the program failed", holds=False, proven_on=name())
+    return Row(
+        figure=", ".join(f"{k} {v:.3f}x" for k, v in found["ratios"].items()),
+        holds=min(found["ratios"].values()) >= 0.99,
+        proven_on=name(),
+        details=found,
+    )
+
+
+def contents(quick):
+    if not torch.cuda.is_available():
+        return WITHOUT
+    found = child("gpu_contents.py", 2_000 if quick else 50_000)
+    if found is None:
+        return Row(figure="the program failed", holds=False, proven_on=name())
+    return Row(
+        figure=f"{found['wrong']} wrong in {found['operations']:,} operations on "
+        f"{found['streams']} streams; {found['stolen']:,} chunks changed streams",
+        holds=found["wrong"] == 0 and found["stolen"] > 0,
+        proven_on=name(),
+        details=found,
+    )
+
+
+CONFIGURATIONS = ("full", "lora", "varlen", "side-streams")
+ALLOCATORS = {
+    "native": {},
+    "expandable": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    "async": {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
+    "ours": {},
+}
+
+
+def training(quick):
+    if not torch.cuda.is_available():
+        return WITHOUT
+    steps = 8 if quick else 20
+    speed, tight, same = {}, {}, {}
+    details = {}
+    for configuration in CONFIGURATIONS:
+        found = {
+            allocator: child(
+                "gpu_training.py", configuration, allocator, steps, environment=setting
+            )
+            for allocator, setting in ALLOCATORS.items()
+        }
+        details[configuration] = found
+        if found["native"] is None or found["ours"] is None:
+            return Row(figure=f"{configuration} failed", holds=False, proven_on=name())
+        speed[configuration] = found["native"]["step_ms"] / found["ours"]["step_ms"]
+        same[configuration] = found["native"]["losses"] == found["ours"]["losses"]
+        limit = 1.03 * found["ours"]["live_bytes"]
+        short = {
+            allocator: child(
+                "gpu_training.py",
+                configuration,
+                allocator,
+                steps,
+                int(limit),
+                environment=setting,
+            )
+            for allocator, setting in ALLOCATORS.items()
+        }
+        details[f"{configuration} at 1.03x"] = short
+        tight[configuration] = bool(short["ours"] and short["ours"]["finished"])
+    words = [
+        f"{c} {speed[c]:.3f}x, {'same' if same[c] else 'OTHER'} loss, "
+        f"{'finishes' if tight[c] else 'FAILS'}"
+        for c in CONFIGURATIONS
+    ]
+    return Row(
+        figure="; ".join(words),
+        holds=min(speed.values()) >= 0.99
+        and all(tight.values())
+        and all(same.values()),
+        proven_on=name(),
+        details=details,
+    )

@@ -1,0 +1,103 @@
+// The part of the CUDA driver that the allocator calls, found when it is first needed,
+// so that the library loads where there is no CUDA.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace drivetrain::cuda {
+
+// As in cuda.h; `checks/check_cuda_abi.cpp` compares.
+using Result = int;
+using Device = int;
+using Context = void*;
+using StreamHandle = void*;
+using EventHandle = void*;
+using DevicePointer = unsigned long long;
+using AllocationHandle = unsigned long long;
+
+constexpr Result kSuccess = 0;
+constexpr Result kOutOfMemory = 2;
+constexpr Result kNotReady = 600;
+
+constexpr int kVirtualMemorySupported = 102;
+constexpr int kDirectRdmaSupported = 110;
+constexpr int kPinned = 1;
+constexpr int kOnDevice = 1;
+constexpr int kReadWrite = 3;
+constexpr int kMinimumGranularity = 0;
+constexpr int kCaptureModeRelaxed = 2;
+constexpr int kCaptureNone = 0;
+constexpr unsigned kEventWithoutTiming = 2;
+
+struct Location {
+  int type;
+  int id;
+};
+
+struct AllocationFlags {
+  unsigned char compression;
+  unsigned char direct_rdma;
+  unsigned short usage;
+  unsigned char reserved[4];
+};
+
+struct AllocationProperties {
+  int type;
+  int handle_types;
+  Location location;
+  void* win32;
+  AllocationFlags flags;
+};
+
+struct AccessDescription {
+  Location location;
+  int flags;
+};
+
+// The functions, by their names in the driver.
+struct Api {
+  Result (*cuInit)(unsigned);
+  Result (*cuGetErrorName)(Result, const char**);
+  Result (*cuDeviceGet)(Device*, int);
+  Result (*cuDeviceGetCount)(int*);
+  Result (*cuDeviceGetAttribute)(int*, int, Device);
+  Result (*cuDeviceTotalMem_v2)(std::size_t*, Device);
+  Result (*cuDeviceCanAccessPeer)(int*, Device, Device);
+  Result (*cuDevicePrimaryCtxRetain)(Context*, Device);
+  Result (*cuCtxPushCurrent_v2)(Context);
+  Result (*cuCtxPopCurrent_v2)(Context*);
+  Result (*cuThreadExchangeStreamCaptureMode)(int*);
+  Result (*cuMemGetInfo_v2)(std::size_t*, std::size_t*);
+  Result (*cuMemGetAllocationGranularity)(std::size_t*, const AllocationProperties*,
+                                          int);
+  Result (*cuMemAddressReserve)(DevicePointer*, std::size_t, std::size_t, DevicePointer,
+                                unsigned long long);
+  Result (*cuMemAddressFree)(DevicePointer, std::size_t);
+  Result (*cuMemCreate)(AllocationHandle*, std::size_t, const AllocationProperties*,
+                        unsigned long long);
+  Result (*cuMemRelease)(AllocationHandle);
+  Result (*cuMemMap)(DevicePointer, std::size_t, std::size_t, AllocationHandle,
+                     unsigned long long);
+  Result (*cuMemUnmap)(DevicePointer, std::size_t);
+  Result (*cuMemSetAccess)(DevicePointer, std::size_t, const AccessDescription*,
+                           std::size_t);
+  Result (*cuEventCreate)(EventHandle*, unsigned);
+  Result (*cuEventRecord)(EventHandle, StreamHandle);
+  Result (*cuEventQuery)(EventHandle);
+  Result (*cuEventSynchronize)(EventHandle);
+  Result (*cuStreamWaitEvent)(StreamHandle, EventHandle, unsigned);
+  Result (*cuStreamIsCapturing)(StreamHandle, int*);
+
+  // Throws DriverError with the driver's name for what went wrong.
+  void check(Result result, const char* function) const;
+};
+
+// Returns the functions of a driver library, loaded once for each name.
+//
+// Throws DriverError when there is no such library, or one that is too old.
+const Api& load_api(const std::string& library);
+
+}  // namespace drivetrain::cuda

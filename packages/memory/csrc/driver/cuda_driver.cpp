@@ -1,0 +1,220 @@
+#include "cuda_driver.hpp"
+
+#include <algorithm>
+
+#include "../error.hpp"
+
+namespace drivetrain {
+
+namespace {
+
+constexpr Bytes kLeastChunk = Bytes{2} << 20;
+
+cuda::StreamHandle handle(Stream stream) {
+  return reinterpret_cast<cuda::StreamHandle>(stream);
+}
+
+cuda::EventHandle handle_of(Event event) {
+  return reinterpret_cast<cuda::EventHandle>(event);
+}
+
+void require_virtual_memory(const cuda::Api& api, cuda::Device device) {
+  int supported = 0;
+  api.check(api.cuDeviceGetAttribute(&supported, cuda::kVirtualMemorySupported, device),
+            "cuDeviceGetAttribute");
+  if (supported == 0) {
+    throw DriverError("device " + std::to_string(device) +
+                      " has no virtual memory management");
+  }
+}
+
+}  // namespace
+
+// Calls happen on the device, whatever the thread has chosen, and may happen while any
+// stream is captured: none of them is part of what is captured.
+class CudaDriver::Scope {
+ public:
+  explicit Scope(const CudaDriver& driver) : api_(driver.api_) {
+    api_.check(api_.cuCtxPushCurrent_v2(driver.context_), "cuCtxPushCurrent");
+    api_.cuThreadExchangeStreamCaptureMode(&mode_);
+  }
+  ~Scope() {
+    api_.cuThreadExchangeStreamCaptureMode(&mode_);
+    cuda::Context popped = nullptr;
+    api_.cuCtxPopCurrent_v2(&popped);
+  }
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+
+ private:
+  const cuda::Api& api_;
+  int mode_ = cuda::kCaptureModeRelaxed;
+};
+
+CudaDriver::CudaDriver(int device, bool peers, const std::string& library)
+    : api_(cuda::load_api(library)) {
+  api_.check(api_.cuDeviceGet(&device_, device), "cuDeviceGet");
+  require_virtual_memory(api_, device_);
+  int rdma = 0;
+  api_.cuDeviceGetAttribute(&rdma, cuda::kDirectRdmaSupported, device_);
+  api_.check(api_.cuDevicePrimaryCtxRetain(&context_, device_),
+             "cuDevicePrimaryCtxRetain");
+  properties_.type = cuda::kPinned;
+  properties_.location = {cuda::kOnDevice, device_};
+  properties_.flags.direct_rdma = rdma != 0;
+  std::size_t granularity = 0;
+  const Scope scope(*this);
+  api_.check(api_.cuMemGetAllocationGranularity(&granularity, &properties_,
+                                                cuda::kMinimumGranularity),
+             "cuMemGetAllocationGranularity");
+  chunk_ = std::max<Bytes>(granularity, kLeastChunk);
+  access_.push_back({properties_.location, cuda::kReadWrite});
+  int count = 0;
+  api_.check(api_.cuDeviceGetCount(&count), "cuDeviceGetCount");
+  for (int i = 0; peers && i < count; ++i) {
+    cuda::Device peer = 0;
+    int reachable = 0;
+    api_.check(api_.cuDeviceGet(&peer, i), "cuDeviceGet");
+    if (peer == device_) {
+      continue;
+    }
+    api_.check(api_.cuDeviceCanAccessPeer(&reachable, peer, device_),
+               "cuDeviceCanAccessPeer");
+    if (reachable != 0) {
+      access_.push_back({{cuda::kOnDevice, peer}, cuda::kReadWrite});
+    }
+  }
+}
+
+int CudaDriver::count(const std::string& library) {
+  const cuda::Api& api = cuda::load_api(library);
+  int count = 0;
+  api.check(api.cuDeviceGetCount(&count), "cuDeviceGetCount");
+  for (int i = 0; i < count; ++i) {
+    cuda::Device device = 0;
+    api.check(api.cuDeviceGet(&device, i), "cuDeviceGet");
+    require_virtual_memory(api, device);
+  }
+  return count;
+}
+
+Bytes CudaDriver::total_bytes() {
+  std::size_t total = 0;
+  api_.check(api_.cuDeviceTotalMem_v2(&total, device_), "cuDeviceTotalMem");
+  return total;
+}
+
+Bytes CudaDriver::free_bytes() {
+  const Scope scope(*this);
+  std::size_t free = 0;
+  std::size_t total = 0;
+  api_.check(api_.cuMemGetInfo_v2(&free, &total), "cuMemGetInfo");
+  return free;
+}
+
+Address CudaDriver::reserve(Bytes bytes) {
+  const Scope scope(*this);
+  cuda::DevicePointer at = 0;
+  api_.check(api_.cuMemAddressReserve(&at, bytes, chunk_, 0, 0), "cuMemAddressReserve");
+  return at;
+}
+
+void CudaDriver::unreserve(Address at, Bytes bytes) {
+  const Scope scope(*this);
+  api_.check(api_.cuMemAddressFree(at, bytes), "cuMemAddressFree");
+}
+
+bool CudaDriver::create(Handle* chunk) {
+  const Scope scope(*this);
+  cuda::AllocationHandle made = 0;
+  const cuda::Result result = api_.cuMemCreate(&made, chunk_, &properties_, 0);
+  if (result == cuda::kOutOfMemory) {
+    return false;
+  }
+  api_.check(result, "cuMemCreate");
+  *chunk = made;
+  return true;
+}
+
+void CudaDriver::destroy(Handle chunk) {
+  const Scope scope(*this);
+  api_.check(api_.cuMemRelease(chunk), "cuMemRelease");
+}
+
+void CudaDriver::map(Address at, const Handle* chunks, std::size_t count) {
+  const Scope scope(*this);
+  std::size_t mapped = 0;
+  cuda::Result result = cuda::kSuccess;
+  const char* function = "cuMemMap";
+  while (mapped < count && result == cuda::kSuccess) {
+    result = api_.cuMemMap(at + mapped * chunk_, chunk_, 0, chunks[mapped], 0);
+    mapped += result == cuda::kSuccess;
+  }
+  if (result == cuda::kSuccess) {
+    // Once for the whole range: what this costs hardly depends on its length.
+    function = "cuMemSetAccess";
+    result = api_.cuMemSetAccess(at, count * chunk_, access_.data(), access_.size());
+  }
+  if (result != cuda::kSuccess) {
+    for (std::size_t i = 0; i < mapped; ++i) {
+      api_.cuMemUnmap(at + i * chunk_, chunk_);
+    }
+    api_.check(result, function);
+  }
+}
+
+void CudaDriver::unmap(Address at, std::size_t count) {
+  const Scope scope(*this);
+  for (std::size_t i = 0; i < count; ++i) {
+    api_.check(api_.cuMemUnmap(at + i * chunk_, chunk_), "cuMemUnmap");
+  }
+}
+
+Event CudaDriver::record(Stream stream) {
+  const Scope scope(*this);
+  cuda::EventHandle event = nullptr;
+  if (events_.empty()) {
+    api_.check(api_.cuEventCreate(&event, cuda::kEventWithoutTiming), "cuEventCreate");
+  } else {
+    event = events_.back();
+    events_.pop_back();
+  }
+  const cuda::Result result = api_.cuEventRecord(event, handle(stream));
+  if (result != cuda::kSuccess) {
+    events_.push_back(event);
+    api_.check(result, "cuEventRecord");
+  }
+  return reinterpret_cast<Event>(event);
+}
+
+bool CudaDriver::done(Event event) {
+  const Scope scope(*this);
+  const cuda::Result result = api_.cuEventQuery(handle_of(event));
+  if (result == cuda::kNotReady) {
+    return false;
+  }
+  api_.check(result, "cuEventQuery");
+  return true;
+}
+
+void CudaDriver::wait(Stream stream, Event event) {
+  const Scope scope(*this);
+  api_.check(api_.cuStreamWaitEvent(handle(stream), handle_of(event), 0),
+             "cuStreamWaitEvent");
+}
+
+void CudaDriver::synchronize(Event event) {
+  const Scope scope(*this);
+  api_.check(api_.cuEventSynchronize(handle_of(event)), "cuEventSynchronize");
+}
+
+void CudaDriver::forget(Event event) { events_.push_back(handle_of(event)); }
+
+bool CudaDriver::capturing(Stream stream) {
+  const Scope scope(*this);
+  int status = cuda::kCaptureNone;
+  api_.check(api_.cuStreamIsCapturing(handle(stream), &status), "cuStreamIsCapturing");
+  return status != cuda::kCaptureNone;
+}
+
+}  // namespace drivetrain

@@ -1,0 +1,57 @@
+// A CUDA device, through the driver's virtual memory management.
+
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cuda_api.hpp"
+#include "driver.hpp"
+
+namespace drivetrain {
+
+class CudaDriver : public Driver {
+ public:
+  // Args:
+  //   device: Its number, as CUDA counts them in this process.
+  //   peers: Whether other devices that can reach this one may use its memory.
+  //   library: The driver's library.
+  //
+  // Throws DriverError when there is no such device, or it cannot map memory.
+  CudaDriver(int device, bool peers, const std::string& library);
+
+  // How many devices there are. Makes no context on any.
+  //
+  // Throws DriverError when one of them cannot map memory.
+  static int count(const std::string& library);
+
+  Bytes chunk_bytes() const override { return chunk_; }
+  Bytes total_bytes() override;
+  Bytes free_bytes() override;
+  Address reserve(Bytes bytes) override;
+  void unreserve(Address at, Bytes bytes) override;
+  bool create(Handle* chunk) override;
+  void destroy(Handle chunk) override;
+  void map(Address at, const Handle* chunks, std::size_t count) override;
+  void unmap(Address at, std::size_t count) override;
+  Event record(Stream stream) override;
+  bool done(Event event) override;
+  void wait(Stream stream, Event event) override;
+  void synchronize(Event event) override;
+  void forget(Event event) override;
+  bool capturing(Stream stream) override;
+
+ private:
+  class Scope;
+
+  const cuda::Api& api_;
+  cuda::Device device_ = 0;
+  cuda::Context context_ = nullptr;
+  Bytes chunk_ = 0;
+  cuda::AllocationProperties properties_{};
+  std::vector<cuda::AccessDescription> access_;
+  // Events that nobody needs any more, to be recorded again.
+  std::vector<cuda::EventHandle> events_;
+};
+
+}  // namespace drivetrain

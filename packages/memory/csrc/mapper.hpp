@@ -1,0 +1,84 @@
+// Makes pages hold chunks where a request needs them.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "arena.hpp"
+#include "chunk_pool.hpp"
+#include "counters.hpp"
+#include "driver/driver.hpp"
+#include "supply.hpp"
+#include "window.hpp"
+
+namespace drivetrain {
+
+class Mapper {
+ public:
+  using Arenas = std::vector<std::unique_ptr<Arena>>;
+
+  // Args:
+  //   extent_bytes: What is reserved at a time, unless a request is larger.
+  //   max_mapped: How many pages may be mapped at all.
+  Mapper(Driver& driver, ChunkPool& pool, Supply& supply, const Arenas& arenas,
+         Counters& counters, Bytes extent_bytes, std::uint64_t max_mapped)
+      : driver_(driver),
+        pool_(pool),
+        supply_(supply),
+        arenas_(arenas),
+        counters_(counters),
+        extent_bytes_(extent_bytes),
+        max_mapped_(max_mapped) {}
+
+  // Returns a live block where one of this size was put together before, if all chunks
+  // that it lacks can come back there; else null.
+  Block* come_back(Arena& arena, Bytes size, bool capturing);
+
+  // Returns a live block where the fewest pages must be filled; null when there are too
+  // few chunks.
+  //
+  // Throws DriverError when the device refuses to map; all is as before then.
+  Block* make_room(Arena& arena, Bytes size, bool capturing, Limits limits);
+
+ private:
+  // A chunk of a free block that comes back to a page that still maps it.
+  struct Return {
+    Block* from;
+    std::uint32_t holder;
+    std::uint32_t page;
+  };
+
+  Window find_window(Arena& arena, Bytes size, std::uint64_t survey, bool capturing,
+                     Limits limits);
+  std::vector<double> page_costs(const Extent& extent, std::uint64_t survey,
+                                 std::uint64_t passed);
+  Extent& add_extent(Arena& arena, Bytes size);
+  Block* fill(Arena& arena, const Window& window, Bytes size, bool capturing,
+              std::uint64_t survey, Limits limits);
+  // Whether all chunks that a window lacks can come back, and which these are.
+  bool can_return(const Arena& arena, const Block* first, Address begin, Bytes size,
+                  bool capturing, std::vector<Return>& returns);
+  // When this throws, `returns` are those that came.
+  void bring_back(Arena& arena, Extent& extent, std::vector<Return>& returns);
+  // The host waits until nothing is under way on pages that are to be mapped anew.
+  void await_stale(const Extent& extent, const std::vector<std::uint32_t>& pages);
+  void map(Extent& extent, const std::vector<std::uint32_t>& pages,
+           const std::vector<ChunkId>& chunks);
+  // What was claimed and brought is free again.
+  void give_up(Arena& arena, Block* claimed, const std::vector<Return>& returns,
+               std::vector<ChunkId> chunks);
+  void make_mappable(std::size_t count);
+
+  Driver& driver_;
+  ChunkPool& pool_;
+  Supply& supply_;
+  const Arenas& arenas_;
+  Counters& counters_;
+  Bytes extent_bytes_;
+  std::uint64_t max_mapped_;
+  std::uint64_t look_ = 0;
+};
+
+}  // namespace drivetrain

@@ -1,0 +1,103 @@
+// What PyTorch's pluggable allocator calls. Unlike the rest of the C interface, these
+// functions throw where PyTorch expects it.
+
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <utility>
+
+#include "../error.hpp"
+#include "devices.hpp"
+#include "torch_error.hpp"
+
+#define DRIVETRAIN_HOOK extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+using namespace drivetrain;
+
+// For hooks that are called where nothing may be thrown.
+template <class F>
+void without_throwing(const char* what, F f) {
+  try {
+    f();
+  } catch (const std::exception& thrown) {
+    std::fprintf(stderr, "drivetrain-memory: %s: %s\n", what, thrown.what());
+  }
+}
+
+}  // namespace
+
+DRIVETRAIN_HOOK void* drivetrain_memory_torch_allocate(std::size_t size, int device,
+                                                       void* stream) {
+  if (size == 0) {
+    return nullptr;
+  }
+  const auto on = reinterpret_cast<Stream>(stream);
+  try {
+    Devices::Device& found = Devices::of_process().of(device);
+    const Address at = found.allocator.allocate(size, on, found.pools.graph_of(on));
+    return reinterpret_cast<void*>(at);
+  } catch (const OutOfMemory& thrown) {
+    throw_out_of_memory("CUDA out of memory. " + std::string(thrown.what()));
+  }
+}
+
+DRIVETRAIN_HOOK void drivetrain_memory_torch_free(void* at, std::size_t, int device,
+                                                  void*) {
+  without_throwing("free", [&] {
+    Devices::of_process().of(device).allocator.free(reinterpret_cast<Address>(at));
+  });
+}
+
+DRIVETRAIN_HOOK void drivetrain_memory_torch_record_stream(void* at, void* stream) {
+  const auto address = reinterpret_cast<Address>(at);
+  if (Devices::Device* owner = Devices::of_process().owner(address)) {
+    owner->allocator.record_stream(address, reinterpret_cast<Stream>(stream));
+  }
+}
+
+// torch.cuda.empty_cache
+DRIVETRAIN_HOOK void drivetrain_memory_torch_reset() {
+  for (int number = 0; number < Devices::kMost; ++number) {
+    if (Devices::Device* device = Devices::of_process().find(number)) {
+      device->allocator.trim();
+    }
+  }
+}
+
+DRIVETRAIN_HOOK void drivetrain_memory_torch_limit(double part, int device) {
+  Devices::of_process().limit(device, part);
+}
+
+DRIVETRAIN_HOOK void* drivetrain_memory_torch_base(void* at, std::size_t* size) {
+  const auto address = reinterpret_cast<Address>(at);
+  if (Devices::Device* owner = Devices::of_process().owner(address)) {
+    const auto [begin, bytes] = owner->allocator.block_around(address);
+    *size = bytes;
+    return reinterpret_cast<void*>(begin);
+  }
+  throw MisuseError("no live block at this address");
+}
+
+DRIVETRAIN_HOOK void drivetrain_memory_torch_begin_pool(
+    int device, std::pair<std::uint64_t, std::uint64_t> id,
+    std::function<bool(void*)> filter) {
+  Devices::of_process().of(device).pools.begin(id, std::move(filter));
+}
+
+DRIVETRAIN_HOOK void drivetrain_memory_torch_end_pool(
+    int device, std::pair<std::uint64_t, std::uint64_t> id) {
+  Devices::of_process().of(device).pools.end(id);
+}
+
+DRIVETRAIN_HOOK void drivetrain_memory_torch_release_pool(
+    int device, std::pair<std::uint64_t, std::uint64_t> id) {
+  without_throwing("release of a pool", [&] {
+    Devices::Device& found = Devices::of_process().of(device);
+    if (const auto graph = found.pools.release(id)) {
+      found.allocator.release_graph(*graph);
+    }
+  });
+}

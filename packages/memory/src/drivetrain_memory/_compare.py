@@ -1,0 +1,124 @@
+"""One trace under several allocators, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_memory._replay import MODELS, replay, smallest_capacity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from drivetrain_memory.trace._format import Trace
+
+__all__ = ["Comparison", "compare", "table"]
+
+_GIB = 2**30
+_TIGHT = 1.05
+_AMPLE = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """How one allocator fares with one trace.
+
+    Args:
+        trace: Whose.
+        allocator: One of `MODELS`.
+        smallest: The smallest device on which it finishes, over the live peak.
+        utilisation: The live peak over what is reserved at the peak, where there is four
+            times the memory.
+        finishes: Whether it finishes on 1.05 times the live peak.
+        remapped_bytes: Memory that moved there, or was given back and taken again.
+        flushes: Times that all that was cached went back there.
+        stream_waits: Times that a stream waited for another there.
+    """
+
+    trace: str
+    allocator: str
+    smallest: float
+    utilisation: float
+    finishes: bool
+    remapped_bytes: int
+    flushes: int
+    stream_waits: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the fields by name."""
+        return asdict(self)
+
+
+def compare(trace: Trace, allocators: Iterable[str] = MODELS) -> list[Comparison]:
+    """Plays a trace to allocators.
+
+    Args:
+        trace: What was asked for.
+        allocators: Some of `MODELS`.
+
+    Raises:
+        MemoryUseError: As `replay`.
+
+    Example:
+        >>> from drivetrain_memory.trace import pattern
+        >>> ours, stock = compare(pattern("checkerboard-6"), ["ours", "native"])
+        >>> ours.smallest < 1.01 < stock.smallest
+        True
+    """
+    live = trace.peak_live_bytes
+    found = []
+    for name in allocators:
+        headroom = 0.02 if name == "ours" else None
+        ample = replay(trace, name, capacity_bytes=_AMPLE * live, headroom=headroom)
+        tight = replay(trace, name, capacity_bytes=int(_TIGHT * live))
+        found.append(
+            Comparison(
+                trace=trace.name,
+                allocator=name,
+                smallest=smallest_capacity(trace, name) / live,
+                utilisation=ample.peak_live_bytes / ample.peak_reserved_bytes,
+                finishes=tight.finished,
+                remapped_bytes=tight.remapped_bytes,
+                flushes=tight.flushes,
+                stream_waits=tight.stream_waits,
+            )
+        )
+    return found
+
+
+def table(rows: Sequence[Comparison]) -> str:
+    """Returns comparisons as text for people.
+
+    Those of other allocators come from models of them, and say so.
+    """
+    head = (
+        "TRACE",
+        "ALLOCATOR",
+        "SMALLEST",
+        "USED",
+        "AT 1.05x",
+        "MOVED",
+        "FLUSHES",
+        "WAITS",
+    )
+    cells = [head]
+    for row in rows:
+        name = row.allocator if row.allocator == "ours" else f"{row.allocator} (model)"
+        cells.append(
+            (
+                row.trace,
+                name,
+                f"{row.smallest:.3f}x",
+                f"{100 * row.utilisation:.1f}%",
+                "finishes" if row.finishes else "fails",
+                f"{row.remapped_bytes / _GIB:.2f} GiB",
+                str(row.flushes),
+                str(row.stream_waits),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)

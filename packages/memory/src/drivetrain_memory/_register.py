@@ -1,0 +1,84 @@
+"""This package's allocator as an optimization: PyTorch's, for the whole program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain_core import (
+    BaseOptimization,
+    Code,
+    Numerics,
+    Ok,
+    Option,
+    Phase,
+    Reject,
+    Slot,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from drivetrain_core import Choice, Config, Context, TrainingState
+
+__all__ = ["VirtualMemoryOptimization"]
+
+
+class VirtualMemoryOptimization(BaseOptimization):
+    """Lets scattered device memory be joined, so that a larger model or batch fits.
+
+    It must come before CUDA is used in a process. Where a program has used CUDA already,
+    call `drivetrain_memory.enable()` at its top instead.
+
+    Example:
+        >>> VirtualMemoryOptimization().normalize({})["headroom"]
+        0.02
+    """
+
+    name = "virtual_memory"
+    slot = Slot.ALLOCATOR
+    phase = Phase.ENVIRONMENT
+    options = {"headroom": Option(0.02, minimum=0.0)}
+
+    def numerics(self, config: Config) -> Numerics:
+        """Returns `EXACT`: the numbers lie elsewhere, and stay the same."""
+        del config
+        return Numerics.EXACT
+
+    def configs(self, context: Context) -> Iterable[Config]:
+        """Returns one configuration on a GPU, else none."""
+        return [self.normalize(None)] if context.device.type == "cuda" else []
+
+    def check(
+        self, context: Context, config: Config, plan: Sequence[Choice]
+    ) -> Ok | Reject:
+        """Rejects other devices, and a process that uses CUDA already."""
+        del config, plan
+        if context.device.type != "cuda":
+            return Reject(
+                Code.NEEDS_DEVICE,
+                f"the model trains on {context.device.name}",
+                "drop it",
+            )
+        if _comes_too_late():
+            return Reject(
+                Code.ORDER,
+                "CUDA is in use already in this process",
+                "call drivetrain_memory.enable() at the top of the program",
+            )
+        return Ok()
+
+    def apply(self, state: TrainingState, config: Config) -> None:
+        """Makes it PyTorch's allocator, unless it is."""
+        del state
+        from drivetrain_memory._enable import enable, is_enabled
+
+        if not is_enabled():
+            enable(headroom=float(str(config["headroom"])))
+
+
+def _comes_too_late() -> bool:
+    import torch
+
+    from drivetrain_memory._enable import is_enabled
+
+    return torch.cuda.is_initialized() and not is_enabled()

@@ -1,0 +1,153 @@
+"""Figures of an allocator, in this package's words and in PyTorch's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from drivetrain_memory._errors import MemoryUseError
+from drivetrain_memory._native import of_device
+
+if TYPE_CHECKING:
+    from drivetrain_memory._native import Inspector
+
+__all__ = ["Stats", "inspector", "stats", "torch_stats"]
+
+_METRICS = (
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "requested_bytes",
+    "inactive_split_bytes",
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stats:
+    """What an allocator has, and what it has done since the process began.
+
+    Args:
+        live_bytes: What tensors have.
+        peak_live_bytes: The most that they had at a time.
+        active_bytes: That, and what is freed while other streams still use it.
+        peak_active_bytes: The most of it at a time.
+        reserved_bytes: What is taken of the device.
+        peak_reserved_bytes: The most of it at a time.
+        allocations: Requests that were served.
+        frees: Blocks that came back.
+        misses: Requests for which memory had to come or to move.
+        out_of_memory: Requests that were refused.
+        created: Chunks that were taken of the device.
+        destroyed: Chunks that went back.
+        mapped: Mappings of a chunk that were made.
+        unmapped: Mappings that were undone.
+        map_calls: Ranges that were made accessible.
+        remapped: Chunks that moved to a place where they had not been.
+        returned: Chunks that came back to where they had been, without a driver's call.
+        stolen: Chunks that came from another stream's memory.
+        stream_waits: Times that a stream was made to wait for another.
+        host_waits: Times that the host waited.
+    """
+
+    live_bytes: int
+    peak_live_bytes: int
+    active_bytes: int
+    peak_active_bytes: int
+    reserved_bytes: int
+    peak_reserved_bytes: int
+    allocations: int
+    frees: int
+    misses: int
+    out_of_memory: int
+    created: int
+    destroyed: int
+    mapped: int
+    unmapped: int
+    map_calls: int
+    remapped: int
+    returned: int
+    stolen: int
+    stream_waits: int
+    host_waits: int
+
+    @property
+    def utilisation(self) -> float:
+        """The peak of what was live over the peak of what was reserved."""
+        if self.peak_reserved_bytes == 0:
+            return 1.0
+        return self.peak_live_bytes / self.peak_reserved_bytes
+
+
+def inspector(device: int | None = None) -> Inspector | None:
+    """Returns the allocator that PyTorch uses for a device; None before it did."""
+    if device is None:
+        import torch
+
+        device = torch.cuda.current_device()
+    return of_device(device)
+
+
+def stats(device: int | None = None) -> Stats:
+    """Returns the figures of a device's allocator.
+
+    Args:
+        device: Its number; None for the current one.
+
+    Raises:
+        MemoryUseError: Nothing was allocated from here on that device.
+    """
+    found = inspector(device)
+    if found is None:
+        message = "nothing was allocated from drivetrain-memory on this device"
+        raise MemoryUseError(message)
+    return Stats(**found.counters().as_dict())
+
+
+def torch_stats(found: Inspector | None) -> dict[str, int]:
+    """Returns the figures under the names of `torch.cuda.memory_stats`.
+
+    There is one kind of pool here; it counts as PyTorch's large one.
+    """
+    counters = found.counters().as_dict() if found is not None else {}
+
+    def of(name: str) -> int:
+        return counters.get(name, 0)
+
+    live = of("allocations") - of("frees")
+    values = dict.fromkeys(_METRICS, (0, 0, 0, 0))
+    for metric, name in (
+        ("allocated_bytes", "live_bytes"),
+        ("requested_bytes", "live_bytes"),
+        ("active_bytes", "active_bytes"),
+        ("reserved_bytes", "reserved_bytes"),
+    ):
+        values[metric] = (of(name), of(f"peak_{name}"), 0, 0)
+    values["allocation"] = (live, live, of("allocations"), of("frees"))
+    values["segment"] = (
+        of("created") - of("destroyed"),
+        of("created") - of("destroyed"),
+        of("created"),
+        of("destroyed"),
+    )
+    found_stats: dict[str, int] = {}
+    for metric, numbers in values.items():
+        kinds = ("current", "peak", "allocated", "freed")
+        for kind, number in zip(kinds, numbers, strict=True):
+            found_stats[f"{metric}.all.{kind}"] = number
+            found_stats[f"{metric}.large_pool.{kind}"] = number
+            found_stats[f"{metric}.small_pool.{kind}"] = 0
+    for group in ("oversize_allocations", "oversize_segments"):
+        for kind in ("current", "peak", "allocated", "freed"):
+            found_stats[f"{group}.{kind}"] = 0
+    return found_stats | {
+        "num_alloc_retries": 0,
+        "num_ooms": of("out_of_memory"),
+        "num_sync_all_streams": of("host_waits"),
+        "num_device_alloc": of("created"),
+        "num_device_free": of("destroyed"),
+        "max_split_size": -1,
+    }

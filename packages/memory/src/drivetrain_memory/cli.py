@@ -1,0 +1,219 @@
+"""The command `drivetrain-memory`, also `drivetrain memory`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivetrain_core.commands import run_command
+from drivetrain_memory._errors import MemoryUseError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from drivetrain_memory.trace import Trace
+
+__all__ = ["main", "populate_parser"]
+
+_GIB = 2**30
+
+
+def populate_parser(parser: argparse.ArgumentParser) -> None:
+    """Adds the commands of this package to a parser.
+
+    Each sets `run`, a function from the parsed arguments to the exit status.
+
+    Args:
+        parser: The parser, empty or a sub-parser of another command.
+    """
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    trace = commands.add_parser(
+        "trace",
+        help="write a trace: of a named program, or from a snapshot of PyTorch's",
+        allow_abbrev=False,
+    )
+    trace.add_argument(
+        "source", metavar="SOURCE", help="a name (see list), or a snapshot's file"
+    )
+    trace.add_argument(
+        "--anew",
+        action="store_true",
+        help="record a named program, which takes minutes",
+    )
+    trace.add_argument("-o", "--output", required=True, help="the file to write")
+    trace.add_argument(
+        "--device", type=int, default=0, help="whose history of a snapshot (default: 0)"
+    )
+    trace.set_defaults(run=_trace)
+    names = commands.add_parser(
+        "list", help="list the programs and patterns by name", allow_abbrev=False
+    )
+    names.set_defaults(run=_list)
+    replay = commands.add_parser(
+        "replay", help="play a trace to one allocator", allow_abbrev=False
+    )
+    replay.add_argument("trace", metavar="TRACE", help="a trace's file, or a name")
+    replay.add_argument(
+        "--model", default="ours", help="the allocator (default: ours; see compare)"
+    )
+    replay.add_argument(
+        "--capacity",
+        type=float,
+        metavar="GIB",
+        help="of the device (default: 1.05 times the live peak)",
+    )
+    replay.set_defaults(run=_replay)
+    compare = commands.add_parser(
+        "compare",
+        help="play traces to this allocator and to models of others",
+        allow_abbrev=False,
+    )
+    compare.add_argument("traces", metavar="TRACE", nargs="+", help="files, or names")
+    compare.set_defaults(run=_compare)
+    plot = commands.add_parser(
+        "plot", help="draw a trace or a snapshot (PNG or HTML)", allow_abbrev=False
+    )
+    plot.add_argument("source", metavar="FILE", help="a trace's or a snapshot's file")
+    plot.add_argument("-o", "--output", required=True, help="a .png or .html file")
+    plot.set_defaults(run=_plot)
+    for command in (names, replay, compare):
+        command.add_argument(
+            "--json", action="store_true", help="print JSON, for other programs"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status.
+
+    Args:
+        argv: The arguments; None for those of the process.
+
+    Example:
+        >>> main(["replay", "island", "--capacity", "5"])
+        island on 5.0 GiB by ours: finished
+          live at the peak      4.00 GiB
+          reserved ...
+        0
+    """
+    parser = argparse.ArgumentParser(
+        prog="drivetrain-memory",
+        description="Traces of device memory, and allocators beside each other.",
+        allow_abbrev=False,
+    )
+    populate_parser(parser)
+    args = parser.parse_args(argv)
+    return run_command("drivetrain-memory", args.run, args)
+
+
+def _named(name: str) -> Trace:
+    """Returns a trace by its file or its name."""
+    from drivetrain_memory.trace import PATTERNS, WORKLOADS, Trace, pattern, workload
+
+    if Path(name).exists():
+        return Trace.load(name)
+    if name in PATTERNS:
+        return pattern(name)
+    if name in WORKLOADS:
+        return workload(name)
+    message = (
+        f"there is no file and no program {name!r}; `drivetrain memory list` shows the "
+        "names"
+    )
+    raise MemoryUseError(message)
+
+
+def _trace(args: argparse.Namespace) -> int:
+    from drivetrain_memory.trace import WORKLOADS, from_snapshot
+
+    if Path(args.source).exists():
+        trace = from_snapshot(args.source, args.device)
+    elif args.anew and args.source in WORKLOADS:
+        from drivetrain_memory.trace import record_workload
+
+        trace = record_workload(args.source)
+    else:
+        trace = _named(args.source)
+    trace.save(args.output)
+    print(
+        f"{args.output}: {len(trace.events)} events, "
+        f"{trace.peak_live_bytes / _GIB:.2f} GiB live at the peak"
+    )
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    from drivetrain_memory._replay import MODELS
+    from drivetrain_memory.trace import PATTERNS, WORKLOADS
+
+    found = {
+        "programs": WORKLOADS,
+        "patterns": list(PATTERNS),
+        "allocators": list(MODELS),
+    }
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    print("programs:")
+    for name, what in WORKLOADS.items():
+        print(f"  {name:<25} {what}")
+    print(f"patterns: {', '.join(PATTERNS)}")
+    print(f"allocators: {', '.join(MODELS)}")
+    return 0
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from drivetrain_memory._replay import replay
+
+    trace = _named(args.trace)
+    live = trace.peak_live_bytes
+    capacity = int(args.capacity * _GIB) if args.capacity else int(1.05 * live)
+    played = replay(trace, args.model, capacity_bytes=capacity)
+    if args.json:
+        fields = {name: getattr(played, name) for name in played.__slots__}
+        print(json.dumps({"trace": trace.name, "capacity_bytes": capacity} | fields))
+        return 0
+    end = "finished" if played.finished else "out of memory"
+    print(f"{trace.name} on {capacity / _GIB:.1f} GiB by {args.model}: {end}")
+    used = played.peak_live_bytes / max(played.peak_reserved_bytes, 1)
+    rows = (
+        ("live at the peak", f"{played.peak_live_bytes / _GIB:.2f} GiB"),
+        (
+            "reserved at the peak",
+            f"{played.peak_reserved_bytes / _GIB:.2f} GiB ({100 * used:.1f}% used)",
+        ),
+        ("moved", f"{played.remapped_bytes / _GIB:.2f} GiB"),
+        ("calls to the driver", f"{played.driver_calls}"),
+        ("of the last step", f"{played.calls_by_step[-1]}"),
+        ("flushes", f"{played.flushes}"),
+        ("waits between streams", f"{played.stream_waits}"),
+    )
+    for label, value in rows:
+        print(f"  {label:<21} {value}")
+    return 0 if played.finished else 1
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from drivetrain_memory._compare import compare, table
+
+    rows = [row for name in args.traces for row in compare(_named(name))]
+    if args.json:
+        print(json.dumps([row.as_dict() for row in rows], indent=2))
+    else:
+        print(table(rows))
+    return 0
+
+
+def _plot(args: argparse.Namespace) -> int:
+    from drivetrain_memory._plot import plot_snapshot, plot_trace
+    from drivetrain_memory.trace import Trace, load_snapshot
+
+    with Path(args.source).open("rb") as file:
+        is_trace = file.read(8) == b"DTMTRACE"
+    if is_trace:
+        plot_trace(Trace.load(args.source), args.output)
+    else:
+        plot_snapshot(load_snapshot(args.source), args.output)
+    print(args.output)
+    return 0

@@ -1,0 +1,134 @@
+"""Traces from the files that PyTorch's `torch.cuda.memory._dump_snapshot` writes."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from drivetrain_memory._errors import TraceError
+from drivetrain_memory.trace._format import Builder
+
+if TYPE_CHECKING:
+    import os
+
+    from drivetrain_memory.trace._format import Trace
+
+__all__ = ["from_snapshot", "load_snapshot"]
+
+_MOST_STREAMS = 256
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads containers, numbers and strings alone: a snapshot runs no code."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        message = f"it holds {module}.{name}, and a snapshot holds plain values alone"
+        raise pickle.UnpicklingError(message)
+
+
+def load_snapshot(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads a snapshot file.
+
+    Raises:
+        TraceError: It is none, or holds more than plain values.
+    """
+    try:
+        found = _PlainUnpickler(io.BytesIO(Path(path).read_bytes())).load()
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        KeyError,
+        IndexError,
+    ) as error:
+        raise TraceError(path, f"it is no snapshot: {error}") from None
+    except (AttributeError, TypeError, MemoryError, OverflowError) as error:
+        raise TraceError(path, f"it is damaged: {error}") from None
+    if not isinstance(found, dict) or not {"segments", "device_traces"} <= set(found):
+        raise TraceError(
+            path, "it has no segments and device_traces, as a snapshot has"
+        )
+    return found
+
+
+def from_snapshot(path: str | os.PathLike[str], device: int = 0) -> Trace:
+    """Returns what a snapshot says that a program asked of PyTorch's allocator.
+
+    What was allocated before the history began is allocated first. A block that other
+    streams still used is free when they were done with it.
+
+    Args:
+        path: A file of `torch.cuda.memory._dump_snapshot`, recorded with
+            `torch.cuda.memory._record_memory_history`.
+        device: Whose history.
+
+    Raises:
+        TraceError: It is no snapshot, or has no history of that device.
+    """
+    snapshot = load_snapshot(path)
+    traces = snapshot["device_traces"]
+    try:
+        if device >= len(traces) or not traces[device]:
+            raise TraceError(path, f"it has no history of device {device}")
+        history = [entry for entry in traces[device] if "addr" in entry]
+        before = _live_before(history, snapshot["segments"], device)
+        return _Replayer(Path(path).stem).trace(before, history)
+    except (KeyError, TypeError, AttributeError) as error:
+        message = f"it is not as a snapshot is: {type(error).__name__} {error}"
+        raise TraceError(path, message) from None
+
+
+def _live_before(
+    history: list[dict[str, Any]], segments: list[dict[str, Any]], device: int
+) -> dict[int, tuple[int, int]]:
+    """Returns address, size and stream of what was live when the history began."""
+    found: dict[int, tuple[int, int]] = {}
+    seen: set[int] = set()
+    for entry in history:
+        if entry["action"] == "alloc":
+            seen.add(entry["addr"])
+        elif entry["action"] == "free_requested" and entry["addr"] not in seen:
+            found[entry["addr"]] = (entry["size"], entry["stream"])
+            seen.add(entry["addr"])
+    for segment in segments:
+        at = segment["address"]
+        for block in segment["blocks"]:
+            address = block.get("address", at)
+            at = address + block["size"]
+            lives = block["state"] == "active_allocated"
+            if segment["device"] == device and lives and address not in seen:
+                size = block.get("requested_size", block["size"])
+                found[address] = (size, segment["stream"])
+    return found
+
+
+class _Replayer:
+    """Writes the events of a history."""
+
+    def __init__(self, name: str) -> None:
+        """Begins with no event."""
+        self._builder = Builder(name)
+        self._live: dict[int, int] = {}
+        self._streams: dict[int, int] = {}
+
+    def trace(
+        self, before: dict[int, tuple[int, int]], history: list[dict[str, Any]]
+    ) -> Trace:
+        """Returns what was live before, and all that the history holds."""
+        for address, (size, stream) in before.items():
+            self._allocate(address, size, stream)
+        self._builder.step()
+        for entry in history:
+            if entry["action"] == "alloc":
+                self._allocate(entry["addr"], entry["size"], entry["stream"])
+            elif entry["action"] == "free_completed":
+                name = self._live.pop(entry["addr"], None)
+                if name is not None:
+                    self._builder.free(name)
+        return self._builder.trace()
+
+    def _allocate(self, address: int, size: int, stream: int) -> None:
+        number = self._streams.setdefault(stream, len(self._streams))
+        self._live[address] = self._builder.allocate(size, number % _MOST_STREAMS)

@@ -1,0 +1,198 @@
+"""The CUDA driver's side, on a driver that needs no GPU."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from drivetrain_memory import DeviceError, DeviceMemoryError
+from drivetrain_memory._native import NativeAllocator, cuda_driver, num_cuda_devices
+
+CHUNK = 2 * 2**20
+CSRC = Path(__file__).parents[1] / "csrc"
+
+
+@pytest.fixture
+def make(fake_cuda):
+    def allocator(chunks, **options):
+        fake_cuda.configure(chunks * CHUNK)
+        driver = cuda_driver(0, library=fake_cuda.path)
+        return NativeAllocator(driver, headroom=-1.0, **options)
+
+    return allocator
+
+
+def test_memory_is_mapped_accessible_and_given_back_at_the_end(make, fake_cuda):
+    allocator = make(8)
+    blocks = [allocator.allocate(size) for size in (512, 3 * CHUNK, CHUNK + 512)]
+    for block, size in zip(blocks, (512, 3 * CHUNK, CHUNK + 512), strict=True):
+        assert fake_cuda.usable(block, size)
+        ctypes.memset(block, 7, size)
+    assert fake_cuda.counts[0] == allocator.counters().created
+    del allocator
+    assert fake_cuda.counts == (0, 0, 0)
+
+
+def test_scattered_chunks_alias_at_one_range(make):
+    allocator = make(8)
+    blocks = [allocator.allocate(CHUNK) for _ in range(8)]
+    # Blocks of one size lie in two runs in turn: every second one of either goes.
+    kept = [block for i, block in enumerate(blocks) if i % 4 > 1]
+    for block in blocks:
+        if block not in kept:
+            allocator.free(block)
+    for block in kept:
+        ctypes.memset(block, 9, CHUNK)
+    joined = allocator.allocate(4 * CHUNK)
+    assert allocator.counters().remapped >= 3
+    ctypes.memset(joined, 1, 4 * CHUNK)
+    for block in kept:
+        assert set(ctypes.string_at(block, CHUNK)) == {9}
+
+
+def test_access_is_set_once_for_a_range(make, fake_cuda):
+    allocator = make(64)
+    allocator.allocate(64 * CHUNK)
+    assert fake_cuda.calls("cuMemMap") == 64
+    assert fake_cuda.calls("cuMemSetAccess") == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "after"),
+    [("cuMemMap", 0), ("cuMemMap", 2), ("cuMemSetAccess", 0), ("cuMemCreate", 2)],
+)
+def test_refusal_in_the_middle_loses_nothing(make, fake_cuda, function, after):
+    allocator = make(8)
+    kept = allocator.allocate(CHUNK)
+    ctypes.memset(kept, 5, CHUNK)
+    fake_cuda.fail(function, after)
+    with pytest.raises(DeviceError, match=function):
+        allocator.allocate(4 * CHUNK)
+    # Whatever came before the refusal serves the next request.
+    block = allocator.allocate(7 * CHUNK)
+    assert fake_cuda.usable(block, 7 * CHUNK)
+    ctypes.memset(block, 6, 7 * CHUNK)
+    assert set(ctypes.string_at(kept, CHUNK)) == {5}
+    allocator.free(block)
+    allocator.free(kept)
+    allocator.trim()
+    assert allocator.counters().reserved_bytes == 0
+    del allocator
+    assert fake_cuda.counts == (0, 0, 0)
+
+
+def test_refusal_to_remap_loses_nothing(make, fake_cuda):
+    allocator = make(8)
+    blocks = [allocator.allocate(CHUNK) for _ in range(8)]
+    for i, block in enumerate(blocks):
+        if i % 4 < 2:
+            allocator.free(block)
+    fake_cuda.fail("cuMemSetAccess")
+    with pytest.raises(DeviceError, match="cuMemSetAccess"):
+        allocator.allocate(4 * CHUNK)
+    block = allocator.allocate(4 * CHUNK)
+    assert fake_cuda.usable(block, 4 * CHUNK)
+    assert allocator.counters().live_bytes == 8 * CHUNK
+
+
+def test_device_that_others_use_is_out_of_memory(make, fake_cuda):
+    allocator = make(8)
+    other = NativeAllocator(cuda_driver(0, library=fake_cuda.path))
+    theirs = other.allocate(4 * CHUNK)
+    with pytest.raises(DeviceMemoryError, match=r"8\.00 MiB are not ours.*nvidia-smi"):
+        allocator.allocate(6 * CHUNK)
+    other.free(theirs)
+    other.trim()
+    allocator.allocate(6 * CHUNK)
+
+
+def test_stream_that_is_captured_is_asked_for_no_event(make, fake_cuda):
+    allocator = make(8)
+    # Freed on a stream that is captured then: nobody else can wait for it.
+    block = allocator.allocate(8 * CHUNK, stream=5)
+    allocator.free(block)
+    fake_cuda.capture(5)
+    with pytest.raises(DeviceMemoryError):
+        allocator.allocate(8 * CHUNK, stream=6)
+    assert allocator.allocate(8 * CHUNK, stream=5) == block
+    allocator.free(block)
+    fake_cuda.capture(5, False)
+    allocator.allocate(8 * CHUNK, stream=6)
+    assert allocator.counters().stolen == 8
+
+
+def test_block_that_a_captured_stream_uses_waits_for_its_end(make, fake_cuda):
+    allocator = make(8)
+    block = allocator.allocate(8 * CHUNK, stream=5)
+    allocator.record_stream(block, 6)
+    fake_cuda.capture(6)
+    allocator.free(block)
+    with pytest.raises(DeviceMemoryError):
+        allocator.allocate(8 * CHUNK, stream=5)
+    fake_cuda.capture(6, False)
+    assert allocator.allocate(8 * CHUNK, stream=5) == block
+
+
+def test_capture_takes_memory_of_its_own_stream_and_of_the_device(make, fake_cuda):
+    allocator = make(8)
+    other = allocator.allocate(2 * CHUNK, stream=6)
+    allocator.free(other)
+    fake_cuda.capture(5)
+    private = [allocator.allocate(CHUNK, stream=5, graph=1) for _ in range(6)]
+    with pytest.raises(DeviceMemoryError):
+        allocator.allocate(CHUNK, stream=5, graph=1)
+    for block in private[::2]:
+        allocator.free(block)
+    # Joined without an event.
+    allocator.allocate(3 * CHUNK, stream=5, graph=1)
+    fake_cuda.capture(5, False)
+
+
+def test_trim_leaves_what_a_captured_stream_used(make, fake_cuda):
+    allocator = make(8)
+    for stream in (5, 6):
+        allocator.free(allocator.allocate(4 * CHUNK, stream=stream))
+    fake_cuda.capture(5)
+    allocator.trim()
+    assert allocator.counters().reserved_bytes == 4 * CHUNK
+    fake_cuda.capture(5, False)
+    allocator.trim()
+    assert allocator.counters().reserved_bytes == 0
+
+
+def test_machine_without_cuda_says_so():
+    with pytest.raises(DeviceError, match="no CUDA driver here"):
+        cuda_driver(0, library="libcuda_that_is_nowhere.so")
+    with pytest.raises(DeviceError, match="no CUDA driver here"):
+        num_cuda_devices("libcuda_that_is_nowhere.so")
+
+
+def test_driver_that_is_too_old_says_what_it_lacks():
+    with pytest.raises(DeviceError, match="too old: it has no cuInit"):
+        cuda_driver(0, library="libm.so.6")
+
+
+def test_device_that_cannot_map_is_refused(fake_cuda):
+    fake_cuda.configure(8 * CHUNK, devices=2, virtual_memory=False)
+    with pytest.raises(DeviceError, match="device 0 has no virtual memory"):
+        num_cuda_devices(fake_cuda.path)
+    with pytest.raises(DeviceError, match="device 1 has no virtual memory"):
+        cuda_driver(1, library=fake_cuda.path)
+
+
+def test_device_that_is_not_there_is_refused(fake_cuda):
+    assert num_cuda_devices(fake_cuda.path) == 1
+    with pytest.raises(DeviceError, match="cuDeviceGet"):
+        cuda_driver(3, library=fake_cuda.path)
+
+
+def test_layout_is_that_of_the_cuda_header(tmp_path):
+    compiler = shutil.which("c++") or shutil.which("g++")
+    header = Path("/usr/local/cuda/include/cuda.h")
+    if compiler is None or not header.exists():
+        pytest.skip("needs a C++ compiler and CUDA's header")
+    command = [compiler, "-std=c++17", f"-I{header.parent}", "-Wall", "-Werror"]
+    source = CSRC / "checks" / "check_cuda_abi.cpp"
+    subprocess.run([*command, "-c", str(source), "-o", str(tmp_path / "o")], check=True)

@@ -1,0 +1,177 @@
+"""What PyTorch calls, and how this allocator becomes PyTorch's."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import drivetrain_memory
+from drivetrain_memory import DeviceError
+from drivetrain_memory._native import library_path
+
+CSRC = Path(__file__).parents[1] / "csrc"
+TORCH = Path(torch.__file__).parent
+
+
+def test_hooks_do_what_pytorch_expects(fake_cuda, tmp_path):
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    program = tmp_path / "check_hooks"
+    source = CSRC / "checks" / "check_hooks.cpp"
+    command = [compiler, "-std=c++20", f"-I{TORCH}/include", str(source)]
+    command += [f"-L{TORCH}/lib", "-lc10", "-ldl", f"-Wl,-rpath,{TORCH}/lib"]
+    subprocess.run([*command, "-o", str(program)], check=True)
+    arguments = [str(program), str(library_path()), fake_cuda.path]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WRONG" not in done.stdout
+    # What may not throw is said.
+    assert done.stderr.count("drivetrain-memory: free: no live block") == 2
+
+
+def test_pytorch_without_cuda_is_refused():
+    if hasattr(torch._C, "_cuda_customAllocator"):
+        pytest.skip("this PyTorch has CUDA")
+    with pytest.raises(DeviceError, match="was built without CUDA"):
+        drivetrain_memory.enable()
+    with (
+        pytest.raises(DeviceError, match="was built without CUDA"),
+        drivetrain_memory.pool(),
+    ):
+        pass
+    assert not drivetrain_memory.is_enabled()
+
+
+# PyTorch's side of the pluggable allocator, for a PyTorch that was built without CUDA.
+STAGE = """
+import ctypes, os
+import torch
+import drivetrain_memory
+from drivetrain_memory import DeviceError, MemoryUseError
+
+CUDA = os.environ["FAKE_CUDA"]
+
+class Inner:
+    def __init__(self, allocate, free):
+        self.allocate = ctypes.CFUNCTYPE(
+            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+        )(allocate)
+        self.free = ctypes.CFUNCTYPE(
+            None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+        )(free)
+        self.hooks = {}
+
+for setter in ("set_record_stream_fn", "set_reset_fn", "set_memory_fraction_fn",
+               "set_base_alloc_fn", "set_begin_allocate_to_pool",
+               "set_end_allocate_to_pool_fn", "set_release_pool"):
+    def keep(self, address, setter=setter):
+        self.hooks[setter] = address
+    setattr(Inner, setter, keep)
+
+current = []
+torch._C._cuda_customAllocator = Inner
+torch._C._cuda_changeCurrentAllocator = current.append
+torch.cuda.current_device = lambda: 0
+"""
+
+
+def run(fake_cuda, script):
+    """Runs a script in a process of its own, after the stage is set."""
+    environment = os.environ | {"FAKE_CUDA": fake_cuda.path}
+    done = subprocess.run(
+        [sys.executable, "-c", STAGE + textwrap.dedent(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_enable_sets_every_hook_and_answers_for_pytorch(fake_cuda):
+    out = run(
+        fake_cuda,
+        """
+        drivetrain_memory.enable(cuda_library=CUDA)
+        (inner,) = current
+        assert len(inner.hooks) == 7 and all(inner.hooks.values())
+        assert drivetrain_memory.is_enabled()
+        assert torch.cuda.memory_allocated() == 0
+        drivetrain_memory.keep_history(100)
+        block = inner.allocate(3 << 20, 0, None)
+        assert torch.cuda.memory_allocated() == 3 << 20
+        assert torch.cuda.memory_reserved(0) == 4 << 20
+        assert torch.cuda.max_memory_allocated("cuda:0") == 3 << 20
+        inner.free(block, 3 << 20, 0, None)
+        assert torch.cuda.memory_allocated() == 0
+        assert torch.cuda.max_memory_allocated() == 3 << 20
+        torch.cuda.reset_peak_memory_stats()
+        assert torch.cuda.max_memory_allocated() == 0
+        assert "allocated" in torch.cuda.memory_summary(0).lower()
+        print(drivetrain_memory.stats())
+        held = drivetrain_memory.snapshot()
+        actions = [entry["action"] for entry in held["device_traces"][0]]
+        assert actions == ["alloc", "free_requested", "free_completed"], actions
+        (segment,) = held["segments"]
+        assert segment["total_size"] == 4 << 20
+        """,
+    )
+    assert "live_bytes=0" in out
+    assert "allocations=1" in out
+
+
+def test_what_is_too_late_or_needs_another_allocator_is_refused(fake_cuda):
+    run(
+        fake_cuda,
+        """
+        def refused(kind, text, call):
+            try:
+                call()
+            except kind as error:
+                assert text in str(error), error
+            else:
+                raise AssertionError(text)
+
+        enable = lambda: drivetrain_memory.enable(cuda_library=CUDA)
+        torch.backends.cudnn.benchmark = True
+        refused(MemoryUseError, "cudnn.benchmark", enable)
+        torch.backends.cudnn.benchmark = False
+        torch.cuda.is_initialized = lambda: True
+        refused(MemoryUseError, "in use already", enable)
+        torch.cuda.is_initialized = lambda: False
+        refused(
+            DeviceError,
+            "no CUDA driver here",
+            lambda: drivetrain_memory.enable(cuda_library="libnowhere.so"),
+        )
+        refused(MemoryUseError, "nothing was allocated", drivetrain_memory.stats)
+        assert not drivetrain_memory.is_enabled()
+        enable()
+        refused(MemoryUseError, "called before", enable)
+        refused(MemoryUseError, "MemPool", torch.cuda.MemPool)
+        refused(MemoryUseError, "already", drivetrain_memory.pool().__enter__)
+        """,
+    )
+
+
+def test_pytorch_that_cannot_tell_of_streams_is_refused(fake_cuda):
+    run(
+        fake_cuda,
+        """
+        del Inner.set_record_stream_fn
+        try:
+            drivetrain_memory.enable(cuda_library=CUDA)
+        except DeviceError as error:
+            assert "corrupt" in str(error)
+        else:
+            raise AssertionError
+        assert current == []
+        """,
+    )
