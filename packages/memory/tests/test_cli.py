@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import sys
 
 import pytest
 
@@ -88,9 +89,9 @@ def test_unknown_name_is_an_error(capsys):
     assert "there is no model 'other'" in capsys.readouterr().err
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("suffix", [".png", ".html"])
 def test_pictures_of_a_trace_and_of_a_snapshot(tmp_path, suffix, snapshot_file):
-    pytest.importorskip("matplotlib")
     trace = tmp_path / "island.dtm"
     pattern("island").save(trace)
     for source in (trace, snapshot_file):
@@ -101,7 +102,13 @@ def test_pictures_of_a_trace_and_of_a_snapshot(tmp_path, suffix, snapshot_file):
         assert len(data) > 10_000
 
 
+@pytest.mark.extra
 def test_picture_of_another_kind_is_refused(tmp_path):
-    pytest.importorskip("matplotlib")
     with pytest.raises(MemoryUseError, match="png or"):
         plot_trace(pattern("island"), tmp_path / "island.jpeg")
+
+
+def test_picture_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MemoryUseError, match=r"drivetrain-memory\[plot\]"):
+        plot_trace(pattern("island"), tmp_path / "island.png")

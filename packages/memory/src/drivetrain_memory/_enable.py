@@ -74,7 +74,7 @@ def enable(
         message = "drivetrain_memory.enable() was called before; once is for good"
         raise MemoryUseError(message)
     _require_pluggable()
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         message = (
             "CUDA is in use already: call drivetrain_memory.enable() before the first "
             "tensor is put on a GPU"
@@ -151,7 +151,7 @@ def _pluggable() -> Any:
     allocator = torch.cuda.memory.CUDAPluggableAllocator(
         str(library_path()), _ALLOCATE, _FREE
     )
-    inner = allocator.allocator()
+    inner = allocator.allocator()  # type: ignore[no-untyped-call]
     for setter, name in _HOOKS.items():
         if hasattr(inner, setter):
             getattr(inner, setter)(hook(name))

@@ -78,11 +78,11 @@ def plot_snapshot(snapshot: dict[str, Any], path: str | os.PathLike[str]) -> Non
     Raises:
         MemoryUseError: The file would be another kind, or there is no Matplotlib.
     """
-    from matplotlib.patches import Patch
-
     segments = sorted(snapshot["segments"], key=lambda one: -one["total_size"])
     shown = segments[:_MOST_SEGMENTS]
     figure, axes = _figure(0.25 * len(shown) / 5 + 0.4)
+    from matplotlib.patches import Patch
+
     for row, segment in enumerate(shown):
         at = segment["address"]
         for block in segment["blocks"]:

@@ -81,4 +81,5 @@ def _comes_too_late() -> bool:
 
     from drivetrain_memory._enable import is_enabled
 
-    return torch.cuda.is_initialized() and not is_enabled()
+    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return in_use and not is_enabled()
