@@ -6,6 +6,13 @@ from importlib.util import find_spec
 
 import pytest
 
+if find_spec("hypothesis"):
+    from hypothesis import settings
+
+    # A slow machine is no failure.
+    settings.register_profile("drivetrain", deadline=None)
+    settings.load_profile("drivetrain")
+
 # GPU kernels import Triton, which the packages do without.
 kernels = ["packages/*/src/*/_triton_*.py", "packages/*/src/*/ops/_triton_*.py"]
 collect_ignore_glob = [] if find_spec("triton") else kernels

@@ -8,6 +8,7 @@ interpreter that has torch, and its torch is used as it is, with all that lies b
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sys
@@ -31,8 +32,10 @@ TORCH = "2.13.0"
 # As a module, since it may be found where the torch in use is; and without the current
 # folder, in which the sources lie.
 PYTEST = ("python", "-P", "-m", "pytest")
-# Files of tests run side by side; those of one file share what they set up.
-SIDE_BY_SIDE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile")
+# Files of tests run side by side; those of one file share what they set up. One more than
+# there are cores, since many tests wait.
+WORKERS = str(min(4, len(os.sched_getaffinity(0)) + 1))
+SIDE_BY_SIDE = ("-n", WORKERS, "--dist", "loadfile")
 TOOLS = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = {
     file.parent.name: nox.project.load_toml(file)
@@ -82,11 +85,15 @@ def provide_torch(session: nox.Session) -> list[str]:
         folder = Path(file).parents[1]
     else:
         folder = session.cache_dir / f"torch-{TORCH}-{sys.implementation.cache_tag}"
-    if not folder.exists():
-        part = folder.with_name(f"{folder.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        session.install("--target", str(part), f"torch=={TORCH}")
-        part.rename(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        # Two sessions may begin at once.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            part = folder.with_name(f"{folder.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            session.install("--target", str(part), f"torch=={TORCH}")
+            part.rename(folder)
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = Path(str(session.run("python", "-c", where, silent=True)).strip())
     (site / "shared_torch.pth").write_text(f"{folder.resolve()}\n")

@@ -88,17 +88,23 @@ def weights(result):
     return torch.load(result)["model"]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What a training that was not killed ends with."""
+    tmp_path = tmp_path_factory.mktemp("whole")
+    assert run(tmp_path / "a", result=tmp_path / "whole.pt") == 0
+    return weights(tmp_path / "whole.pt")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("resume", ["last.ckpt", "last"])
-def test_killed_training_resumes_to_the_same_weights(tmp_path, resume):
-    whole, ended = tmp_path / "whole.pt", tmp_path / "ended.pt"
-    assert run(tmp_path / "a", result=whole) == 0
-    folder = tmp_path / "b"
+def test_killed_training_resumes_to_the_same_weights(tmp_path, whole, resume):
+    folder, ended = tmp_path / "b", tmp_path / "ended.pt"
     # Six epochs of four steps: it is killed in the first step after the third.
     assert run(folder, kill_at=13, result=ended) == -signal.SIGKILL
     where = folder / resume if resume.endswith("ckpt") else resume
     assert run(folder, resume=where, result=ended) == 0
-    expected, found = weights(whole), weights(ended)
+    expected, found = whole, weights(ended)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     names = sorted(p.name for p in folder.iterdir())

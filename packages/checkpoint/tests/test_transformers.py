@@ -66,17 +66,24 @@ def run(tmp_path, name, *, kill_at=-1, resume=False):
     ).returncode
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What a training that was not killed ends with."""
+    tmp_path = tmp_path_factory.mktemp("whole")
+    assert run(tmp_path, "whole") == 0
+    return torch.load(tmp_path / "whole.pt")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kill_at", [5, 11])
-def test_killed_training_resumes_to_the_same_weights(tmp_path, kill_at):
-    assert run(tmp_path, "whole") == 0
+def test_killed_training_resumes_to_the_same_weights(tmp_path, whole, kill_at):
     assert run(tmp_path, "killed", kill_at=kill_at) == -signal.SIGKILL
     # What looks like a newer checkpoint, and was never committed, is not taken.
     torn = tmp_path / "killed" / f"step-{13:010d}-{'0' * 16}"
     torn.mkdir(parents=True)
     (torn / "rank-00000.safetensors").write_bytes(b"torn")
     assert run(tmp_path, "killed", resume=True) == 0
-    expected = torch.load(tmp_path / "whole.pt")
+    expected = whole
     found = torch.load(tmp_path / "killed.pt")
     for name, tensor in expected["model"].items():
         assert torch.equal(found["model"][name], tensor), name

@@ -78,7 +78,9 @@ class RecordedRunner:
     timeout_s: float = 60.0
 
     @contextmanager
-    def open(self, choices, *, baseline, deadline=None, trajectory=False):
+    def open(
+        self, choices, *, baseline, deadline=None, trajectory=False, observed=True
+    ):
         found = self.tape.plans[describe(choices)]
         if not trajectory:
             self.tape.asked.add(choices)

@@ -88,7 +88,7 @@ class Stage:
         self.alone = True
 
     @contextlib.contextmanager
-    def open(self, choices, *, baseline, deadline=None):
+    def open(self, choices, *, baseline, observed=True, deadline=None):
         self.opened.append(choices)
         step_s = next(self.steps.get(choices, iter(())), self.usual[choices])
         if isinstance(step_s, Failure):

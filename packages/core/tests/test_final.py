@@ -120,7 +120,7 @@ class Runner:
         self.fails = fails
 
     @contextlib.contextmanager
-    def open(self, choices, *, baseline, deadline):
+    def open(self, choices, *, baseline, observed, deadline):
         assert (baseline, deadline) == (False, 99.0)
         name = "plan" if choices else "base"
         self.log.append(f"open {name}")

@@ -32,6 +32,7 @@ TABLE = [
     ("driver-calls-gpu", "measured", gpu.driver_calls),
     ("stitched-kernels-gpu", ">= 0.99 x cudaMalloc's", gpu.kernels),
     ("contents-gpu", "no wrong byte", gpu.contents),
+    ("models-gpu", "segments as PyTorch takes them", gpu.models),
     ("training-gpu", ">= 0.99 x native, finishes at 1.03 x live", gpu.training),
 ]
 

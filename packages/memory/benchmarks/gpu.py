@@ -3,14 +3,17 @@
 Each is a process of its own, since an allocator is chosen once for a process.
 """
 
+import dataclasses
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
 
 from drivetrain_core.testing import Row
+from drivetrain_memory import validate
 
 HERE = Path(__file__).parent
 WITHOUT = Row(figure="-", holds=None, proven_on="-", needs_gpu=True)
@@ -86,6 +89,9 @@ CONFIGURATIONS = ("full", "lora", "varlen", "side-streams")
 ALLOCATORS = {
     "native": {},
     "expandable": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    "expandable-2": {
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,large_segment_size_mb:2"
+    },
     "async": {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
     "ours": {},
 }
@@ -116,6 +122,7 @@ def training(quick):
                 configuration,
                 allocator,
                 steps,
+                "--limit",
                 int(limit),
                 environment=setting,
             )
@@ -133,6 +140,38 @@ def training(quick):
         holds=min(speed.values()) >= 0.99
         and all(tight.values())
         and all(same.values()),
+        proven_on=name(),
+        details=details,
+    )
+
+
+def models(quick):
+    if not torch.cuda.is_available():
+        return WITHOUT
+    details = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for allocator in ("native", "expandable"):
+            for configuration in CONFIGURATIONS[: 1 if quick else None]:
+                path = Path(folder) / f"{allocator}-{configuration}.pickle"
+                ran = child(
+                    "gpu_training.py",
+                    configuration,
+                    allocator,
+                    3,
+                    "--snapshot",
+                    path,
+                    environment=ALLOCATORS[allocator],
+                )
+                if ran is None:
+                    return Row(
+                        figure=f"{path.stem} failed", holds=False, proven_on=name()
+                    )
+                details[path.stem] = dataclasses.asdict(validate(path))
+    return Row(
+        figure=", ".join(
+            f"{run} {one['same']} of {one['recorded']}" for run, one in details.items()
+        ),
+        holds=not any(one["difference"] for one in details.values()),
         proven_on=name(),
         details=details,
     )

@@ -1,9 +1,9 @@
-"""A training run under one allocator: `CONFIGURATION ALLOCATOR STEPS [BYTES]`."""
+"""A training run under one allocator."""
 
+import argparse
 import json
 import random
 import statistics
-import sys
 import time
 
 import torch
@@ -54,14 +54,23 @@ class Model(nn.Module):
 
 
 def main():
-    configuration, allocator, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    limit = int(sys.argv[4]) if len(sys.argv) > 4 else None
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("configuration")
+    parser.add_argument("allocator")
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--limit", type=int, help="bytes of the device")
+    parser.add_argument("--snapshot", help="where the history goes")
+    args = parser.parse_args()
+    configuration, allocator, steps = args.configuration, args.allocator, args.steps
+    limit = args.limit
     torch.use_deterministic_algorithms(True, warn_only=True)
     if allocator == "ours":
         drivetrain_memory.enable(capacity_bytes=limit)
     elif limit is not None:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(limit / total)
+    if args.snapshot:
+        torch.cuda.memory._record_memory_history(stacks="python", context=None)
     torch.manual_seed(0)
     draw = random.Random(3)
     with torch.device("cuda"):
@@ -94,6 +103,8 @@ def main():
             losses.append(float(loss))
     except torch.cuda.OutOfMemoryError:
         finished = False
+    if args.snapshot:
+        torch.cuda.memory._dump_snapshot(args.snapshot)
     print(
         json.dumps(
             {

@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <vector>
 
 #include "allocator.hpp"
 #include "driver/cuda_driver.hpp"
@@ -80,6 +81,7 @@ struct Replayed {
   std::uint64_t driver_calls;
   std::uint64_t flushes;
   std::uint64_t stream_waits;
+  std::uint64_t num_segment_events;
 };
 
 enum Model : std::int32_t { kOurs = 0, kNative = 1, kExpandable = 2, kGmlake = 3 };
@@ -249,10 +251,13 @@ DRIVETRAIN_EXPORT Allocator* drivetrain_memory_v1_of_device(std::int32_t number)
 //   headroom: As in Options; this project's allocator only.
 //   calls, steps: Where the driver calls of each step go, and for how many there is
 //   room.
+//   segment_events, room: Where the memory goes that was taken of the device, and for how
+//   many entries there is room; there may be more of them.
 DRIVETRAIN_EXPORT void drivetrain_memory_v1_replay(
     const TraceEvent* events, std::uint64_t count, std::int32_t model,
     std::uint64_t capacity, std::uint64_t chunk, double headroom, Replayed* replayed,
-    std::uint64_t* calls, std::uint64_t steps, Problem* problem) {
+    std::uint64_t* calls, std::uint64_t steps, SegmentEvent* segment_events,
+    std::uint64_t room, Problem* problem) {
   guard(problem, [&] {
     std::unique_ptr<Driver> driver;
     std::unique_ptr<Subject> subject;
@@ -269,15 +274,19 @@ DRIVETRAIN_EXPORT void drivetrain_memory_v1_replay(
       throw MisuseError("there is no model " + std::to_string(model));
     }
     const Played played = replay(events, count, *subject);
+    const std::vector<SegmentEvent> segments = subject->segment_events();
     *replayed = {played.served,
                  played.peak_live_bytes,
                  played.effort.peak_reserved_bytes,
                  played.effort.remapped_bytes,
                  played.effort.driver_calls,
                  played.effort.flushes,
-                 played.effort.stream_waits};
-    const std::size_t room = std::min<std::size_t>(steps, played.calls_by_step.size());
-    std::copy_n(played.calls_by_step.begin(), room, calls);
+                 played.effort.stream_waits,
+                 segments.size()};
+    std::copy_n(played.calls_by_step.begin(),
+                std::min<std::size_t>(steps, played.calls_by_step.size()), calls);
+    std::copy_n(segments.begin(), std::min<std::size_t>(room, segments.size()),
+                segment_events);
   });
 }
 

@@ -25,7 +25,8 @@ class Measurement:
         data_share: The part of a step spent waiting for data, 0 to 1.
         optimizer_share: The part of a step spent in the optimizer, 0 to 1.
         flops_per_step: Floating-point operations of a step, or None.
-        setup_s: Seconds from the start of the process to the first timed step.
+        setup_s: Seconds from the start of the process to the first timed step, but for
+            the passes of the observation.
 
     Example:
         >>> m = Measurement(step_times_s=(0.5, 0.4, 0.6), samples_per_step=8)

@@ -150,6 +150,7 @@ CachedBlock* ExpandableModel::map(Segment& segment, CachedBlock* block, Bytes si
   block->mapped = true;
   effort_.driver_calls += bytes / segment.handle;
   effort_.reserved_bytes += bytes;
+  segment_events_.push_back({static_cast<std::int64_t>(bytes), block->stream});
   effort_.peak_reserved_bytes =
       std::max(effort_.peak_reserved_bytes, effort_.reserved_bytes);
   const Bytes again = std::min(given_back_, bytes);
@@ -201,6 +202,7 @@ void ExpandableModel::unmap(Segment& segment, CachedBlock* block) {
   }
   const Bytes bytes = end - begin;
   effort_.reserved_bytes -= bytes;
+  segment_events_.push_back({-static_cast<std::int64_t>(bytes), block->stream});
   given_back_ += bytes;
   effort_.driver_calls += bytes / segment.handle;
   block->mapped = false;

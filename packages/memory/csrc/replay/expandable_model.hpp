@@ -28,6 +28,7 @@ class ExpandableModel : public Subject {
   void free(std::uint32_t id) override;
   void record_stream(std::uint32_t, unsigned) override {}
   Effort effort() override { return effort_; }
+  std::vector<SegmentEvent> segment_events() override { return segment_events_; }
 
  private:
   using Key = std::pair<unsigned, bool>;
@@ -54,6 +55,7 @@ class ExpandableModel : public Subject {
   Bytes capacity_;
   Bytes handle_;
   Effort effort_;
+  std::vector<SegmentEvent> segment_events_;
   Bytes given_back_ = 0;
   Address next_ = Address{1} << 40;
   std::map<Key, Segment> segments_;

@@ -114,6 +114,7 @@ CachedBlock* NativeModel::new_segment(Bytes size, Key key) {
   next_ += bytes;
   ++effort_.driver_calls;
   effort_.reserved_bytes += bytes;
+  segment_events_.push_back({static_cast<std::int64_t>(bytes), key.first});
   effort_.peak_reserved_bytes =
       std::max(effort_.peak_reserved_bytes, effort_.reserved_bytes);
   const Bytes again = std::min(given_back_, bytes);
@@ -133,6 +134,8 @@ void NativeModel::release_cached() {
       }
       it = pool.second.erase(it);
       effort_.reserved_bytes -= block->size;
+      segment_events_.push_back(
+          {-static_cast<std::int64_t>(block->size), block->stream});
       given_back_ += block->size;
       ++effort_.driver_calls;
       delete block;

@@ -22,6 +22,7 @@ class NativeModel : public Subject {
   void free(std::uint32_t id) override;
   void record_stream(std::uint32_t, unsigned) override {}
   Effort effort() override { return effort_; }
+  std::vector<SegmentEvent> segment_events() override { return segment_events_; }
 
   // It reserves no more than this from now on.
   void limit(Bytes capacity) { capacity_ = capacity; }
@@ -35,6 +36,7 @@ class NativeModel : public Subject {
 
   Bytes capacity_;
   Effort effort_;
+  std::vector<SegmentEvent> segment_events_;
   Bytes given_back_ = 0;
   Address next_ = Address{1} << 40;
   std::map<Key, CachedPool> pools_;

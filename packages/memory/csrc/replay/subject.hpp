@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "../units.hpp"
 
@@ -22,6 +23,13 @@ struct Effort {
   std::uint64_t stream_waits = 0;
 };
 
+// Memory that was taken of the device for a stream, or given back.
+struct SegmentEvent {
+  // Negative for what was given back.
+  std::int64_t bytes;
+  std::uint64_t stream;
+};
+
 class Subject {
  public:
   virtual ~Subject() = default;
@@ -31,6 +39,8 @@ class Subject {
   virtual void free(std::uint32_t id) = 0;
   virtual void record_stream(std::uint32_t id, unsigned stream) = 0;
   virtual Effort effort() = 0;
+  // In their order; empty for a subject that does not take memory in segments.
+  virtual std::vector<SegmentEvent> segment_events() { return {}; }
 };
 
 }  // namespace drivetrain

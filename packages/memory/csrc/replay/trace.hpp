@@ -22,7 +22,8 @@ struct TraceEvent {
   Operation operation;
   std::uint8_t stream;
   std::uint8_t pool;
-  std::uint8_t unused;
+  // Whether the size is proportional to the batch; replays do not look at it.
+  std::uint8_t scales;
   // Names a block from its allocation until it is freed.
   std::uint32_t id;
   Bytes size;

@@ -19,10 +19,18 @@ if TYPE_CHECKING:
     from drivetrain_memory._compare import Comparison, compare
     from drivetrain_memory._enable import enable, is_enabled, pool
     from drivetrain_memory._plot import plot_snapshot, plot_trace
-    from drivetrain_memory._replay import Replayed, replay, smallest_capacity
+    from drivetrain_memory._replay import (
+        Replayed,
+        largest_batch,
+        replay,
+        segment_events,
+        smallest_capacity,
+    )
     from drivetrain_memory._snapshot import keep_history, save_snapshot, snapshot
     from drivetrain_memory._stats import Stats, stats
+    from drivetrain_memory._validate import Validation, validate
     from drivetrain_memory._version import __version__
+    from drivetrain_memory.trace._batch import scalable
     from drivetrain_memory.trace._format import Trace
     from drivetrain_memory.trace._record import Recorder, record
     from drivetrain_memory.trace._snapshot import from_snapshot, load_snapshot
@@ -37,12 +45,14 @@ __all__ = [
     "Stats",
     "Trace",
     "TraceError",
+    "Validation",
     "__version__",
     "compare",
     "enable",
     "from_snapshot",
     "is_enabled",
     "keep_history",
+    "largest_batch",
     "load_snapshot",
     "plot_snapshot",
     "plot_trace",
@@ -50,9 +60,12 @@ __all__ = [
     "record",
     "replay",
     "save_snapshot",
+    "scalable",
+    "segment_events",
     "smallest_capacity",
     "snapshot",
     "stats",
+    "validate",
 ]
 
 _HOMES = {
@@ -62,11 +75,13 @@ _HOMES = {
     "Replayed": "_replay",
     "Stats": "_stats",
     "Trace": "trace._format",
+    "Validation": "_validate",
     "compare": "_compare",
     "enable": "_enable",
     "from_snapshot": "trace._snapshot",
     "is_enabled": "_enable",
     "keep_history": "_snapshot",
+    "largest_batch": "_replay",
     "load_snapshot": "trace._snapshot",
     "plot_snapshot": "_plot",
     "plot_trace": "_plot",
@@ -74,9 +89,12 @@ _HOMES = {
     "record": "trace._record",
     "replay": "_replay",
     "save_snapshot": "_snapshot",
+    "scalable": "trace._batch",
+    "segment_events": "_replay",
     "smallest_capacity": "_replay",
     "snapshot": "_snapshot",
     "stats": "_stats",
+    "validate": "_validate",
 }
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_memory._replay import MODELS, replay, smallest_capacity
+from drivetrain_memory._replay import (
+    MODELS,
+    largest_batch,
+    replay,
+    smallest_capacity,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,6 +22,7 @@ __all__ = ["Comparison", "compare", "table"]
 _GIB = 2**30
 _TIGHT = 1.05
 _AMPLE = 4
+_DEVICE_BYTES = 80 * _GIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +39,8 @@ class Comparison:
         remapped_bytes: Memory that moved there, or was given back and taken again.
         flushes: Times that all that was cached went back there.
         stream_waits: Times that a stream waited for another there.
+        batch: The largest batch on the device that was given; None where the trace does
+            not say what depends on its batch.
     """
 
     trace: str
@@ -43,18 +51,25 @@ class Comparison:
     remapped_bytes: int
     flushes: int
     stream_waits: int
+    batch: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields by name."""
         return asdict(self)
 
 
-def compare(trace: Trace, allocators: Iterable[str] = MODELS) -> list[Comparison]:
+def compare(
+    trace: Trace,
+    allocators: Iterable[str] = MODELS,
+    *,
+    device_bytes: int = _DEVICE_BYTES,
+) -> list[Comparison]:
     """Plays a trace to allocators.
 
     Args:
         trace: What was asked for.
         allocators: Some of `MODELS`.
+        device_bytes: The device on which the largest batch is looked for.
 
     Raises:
         MemoryUseError: As `replay`.
@@ -66,7 +81,7 @@ def compare(trace: Trace, allocators: Iterable[str] = MODELS) -> list[Comparison
         True
     """
     live = trace.peak_live_bytes
-    found = []
+    found, scales = [], bool(trace.events["scales"].any())
     for name in allocators:
         headroom = 0.02 if name == "ours" else None
         ample = replay(trace, name, capacity_bytes=_AMPLE * live, headroom=headroom)
@@ -81,6 +96,9 @@ def compare(trace: Trace, allocators: Iterable[str] = MODELS) -> list[Comparison
                 remapped_bytes=tight.remapped_bytes,
                 flushes=tight.flushes,
                 stream_waits=tight.stream_waits,
+                batch=largest_batch(trace, name, capacity_bytes=device_bytes)
+                if scales
+                else None,
             )
         )
     return found
@@ -95,6 +113,7 @@ def table(rows: Sequence[Comparison]) -> str:
         "TRACE",
         "ALLOCATOR",
         "SMALLEST",
+        "BATCH",
         "USED",
         "AT 1.05x",
         "MOVED",
@@ -109,6 +128,7 @@ def table(rows: Sequence[Comparison]) -> str:
                 row.trace,
                 name,
                 f"{row.smallest:.3f}x",
+                "-" if row.batch is None else str(row.batch),
                 f"{100 * row.utilisation:.1f}%",
                 "finishes" if row.finishes else "fails",
                 f"{row.remapped_bytes / _GIB:.2f} GiB",

@@ -12,7 +12,14 @@ from drivetrain_memory._native import call
 if TYPE_CHECKING:
     from drivetrain_memory.trace._format import Trace
 
-__all__ = ["MODELS", "Replayed", "replay", "smallest_capacity"]
+__all__ = [
+    "MODELS",
+    "Replayed",
+    "largest_batch",
+    "replay",
+    "segment_events",
+    "smallest_capacity",
+]
 
 _MIB = 2**20
 # What CUDA maps at a time at least.
@@ -46,8 +53,13 @@ class _Replayed(ctypes.Structure):
             "driver_calls",
             "flushes",
             "stream_waits",
+            "num_segment_events",
         )
     )
+
+
+class _SegmentEvent(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_int64), ("stream", ctypes.c_uint64))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +111,54 @@ def replay(
         >>> replay(trace, "expandable", capacity_bytes=live * 5 // 4).finished
         False
     """
+    found, calls, _ = _play(trace, model, capacity_bytes, headroom, 0)
+    return Replayed(
+        finished=found.served == len(trace.events),
+        peak_live_bytes=found.peak_live_bytes,
+        peak_reserved_bytes=found.peak_reserved_bytes,
+        remapped_bytes=found.remapped_bytes,
+        driver_calls=found.driver_calls,
+        flushes=found.flushes,
+        stream_waits=found.stream_waits,
+        calls_by_step=tuple(calls),
+    )
+
+
+def segment_events(
+    trace: Trace, model: str, *, capacity_bytes: int
+) -> list[tuple[int, int]]:
+    """Returns the memory that an allocator takes of the device, in its order.
+
+    Args:
+        trace: What was asked for.
+        model: One of `MODELS` that takes memory in segments, as PyTorch does.
+        capacity_bytes: Of the device.
+
+    Returns:
+        Bytes and stream of each segment; negative where it is given back.
+
+    Raises:
+        MemoryUseError: As `replay`.
+
+    Example:
+        >>> from drivetrain_memory.trace import Builder
+        >>> builder = Builder("one")
+        >>> builder.free(builder.allocate(3 << 20))
+        >>> segment_events(builder.trace(), "native", capacity_bytes=1 << 30)
+        [(20971520, 0)]
+    """
+    room = len(trace.events)
+    while True:
+        found, _, segments = _play(trace, model, capacity_bytes, None, room)
+        if found.num_segment_events <= room:
+            kept = segments[: found.num_segment_events]
+            return [(one.bytes, one.stream) for one in kept]
+        room = found.num_segment_events
+
+
+def _play(
+    trace: Trace, model: str, capacity_bytes: int, headroom: float | None, room: int
+) -> tuple[_Replayed, ctypes.Array[ctypes.c_uint64], ctypes.Array[_SegmentEvent]]:
     if model not in MODELS:
         message = f"there is no model {model!r}; there are {', '.join(MODELS)}"
         raise MemoryUseError(message)
@@ -106,6 +166,7 @@ def replay(
     found = _Replayed()
     steps = trace.num_steps + 1
     calls = (ctypes.c_uint64 * steps)()
+    segments = (_SegmentEvent * room)()
     call(
         "replay",
         ctypes.c_void_p(trace.events.ctypes.data),
@@ -117,17 +178,10 @@ def replay(
         ctypes.byref(found),
         calls,
         ctypes.c_uint64(steps),
+        segments,
+        ctypes.c_uint64(room),
     )
-    return Replayed(
-        finished=found.served == len(trace.events),
-        peak_live_bytes=found.peak_live_bytes,
-        peak_reserved_bytes=found.peak_reserved_bytes,
-        remapped_bytes=found.remapped_bytes,
-        driver_calls=found.driver_calls,
-        flushes=found.flushes,
-        stream_waits=found.stream_waits,
-        calls_by_step=tuple(calls),
-    )
+    return found, calls, segments
 
 
 def smallest_capacity(trace: Trace, model: str) -> int:
@@ -161,3 +215,44 @@ def smallest_capacity(trace: Trace, model: str) -> int:
         else:
             low = middle + 1
     return low * _CHUNK_BYTES
+
+
+def largest_batch(trace: Trace, model: str, *, capacity_bytes: int) -> int:
+    """Returns the largest batch with which a trace finishes on a device; 0 for none.
+
+    That is if a smaller batch never needs more.
+
+    Args:
+        trace: What was asked for; of a known batch (`scalable`), as those that ship.
+        model: One of `MODELS`.
+        capacity_bytes: Of the device.
+
+    Raises:
+        MemoryUseError: As `replay`; or the trace's batch is not known, or no block
+            depends on it.
+
+    Example:
+        >>> from drivetrain_memory.trace import workload
+        >>> largest_batch(workload("resnet-50"), "ours", capacity_bytes=16 << 30)
+        128
+    """
+    if not trace.events["scales"].any():
+        message = f"it is not known how {trace.name} depends on its batch"
+        raise MemoryUseError(message)
+
+    def fits(batch: int) -> bool:
+        scaled = trace.at_batch(batch)
+        if scaled.peak_live_bytes > capacity_bytes:
+            return False
+        return replay(scaled, model, capacity_bytes=capacity_bytes).finished
+
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,14 +72,31 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         allow_abbrev=False,
     )
     compare.add_argument("traces", metavar="TRACE", nargs="+", help="files, or names")
+    compare.add_argument(
+        "--device",
+        type=float,
+        metavar="GIB",
+        default=80.0,
+        help="for which the largest batch is looked for (default: 80)",
+    )
     compare.set_defaults(run=_compare)
+    validate = commands.add_parser(
+        "validate",
+        help="hold the model of PyTorch's allocator against a snapshot",
+        allow_abbrev=False,
+    )
+    validate.add_argument("snapshot", metavar="SNAPSHOT", help="a snapshot's file")
+    validate.add_argument(
+        "--device", type=int, default=0, help="whose history (default: 0)"
+    )
+    validate.set_defaults(run=_validate)
     plot = commands.add_parser(
         "plot", help="draw a trace or a snapshot (PNG or HTML)", allow_abbrev=False
     )
     plot.add_argument("source", metavar="FILE", help="a trace's or a snapshot's file")
     plot.add_argument("-o", "--output", required=True, help="a .png or .html file")
     plot.set_defaults(run=_plot)
-    for command in (names, replay, compare):
+    for command in (names, replay, compare, validate):
         command.add_argument(
             "--json", action="store_true", help="print JSON, for other programs"
         )
@@ -197,12 +215,28 @@ def _replay(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     from drivetrain_memory._compare import compare, table
 
-    rows = [row for name in args.traces for row in compare(_named(name))]
+    device = int(args.device * _GIB)
+    traces = [_named(name) for name in args.traces]
+    rows = [row for trace in traces for row in compare(trace, device_bytes=device)]
     if args.json:
         print(json.dumps([row.as_dict() for row in rows], indent=2))
     else:
         print(table(rows))
     return 0
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from drivetrain_memory._validate import validate
+
+    found = validate(args.snapshot, args.device)
+    if args.json:
+        print(json.dumps(dataclasses.asdict(found)))
+    else:
+        print(
+            f"{found.model}: {found.same} of {found.recorded} segments as recorded"
+            + (f"; {found.difference}" if found.difference else "")
+        )
+    return 0 if found.holds else 1
 
 
 def _plot(args: argparse.Namespace) -> int:

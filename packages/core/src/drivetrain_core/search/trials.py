@@ -203,6 +203,7 @@ class Trials:
             choices, baseline=base, deadline=self.deadline - self.reserved_s
         )
         session = stack.enter_context(opened)
+        assert session.observation is not None
         fields.update(self._judged(choices, session.observation))
         # A plan with wrong numbers is not worth its steps.
         if fields.get("code"):

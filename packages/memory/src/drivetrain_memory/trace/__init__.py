@@ -11,6 +11,7 @@ from drivetrain_memory.trace._shipped import WORKLOADS, workload
 from drivetrain_memory.trace._snapshot import from_snapshot, load_snapshot
 
 if TYPE_CHECKING:
+    from drivetrain_memory.trace._batch import scalable
     from drivetrain_memory.trace._record import Recorder, record
     from drivetrain_memory.trace._workloads import record_workload
 
@@ -27,6 +28,7 @@ __all__ = [
     "pattern",
     "record",
     "record_workload",
+    "scalable",
     "workload",
 ]
 
@@ -34,6 +36,7 @@ _HOMES = {
     "Recorder": "_record",
     "record": "_record",
     "record_workload": "_workloads",
+    "scalable": "_batch",
 }
 
 

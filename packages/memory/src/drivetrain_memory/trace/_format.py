@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from drivetrain_memory._errors import TraceError
+from drivetrain_memory._errors import MemoryUseError, TraceError
 
 if TYPE_CHECKING:
     import os
@@ -26,12 +26,15 @@ EVENT = np.dtype(
         ("operation", "u1"),
         ("stream", "u1"),
         ("pool", "u1"),
-        ("unused", "u1"),
+        ("scales", "u1"),
         ("id", "<u4"),
         ("size", "<u8"),
     ]
 )
-"""One event; `TraceEvent` in `trace.hpp` has the same layout."""
+"""One event; `TraceEvent` in `trace.hpp` has the same layout.
+
+`scales` says whether the size is proportional to the batch.
+"""
 
 _MAGIC = b"DTMTRACE"
 _VERSION = 1
@@ -57,6 +60,7 @@ class Trace:
     Args:
         name: What was recorded.
         events: An array of dtype `EVENT`.
+        batch: What `scales` of the events is relative to; 0 where that is not known.
 
     Example:
         >>> from drivetrain_memory.trace import Builder
@@ -70,22 +74,19 @@ class Trace:
 
     name: str
     events: NDArray[np.void]
+    batch: int = 0
 
     @property
     def peak_live_bytes(self) -> int:
         """The most that was live at a time, each block rounded to 512 bytes."""
-        allocated = self.events["operation"] == Operation.ALLOCATE
-        sizes = np.zeros(int(self.events["id"].max(initial=0)) + 1, np.int64)
-        change = np.zeros(len(self.events), np.int64)
-        # An id may be used again: replayed in order.
-        for index in np.flatnonzero(self.events["operation"] <= Operation.FREE):
-            event = self.events[index]
-            if allocated[index]:
-                rounded = -(-int(event["size"]) // _UNIT) * _UNIT
-                sizes[event["id"]] = rounded
-                change[index] = rounded
-            else:
-                change[index] = -sizes[event["id"]]
+        events = self.events[self.events["operation"] <= Operation.FREE]
+        rounded = -(-events["size"].astype(np.int64) // _UNIT) * _UNIT
+        allocated = events["operation"] == Operation.ALLOCATE
+        # By id, and in their order: a block lies right before what frees it.
+        order = np.argsort(events["id"], kind="stable")
+        before = np.zeros(len(events), np.int64)
+        before[order[1:]] = rounded[order[:-1]]
+        change = np.where(allocated, rounded, -before)
         return int(np.cumsum(change).max(initial=0))
 
     @property
@@ -93,12 +94,38 @@ class Trace:
         """How many training steps it holds."""
         return int((self.events["operation"] == Operation.STEP).sum())
 
+    def at_batch(self, batch: int) -> Trace:
+        """Returns the trace with what depends on the batch in another size.
+
+        Args:
+            batch: At least 1.
+
+        Raises:
+            MemoryUseError: The batch is none, or that of the trace is not known.
+        """
+        if batch < 1:
+            message = f"a batch is at least 1, not {batch}"
+            raise MemoryUseError(message)
+        if self.batch == 0:
+            message = f"the batch of {self.name} is not known"
+            raise MemoryUseError(message)
+        events = self.events.copy()
+        chosen = events["scales"] != 0
+        sizes = events["size"][chosen].astype(object) * batch
+        events["size"][chosen] = -(-sizes // self.batch)
+        return Trace(name=self.name, events=events, batch=batch)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a compressed file."""
         name = self.name.encode()
         raw = self.events.astype(EVENT).tobytes()
         header = _HEADER.pack(
-            _MAGIC, _VERSION, len(name), 0, len(self.events), zlib.crc32(raw)
+            _MAGIC,
+            _VERSION,
+            len(name),
+            self.batch,
+            len(self.events),
+            zlib.crc32(raw),
         )
         packed = lzma.compress(raw, preset=9)
         Path(path).write_bytes(header + name + packed)
@@ -112,7 +139,7 @@ class Trace:
         """
         data = Path(path).read_bytes()
         try:
-            magic, version, length, _, count, checksum = _HEADER.unpack_from(data)
+            magic, version, length, batch, count, checksum = _HEADER.unpack_from(data)
         except struct.error:
             raise TraceError(path, "it is too short for a header") from None
         if magic != _MAGIC:
@@ -135,7 +162,7 @@ class Trace:
         whole = decompressor.eof and len(raw) == size
         if not whole or zlib.crc32(raw) != checksum:
             raise TraceError(path, "it is damaged: its checksum differs")
-        return cls(name=title, events=np.frombuffer(raw, EVENT))
+        return cls(name=title, events=np.frombuffer(raw, EVENT), batch=batch)
 
 
 class Builder:

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
     from drivetrain_memory.trace._format import Trace
 
-__all__ = ["from_snapshot", "load_snapshot"]
+__all__ = ["from_snapshot", "load_snapshot", "recorded_segments"]
+
+_SEGMENTS = {
+    "segment_alloc": 1,
+    "segment_map": 1,
+    "segment_free": -1,
+    "segment_unmap": -1,
+}
 
 _MOST_STREAMS = 256
 
@@ -68,16 +75,60 @@ def from_snapshot(path: str | os.PathLike[str], device: int = 0) -> Trace:
         TraceError: It is no snapshot, or has no history of that device.
     """
     snapshot = load_snapshot(path)
-    traces = snapshot["device_traces"]
+    history = _history_of(path, snapshot, device)
     try:
-        if device >= len(traces) or not traces[device]:
-            raise TraceError(path, f"it has no history of device {device}")
-        history = [entry for entry in traces[device] if "addr" in entry]
         before = _live_before(history, snapshot["segments"], device)
         return _Replayer(Path(path).stem).trace(before, history)
     except (KeyError, TypeError, AttributeError) as error:
-        message = f"it is not as a snapshot is: {type(error).__name__} {error}"
-        raise TraceError(path, message) from None
+        raise _odd(path, error) from None
+
+
+def recorded_segments(
+    path: str | os.PathLike[str], device: int = 0
+) -> list[tuple[int, int]]:
+    """Returns the memory that PyTorch's allocator took of the device, in its order.
+
+    Args:
+        path: As `from_snapshot`.
+        device: Whose history.
+
+    Returns:
+        Bytes and stream of each segment; negative where it was given back. Streams have
+        the numbers that they have in the trace.
+
+    Raises:
+        TraceError: As `from_snapshot`.
+    """
+    history = _history_of(path, load_snapshot(path), device)
+    streams: dict[int, int] = {}
+    found = []
+    try:
+        for entry in history:
+            sign = _SEGMENTS.get(entry["action"], 0)
+            if sign:
+                number = streams.setdefault(entry["stream"], len(streams))
+                found.append((sign * entry["size"], number))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _odd(path, error) from None
+    return found
+
+
+def _history_of(
+    path: str | os.PathLike[str], snapshot: dict[str, Any], device: int
+) -> list[dict[str, Any]]:
+    traces = snapshot["device_traces"]
+    try:
+        if not 0 <= device < len(traces) or not traces[device]:
+            raise TraceError(path, f"it has no history of device {device}")
+        return [entry for entry in traces[device] if "addr" in entry]
+    except (TypeError, KeyError) as error:
+        raise _odd(path, error) from None
+
+
+def _odd(path: str | os.PathLike[str], error: Exception) -> TraceError:
+    return TraceError(
+        path, f"it is not as a snapshot is: {type(error).__name__} {error}"
+    )
 
 
 def _live_before(

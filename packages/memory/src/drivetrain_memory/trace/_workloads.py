@@ -6,7 +6,10 @@ a stream 1.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
+import gc
 import random
 from typing import TYPE_CHECKING
 
@@ -15,11 +18,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
+from drivetrain_memory.trace._batch import scalable
 from drivetrain_memory.trace._models import Decoder, LanguageModel, ResNet50
 from drivetrain_memory.trace._record import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from drivetrain_memory.trace._format import Trace
 
@@ -28,7 +32,7 @@ __all__ = ["record_workload"]
 _GATHER_STREAM = 1
 
 
-def _language_model(name: str, model: LanguageModel) -> Trace:
+def _record_language_model(name: str, model: LanguageModel) -> Trace:
     """Records the steps of a decoder."""
     draw = random.Random(11)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -53,6 +57,16 @@ def _language_model(name: str, model: LanguageModel) -> Trace:
     return recorder.trace()
 
 
+def _language_model(name: str, model: LanguageModel) -> Trace:
+    double = dataclasses.replace(model, batch=2 * model.batch)
+    return scalable(
+        _record_language_model(name, model),
+        model.batch,
+        _record_language_model(name, double),
+        double.batch,
+    )
+
+
 def _steps(
     recorder: Recorder,
     decoder: nn.Module,
@@ -61,6 +75,7 @@ def _steps(
     update: Callable[[], None],
 ) -> None:
     for _ in range(model.steps):
+        gc.collect()
         recorder.step()
         length = model.length
         if model.varies:
@@ -126,12 +141,19 @@ class _Sharded:
         parameter.grad = None
 
 
-def _resnet(name: str, batch: int = 192, steps: int = 5) -> Trace:
+def _resnet(name: str, batch: int = 192) -> Trace:
+    return scalable(
+        _record_resnet(name, batch), batch, _record_resnet(name, 2 * batch), 2 * batch
+    )
+
+
+def _record_resnet(name: str, batch: int, steps: int = 5) -> Trace:
     """Records the steps of a ResNet-50."""
     with FakeTensorMode(allow_non_fake_inputs=True), Recorder(name) as recorder:
         model = ResNet50()
         optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, foreach=True)
         for _ in range(steps):
+            gc.collect()
             recorder.step()
             images = torch.empty(batch, 3, 224, 224)
             labels = torch.zeros(batch, dtype=torch.int64)
@@ -183,4 +205,17 @@ def record_workload(name: str) -> Trace:
     Raises:
         KeyError: There is none of that name.
     """
-    return _RECORDERS[name]()
+    with _own_collections():
+        return _RECORDERS[name]()
+
+
+@contextlib.contextmanager
+def _own_collections() -> Iterator[None]:
+    """Leaves what is found by no count to the steps, so that recordings are the same."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -19,11 +19,17 @@ from drivetrain_core.search.numerics.observation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from drivetrain_core._accelerated import Accelerated
 
-__all__ = ["FIRST_STEPS", "TRAJECTORY_STEPS", "observe", "without_dropout"]
+__all__ = [
+    "FIRST_STEPS",
+    "TRAJECTORY_STEPS",
+    "counted_passes",
+    "observe",
+    "without_dropout",
+]
 
 FIRST_STEPS = 3
 """Steps that every trial is observed on."""
@@ -124,6 +130,20 @@ def observe(
     )
 
 
+@contextmanager
+def counted_passes(accelerated: Accelerated) -> Iterator[Callable[[], int]]:
+    """Counts how often the program runs on a batch inside; yields what tells it."""
+    step, number = accelerated.train_step, 0
+
+    def count(batch: Any) -> None:
+        nonlocal number
+        del batch
+        number += 1
+
+    with _before_each_forward(step, count):
+        yield lambda: number // step._num_micro_batches
+
+
 class _Gradient(NamedTuple):
     """The gradient of each parameter: its norm, and some of its values."""
 
@@ -177,15 +197,23 @@ class _Counter:
 @contextmanager
 def _counted(step: Any) -> Iterator[_Counter]:
     """Counts the samples that the step sends through its forward inside."""
-    counter, forward = _Counter(), step._forward
+    counter = _Counter()
+    with _before_each_forward(step, counter.add):
+        yield counter
 
-    def counting(model: torch.nn.Module, batch: Any) -> Any:
-        counter.add(batch)
+
+@contextmanager
+def _before_each_forward(step: Any, call: Callable[[Any], None]) -> Iterator[None]:
+    """Shows each micro-batch to a function before the step's forward gets it."""
+    forward = step._forward
+
+    def calling(model: torch.nn.Module, batch: Any) -> Any:
+        call(batch)
         return forward(model, batch)
 
-    step._forward = counting
+    step._forward = calling
     try:
-        yield counter
+        yield
     finally:
         step._forward = forward
 

@@ -99,6 +99,7 @@ def _look(
         with runner.open(
             choices, baseline=False, trajectory=trajectory, deadline=deadline
         ) as session:
+            assert session.observation is not None
             return compare(reference, session.observation, numerics_of(choices))
     except Failure as failure:
         if failure.code is Code.BUDGET:

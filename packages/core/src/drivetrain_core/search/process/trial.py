@@ -83,6 +83,7 @@ class TrialRunner:
         *,
         baseline: bool,
         trajectory: bool = False,
+        observed: bool = True,
         deadline: float | None = None,
     ) -> Iterator[Session]:
         """Builds the program under a plan, and keeps it ready to be measured.
@@ -91,6 +92,7 @@ class TrialRunner:
             choices: The plan.
             baseline: Whether this is the reference: its noise and FLOPs are taken.
             trajectory: Whether to observe as many steps as of the reference.
+            observed: Whether to observe at all; a plan that was, need not be again.
             deadline: The end of the whole search, in `time.monotonic` seconds.
 
         Raises:
@@ -106,6 +108,7 @@ class TrialRunner:
             "memory_limit_bytes": self._memory_limit(),
             "baseline": baseline,
             "trajectory": trajectory,
+            "observed": observed,
             "timeout_s": self.timeout_s,
         }
         path = folder / "spec.json"
@@ -133,9 +136,9 @@ class Session:
     """A trial that is built and warm.
 
     Attributes:
-        observation: How it behaved on the guard's batches.
+        observation: How it behaved on the guard's batches; None if it was not observed.
         flops_per_step: Of the baseline, else None.
-        setup_s: Seconds until it was ready.
+        setup_s: Seconds until it was ready, but for the passes of the observation.
     """
 
     def __init__(
@@ -147,7 +150,8 @@ class Session:
         deadline: float | None,
     ) -> None:
         """Keeps the processes; `TrialRunner.open` ends them."""
-        self.observation = Observation.from_dict(ready["observation"])
+        seen = ready["observation"]
+        self.observation = None if seen is None else Observation.from_dict(seen)
         self.flops_per_step: int | None = ready["flops"]
         self.setup_s = float(ready["setup_s"])
         self._processes = processes

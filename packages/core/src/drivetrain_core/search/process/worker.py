@@ -18,19 +18,23 @@ import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core._fork_server import die_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from drivetrain_core._accelerated import Accelerated
     from drivetrain_core._program import Program
+    from drivetrain_core.search.numerics.observation import Observation
     from drivetrain_core.search.process.payload import Payload
 
 __all__ = ["be_taken_first", "main"]
 
 _WARM_STEPS = 1
+# A program that was not looked at has not run yet.
+_WARM_STEPS_UNSEEN = 3
 
 
 def main(argv: list[str]) -> int:
@@ -136,15 +140,9 @@ def _run(
     from drivetrain_core import _meters
     from drivetrain_core._build import build
     from drivetrain_core._context import WorldFacts
-    from drivetrain_core._cycle import cycle, guard_batches
+    from drivetrain_core._cycle import cycle
     from drivetrain_core._optimizer_source import OptimizerSource
     from drivetrain_core._plan import Plan
-    from drivetrain_core.search.numerics.draw import draw, is_repeatable
-    from drivetrain_core.search.numerics.observe import (
-        FIRST_STEPS,
-        TRAJECTORY_STEPS,
-        observe,
-    )
 
     world = spec["world_size"]
     device = torch.device(payload.device_type)
@@ -166,33 +164,20 @@ def _run(
     source = OptimizerSource.of(program.optimizer, model)
     plan = Plan.from_dict(spec["plan"])
     accelerated = build(program, model, source, plan, context, device)
-    seen = payload.guard_batches or guard_batches(program.data)
-    parts = [_rank_part(batch, context, device) for batch in seen]
-    repeatable = spec["baseline"] and is_repeatable(
-        accelerated.loader, program.data, seed=program.seed
-    )
-    batches = iter(cycle(accelerated.loader))
-    long = spec["baseline"] or spec["trajectory"]
-    observation = observe(
-        accelerated,
-        parts,
-        seed=program.seed,
-        noise=spec["baseline"],
-        num_steps=TRAJECTORY_STEPS if long else FIRST_STEPS,
-        drawn=draw(batches, seed=program.seed),
-        is_repeatable=repeatable,
-    )
-    flops = None
-    if spec["baseline"]:
-        flops = _meters.count_flops(accelerated, parts[0])
-        flops = flops and flops * world
-    for _ in range(_WARM_STEPS):
-        accelerated.train_step(next(batches))
+    if spec["observed"]:
+        seen = _observed(spec, payload, program, accelerated)
+    else:
+        seen = _Seen(None, iter(cycle(accelerated.loader)), None, 0)
+    for _ in range(_WARM_STEPS if spec["observed"] else _WARM_STEPS_UNSEEN):
+        warm = time.perf_counter()
+        accelerated.train_step(next(seen.batches))
+    now = time.perf_counter()
+    batches = seen.batches
     yield {
         "event": "ready",
-        "observation": observation.to_dict(),
-        "setup_s": time.perf_counter() - started,
-        "flops": flops,
+        "observation": seen.observation and seen.observation.to_dict(),
+        "setup_s": max(0.0, now - started - seen.num_passes * (now - warm)),
+        "flops": seen.flops and seen.flops * world,
     }
     for line in channel.makefile("rb"):
         command = json.loads(line)
@@ -201,6 +186,58 @@ def _run(
             command["min_seconds"], command["max_steps"] = 0.0, command["min_steps"]
         measured = _meters.measure_steps(accelerated, batches, **command)
         yield {"event": "measured", "measurement": measured.to_dict()}
+
+
+class _Seen(NamedTuple):
+    """What was seen of a program that was looked at.
+
+    Attributes:
+        observation: How it behaved; None if it was not looked at.
+        batches: What it trains on from there.
+        flops: Floating-point operations of a step of this rank; of the baseline alone.
+        num_passes: How often it ran for that.
+    """
+
+    observation: Observation | None
+    batches: Iterator[Any]
+    flops: int | None
+    num_passes: int
+
+
+def _observed(
+    spec: dict[str, Any], payload: Payload, program: Program, accelerated: Accelerated
+) -> _Seen:
+    from drivetrain_core import _meters
+    from drivetrain_core._cycle import cycle, guard_batches
+    from drivetrain_core.search.numerics.draw import draw, is_repeatable
+    from drivetrain_core.search.numerics.observe import (
+        FIRST_STEPS,
+        TRAJECTORY_STEPS,
+        counted_passes,
+        observe,
+    )
+
+    device, baseline = accelerated.device, spec["baseline"]
+    batches = payload.guard_batches or guard_batches(program.data)
+    parts = [_rank_part(batch, accelerated.context, device) for batch in batches]
+    repeatable = baseline and is_repeatable(
+        accelerated.loader, program.data, seed=program.seed
+    )
+    drawn = iter(cycle(accelerated.loader))
+    with counted_passes(accelerated) as num_passes:
+        observation = observe(
+            accelerated,
+            parts,
+            seed=program.seed,
+            noise=baseline,
+            num_steps=TRAJECTORY_STEPS
+            if baseline or spec["trajectory"]
+            else FIRST_STEPS,
+            drawn=draw(drawn, seed=program.seed),
+            is_repeatable=repeatable,
+        )
+        flops = _meters.count_flops(accelerated, parts[0]) if baseline else None
+    return _Seen(observation, drawn, flops, num_passes())
 
 
 def _wait_for_memory(device: Any) -> None:
