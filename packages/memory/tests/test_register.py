@@ -35,7 +35,7 @@ def test_it_is_exact_and_for_gpus_alone():
     )
     assert optimization.numerics({}) == Numerics.EXACT
     assert list(optimization.configs(Facts("cpu"))) == []
-    assert list(optimization.configs(Facts("cuda"))) == [{"headroom": 0.02}]
+    assert list(optimization.configs(Facts("cuda"))) == [{"headroom": None}]
     refused = optimization.check(Facts("cpu"), {}, [])
     assert refused.code == Code.NEEDS_DEVICE
 

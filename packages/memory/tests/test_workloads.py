@@ -1,9 +1,10 @@
 """The training steps that traces are recorded from, in a small form."""
 
+import numpy as np
 import pytest
 
 from drivetrain_memory import smallest_capacity
-from drivetrain_memory.trace import Operation
+from drivetrain_memory.trace import WORKLOADS, Operation, record_workload, workload
 from drivetrain_memory.trace._models import LanguageModel
 from drivetrain_memory.trace._workloads import _language_model
 
@@ -44,3 +45,15 @@ def test_gathered_weights_come_on_a_stream_of_their_own():
     allocated = trace.events["operation"] == Operation.ALLOCATE
     assert set(trace.events["stream"][allocated].tolist()) == {0, 1}
     assert (trace.events["operation"] == Operation.RECORD_STREAM).sum() > 0
+
+
+def test_shipped_trace_is_what_is_recorded():
+    shipped, recorded_anew = workload("resnet-50"), record_workload("resnet-50")
+    assert np.array_equal(shipped.events, recorded_anew.events)
+    assert shipped.batch == recorded_anew.batch == 192
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_shipped_traces_know_their_batch(name):
+    trace = workload(name)
+    assert trace.at_batch(trace.batch + 1).peak_live_bytes > trace.peak_live_bytes

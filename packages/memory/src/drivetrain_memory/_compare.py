@@ -34,7 +34,7 @@ class Comparison:
         allocator: One of `MODELS`.
         smallest: The smallest device on which it finishes, over the live peak.
         utilisation: The live peak over what is reserved at the peak, where there is four
-            times the memory.
+            times the memory; ours with a headroom of 2%.
         finishes: Whether it finishes on 1.05 times the live peak.
         remapped_bytes: Memory that moved there, or was given back and taken again.
         flushes: Times that all that was cached went back there.

@@ -42,7 +42,7 @@ def is_enabled() -> bool:
 
 def enable(
     *,
-    headroom: float = 0.02,
+    headroom: float | None = None,
     capacity_bytes: int | None = None,
     peers: bool = False,
     cuda_library: str = CUDA_LIBRARY,
@@ -56,15 +56,16 @@ def enable(
 
     Args:
         headroom: By what part more than the live peak is reserved before scattered
-            memory is joined instead.
+            memory is joined instead, at least 0; None for as much as there is, which
+            needs the fewest calls to the driver.
         capacity_bytes: The most that is reserved of each device; None for all of it.
         peers: Whether GPUs of the same process may read and write each other's memory,
             as copies between them do.
         cuda_library: The CUDA driver's library.
 
     Raises:
-        MemoryUseError: It is enabled already, CUDA is in use already, or something is
-            on that needs PyTorch's own allocator.
+        MemoryUseError: It is enabled already, CUDA is in use already, something is on
+            that needs PyTorch's own allocator, or the headroom is less than 0.
         DeviceError: This PyTorch has no CUDA, there is no driver, or a device cannot map
             memory.
     """
@@ -72,6 +73,9 @@ def enable(
 
     if is_enabled():
         message = "drivetrain_memory.enable() was called before; once is for good"
+        raise MemoryUseError(message)
+    if headroom is not None and not headroom >= 0:
+        message = f"the headroom is at least 0, not {headroom}"
         raise MemoryUseError(message)
     _require_pluggable()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -91,7 +95,7 @@ def enable(
         raise DeviceError(message)
     configure_hooks(
         capacity=capacity_bytes or 0,
-        headroom=headroom,
+        headroom=-1.0 if headroom is None else headroom,
         peers=peers,
         library=cuda_library,
     )

@@ -30,14 +30,14 @@ class VirtualMemoryOptimization(BaseOptimization):
     call `drivetrain_memory.enable()` at its top instead.
 
     Example:
-        >>> VirtualMemoryOptimization().normalize({})["headroom"]
-        0.02
+        >>> VirtualMemoryOptimization().normalize({"headroom": 0.02})
+        {'headroom': 0.02}
     """
 
     name = "virtual_memory"
     slot = Slot.ALLOCATOR
     phase = Phase.ENVIRONMENT
-    options = {"headroom": Option(0.02, minimum=0.0)}
+    options = {"headroom": Option(None, kind=float, minimum=0.0, optional=True)}
 
     def numerics(self, config: Config) -> Numerics:
         """Returns `EXACT`: the numbers lie elsewhere, and stay the same."""
@@ -73,7 +73,8 @@ class VirtualMemoryOptimization(BaseOptimization):
         from drivetrain_memory._enable import enable, is_enabled
 
         if not is_enabled():
-            enable(headroom=float(str(config["headroom"])))
+            given = config["headroom"]
+            enable(headroom=None if given is None else float(str(given)))
 
 
 def _comes_too_late() -> bool:

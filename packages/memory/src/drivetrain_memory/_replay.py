@@ -234,7 +234,7 @@ def largest_batch(trace: Trace, model: str, *, capacity_bytes: int) -> int:
     Example:
         >>> from drivetrain_memory.trace import workload
         >>> largest_batch(workload("resnet-50"), "ours", capacity_bytes=16 << 30)
-        128
+        210
     """
     if not trace.events["scales"].any():
         message = f"it is not known how {trace.name} depends on its batch"
