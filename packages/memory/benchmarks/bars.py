@@ -26,6 +26,11 @@ TABLE = [
     ("hit-path-beside-std-set", ">= 3 x faster", programs.beside_native),
     ("utilisation-regular", ">= 98%", capacity.utilisation),
     ("static-shapes", "no driver call after step 3", capacity.static_shapes),
+    (
+        "static-shapes-tight",
+        "no driver call after step 3",
+        capacity.static_shapes_tight,
+    ),
     ("moved-varying-lengths", "<= 0.5 x expandable's", capacity.moved),
     ("orders-that-matter", "each one is missed", programs.orders),
     ("sanitizers", "no report", programs.sanitizers),

@@ -112,6 +112,15 @@ void Allocator::free(Address at) {
     throw MisuseError("no live block begins at address " + std::to_string(at) +
                       ": freed twice, or never allocated here");
   }
+  if (block->shared) {
+    try {
+      pending_.push_back(marked(block));
+    } catch (...) {
+      // The device refused an event: the block lives on, and may be freed again.
+      live_.insert(block);
+      throw;
+    }
+  }
   ++counters_.frees;
   counters_.live_bytes -= block->size;
   note(Action::kFreeRequested, *block);
@@ -119,6 +128,11 @@ void Allocator::free(Address at) {
     give(block);
     return;
   }
+  users_.erase(block);
+  block->become(Kind::kPending);
+}
+
+Allocator::Pending Allocator::marked(Block* block) {
   Pending pending{block, {}, {}};
   for (StreamClock* user : users_[block]) {
     if (user->capturing()) {
@@ -127,9 +141,7 @@ void Allocator::free(Address at) {
       pending.users.push_back(user->mark());
     }
   }
-  users_.erase(block);
-  block->become(Kind::kPending);
-  pending_.push_back(std::move(pending));
+  return pending;
 }
 
 void Allocator::record_stream(Address at, Stream stream) {
@@ -195,21 +207,28 @@ void Allocator::trim() {
   const auto in_use = [](const PageRef& at) {
     return !at.extent->arena->clock().passed(at.extent->pages[at.page].left_at);
   };
-  std::vector<ChunkId> kept;
-  for (const ChunkId id : pool_.spares()) {
+  std::vector<ChunkId>& spares = pool_.spares();
+  for (std::size_t i = spares.size(); i-- > 0;) {
+    const ChunkId id = spares[i];
     const std::vector<PageRef>& maps = pool_[id].maps;
     if (std::any_of(maps.begin(), maps.end(), in_use)) {
-      kept.push_back(id);
-    } else {
+      continue;
+    }
+    spares.erase(spares.begin() + static_cast<std::ptrdiff_t>(i));
+    try {
       pool_.destroy(id);
+    } catch (...) {
+      spares.push_back(id);
+      throw;
     }
   }
-  pool_.spares() = std::move(kept);
 }
 
 void Allocator::limit(Bytes capacity) {
   const std::lock_guard<Lock> lock(lock_);
-  hard_limit_ = chunks_within(driver_, capacity);
+  // What was given when the allocator was made holds on.
+  hard_limit_ = std::min(chunks_within(driver_, capacity),
+                         chunks_within(driver_, options_.capacity_bytes));
 }
 
 bool Allocator::owns(Address at) {
@@ -274,12 +293,33 @@ Allocator::Home& Allocator::home_of(Stream stream, std::uint64_t graph) {
   StreamClock& clock = clock_of(stream);
   Home home{stream, graph, nullptr, nullptr};
   for (const bool large : {false, true}) {
-    arenas_.push_back(
-        std::make_unique<Arena>(clock, store_, graph, large ? chunk_ : 0));
-    (large ? home.large : home.small) = arenas_.back().get();
+    Arena* arena = abandoned(clock, large);
+    if (arena == nullptr) {
+      arenas_.push_back(
+          std::make_unique<Arena>(clock, store_, graph, large ? chunk_ : 0));
+      arena = arenas_.back().get();
+    }
+    arena->serve(graph);
+    (large ? home.large : home.small) = arena;
   }
   homes_.push_back(home);
   return homes_.back();
+}
+
+Arena* Allocator::abandoned(const StreamClock& clock, bool large) {
+  for (const auto& arena : arenas_) {
+    const bool alike = &arena->clock() == &clock && arena->is_large() == large;
+    if (!alike || arena->graph() != 0 || !arena->is_empty()) {
+      continue;
+    }
+    const bool is_home = std::any_of(homes_.begin(), homes_.end(), [&](const Home& h) {
+      return h.small == arena.get() || h.large == arena.get();
+    });
+    if (!is_home) {
+      return arena.get();
+    }
+  }
+  return nullptr;
 }
 
 StreamClock& Allocator::clock_of(Stream stream) {
@@ -326,17 +366,25 @@ Block* Allocator::take_again(Arena& arena, Bytes size) {
 }
 
 bool Allocator::settle(bool wait) {
-  std::vector<Pending> still;
-  const std::size_t before = pending_.size();
-  for (Pending& pending : pending_) {
-    if (is_settled(pending, wait)) {
-      give(pending.block);
-    } else {
-      still.push_back(std::move(pending));
+  const auto begin = pending_.begin();
+  auto kept = begin;
+  auto next = begin;
+  try {
+    for (; next != pending_.end(); ++next) {
+      if (is_settled(*next, wait)) {
+        give(next->block);
+      } else if (kept++ != next) {
+        *(kept - 1) = std::move(*next);
+      }
     }
+  } catch (...) {
+    // The device refused to tell; what was given before is no longer pending.
+    pending_.erase(kept, next);
+    throw;
   }
-  pending_ = std::move(still);
-  return pending_.size() < before;
+  const bool any = kept != pending_.end();
+  pending_.erase(kept, pending_.end());
+  return any;
 }
 
 bool Allocator::is_settled(Pending& pending, bool wait) {

@@ -112,7 +112,11 @@ class Allocator {
   };
 
   Home& home_of(Stream stream, std::uint64_t graph);
+  // An arena of a graph that is gone, if nobody uses any of it; else null.
+  Arena* abandoned(const StreamClock& clock, bool large);
   StreamClock& clock_of(Stream stream);
+  // A block that waits for the streams that use it.
+  Pending marked(Block* block);
   Block* make_room(Arena& arena, Bytes size);
   // A request of a size that was put together before.
   Block* take_again(Arena& arena, Bytes size);

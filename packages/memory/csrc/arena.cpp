@@ -96,6 +96,17 @@ Block* Arena::fill(Block* claimed, Bytes size) {
   return claimed;
 }
 
+bool Arena::is_empty() const {
+  for (const auto& extent : extents_) {
+    for (const Block* block = extent->first; block != nullptr; block = block->after) {
+      if (block->kind() != Kind::kFree && block->kind() != Kind::kHole) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 void Arena::abandon(Block* claimed) {
   const Extent& extent = *claimed->extent;
   Block* rest = claimed;

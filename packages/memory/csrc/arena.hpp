@@ -97,6 +97,14 @@ class Arena {
   // What was private to a graph is everybody's.
   void publish() { graph_ = 0; }
 
+  // What nobody uses is a graph's from now on.
+  void serve(std::uint64_t graph) { graph_ = graph; }
+
+  bool is_large() const { return chunk_ != 0; }
+
+  // Whether all of it is free.
+  bool is_empty() const;
+
  private:
   static constexpr Bytes kFewChunks = 2;
 

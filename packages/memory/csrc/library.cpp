@@ -170,6 +170,12 @@ DRIVETRAIN_EXPORT void drivetrain_memory_v1_trim(Allocator* allocator,
   guard(problem, [&] { allocator->trim(); });
 }
 
+DRIVETRAIN_EXPORT void drivetrain_memory_v1_limit(Allocator* allocator,
+                                                  std::uint64_t bytes,
+                                                  Problem* problem) {
+  guard(problem, [&] { allocator->limit(bytes); });
+}
+
 DRIVETRAIN_EXPORT void drivetrain_memory_v1_counters(Allocator* allocator,
                                                      Counters* counters) {
   *counters = allocator->counters();
@@ -251,8 +257,8 @@ DRIVETRAIN_EXPORT Allocator* drivetrain_memory_v1_of_device(std::int32_t number)
 //   headroom: As in Options; this project's allocator only.
 //   calls, steps: Where the driver calls of each step go, and for how many there is
 //   room.
-//   segment_events, room: Where the memory goes that was taken of the device, and for how
-//   many entries there is room; there may be more of them.
+//   segment_events, room: Where the memory goes that was taken of the device, and for
+//   how many entries there is room; there may be more of them.
 DRIVETRAIN_EXPORT void drivetrain_memory_v1_replay(
     const TraceEvent* events, std::uint64_t count, std::int32_t model,
     std::uint64_t capacity, std::uint64_t chunk, double headroom, Replayed* replayed,

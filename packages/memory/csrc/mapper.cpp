@@ -65,7 +65,8 @@ Window Mapper::find_window(Arena& arena, Bytes size, std::uint64_t survey,
       if (!is_meant(i)) {
         continue;
       }
-      const std::vector<double> costs = page_costs(*extents[i], survey, passed);
+      const std::vector<double> costs =
+          page_costs(*extents[i], survey, passed, capturing);
       const Window found =
           cheapest_window(*extents[i], size, costs, kUntouched, best.cost);
       if (found.first != nullptr) {
@@ -88,7 +89,7 @@ Window Mapper::find_window(Arena& arena, Bytes size, std::uint64_t survey,
 }
 
 std::vector<double> Mapper::page_costs(const Extent& extent, std::uint64_t survey,
-                                       std::uint64_t passed) {
+                                       std::uint64_t passed, bool capturing) {
   std::vector<double> costs(extent.high);
   const StreamClock& clock = extent.arena->clock();
   for (std::uint32_t i = 0; i < extent.high; ++i) {
@@ -98,6 +99,11 @@ std::vector<double> Mapper::page_costs(const Extent& extent, std::uint64_t surve
     }
     if (page.chunk == kNoChunk) {
       costs[i] = kUntouched;
+      continue;
+    }
+    if (capturing && page.left_at > passed) {
+      // Its chunk may not come back after all, and nothing can be waited for then.
+      costs[i] = kBlocked;
       continue;
     }
     const Chunk& chunk = pool_[page.chunk];

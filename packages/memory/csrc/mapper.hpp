@@ -53,7 +53,7 @@ class Mapper {
   Window find_window(Arena& arena, Bytes size, std::uint64_t survey, bool capturing,
                      Limits limits);
   std::vector<double> page_costs(const Extent& extent, std::uint64_t survey,
-                                 std::uint64_t passed);
+                                 std::uint64_t passed, bool capturing);
   Extent& add_extent(Arena& arena, Bytes size);
   Block* fill(Arena& arena, const Window& window, Bytes size, bool capturing,
               std::uint64_t survey, Limits limits);

@@ -186,3 +186,19 @@ def test_chunk_must_be_a_power_of_two():
         null_driver(2**20, 3000)
     with pytest.raises(MemoryUseError, match="a power of two"):
         host_driver(2**20, 2048)
+
+
+def test_limit_is_never_above_what_was_given_at_first(make):
+    allocator = make(100, capacity=10 * CHUNK)
+    allocator.limit(100 * CHUNK)
+    with pytest.raises(DeviceMemoryError):
+        allocator.allocate(11 * CHUNK)
+    allocator.limit(4 * CHUNK)
+    with pytest.raises(DeviceMemoryError):
+        allocator.allocate(5 * CHUNK)
+    allocator.allocate(4 * CHUNK)
+
+
+def test_limit_is_a_chunk_at_least(make):
+    with pytest.raises(MemoryUseError):
+        make(100).limit(CHUNK - 1)

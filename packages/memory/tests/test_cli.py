@@ -103,6 +103,15 @@ def test_pictures_of_a_trace_and_of_a_snapshot(tmp_path, suffix, snapshot_file):
 
 
 @pytest.mark.extra
+def test_picture_of_the_addresses_at_the_peak(tmp_path):
+    picture = tmp_path / "island.png"
+    arguments = ["plot", "island", "--at-peak", "-o", str(picture)]
+    assert main(arguments) == 0
+    assert len(picture.read_bytes()) > 10_000
+    assert main([*arguments, "--capacity", "2"]) == 1
+
+
+@pytest.mark.extra
 def test_picture_of_another_kind_is_refused(tmp_path):
     with pytest.raises(MemoryUseError, match="png or"):
         plot_trace(pattern("island"), tmp_path / "island.jpeg")

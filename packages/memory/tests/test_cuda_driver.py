@@ -1,5 +1,6 @@
 """The CUDA driver's side, on a driver that needs no GPU."""
 
+import contextlib
 import ctypes
 import shutil
 import subprocess
@@ -196,3 +197,71 @@ def test_layout_is_that_of_the_cuda_header(tmp_path):
     command = [compiler, "-std=c++17", f"-I{header.parent}", "-Wall", "-Werror"]
     source = CSRC / "checks" / "check_cuda_abi.cpp"
     subprocess.run([*command, "-c", str(source), "-o", str(tmp_path / "o")], check=True)
+
+
+def test_refused_question_loses_no_block_and_gives_none_twice(make, fake_cuda):
+    allocator = make(8)
+    blocks = [allocator.allocate(CHUNK) for _ in range(8)]
+    for block in blocks:
+        allocator.record_stream(block, 5)
+        allocator.free(block)
+    for after in (0, 1, 3):
+        fake_cuda.fail("cuEventQuery", after)
+        with contextlib.suppress(DeviceError):
+            allocator.trim()
+    allocator.trim()
+    counters = allocator.counters()
+    assert (counters.active_bytes, counters.reserved_bytes) == (0, 0)
+    assert allocator.allocate(8 * CHUNK)
+
+
+@pytest.mark.parametrize("function", ["cuEventRecord", "cuStreamIsCapturing"])
+def test_block_whose_free_is_refused_lives_on(make, fake_cuda, function):
+    allocator = make(4)
+    block = allocator.allocate(CHUNK)
+    allocator.record_stream(block, 5)
+    fake_cuda.fail(function)
+    with pytest.raises(DeviceError, match=function):
+        allocator.free(block)
+    assert allocator.counters().live_bytes == CHUNK
+    allocator.free(block)
+    allocator.trim()
+    assert allocator.counters().reserved_bytes == 0
+
+
+@pytest.mark.parametrize("function", ["cuMemRelease", "cuMemUnmap"])
+@pytest.mark.parametrize("after", [0, 2])
+def test_refused_release_leaves_every_chunk_with_one_owner(
+    make, fake_cuda, function, after
+):
+    allocator = make(8)
+    for block in [allocator.allocate(CHUNK) for _ in range(6)]:
+        allocator.free(block)
+    fake_cuda.fail(function, after)
+    with pytest.raises(DeviceError, match=function):
+        allocator.trim()
+    blocks = [allocator.allocate(CHUNK) for _ in range(8)]
+    for number, block in enumerate(blocks):
+        ctypes.memset(block, number, CHUNK)
+    for number, block in enumerate(blocks):
+        assert set(ctypes.string_at(block, CHUNK)) == {number}
+
+
+def test_graphs_that_are_gone_leave_their_addresses_to_the_next(make, fake_cuda):
+    allocator = make(8)
+    for graph in range(1, 50):
+        block = allocator.allocate(CHUNK, graph=graph)
+        ctypes.memset(block, 3, CHUNK)
+        allocator.free(block)
+        allocator.release_graph(graph)
+    assert fake_cuda.calls("cuMemAddressReserve") <= 2
+
+
+def test_graph_does_not_get_what_a_tensor_of_another_still_holds(make):
+    allocator = make(8)
+    kept = allocator.allocate(CHUNK, graph=1)
+    ctypes.memset(kept, 4, CHUNK)
+    allocator.release_graph(1)
+    for block in [allocator.allocate(CHUNK, graph=2) for _ in range(7)]:
+        ctypes.memset(block, 8, CHUNK)
+    assert set(ctypes.string_at(kept, CHUNK)) == {4}

@@ -5,10 +5,17 @@ import pickle
 import pytest
 from torch.cuda import _memory_viz
 
-from drivetrain_memory import TraceError, from_snapshot, load_snapshot
+from drivetrain_memory import (
+    MemoryUseError,
+    Trace,
+    TraceError,
+    from_snapshot,
+    load_snapshot,
+    snapshot_at_peak,
+)
 from drivetrain_memory._native import NativeAllocator, null_driver
 from drivetrain_memory._snapshot import snapshot_of
-from drivetrain_memory.trace import Operation
+from drivetrain_memory.trace import Builder, Operation
 
 CHUNK = 2 * 2**20
 
@@ -193,3 +200,32 @@ def test_truncated_snapshot_is_refused(tmp_path, write):
         path.write_bytes(whole[:length])
         with pytest.raises(TraceError):
             load_snapshot(path)
+
+
+def test_snapshot_at_the_peak_holds_what_is_live_there():
+    builder = Builder("peak")
+    builder.step()
+    kept = builder.allocate(3 * CHUNK, stream=2)
+    short = builder.allocate(5 * CHUNK)
+    builder.record_stream(short, 2)
+    builder.free(short)
+    builder.step()
+    builder.allocate(CHUNK)
+    builder.free(kept)
+    found = snapshot_at_peak(builder.trace(), capacity_bytes=20 * CHUNK)
+    live = {
+        one["stream"]: one["allocated_size"]
+        for one in found["segments"]
+        if one["allocated_size"]
+    }
+    assert live == {2: 3 * CHUNK, 0: 5 * CHUNK}
+
+
+def test_snapshot_of_a_trace_that_contradicts_itself_is_refused():
+    builder = Builder("bad")
+    builder.free(7)
+    builder.allocate(CHUNK)
+    with pytest.raises(MemoryUseError, match="block 7, which is not live"):
+        snapshot_at_peak(builder.trace(), capacity_bytes=20 * CHUNK)
+    empty = Trace(name="none", events=builder.trace().events[:0])
+    assert snapshot_at_peak(empty, capacity_bytes=20 * CHUNK)["segments"] == []

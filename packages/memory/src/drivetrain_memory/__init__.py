@@ -26,7 +26,12 @@ if TYPE_CHECKING:
         segment_events,
         smallest_capacity,
     )
-    from drivetrain_memory._snapshot import keep_history, save_snapshot, snapshot
+    from drivetrain_memory._snapshot import (
+        keep_history,
+        save_snapshot,
+        snapshot,
+        snapshot_at_peak,
+    )
     from drivetrain_memory._stats import Stats, stats
     from drivetrain_memory._validate import Validation, validate
     from drivetrain_memory._version import __version__
@@ -64,6 +69,7 @@ __all__ = [
     "segment_events",
     "smallest_capacity",
     "snapshot",
+    "snapshot_at_peak",
     "stats",
     "validate",
 ]
@@ -93,6 +99,7 @@ _HOMES = {
     "segment_events": "_replay",
     "smallest_capacity": "_replay",
     "snapshot": "_snapshot",
+    "snapshot_at_peak": "_snapshot",
     "stats": "_stats",
     "validate": "_validate",
 }

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_memory._limits import CHUNK_BYTES, MOST_BYTES, require_capacity
 from drivetrain_memory._replay import (
     MODELS,
+    ample_bytes,
     largest_batch,
     replay,
     smallest_capacity,
@@ -21,7 +23,6 @@ __all__ = ["Comparison", "compare", "table"]
 
 _GIB = 2**30
 _TIGHT = 1.05
-_AMPLE = 4
 _DEVICE_BYTES = 80 * _GIB
 
 
@@ -34,7 +35,7 @@ class Comparison:
         allocator: One of `MODELS`.
         smallest: The smallest device on which it finishes, over the live peak.
         utilisation: The live peak over what is reserved at the peak, where there is four
-            times the memory; ours with a headroom of 2%.
+            times the memory, or 64 MiB more if that is more; ours with a headroom of 2%.
         finishes: Whether it finishes on 1.05 times the live peak.
         remapped_bytes: Memory that moved there, or was given back and taken again.
         flushes: Times that all that was cached went back there.
@@ -60,7 +61,7 @@ class Comparison:
 
 def compare(
     trace: Trace,
-    allocators: Iterable[str] = MODELS,
+    allocators: str | Iterable[str] = MODELS,
     *,
     device_bytes: int = _DEVICE_BYTES,
 ) -> list[Comparison]:
@@ -68,11 +69,11 @@ def compare(
 
     Args:
         trace: What was asked for.
-        allocators: Some of `MODELS`.
+        allocators: One or some of `MODELS`.
         device_bytes: The device on which the largest batch is looked for.
 
     Raises:
-        MemoryUseError: As `replay`.
+        MemoryUseError: As `replay` and `smallest_capacity`.
 
     Example:
         >>> from drivetrain_memory.trace import pattern
@@ -80,24 +81,27 @@ def compare(
         >>> ours.smallest < 1.01 < stock.smallest
         True
     """
-    live = trace.peak_live_bytes
-    found, scales = [], bool(trace.events["scales"].any())
-    for name in allocators:
+    require_capacity(device_bytes)
+    live, most = trace.peak_live_bytes, ample_bytes(trace)
+    least = min(max(int(_TIGHT * live), CHUNK_BYTES), MOST_BYTES)
+    names = [allocators] if isinstance(allocators, str) else allocators
+    found = []
+    for name in names:
         headroom = 0.02 if name == "ours" else None
-        ample = replay(trace, name, capacity_bytes=_AMPLE * live, headroom=headroom)
-        tight = replay(trace, name, capacity_bytes=int(_TIGHT * live))
+        ample = replay(trace, name, capacity_bytes=most, headroom=headroom)
+        tight = replay(trace, name, capacity_bytes=least)
         found.append(
             Comparison(
                 trace=trace.name,
                 allocator=name,
                 smallest=smallest_capacity(trace, name) / live,
-                utilisation=ample.peak_live_bytes / ample.peak_reserved_bytes,
+                utilisation=ample.peak_live_bytes / max(ample.peak_reserved_bytes, 1),
                 finishes=tight.finished,
                 remapped_bytes=tight.remapped_bytes,
                 flushes=tight.flushes,
                 stream_waits=tight.stream_waits,
                 batch=largest_batch(trace, name, capacity_bytes=device_bytes)
-                if scales
+                if trace.scales_with_batch
                 else None,
             )
         )

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_memory._errors import DeviceError, MemoryUseError
+from drivetrain_memory._limits import require_headroom
 from drivetrain_memory._native import (
     CUDA_LIBRARY,
     configure_hooks,
@@ -17,7 +18,7 @@ from drivetrain_memory._native import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["enable", "is_enabled", "pool"]
+__all__ = ["enable", "is_enabled", "pool", "require_pluggable"]
 
 _ALLOCATE, _FREE = "drivetrain_memory_torch_allocate", "drivetrain_memory_torch_free"
 # Setters of PyTorch's pluggable allocator, and what they are given. Without
@@ -74,10 +75,8 @@ def enable(
     if is_enabled():
         message = "drivetrain_memory.enable() was called before; once is for good"
         raise MemoryUseError(message)
-    if headroom is not None and not headroom >= 0:
-        message = f"the headroom is at least 0, not {headroom}"
-        raise MemoryUseError(message)
-    _require_pluggable()
+    require_headroom(headroom)
+    require_pluggable()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         message = (
             "CUDA is in use already: call drivetrain_memory.enable() before the first "
@@ -130,13 +129,14 @@ def pool(device: int | None = None) -> Iterator[Any]:
     if is_enabled():
         message = "everything comes from this allocator already, by enable()"
         raise MemoryUseError(message)
-    _require_pluggable()
+    require_pluggable()
     mem_pool = torch.cuda.MemPool(_pluggable().allocator())
     with torch.cuda.use_mem_pool(mem_pool, device):
         yield mem_pool
 
 
-def _require_pluggable() -> None:
+def require_pluggable() -> None:
+    """Raises DeviceError where this PyTorch was built without CUDA."""
     import torch
 
     if not hasattr(torch._C, "_cuda_customAllocator"):

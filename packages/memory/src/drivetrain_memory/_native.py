@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import drivetrain_memory
 from drivetrain_memory._errors import DeviceError, DeviceMemoryError, MemoryUseError
+from drivetrain_memory._limits import MOST_NUMBER, require_integer
 
 __all__ = [
     "CUDA_LIBRARY",
@@ -256,6 +257,7 @@ class Inspector:
 
     def keep_history(self, most: int) -> None:
         """Keeps the last entries of what happens from now on; none for 0."""
+        require_integer("a number of entries", most, 0, MOST_NUMBER)
         call("keep_history", self._handle, ctypes.c_uint64(most))
 
     def history(self) -> list[HistoryEntry]:
@@ -318,15 +320,21 @@ class NativeAllocator(Inspector):
 
     def allocate(self, size: int, stream: int = 0, graph: int = 0) -> int:
         """Returns the address of `size` bytes for work on a stream."""
+        require_integer("a size", size, 0, MOST_NUMBER)
+        require_integer("a stream", stream, 0, MOST_NUMBER)
+        require_integer("a graph", graph, 0, MOST_NUMBER)
         numbers = (ctypes.c_uint64(n) for n in (size, stream, graph))
         return int(call("allocate", self._handle, *numbers))
 
     def free(self, at: int) -> None:
         """Frees what was allocated at an address."""
+        require_integer("an address", at, 0, MOST_NUMBER)
         call("free", self._handle, ctypes.c_uint64(at))
 
     def record_stream(self, at: int, stream: int) -> None:
         """Says that another stream uses the memory too."""
+        require_integer("an address", at, 0, MOST_NUMBER)
+        require_integer("a stream", stream, 0, MOST_NUMBER)
         numbers = ctypes.c_uint64(at), ctypes.c_uint64(stream)
         call("record_stream", self._handle, *numbers)
 
@@ -337,3 +345,8 @@ class NativeAllocator(Inspector):
     def trim(self) -> None:
         """Gives back to the device what no block lives on."""
         call("trim", self._handle)
+
+    def limit(self, capacity: int) -> None:
+        """Reserves no more than this from now on, nor than was given at first."""
+        require_integer("a limit", capacity, 0, MOST_NUMBER)
+        call("limit", self._handle, ctypes.c_uint64(capacity))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from drivetrain_memory._errors import MemoryUseError
+from drivetrain_memory._limits import MOST_NUMBER, require_integer
 from drivetrain_memory.trace._format import Operation
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def plot_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
         path: A .png or .html file to write.
 
     Raises:
-        MemoryUseError: The file would be another kind, or there is no Matplotlib.
+        MemoryUseError: The file would be another kind, there is no Matplotlib, or the
+            trace frees what is not live.
     """
     figure, axes = _figure(1)
     curves, steps = _live_by_stream(trace)
@@ -54,13 +56,21 @@ def plot_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
             (bottom + curve) / _GIB,
             step="post",
             label=f"stream {stream}",
+            # What is live for few events would not be seen without a line.
+            linewidth=0.7,
+            edgecolor=f"C{stream % 10}",
+            facecolor=f"C{stream % 10}",
         )
         bottom = bottom + curve
     for step in steps:
         axes.axvline(step, color="#718096", linewidth=0.6, linestyle=":")
     axes.set_xlabel("event (a dotted line begins a step)")
     axes.set_ylabel("live, GiB")
-    axes.set_title(f"{trace.name}: {trace.peak_live_bytes / _GIB:.2f} GiB at the peak")
+    # A name may hold dollar signs, which are no formula.
+    axes.set_title(
+        f"{trace.name}: {trace.peak_live_bytes / _GIB:.2f} GiB at the peak",
+        parse_math=False,
+    )
     axes.set_xlim(0, max(len(trace.events) - 1, 1))
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper left")
@@ -76,8 +86,23 @@ def plot_snapshot(snapshot: dict[str, Any], path: str | os.PathLike[str]) -> Non
         path: A .png or .html file to write.
 
     Raises:
-        MemoryUseError: The file would be another kind, or there is no Matplotlib.
+        MemoryUseError: The file would be another kind, there is no Matplotlib, or the
+            segments are not as those of a snapshot.
     """
+    try:
+        figure = _drawn(snapshot)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        message = (
+            "the segments are not as those of a snapshot: "
+            f"{type(error).__name__} {error}"
+        )
+        raise MemoryUseError(message) from None
+    _save(figure, path, "address space")
+
+
+def _drawn(snapshot: dict[str, Any]) -> Any:
+    """Returns the figure of a snapshot."""
+    _require_sizes(snapshot["segments"])
     segments = sorted(snapshot["segments"], key=lambda one: -one["total_size"])
     shown = segments[:_MOST_SEGMENTS]
     figure, axes = _figure(0.25 * len(shown) / 5 + 0.4)
@@ -110,7 +135,17 @@ def plot_snapshot(snapshot: dict[str, Any], path: str | os.PathLike[str]) -> Non
     )
     handles = [Patch(color=_COLORS[kind], label=_LABELS[kind]) for kind in _COLORS]
     axes.legend(handles=handles, loc="lower right")
-    _save(figure, path, "address space")
+    return figure
+
+
+def _require_sizes(segments: list[dict[str, Any]]) -> None:
+    for segment in segments:
+        for name in ("address", "total_size", "allocated_size"):
+            require_integer(f"a segment's {name}", segment[name], 0, MOST_NUMBER)
+        for block in segment["blocks"]:
+            require_integer("a block's size", block["size"], 0, MOST_NUMBER)
+            at = block.get("address", 0)
+            require_integer("a block's address", at, 0, MOST_NUMBER)
 
 
 def _live_by_stream(trace: Trace) -> tuple[dict[int, Any], list[int]]:
@@ -126,7 +161,11 @@ def _live_by_stream(trace: Trace) -> tuple[dict[int, Any], list[int]]:
             blocks[int(event["id"])] = (stream, size)
             changes.setdefault(stream, np.zeros(count))[index] += size
         elif operation == Operation.FREE:
-            stream, size = blocks.pop(int(event["id"]))
+            name = int(event["id"])
+            if name not in blocks:
+                message = f"event {index} of the trace frees the unknown block {name}"
+                raise MemoryUseError(message)
+            stream, size = blocks.pop(name)
             changes[stream][index] -= size
         elif operation == Operation.STEP:
             steps.append(index)

@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from drivetrain_memory._errors import MemoryUseError
+from drivetrain_memory._limits import (
+    CHUNK_BYTES,
+    MOST_BYTES,
+    require_capacity,
+    require_headroom,
+)
 from drivetrain_memory._native import call
 
 if TYPE_CHECKING:
@@ -15,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MODELS",
     "Replayed",
+    "ample_bytes",
     "largest_batch",
     "replay",
     "segment_events",
@@ -22,14 +29,12 @@ __all__ = [
 ]
 
 _MIB = 2**20
-# What CUDA maps at a time at least.
-_CHUNK_BYTES = 2 * _MIB
 
 MODELS = {
-    "ours": (0, _CHUNK_BYTES),
-    "native": (1, _CHUNK_BYTES),
+    "ours": (0, CHUNK_BYTES),
+    "native": (1, CHUNK_BYTES),
     "expandable": (2, 20 * _MIB),
-    "expandable-2": (2, _CHUNK_BYTES),
+    "expandable-2": (2, CHUNK_BYTES),
     "gmlake": (3, 512 * _MIB),
     "gmlake-64": (3, 64 * _MIB),
 }
@@ -38,8 +43,11 @@ segments, and with segments that are mapped 2 MiB at a time; and GMLake's as pub
 stitches blocks for requests of 512 MiB, or of 64 MiB. The value is for the library.
 """
 
-# No allocator here needs more of any trace.
+_IN_SEGMENTS = ("native", "expandable", "expandable-2")
+
+# No allocator here needs more of any trace; small programs need whole segments.
 _MOST_OF_LIVE = 4
+_MOST_BESIDE_LIVE = 64 * _MIB
 
 
 class _Replayed(ctypes.Structure):
@@ -100,7 +108,8 @@ def replay(
             free memory instead; None for as much as there is.
 
     Raises:
-        MemoryUseError: There is no such model, or the trace contradicts itself.
+        MemoryUseError: There is no such model, the trace contradicts itself, the capacity
+            is not between 1 byte and 1 PiB, or the headroom is not at least 0.
 
     Example:
         >>> from drivetrain_memory.trace import pattern
@@ -131,14 +140,14 @@ def segment_events(
 
     Args:
         trace: What was asked for.
-        model: One of `MODELS` that takes memory in segments, as PyTorch does.
+        model: "native", "expandable" or "expandable-2", which take memory in segments.
         capacity_bytes: Of the device.
 
     Returns:
         Bytes and stream of each segment; negative where it is given back.
 
     Raises:
-        MemoryUseError: As `replay`.
+        MemoryUseError: As `replay`; or the model takes no segments.
 
     Example:
         >>> from drivetrain_memory.trace import Builder
@@ -147,6 +156,12 @@ def segment_events(
         >>> segment_events(builder.trace(), "native", capacity_bytes=1 << 30)
         [(20971520, 0)]
     """
+    if model in MODELS and model not in _IN_SEGMENTS:
+        message = (
+            f"{model} takes no segments as PyTorch does; the models that do are "
+            f"{', '.join(_IN_SEGMENTS)}"
+        )
+        raise MemoryUseError(message)
     room = len(trace.events)
     while True:
         found, _, segments = _play(trace, model, capacity_bytes, None, room)
@@ -162,6 +177,8 @@ def _play(
     if model not in MODELS:
         message = f"there is no model {model!r}; there are {', '.join(MODELS)}"
         raise MemoryUseError(message)
+    require_capacity(capacity_bytes)
+    require_headroom(headroom)
     number, chunk = MODELS[model]
     found = _Replayed()
     steps = trace.num_steps + 1
@@ -184,6 +201,21 @@ def _play(
     return found, calls, segments
 
 
+def ample_bytes(trace: Trace) -> int:
+    """Returns the bytes of a device that is large for a trace.
+
+    They are four times the live peak, or 64 MiB more than it if that is more.
+
+    Raises:
+        MemoryUseError: The trace asks for no memory.
+    """
+    live = trace.peak_live_bytes
+    if live == 0:
+        message = f"{trace.name} asks for no memory; give a trace that does"
+        raise MemoryUseError(message)
+    return min(max(_MOST_OF_LIVE * live, live + _MOST_BESIDE_LIVE), MOST_BYTES)
+
+
 def smallest_capacity(trace: Trace, model: str) -> int:
     """Returns the bytes of the smallest device on which a trace finishes.
 
@@ -194,8 +226,8 @@ def smallest_capacity(trace: Trace, model: str) -> int:
         model: One of `MODELS`.
 
     Raises:
-        MemoryUseError: As `replay`; or the trace does not finish on four times its live
-            peak.
+        MemoryUseError: As `replay`; or the trace asks for no memory, or does not finish
+            on four times its live peak, or on 64 MiB more than it if that is more.
 
     Example:
         >>> from drivetrain_memory.trace import pattern
@@ -203,18 +235,18 @@ def smallest_capacity(trace: Trace, model: str) -> int:
         >>> smallest_capacity(trace, "ours") / trace.peak_live_bytes < 1.005
         True
     """
-    low = trace.peak_live_bytes // _CHUNK_BYTES
-    high = _MOST_OF_LIVE * (low + 1)
-    if not replay(trace, model, capacity_bytes=high * _CHUNK_BYTES).finished:
-        message = f"{trace.name} does not finish on {high * _CHUNK_BYTES} bytes"
+    high = -(-ample_bytes(trace) // CHUNK_BYTES)
+    low = max(trace.peak_live_bytes // CHUNK_BYTES, 1)
+    if not replay(trace, model, capacity_bytes=high * CHUNK_BYTES).finished:
+        message = f"{trace.name} does not finish on {high * CHUNK_BYTES} bytes"
         raise MemoryUseError(message)
     while low < high:
         middle = (low + high) // 2
-        if replay(trace, model, capacity_bytes=middle * _CHUNK_BYTES).finished:
+        if replay(trace, model, capacity_bytes=middle * CHUNK_BYTES).finished:
             high = middle
         else:
             low = middle + 1
-    return low * _CHUNK_BYTES
+    return low * CHUNK_BYTES
 
 
 def largest_batch(trace: Trace, model: str, *, capacity_bytes: int) -> int:
@@ -229,14 +261,15 @@ def largest_batch(trace: Trace, model: str, *, capacity_bytes: int) -> int:
 
     Raises:
         MemoryUseError: As `replay`; or the trace's batch is not known, or no block
-            depends on it.
+            grows with it.
 
     Example:
         >>> from drivetrain_memory.trace import workload
         >>> largest_batch(workload("resnet-50"), "ours", capacity_bytes=16 << 30)
         210
     """
-    if not trace.events["scales"].any():
+    require_capacity(capacity_bytes)
+    if not trace.scales_with_batch:
         message = f"it is not known how {trace.name} depends on its batch"
         raise MemoryUseError(message)
 
@@ -246,9 +279,10 @@ def largest_batch(trace: Trace, model: str, *, capacity_bytes: int) -> int:
             return False
         return replay(scaled, model, capacity_bytes=capacity_bytes).finished
 
-    low, high = 0, 1
-    while fits(high):
+    low, high, most = 0, 1, trace.most_batch
+    while high <= most and fits(high):
         low, high = high, 2 * high
+    high = min(high, most + 1)
     while high - low > 1:
         middle = (low + high) // 2
         if fits(middle):

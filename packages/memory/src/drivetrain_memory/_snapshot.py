@@ -8,15 +8,33 @@ import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_memory._native import call, of_device
+import numpy as np
+
+from drivetrain_memory._errors import MemoryUseError
+from drivetrain_memory._limits import (
+    CHUNK_BYTES,
+    MOST_NUMBER,
+    require_capacity,
+    require_headroom,
+    require_integer,
+)
+from drivetrain_memory._native import NativeAllocator, call, null_driver, of_device
+from drivetrain_memory.trace._format import Operation
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
     from drivetrain_memory._native import BlockInfo, HistoryEntry, Inspector
+    from drivetrain_memory.trace._format import Trace
 
-__all__ = ["keep_history", "save_snapshot", "snapshot", "snapshot_of"]
+__all__ = [
+    "keep_history",
+    "save_snapshot",
+    "snapshot",
+    "snapshot_at_peak",
+    "snapshot_of",
+]
 
 _MOST_DEVICES = 64
 _STATES = {0: "inactive", 1: "active_allocated", 2: "active_awaiting_free"}
@@ -48,6 +66,56 @@ def snapshot_of(inspector: Inspector, device: int = 0) -> dict[str, Any]:
     return _whole(segments, [[_entry(entry) for entry in inspector.history()]])
 
 
+def snapshot_at_peak(
+    trace: Trace, *, capacity_bytes: int, headroom: float | None = None
+) -> dict[str, Any]:
+    """Plays a trace to this allocator in book-keeping, until most is live.
+
+    Args:
+        trace: What was asked for.
+        capacity_bytes: Of the device.
+        headroom: As in `replay`.
+
+    Returns:
+        The snapshot of that moment.
+
+    Raises:
+        MemoryUseError: The trace contradicts itself, the capacity is not between 1 byte
+            and 1 PiB, or the headroom is not at least 0.
+        DeviceMemoryError: It does not fit.
+
+    Example:
+        >>> from drivetrain_memory.trace import pattern
+        >>> trace = pattern("island")
+        >>> found = snapshot_at_peak(trace, capacity_bytes=5 << 30)
+        >>> sum(one["allocated_size"] for one in found["segments"]) >> 30
+        4
+    """
+    require_capacity(capacity_bytes)
+    require_headroom(headroom)
+    allocator = NativeAllocator(
+        null_driver(capacity_bytes, CHUNK_BYTES),
+        headroom=-1.0 if headroom is None else headroom,
+    )
+    events = trace.events[trace.events["operation"] != Operation.STEP]
+    moves = np.flatnonzero(events["operation"] <= Operation.FREE)
+    until = int(moves[np.argmax(trace.live_bytes())]) + 1 if len(moves) else 0
+    addresses: dict[int, int] = {}
+    for event in events[:until]:
+        operation, name = int(event["operation"]), int(event["id"])
+        stream = int(event["stream"])
+        if operation == Operation.ALLOCATE:
+            addresses[name] = allocator.allocate(int(event["size"]), stream)
+        elif name not in addresses:
+            message = f"the trace names block {name}, which is not live"
+            raise MemoryUseError(message)
+        elif operation == Operation.FREE:
+            allocator.free(addresses.pop(name))
+        else:
+            allocator.record_stream(addresses[name], stream)
+    return snapshot_of(allocator)
+
+
 def save_snapshot(path: str | os.PathLike[str]) -> None:
     """Writes a file for PyTorch's memory viewer."""
     Path(path).write_bytes(pickle.dumps(snapshot()))
@@ -58,7 +126,11 @@ def keep_history(entries: int) -> None:
 
     Args:
         entries: How many; 0 for none, as at first. Each takes 40 bytes.
+
+    Raises:
+        MemoryUseError: It is no whole number, or less than 0.
     """
+    require_integer("a number of entries", entries, 0, MOST_NUMBER)
     call("keep_all_history", ctypes.c_uint64(entries))
 
 

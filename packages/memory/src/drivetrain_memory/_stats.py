@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from drivetrain_memory._enable import require_pluggable
 from drivetrain_memory._errors import MemoryUseError
 from drivetrain_memory._native import of_device
 
@@ -87,6 +88,7 @@ def inspector(device: int | None = None) -> Inspector | None:
     if device is None:
         import torch
 
+        require_pluggable()
         device = torch.cuda.current_device()
     return of_device(device)
 
@@ -98,6 +100,7 @@ def stats(device: int | None = None) -> Stats:
         device: Its number; None for the current one.
 
     Raises:
+        DeviceError: No number is given, and this PyTorch has no CUDA.
         MemoryUseError: Nothing was allocated from here on that device.
     """
     found = inspector(device)

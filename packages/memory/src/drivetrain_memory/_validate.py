@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from drivetrain_memory._errors import TraceError
+from drivetrain_memory._limits import MOST_BYTES
 from drivetrain_memory._replay import segment_events
 from drivetrain_memory.trace._format import Operation
 from drivetrain_memory.trace._snapshot import (
@@ -61,6 +62,9 @@ def validate(path: str | os.PathLike[str], device: int = 0) -> Validation:
     """
     snapshot = load_snapshot(path)
     settings = snapshot.get("allocator_settings") or {}
+    if not isinstance(settings, dict):
+        because = "it is not as a snapshot is: its allocator_settings are no mapping"
+        raise TraceError(path, because)
     model = "native"
     if settings.get("expandable_segments"):
         model = "expandable"
@@ -72,6 +76,9 @@ def validate(path: str | os.PathLike[str], device: int = 0) -> Validation:
         raise TraceError(path, "blocks lived before its history began")
     # What failed there exceeded this; what succeeded did not.
     capacity = _peak(recorded)
+    if not 0 < capacity <= MOST_BYTES:
+        because = f"it is not as a snapshot is: its segments have {capacity} bytes"
+        raise TraceError(path, because)
     played = segment_events(trace, model, capacity_bytes=capacity)
     theirs, ours = _in_order(recorded), _in_order(played)
     same = 0

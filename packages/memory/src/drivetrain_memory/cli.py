@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain_core.commands import run_command
 from drivetrain_memory._errors import MemoryUseError
+from drivetrain_memory._limits import CHUNK_BYTES, MOST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +62,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     )
     replay.add_argument(
         "--capacity",
-        type=float,
+        type=_gib,
         metavar="GIB",
         help="of the device (default: 1.05 times the live peak)",
     )
@@ -73,11 +74,11 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     )
     compare.add_argument("traces", metavar="TRACE", nargs="+", help="files, or names")
     compare.add_argument(
-        "--device",
-        type=float,
+        "--capacity",
+        type=_gib,
         metavar="GIB",
-        default=80.0,
-        help="for which the largest batch is looked for (default: 80)",
+        default=80 * _GIB,
+        help="of the device that the largest batch is looked for (default: 80)",
     )
     compare.set_defaults(run=_compare)
     validate = commands.add_parser(
@@ -93,7 +94,20 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     plot = commands.add_parser(
         "plot", help="draw a trace or a snapshot (PNG or HTML)", allow_abbrev=False
     )
-    plot.add_argument("source", metavar="FILE", help="a trace's or a snapshot's file")
+    plot.add_argument(
+        "source", metavar="SOURCE", help="a trace's or a snapshot's file, or a name"
+    )
+    plot.add_argument(
+        "--at-peak",
+        action="store_true",
+        help="of a trace, this allocator's addresses when most is live",
+    )
+    plot.add_argument(
+        "--capacity",
+        type=_gib,
+        metavar="GIB",
+        help="of the device for that (default: 1.05 times the live peak)",
+    )
     plot.add_argument("-o", "--output", required=True, help="a .png or .html file")
     plot.set_defaults(run=_plot)
     for command in (names, replay, compare, validate):
@@ -185,8 +199,7 @@ def _replay(args: argparse.Namespace) -> int:
     from drivetrain_memory._replay import replay
 
     trace = _named(args.trace)
-    live = trace.peak_live_bytes
-    capacity = int(args.capacity * _GIB) if args.capacity else int(1.05 * live)
+    capacity = _capacity(args, trace)
     played = replay(trace, args.model, capacity_bytes=capacity)
     if args.json:
         fields = {name: getattr(played, name) for name in played.__slots__}
@@ -215,8 +228,8 @@ def _replay(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     from drivetrain_memory._compare import compare, table
 
-    device = int(args.device * _GIB)
     traces = [_named(name) for name in args.traces]
+    device = args.capacity
     rows = [row for trace in traces for row in compare(trace, device_bytes=device)]
     if args.json:
         print(json.dumps([row.as_dict() for row in rows], indent=2))
@@ -228,6 +241,12 @@ def _compare(args: argparse.Namespace) -> int:
 def _validate(args: argparse.Namespace) -> int:
     from drivetrain_memory._validate import validate
 
+    if not Path(args.snapshot).exists():
+        message = (
+            f"there is no file {args.snapshot!r}; validate takes a snapshot's file, and "
+            "no program's name"
+        )
+        raise MemoryUseError(message)
     found = validate(args.snapshot, args.device)
     if args.json:
         print(json.dumps(dataclasses.asdict(found)))
@@ -241,13 +260,41 @@ def _validate(args: argparse.Namespace) -> int:
 
 def _plot(args: argparse.Namespace) -> int:
     from drivetrain_memory._plot import plot_snapshot, plot_trace
-    from drivetrain_memory.trace import Trace, load_snapshot
+    from drivetrain_memory._snapshot import snapshot_at_peak
+    from drivetrain_memory.trace import load_snapshot
 
-    with Path(args.source).open("rb") as file:
-        is_trace = file.read(8) == b"DTMTRACE"
-    if is_trace:
-        plot_trace(Trace.load(args.source), args.output)
-    else:
+    if Path(args.source).exists() and not _is_trace(args.source):
         plot_snapshot(load_snapshot(args.source), args.output)
+    elif args.at_peak:
+        trace = _named(args.source)
+        capacity = _capacity(args, trace)
+        plot_snapshot(snapshot_at_peak(trace, capacity_bytes=capacity), args.output)
+    else:
+        plot_trace(_named(args.source), args.output)
     print(args.output)
     return 0
+
+
+def _is_trace(path: str) -> bool:
+    with Path(path).open("rb") as file:
+        return file.read(8) == b"DTMTRACE"
+
+
+def _capacity(args: argparse.Namespace, trace: Trace) -> int:
+    """Returns the bytes of the device that was asked for."""
+    if args.capacity is None:
+        return max(int(1.05 * trace.peak_live_bytes), CHUNK_BYTES)
+    capacity: int = args.capacity
+    return capacity
+
+
+def _gib(text: str) -> int:
+    """Returns the bytes of a number of GiB that is written out."""
+    try:
+        size = float(text) * _GIB
+    except ValueError:
+        size = 0.0
+    if not 1 <= size <= MOST_BYTES:
+        message = f"a device has more than 0 and at most {2**20} GiB, not {text}"
+        raise argparse.ArgumentTypeError(message)
+    return int(size)

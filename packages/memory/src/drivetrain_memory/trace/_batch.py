@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from drivetrain_memory._errors import MemoryUseError
-from drivetrain_memory.trace._format import Operation, Trace
+from drivetrain_memory._limits import require_integer
+from drivetrain_memory.trace._format import MOST_BATCH, Operation, Trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +31,7 @@ def scalable(first: Trace, batch: int, second: Trace, other: int) -> Trace:
         other: The batch of that.
 
     Raises:
-        MemoryUseError: The batches are the same or none, the programs do not ask for the
+        MemoryUseError: The batches are the same, none or no whole numbers, the programs do not ask for the
             same blocks in the same order, or a block is neither of one size nor
             proportional to the batch.
 
@@ -44,6 +45,8 @@ def scalable(first: Trace, batch: int, second: Trace, other: int) -> Trace:
         >>> trace.at_batch(10).peak_live_bytes
         9216
     """
+    for one in (batch, other):
+        require_integer("a batch", one, 0, MOST_BATCH)
     if min(batch, other) < 1 or batch == other:
         message = f"two batches of at least 1 are needed, not {batch} and {other}"
         raise MemoryUseError(message)
@@ -52,6 +55,8 @@ def scalable(first: Trace, batch: int, second: Trace, other: int) -> Trace:
     sizes = first.events["size"].astype(np.float64)
     others = second.events["size"].astype(np.float64)
     seen = np.divide(others, sizes, out=np.ones_like(sizes), where=sizes > 0)
+    # A block that is there with one batch alone is not the program's other size of it.
+    seen[(sizes == 0) != (others == 0)] = np.inf
     scales = np.abs(seen - ratio) < np.abs(seen - 1)
     expected = np.where(scales, ratio, 1.0)
     odd = np.flatnonzero(np.abs(seen - expected) > _TOLERANCE * abs(ratio - 1))

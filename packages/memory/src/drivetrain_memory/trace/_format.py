@@ -8,18 +8,19 @@ import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from drivetrain_memory._errors import MemoryUseError, TraceError
+from drivetrain_memory._limits import MOST_BYTES, require_integer
 
 if TYPE_CHECKING:
     import os
 
     from numpy.typing import NDArray
 
-__all__ = ["EVENT", "Builder", "Operation", "Trace"]
+__all__ = ["EVENT", "MOST_BATCH", "Builder", "Operation", "Trace"]
 
 EVENT = np.dtype(
     [
@@ -41,7 +42,14 @@ _VERSION = 1
 _HEADER = struct.Struct("<8sHHIQI")
 _UNIT = 512
 # More than any trace that fits a machine's memory; a broken header asks for more.
-_MOST_EVENTS = 2**30
+_MOST_EVENTS = 2**27
+_MOST_NAME_BYTES = 2**16 - 1
+_MOST_FIELD = 2**32 - 1
+# What is unpacked at a time.
+_PIECE_BYTES = 2**24
+
+MOST_BATCH = 2**31
+"""The largest batch of which there is a trace."""
 
 
 class Operation(IntEnum):
@@ -58,9 +66,13 @@ class Trace:
     """Events in their order.
 
     Args:
-        name: What was recorded.
-        events: An array of dtype `EVENT`.
+        name: What was recorded, at most 65535 bytes in UTF-8.
+        events: A one-dimensional array of dtype `EVENT`, with sizes of at most 1 PiB;
+            copied where it is not contiguous.
         batch: What `scales` of the events is relative to; 0 where that is not known.
+
+    Raises:
+        MemoryUseError: One of them is something else.
 
     Example:
         >>> from drivetrain_memory.trace import Builder
@@ -76,9 +88,49 @@ class Trace:
     events: NDArray[np.void]
     batch: int = 0
 
+    def __post_init__(self) -> None:
+        """Checks what the library reads as it lies in memory."""
+        _require_name(self.name)
+        require_integer("the batch of a trace", self.batch, 0, _MOST_FIELD)
+        events: Any = self.events
+        if not isinstance(events, np.ndarray) or events.dtype != EVENT:
+            kind = getattr(events, "dtype", type(events).__name__)
+            message = f"the events of a trace are an array of dtype EVENT, not {kind}"
+            raise MemoryUseError(message)
+        if events.ndim != 1:
+            message = f"the events of a trace have one dimension, not {events.ndim}"
+            raise MemoryUseError(message)
+        if (events["size"] > MOST_BYTES).any():
+            at = int(np.argmax(events["size"]))
+            message = (
+                f"event {at} has {events['size'][at]} bytes; a block has at most "
+                f"{MOST_BYTES}, which is 1 PiB"
+            )
+            raise MemoryUseError(message)
+        object.__setattr__(self, "events", np.ascontiguousarray(events))
+
+    @property
+    def scales_with_batch(self) -> bool:
+        """Whether the batch is known, and an allocated block grows with it."""
+        grows = self.events["scales"] != 0
+        grows &= self.events["operation"] == Operation.ALLOCATE
+        grows &= self.events["size"] > 0
+        return self.batch > 0 and bool(grows.any())
+
+    @property
+    def most_batch(self) -> int:
+        """The largest batch that `at_batch` takes."""
+        sizes = self.events["size"][self.events["scales"] != 0]
+        most = int(sizes.max(initial=1)) or 1
+        return min(MOST_BATCH, MOST_BYTES * self.batch // most)
+
     @property
     def peak_live_bytes(self) -> int:
         """The most that was live at a time, each block rounded to 512 bytes."""
+        return int(self.live_bytes().max(initial=0))
+
+    def live_bytes(self) -> NDArray[np.int64]:
+        """Returns what is live after each allocation and free, in their order."""
         events = self.events[self.events["operation"] <= Operation.FREE]
         rounded = -(-events["size"].astype(np.int64) // _UNIT) * _UNIT
         allocated = events["operation"] == Operation.ALLOCATE
@@ -87,7 +139,7 @@ class Trace:
         before = np.zeros(len(events), np.int64)
         before[order[1:]] = rounded[order[:-1]]
         change = np.where(allocated, rounded, -before)
-        return int(np.cumsum(change).max(initial=0))
+        return np.cumsum(change)
 
     @property
     def num_steps(self) -> int:
@@ -98,21 +150,24 @@ class Trace:
         """Returns the trace with what depends on the batch in another size.
 
         Args:
-            batch: At least 1.
+            batch: From 1 to 2**31.
 
         Raises:
-            MemoryUseError: The batch is none, or that of the trace is not known.
+            MemoryUseError: The batch is no such number, that of the trace is not known,
+                or a block would have more than 1 PiB.
         """
-        if batch < 1:
-            message = f"a batch is at least 1, not {batch}"
-            raise MemoryUseError(message)
+        require_integer("a batch", batch, 1, MOST_BATCH)
+        # Of NumPy's own integers, products would wrap.
+        batch = int(batch)
         if self.batch == 0:
             message = f"the batch of {self.name} is not known"
             raise MemoryUseError(message)
         events = self.events.copy()
         chosen = events["scales"] != 0
         sizes = events["size"][chosen].astype(object) * batch
-        events["size"][chosen] = -(-sizes // self.batch)
+        scaled = -(-sizes // self.batch)
+        # What does not fit the field is refused as what is too large.
+        events["size"][chosen] = np.minimum(scaled, MOST_BYTES + 1)
         return Trace(name=self.name, events=events, batch=batch)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -149,20 +204,54 @@ class Trace:
         if count > _MOST_EVENTS:
             raise TraceError(path, f"it claims {count} events")
         name = data[_HEADER.size : _HEADER.size + length]
-        decompressor = lzma.LZMADecompressor()
         size = count * EVENT.itemsize
         try:
-            # One byte more would show that the file holds more than it says.
-            raw = decompressor.decompress(
-                data[_HEADER.size + length :], max_length=size + 1
-            )
+            raw = _unpacked(data[_HEADER.size + length :], size)
             title = name.decode()
         except (lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
             raise TraceError(path, f"it is damaged: {error}") from None
-        whole = decompressor.eof and len(raw) == size
-        if not whole or zlib.crc32(raw) != checksum:
+        except MemoryError:
+            because = f"its {count} events do not fit this machine's memory"
+            raise TraceError(path, because) from None
+        if raw is None or zlib.crc32(raw) != checksum:
             raise TraceError(path, "it is damaged: its checksum differs")
-        return cls(name=title, events=np.frombuffer(raw, EVENT), batch=batch)
+        try:
+            return cls(name=title, events=np.frombuffer(raw, EVENT), batch=batch)
+        except MemoryUseError as error:
+            raise TraceError(path, f"it is damaged: {error}") from None
+
+
+def _require_name(name: object) -> None:
+    if not isinstance(name, str):
+        message = f"the name of a trace is text, not {name!r}"
+        raise MemoryUseError(message)
+    try:
+        length = len(name.encode())
+    except UnicodeEncodeError:
+        message = f"the name of a trace is text that UTF-8 can hold, not {name!r}"
+        raise MemoryUseError(message) from None
+    if length > _MOST_NAME_BYTES:
+        message = (
+            f"the name of a trace has at most {_MOST_NAME_BYTES} bytes in UTF-8, "
+            f"not {length}"
+        )
+        raise MemoryUseError(message)
+
+
+def _unpacked(packed: bytes, size: int) -> bytes | None:
+    """Returns what was packed; None where it has not that many bytes."""
+    decompressor = lzma.LZMADecompressor()
+    raw = bytearray()
+    while not decompressor.eof:
+        # One byte more would show that the file holds more than it says.
+        room = min(size + 1 - len(raw), _PIECE_BYTES)
+        piece = decompressor.decompress(packed, max_length=room)
+        packed = b""
+        raw += piece
+        stuck = not piece and decompressor.needs_input
+        if len(raw) > size or (stuck and not decompressor.eof):
+            return None
+    return bytes(raw) if len(raw) == size else None
 
 
 class Builder:

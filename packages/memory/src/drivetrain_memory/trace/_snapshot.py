@@ -7,7 +7,8 @@ import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from drivetrain_memory._errors import TraceError
+from drivetrain_memory._errors import MemoryUseError, TraceError
+from drivetrain_memory._limits import MOST_BYTES, require_integer
 from drivetrain_memory.trace._format import Builder
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _SEGMENTS = {
 }
 
 _MOST_STREAMS = 256
+_ODD = (KeyError, TypeError, AttributeError, MemoryUseError)
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -79,7 +81,7 @@ def from_snapshot(path: str | os.PathLike[str], device: int = 0) -> Trace:
     try:
         before = _live_before(history, snapshot["segments"], device)
         return _Replayer(Path(path).stem).trace(before, history)
-    except (KeyError, TypeError, AttributeError) as error:
+    except _ODD as error:
         raise _odd(path, error) from None
 
 
@@ -108,7 +110,7 @@ def recorded_segments(
             if sign:
                 number = streams.setdefault(entry["stream"], len(streams))
                 found.append((sign * entry["size"], number))
-    except (KeyError, TypeError, AttributeError) as error:
+    except _ODD as error:
         raise _odd(path, error) from None
     return found
 
@@ -120,15 +122,21 @@ def _history_of(
     try:
         if not 0 <= device < len(traces) or not traces[device]:
             raise TraceError(path, f"it has no history of device {device}")
-        return [entry for entry in traces[device] if "addr" in entry]
-    except (TypeError, KeyError) as error:
+        history = [entry for entry in traces[device] if "addr" in entry]
+        for entry in history:
+            _require_size(entry["size"])
+    except _ODD as error:
         raise _odd(path, error) from None
+    return history
+
+
+def _require_size(size: object) -> None:
+    require_integer("a size", size, 0, MOST_BYTES)
 
 
 def _odd(path: str | os.PathLike[str], error: Exception) -> TraceError:
-    return TraceError(
-        path, f"it is not as a snapshot is: {type(error).__name__} {error}"
-    )
+    kind = "" if isinstance(error, MemoryUseError) else f"{type(error).__name__} "
+    return TraceError(path, f"it is not as a snapshot is: {kind}{error}")
 
 
 def _live_before(
@@ -146,11 +154,13 @@ def _live_before(
     for segment in segments:
         at = segment["address"]
         for block in segment["blocks"]:
+            _require_size(block["size"])
             address = block.get("address", at)
             at = address + block["size"]
             lives = block["state"] == "active_allocated"
             if segment["device"] == device and lives and address not in seen:
                 size = block.get("requested_size", block["size"])
+                _require_size(size)
                 found[address] = (size, segment["stream"])
     return found
 
