@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from drivetrain_core import BlockFacts, LoopFacts, Phase, WorldFacts
+from drivetrain_core import BlockFacts, Code, LoopFacts, Phase, WorldFacts
 from drivetrain_core._blocks import find_blocks
 from drivetrain_core._optimization import Ok, Reject
 from drivetrain_core._registry import find
@@ -57,7 +57,9 @@ def test_compile_and_checkpoint_without_blocks(context):
     flat = dataclasses.replace(
         context, model=dataclasses.replace(context.model, blocks=None)
     )
-    assert refused("compile", flat, "block").fix == "use scope 'whole'"
+    assert (
+        refused("compile", flat, "block").fix == 'use ("compile", {"scope": "whole"})'
+    )
     assert [c["scope"] for c in find("compile").configs(flat)] == ["whole"]
     refused("activation_checkpoint", flat)
     assert list(find("activation_checkpoint").configs(flat)) == []
@@ -231,6 +233,32 @@ def test_host_allocator_needs_glibc_and_a_cpu(context, monkeypatch):
     monkeypatch.setattr("platform.libc_ver", lambda: ("musl", "1.2"))
     assert "not glibc" in refused("host_allocator", context).because
     assert list(find("host_allocator").configs(context)) == []
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MALLOC_MMAP_MAX_", "0"),
+        ("MALLOC_TRIM_THRESHOLD_", "1048576"),
+        ("MALLOC_MMAP_THRESHOLD_", "1048576"),
+        ("MALLOC_TOP_PAD_", "1048576"),
+        ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1048576"),
+    ],
+)
+def test_host_allocator_leaves_an_allocator_that_is_tuned(
+    context, monkeypatch, name, value
+):
+    monkeypatch.setenv(name, value)
+    answer = refused("host_allocator", context)
+    assert (answer.code, answer.fix) == (Code.CONFLICT, f"unset {name}")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
+def test_host_allocator_does_not_mind_what_else_is_tuned(context, monkeypatch):
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=4096")
+    check = find("host_allocator").check(context, {}, [])
+    assert isinstance(check, Ok)
 
 
 def test_blocks_are_the_largest_list():

@@ -142,6 +142,17 @@ def test_key_that_is_none_is_an_error(folder, key):
 # Failures
 
 
+@pytest.mark.parametrize("kind", ["ImportError", "InductorError: ImportError"])
+def test_library_that_a_compiler_left_half_written_may_be_whole_next_time(
+    tmp_path, monkeypatch, kind
+):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    mine = failed(Code.ERROR, f"{kind}: {tmp_path}/ab/cdef.so: file too short")
+    assert not would_repeat(mine, memory_is_ours=True)
+    other = failed(Code.ERROR, f"{kind}: /elsewhere/ab/cdef.so: file too short")
+    assert would_repeat(other, memory_is_ours=True)
+
+
 @pytest.mark.parametrize(
     ("trial", "ours", "again"),
     [

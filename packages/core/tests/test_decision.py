@@ -131,6 +131,18 @@ def test_fastest_plan_wins_in_two_sets_of_processes(decide):
     assert stage.opened == [BASE, BF16] * 2
 
 
+@pytest.mark.parametrize("final_s", [0.02, 0.09])
+def test_trial_that_is_far_from_the_final_is_told_of(decide, final_s):
+    stage = Stage({BASE: 0.1, BF16: 0.04}, {BF16: [final_s, final_s]})
+    _, _, because = decide(stage)
+    assert because.endswith("(its trial: 2.50x; the machine was not quiet)")
+
+
+def test_trial_that_is_near_the_final_is_not_told_of(decide):
+    _, _, because = decide(Stage({BASE: 0.1, BF16: 0.05}, {BF16: [0.06, 0.06]}))
+    assert "its trial" not in because
+
+
 def test_plan_that_was_lucky_in_its_trial_loses_the_final(decide):
     stage = Stage({BASE: 0.1, THREAD: 0.05, BF16: 0.051}, {THREAD: [0.056, 0.056]})
     chosen, comparison, _ = decide(stage)

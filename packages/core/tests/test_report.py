@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import sys
@@ -80,6 +81,11 @@ def test_table_shows_every_trial_fastest_first(report):
     assert "chosen" in rows[1]
     assert "baseline" in rows[2]
     assert "NUMERICS: the loss differs" in rows[0]
+
+
+def test_one_trial_is_not_told_of_as_several(report):
+    alone = dataclasses.replace(report, trials=report.trials[:1], chosen=())
+    assert "1 trial in 15 s" in printed(alone.table())
 
 
 def test_table_shows_reasons_as_they_were_written(report):

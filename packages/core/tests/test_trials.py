@@ -8,17 +8,22 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from drivetrain_core import Choice, Code, Measurement, Reject
+from drivetrain_core import Choice, Code, Measurement, Reject, Slot
 from drivetrain_core.search.budget import Budget
 from drivetrain_core.search.cache.cache import TrialCache
 from drivetrain_core.search.numerics.observation import Observation
 from drivetrain_core.search.options import SearchOptions
 from drivetrain_core.search.process.trial import Failure
 from drivetrain_core.search.progress import SilentProgress
+from drivetrain_core.search.report.record import TrialRecord
+from drivetrain_core.search.run import Search
+from drivetrain_core.search.space import SlotSpace
 from drivetrain_core.search.trials import Trials
+from drivetrain_core.search.why import cost_of_required
 
 FUSED = (Choice("optimizer_impl", {"kind": "fused"}),)
 THREAD = (Choice("cpu_threads", {"num": 1}),)
+PARTS = (Choice("micro_batch", {"num": 2}),)
 GIB = 1 << 30
 
 
@@ -52,6 +57,7 @@ class Runner:
 
     sessions: dict
     timeout_s: float = 60.0
+    world_size: int = 1
     opened: list = field(default_factory=list)
     closed: list = field(default_factory=list)
     deadlines: list = field(default_factory=list)
@@ -187,3 +193,54 @@ def test_trial_leaves_the_time_that_is_kept_for_the_final(start):
     trials.reserved_s = 25.0
     trials.run(FUSED)
     assert runner.deadlines == [trials.deadline, trials.deadline - 25.0]
+
+
+@dataclass
+class Foresight:
+    """Stands in for what is expected of plans: it has no doubts."""
+
+    def skip_reason(self, choices, leader_step_s):
+        return None
+
+
+@pytest.mark.parametrize("num_trials", [1, 20])
+def test_plan_that_is_remembered_needs_neither_trials_nor_time(
+    start, context, num_trials
+):
+    sessions = {(): Session(0.1, seen()), THREAD: Session(0.08, seen())}
+    first, _ = start(sessions)
+    first.run(())
+    assert not first.remembers(THREAD)
+    first.run(THREAD)
+
+    again, runner = start({(): Session(0.1, seen()), THREAD: None})
+    base = again.run(())
+    assert again.remembers(THREAD)
+    assert not again.remembers(PARTS)
+    # Either is over: the trials, or the time.
+    again.deadline = time.monotonic() + (1e6 if num_trials == 1 else 0.0)
+    options = SearchOptions(budget=Budget(seconds=600.0, trials=num_trials))
+    found = Search(context, (), options, again, Foresight(), 0.0)
+    threads = SlotSpace(slot=Slot.CPU_THREADS, candidates=THREAD, monotone=False)
+    parts = SlotSpace(slot=Slot.MICRO_BATCH, candidates=PARTS, monotone=False)
+    found._descend((threads, parts), base)
+    assert [record.choices for record in again.records] == [(), THREAD]
+    assert again.records[1].cached
+    assert [plan for plan, _ in runner.opened] == [()]
+    assert found.stopped.startswith("the budget")
+
+
+def record_of(choices, step_s, **fields):
+    measured = Measurement(step_times_s=(step_s,) * 4, samples_per_step=8)
+    return TrialRecord(
+        name="t01", choices=choices, seconds=1.0, measurement=measured, **fields
+    )
+
+
+def test_what_is_required_is_compared_with_the_program_as_written():
+    written, base = record_of((), 0.068), record_of(THREAD, 0.1)
+    said = "; what is required runs at 0.68x of the program as written"
+    assert cost_of_required([base, written], (), THREAD) == said
+    assert cost_of_required([written], (), ()) == ""
+    failed = record_of((), 0.068, code="ERROR", because="it fails")
+    assert cost_of_required([base, failed], (), THREAD) == ""

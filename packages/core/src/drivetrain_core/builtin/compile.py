@@ -65,7 +65,7 @@ class Compile(BaseOptimization):
             return Reject(
                 Code.NOT_APPLICABLE,
                 f"{context.model.kind} has no list of two or more modules of one class",
-                "use scope 'whole'",
+                'use ("compile", {"scope": "whole"})',
             )
         return Ok()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from drivetrain_core._optimization import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
@@ -30,6 +31,13 @@ __all__ = ["HostAllocator"]
 _TRIM_THRESHOLD, _USUAL_TRIM_THRESHOLD = -1, 128 * 1024
 _MMAP_MAX, _USUAL_MMAP_MAX = -4, 65_536
 _NEVER = -1
+# What tells glibc the same from outside, and cannot be read back (mallopt(3)).
+_TUNED_BY = (
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+)
 
 
 class HostAllocator(BaseOptimization):
@@ -57,7 +65,7 @@ class HostAllocator(BaseOptimization):
     def check(
         self, context: Context, config: Config, plan: Sequence[Choice]
     ) -> Ok | Reject:
-        """Rejects accelerators, whose tensors lie elsewhere, and other C libraries."""
+        """Rejects accelerators, other C libraries, and one that the user has tuned."""
         del config, plan
         if context.device.type != "cpu":
             return Reject(
@@ -65,6 +73,13 @@ class HostAllocator(BaseOptimization):
             )
         if not _is_glibc():
             return Reject(Code.NEEDS_DEVICE, "the C library is not glibc")
+        tuned = _tuned_by(os.environ)
+        if tuned:
+            return Reject(
+                Code.CONFLICT,
+                f"{tuned} tunes the allocator, which could not be put back",
+                f"unset {tuned}",
+            )
         return Ok()
 
     def apply(self, state: TrainingState, config: Config) -> None:
@@ -74,6 +89,18 @@ class HostAllocator(BaseOptimization):
         state.undo.append(lambda: _give_back(libc))
         libc.mallopt(_MMAP_MAX, 0)
         libc.mallopt(_TRIM_THRESHOLD, _NEVER)
+
+
+def _tuned_by(environment: Mapping[str, str]) -> str:
+    """Returns the variable by which the user has tuned glibc's allocator, or nothing.
+
+    Example:
+        >>> _tuned_by({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1"})
+        'GLIBC_TUNABLES'
+    """
+    if "glibc.malloc" in environment.get("GLIBC_TUNABLES", ""):
+        return "GLIBC_TUNABLES"
+    return next((name for name in _TUNED_BY if name in environment), "")
 
 
 def _is_glibc() -> bool:

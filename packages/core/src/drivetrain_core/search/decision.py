@@ -60,6 +60,8 @@ _NEAR = 1.06
 _WORTH = 0.003
 _ACCEPT_LOW = 1.0
 _ACCEPT_MEDIAN = 1.02
+# A trial and a final that are further apart met another machine.
+_MOST_APART = 1.5
 
 
 class Decision:
@@ -147,6 +149,7 @@ class Decision:
                 text = (
                     f"{comparison.speedup:.2f}x in the final, 95% interval "
                     f"{comparison.low:.2f} to {comparison.high:.2f}"
+                    f"{self._beside_its_trial(base, best, comparison)}"
                 )
                 if comparison.low < _ACCEPT_LOW or comparison.speedup < _ACCEPT_MEDIAN:
                     because = f"{describe(best.choices)} was only {text}"
@@ -164,6 +167,14 @@ class Decision:
                 because = f"no other plan was better than {describe(base.choices)}"
                 self._trials.refuse(best.choices, answer)
         return base.choices, comparison, because
+
+    def _beside_its_trial(
+        self, base: TrialRecord, best: TrialRecord, comparison: Comparison
+    ) -> str:
+        mine, its = self._trials.score(base), self._trials.score(best)
+        if not mine or not its:
+            return ""
+        return _unless_near(comparison.speedup, its / mine)
 
     def _finalists(
         self, better: Sequence[TrialRecord], beliefs: Beliefs
@@ -381,6 +392,20 @@ class Decision:
             structures=self._structures,
         )
         return verdict
+
+
+def _unless_near(final: float, trial: float) -> str:
+    """Returns what to add where a final and a trial saw very different speed-ups.
+
+    Example:
+        >>> _unless_near(1.24, 2.52)
+        ' (its trial: 2.52x; the machine was not quiet)'
+        >>> _unless_near(1.24, 1.43)
+        ''
+    """
+    if max(final, trial) <= _MOST_APART * min(final, trial):
+        return ""
+    return f" (its trial: {trial:.2f}x; the machine was not quiet)"
 
 
 def _what_compiles(choices: Choices) -> set[Choice]:

@@ -56,10 +56,15 @@ def check_seconds(
         >>> plan = Measurement(step_times_s=(0.1,), samples_per_step=1, setup_s=2.0)
         >>> check_seconds(plan, plan, 30.0) - check_seconds(plan, plan, 0.0)
         37.5
+        >>> waits = Measurement(step_times_s=(9.0,), samples_per_step=1, data_share=1.0)
+        >>> check_seconds(waits, waits, 0.0)
+        0.0
     """
-    slower = max(baseline.step_time_s, best.step_time_s)
+    # The batches are kept: nothing waits for them.
+    slower = max(baseline, best, key=lambda measured: measured.step_time_s)
+    computing_s = slower.step_time_s * (1.0 - slower.data_share)
     setups = structure_s + _again(baseline, best)
-    return _SLACK * setups + _CHECK_STEPS * slower
+    return _SLACK * setups + _CHECK_STEPS * computing_s
 
 
 def _again(baseline: Measurement, best: Measurement) -> float:

@@ -34,7 +34,7 @@ from drivetrain_core.search.space import (
     with_unused_parameters,
 )
 from drivetrain_core.search.trials import Trials
-from drivetrain_core.search.why import make_plan
+from drivetrain_core.search.why import cost_of_required, make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,6 +162,7 @@ class Search:
         space = self.foresight.in_order(space, base.choices)
         self._descend(space, base)
         chosen, comparison, because = self.decision.decide(base, self.stopped)
+        because += cost_of_required(self.trials.records, self.written, base.choices)
         seconds = time.monotonic() - self.started
         plan = make_plan(
             self.context,
@@ -268,7 +269,7 @@ class Search:
                     continue
                 record = self.trials.known(asked)
                 if record is None:
-                    if self._exhausted():
+                    if not self.trials.remembers(asked) and self._exhausted():
                         return
                     record = self.trials.run(asked)
                 answer = Outcome(self.trials.score(record))

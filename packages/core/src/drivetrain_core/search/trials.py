@@ -134,6 +134,10 @@ class Trials:
         """Returns the trial of a plan, if it ran."""
         return next((r for r in self.records if r.choices == choices), None)
 
+    def remembers(self, choices: Choices) -> bool:
+        """Returns whether `run` would take a plan from the cache, without a trial."""
+        return self._remembered(choices) is not None
+
     def refuse(self, choices: Choices, reject: Reject) -> None:
         """Takes back that a plan can be used."""
         for index, record in enumerate(self.records):

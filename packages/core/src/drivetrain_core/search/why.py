@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from drivetrain_core.search.report.record import TrialRecord
     from drivetrain_core.search.space import SlotSpace
 
-__all__ = ["make_plan"]
+__all__ = ["cost_of_required", "make_plan"]
 
 _MIB = 1 << 20
 
@@ -74,6 +74,27 @@ def make_plan(
         why=tuple(reasons),
         rejected=(*failed, *skipped),
     )
+
+
+def cost_of_required(
+    trials: Sequence[TrialRecord], written: Choices, base: Choices
+) -> str:
+    """Returns how fast what is required runs beside the program as written.
+
+    Args:
+        trials: Every trial.
+        written: The program as written.
+        base: The same with what is required, which the other plans are held to.
+
+    Returns:
+        A clause that goes on with the reason of a plan; nothing where nothing is
+        required, or where one of both was not measured.
+    """
+    speed = _speeds(trials)
+    if base == written or written not in speed or base not in speed:
+        return ""
+    ratio = speed[base] / speed[written]
+    return f"; what is required runs at {ratio:.2f}x of the program as written"
 
 
 def _measured(record: TrialRecord, comparison: Comparison | None) -> dict[str, Any]:

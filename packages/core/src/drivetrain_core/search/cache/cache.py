@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from drivetrain_core._errors import Code
 from drivetrain_core.search.cache.cache_key import CACHE_VERSION
 from drivetrain_core.search.process.trial import explain_exit
+from drivetrain_core.search.process.unfinished import inductor_folder
 from drivetrain_core.search.report.record import TrialRecord, plain_choices
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ _PASSING = re.compile(
     r"\w*(Connection\w*|Timeout|Permission|BrokenPipe|FileNotFound|OS|IO|BlockingIO"
     r"|Dist\w*)Error\b|KeyboardInterrupt\b"
 )
+# What a compiler left half-written is compiled anew once it is removed.
+_LIBRARY = re.compile(r"\bImportError: (/\S+\.so)\b")
 
 
 class TrialCache:
@@ -277,13 +280,22 @@ def would_repeat(record: TrialRecord, *, memory_is_ours: bool) -> bool:
     if record.code == Code.NUMERICS:
         return True
     if record.code == Code.ERROR:
-        return not _PASSING.match(record.because)
+        return not _is_passing(record.because)
     if record.code == Code.MEMORY:
         return memory_is_ours
     if record.code == Code.CRASH:
         own = any(explain_exit(-number) in record.because for number in _OWN_SIGNALS)
         return own and memory_is_ours
     return False
+
+
+def _is_passing(because: str) -> bool:
+    """Returns whether an error may be gone on another day."""
+    if _PASSING.match(because):
+        return True
+    library = _LIBRARY.search(because)
+    folder = inductor_folder(os.environ)
+    return library is not None and Path(library[1]).is_relative_to(folder)
 
 
 def _require_time(seconds: Any) -> float:

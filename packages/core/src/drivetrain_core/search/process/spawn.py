@@ -23,6 +23,10 @@ import psutil
 
 from drivetrain_core._child_process import ForkedProcess, NewProcess
 from drivetrain_core._fork_server import MARKER
+from drivetrain_core.search.process.unfinished import (
+    inductor_folder,
+    remove_unfinished,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,6 +97,8 @@ class Processes:
         """Starts every rank."""
         self.marker = uuid.uuid4().hex
         self._forked = forked
+        self._started_s = time.time()
+        self._compiled = inductor_folder({**os.environ, **env})
         self._children: list[ChildProcess] = []
         self._sockets: list[socket.socket] = []
         self._buffers = [b""] * world_size
@@ -234,16 +240,30 @@ class Processes:
             return ""
 
     def kill(self) -> None:
-        """Kills every rank and whatever it started. Safe to call again."""
+        """Kills every rank and whatever it started. Safe to call again.
+
+        A compiler that was killed meanwhile leaves nothing half-written.
+        """
         children, self._children = self._children, []
+        by_themselves = all(_has_exited(child) for child in children)
         for child in children:
             child.kill()
-        sweep(self.marker)
+        strays = sweep(self.marker)
         for child in children:
             child.reap()
+        if strays or not by_themselves:
+            remove_unfinished(self._compiled, self._started_s)
         for ours in self._sockets:
             ours.close()
         self._sockets.clear()
+
+
+def _has_exited(child: ChildProcess) -> bool:
+    """Returns whether a process has ended, and not by a signal."""
+    try:
+        return child.wait(0.0) >= 0
+    except (TimeoutError, OSError):
+        return False
 
 
 def meeting_place() -> dict[str, str]:

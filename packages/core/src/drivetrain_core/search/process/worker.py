@@ -167,16 +167,15 @@ def _run(
     if spec["observed"]:
         seen = _observed(spec, payload, program, accelerated)
     else:
-        seen = _Seen(None, iter(cycle(accelerated.loader)), None, 0)
+        seen = _Seen(None, iter(cycle(accelerated.loader)), None, 0.0)
     for _ in range(_WARM_STEPS if spec["observed"] else _WARM_STEPS_UNSEEN):
-        warm = time.perf_counter()
         accelerated.train_step(next(seen.batches))
     now = time.perf_counter()
     batches = seen.batches
     yield {
         "event": "ready",
         "observation": seen.observation and seen.observation.to_dict(),
-        "setup_s": max(0.0, now - started - seen.num_passes * (now - warm)),
+        "setup_s": max(0.0, now - started - seen.passes_s),
         "flops": seen.flops and seen.flops * world,
     }
     for line in channel.makefile("rb"):
@@ -195,13 +194,13 @@ class _Seen(NamedTuple):
         observation: How it behaved; None if it was not looked at.
         batches: What it trains on from there.
         flops: Floating-point operations of a step of this rank; of the baseline alone.
-        num_passes: How often it ran for that.
+        passes_s: Seconds of the passes for that, without what they compiled.
     """
 
     observation: Observation | None
     batches: Iterator[Any]
     flops: int | None
-    num_passes: int
+    passes_s: float
 
 
 def _observed(
@@ -213,8 +212,9 @@ def _observed(
     from drivetrain_core.search.numerics.observe import (
         FIRST_STEPS,
         TRAJECTORY_STEPS,
-        counted_passes,
         observe,
+        passes_seconds,
+        timed_passes,
     )
 
     device, baseline = accelerated.device, spec["baseline"]
@@ -224,7 +224,7 @@ def _observed(
         accelerated.loader, program.data, seed=program.seed
     )
     drawn = iter(cycle(accelerated.loader))
-    with counted_passes(accelerated) as num_passes:
+    with timed_passes(accelerated) as times:
         observation = observe(
             accelerated,
             parts,
@@ -237,7 +237,7 @@ def _observed(
             is_repeatable=repeatable,
         )
         flops = _meters.count_flops(accelerated, parts[0]) if baseline else None
-    return _Seen(observation, drawn, flops, num_passes())
+    return _Seen(observation, drawn, flops, passes_seconds(times))
 
 
 def _wait_for_memory(device: Any) -> None:

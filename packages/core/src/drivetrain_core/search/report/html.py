@@ -22,7 +22,7 @@ from drivetrain_core.search.report.plots import (
     plot_progress,
     plot_speeds,
 )
-from drivetrain_core.search.report.record import speed_text
+from drivetrain_core.search.report.record import count_text, speed_text
 from drivetrain_core.search.report.svg import clean
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def require_writable_page(path: str | os.PathLike[str]) -> Path:
 
 def render_page(report: Report) -> str:
     """Returns the page of a report as HTML."""
-    title = f"{_count(report.trials)} in {report.seconds:.0f} s"
+    title = f"{count_text(report.trials)} in {report.seconds:.0f} s"
     parts = [
         f"<h1>Search of a plan: {clean(describe(report.chosen))}</h1>",
         f'<p class="lead">{clean(_summary(report))}</p>',
@@ -128,7 +128,7 @@ _FINAL = "Baseline and plan ran in turns. The shorter its steps, the faster a pl
 
 
 def _summary(report: Report) -> str:
-    text = f"{_count(report.trials)} in {report.seconds:.0f} s; {report.stopped}."
+    text = f"{count_text(report.trials)} in {report.seconds:.0f} s; {report.stopped}."
     final = report.comparison
     if final is not None:
         text = (
@@ -136,10 +136,6 @@ def _summary(report: Report) -> str:
             f"interval {final.low:.2f} to {final.high:.2f}). {text}"
         )
     return text
-
-
-def _count(trials: Sequence[TrialRecord]) -> str:
-    return "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
 
 
 def _section(title: str, note: str, body: str) -> str:

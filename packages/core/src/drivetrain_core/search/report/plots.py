@@ -10,6 +10,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from drivetrain_core._plan import describe
+from drivetrain_core.search.report.record import count_text
 from drivetrain_core.search.report.svg import (
     Axis,
     across,
@@ -53,7 +54,7 @@ def plot_speeds(report: Report) -> str:
     parts.append(line(x, 0, x, bottom, "base"))
     for number, trial in enumerate(trials):
         parts.append(_speed_row(report, trial, axis, _ROW * number))
-    about = f"{len(trials)} trials; the fastest ran at {best:.2f} times the baseline"
+    about = f"{count_text(trials)}; the fastest ran at {best:.2f} times the baseline"
     size = (_WIDTH, bottom + _BOTTOM)
     return svg("speeds", "Speed of every trial", about, size, "".join(parts))
 

@@ -11,9 +11,9 @@ from drivetrain_core._measurement import Measurement
 from drivetrain_core._optimization import Choice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["TrialRecord", "plain_choices", "speed_text"]
+__all__ = ["TrialRecord", "count_text", "plain_choices", "speed_text"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +107,11 @@ def plain_choices(choices: Iterable[Choice]) -> list[dict[str, dict[str, Any]]]:
         [{'compile': {'scope': 'block'}}]
     """
     return [{choice.name: dict(choice.config)} for choice in choices]
+
+
+def count_text(trials: Sequence[TrialRecord]) -> str:
+    """Returns how many trials there are, in words."""
+    return "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
 
 
 def speed_text(measurement: Measurement) -> str:

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_core._errors import MissingLibraryError
 from drivetrain_core._plan import describe
 from drivetrain_core.search.report.html import write_page
-from drivetrain_core.search.report.record import TrialRecord, plain_choices, speed_text
+from drivetrain_core.search.report.record import (
+    TrialRecord,
+    count_text,
+    plain_choices,
+    speed_text,
+)
 
 if TYPE_CHECKING:
     import os
@@ -94,7 +99,7 @@ class Report:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=f"{len(self.trials)} trials in {self.seconds:.0f} s")
+        table = Table(title=f"{count_text(self.trials)} in {self.seconds:.0f} s")
         columns = ("trial", "plan", "speed", "vs baseline", "peak MiB", "result")
         for column in columns:
             numeric = column in ("speed", "vs baseline", "peak MiB")
@@ -143,7 +148,7 @@ class Report:
         axes.invert_yaxis()
         axes.axvline(1.0, color="0.5", linewidth=1, linestyle="--")
         axes.set_xlabel("speed relative to the baseline")
-        axes.set_title(f"{len(trials)} trials in {self.seconds:.0f} s")
+        axes.set_title(f"{count_text(trials)} in {self.seconds:.0f} s")
         axes.margins(x=0.12)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
