@@ -44,9 +44,14 @@ bool StreamClock::follow(Ticket ticket) {
 }
 
 void StreamClock::synchronize(std::uint64_t time) {
-  if (!passed(time)) {
-    driver_.synchronize(mark_after(time).event);
-    passed(time);
+  if (passed(time)) {
+    return;
+  }
+  const Mark mark = mark_after(time);
+  driver_.synchronize(mark.event);
+  // What was recorded before it on the stream has passed too, and need not be asked.
+  while (passed_ < mark.time) {
+    drop_oldest();
   }
 }
 

@@ -1,7 +1,6 @@
 """The programs that look for races and for wrong bytes."""
 
 import json
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,21 +12,48 @@ CSRC = Path(__file__).parents[1] / "csrc"
 CORE = (CSRC / "checks" / "core_sources.txt").read_text().split()
 
 
+COMPILE = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror")
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("programs")
+def programs(tmp_path_factory):
+    """Compiles a program of `checks` with the allocator, which is compiled once."""
+    folder = tmp_path_factory.mktemp("programs")
+    core = compile_core(CSRC, folder)
+    return lambda name: link_program(CSRC, name, folder, core)
 
 
-def compile_program(sources, program, folder, *flags):
-    """Compiles a program of `checks` with the allocator in a folder."""
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
+def compiler():
+    found = shutil.which("c++") or shutil.which("g++")
+    if found is None:
         pytest.skip("needs a C++ compiler")
-    files = [f"{sources}/{name}" for name in (*CORE, f"checks/{program}.cpp")]
-    target = folder / program
-    command = [compiler, "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", *flags]
-    subprocess.run([*command, *files, "-pthread", "-o", str(target)], check=True)
+    return found
+
+
+def compile_core(sources, folder, *flags):
+    files = [str(sources / name) for name in CORE]
+    command = [compiler(), *COMPILE, *flags, "-c", *files]
+    subprocess.run(command, check=True, cwd=folder)
+    return [str(path) for path in folder.glob("*.o")]
+
+
+def link_program(sources, name, folder, core):
+    source, target = sources / "checks" / f"{name}.cpp", folder / name
+    command = [compiler(), *COMPILE, str(source), *core, "-pthread", "-o", str(target)]
+    subprocess.run(command, check=True)
     return target
+
+
+def compile_without(file, text, instead, program, folder):
+    """Compiles a program with an allocator that lacks one thing."""
+    sources = folder / "csrc"
+    shutil.copytree(CSRC, sources)
+    source = (sources / file).read_text()
+    assert source.count(text) == 1
+    (sources / file).write_text(source.replace(text, instead))
+    flags = ["-Wno-error=unused-parameter", "-Wno-error=unused-variable"]
+    core = compile_core(sources, folder, *flags)
+    return link_program(sources, program, folder, core)
 
 
 def run(program, *arguments):
@@ -36,8 +62,8 @@ def run(program, *arguments):
     return done.returncode, json.loads(done.stdout)
 
 
-def test_no_tenant_comes_before_the_one_before_it_is_done(folder):
-    program = compile_program(CSRC, "check_races", folder)
+def test_no_tenant_comes_before_the_one_before_it_is_done(programs):
+    program = programs("check_races")
     for seed in (1, 2):
         code, found = run(program, 300_000, seed)
         assert found["complaints"] == 0, found["first"]
@@ -47,10 +73,56 @@ def test_no_tenant_comes_before_the_one_before_it_is_done(folder):
         assert min(found[name] for name in happened) > 100
 
 
-def test_tenants_read_what_they_wrote(folder):
-    program = compile_program(CSRC, "check_contents", folder)
+def test_tenants_read_what_they_wrote(programs):
+    program = programs("check_contents")
     assert run(program, 20_000, 3) == (0, {"operations": 20_000, "wrong": 0})
     assert run(program, 1_000, 4, 200) == (0, {"operations": 1_000, "wrong": 0})
+
+
+def test_device_that_refuses_loses_nothing(programs):
+    program = programs("check_faults")
+    for seed in (1, 2, 3, 4):
+        code, found = run(program, 10_000, seed)
+        assert found["complaints"] == 0, found["first"]
+        assert code == 0
+        assert min(found["refused"], found["out_of_memory"]) > 100
+
+
+# Each keeps the books whole when the device refuses in the middle.
+CARES = {
+    "freed": (
+        "allocator.cpp",
+        "      live_.insert(block);\n      throw;",
+        "      throw;",
+    ),
+    "settled": (
+        "allocator.cpp",
+        "    pending_.erase(kept, next);\n    throw;",
+        "    throw;",
+    ),
+    "destroyed": (
+        "allocator.cpp",
+        "      spares.push_back(id);\n      throw;",
+        "throw;",
+    ),
+}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", CARES)
+def test_check_of_faults_finds_what_is_lost(name, tmp_path):
+    program = compile_without(*CARES[name], "check_faults", tmp_path)
+    assert any(fails(program, 10_000, seed) for seed in range(1, 9))
+
+
+def fails(program, *arguments):
+    """Returns whether a program finds something, or is lost in what it looks through."""
+    command = [str(program), *map(str, arguments)]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False, timeout=30.0)
+    except subprocess.TimeoutExpired:
+        return True
+    return done.returncode != 0
 
 
 # Each orders a stream after another; without any one of them memory is handed over early.
@@ -70,12 +142,5 @@ ORDERS = {
 @pytest.mark.faults
 @pytest.mark.parametrize("name", ORDERS)
 def test_check_of_races_finds_an_order_that_is_missing(name, tmp_path):
-    file, text, instead = ORDERS[name]
-    sources = tmp_path / "csrc"
-    shutil.copytree(CSRC, sources)
-    source = (sources / file).read_text()
-    assert len(re.findall(re.escape(text), source)) == 1
-    (sources / file).write_text(source.replace(text, instead))
-    flags = ["-Wno-error=unused-parameter", "-Wno-error=unused-variable"]
-    program = compile_program(sources, "check_races", tmp_path, *flags)
+    program = compile_without(*ORDERS[name], "check_races", tmp_path)
     assert any(run(program, 100_000, seed)[1]["complaints"] for seed in range(1, 9))
