@@ -112,7 +112,7 @@ void Allocator::free(Address at) {
     throw MisuseError("no live block begins at address " + std::to_string(at) +
                       ": freed twice, or never allocated here");
   }
-  if (block->shared) {
+  if (block->shared()) {
     try {
       pending_.push_back(marked(block));
     } catch (...) {
@@ -124,7 +124,7 @@ void Allocator::free(Address at) {
   ++counters_.frees;
   counters_.live_bytes -= block->size;
   note(Action::kFreeRequested, *block);
-  if (!block->shared) {
+  if (!block->shared()) {
     give(block);
     return;
   }
@@ -155,7 +155,7 @@ void Allocator::record_stream(Address at, Stream stream) {
   if (&clock == &block->extent->arena->clock()) {
     return;
   }
-  block->shared = true;
+  block->share();
   std::vector<StreamClock*>& users = users_[block];
   if (std::find(users.begin(), users.end(), &clock) == users.end()) {
     users.push_back(&clock);
@@ -418,7 +418,6 @@ bool Allocator::is_settled(Pending& pending, bool wait) {
 void Allocator::give(Block* block) {
   counters_.active_bytes -= block->size;
   note(Action::kFreeCompleted, *block);
-  block->shared = false;
   block->extent->arena->give(block);
 }
 

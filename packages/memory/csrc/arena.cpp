@@ -5,8 +5,7 @@
 namespace drivetrain {
 
 void Arena::give(Block* block) {
-  block->become(Kind::kFree);
-  block->freed_at = clock_.advance();
+  block->become_free_at(clock_.advance());
   free_.insert(join_free(block));
 }
 
@@ -37,7 +36,7 @@ void Arena::lend(Block* block, PageRun run) {
   }
   for (std::uint32_t page = run.first; page < run.last; ++page) {
     extent.pages[page].holds = false;
-    extent.pages[page].left_at = block->freed_at;
+    extent.pages[page].left_at = block->freed_at();
   }
   Block* hole = block;
   const Address begin = extent.address_of(run.first);
@@ -86,7 +85,7 @@ Block* Arena::claim(Block* first, Address begin, Bytes size) {
 
 Block* Arena::fill(Block* claimed, Bytes size) {
   // Whatever the stream has waited for meanwhile, the next tenant comes after it.
-  claimed->freed_at = clock_.advance();
+  claimed->be_freed_at(clock_.advance());
   if (claimed->size > size) {
     Block* rest = split(claimed, claimed->at + size);
     rest->become(Kind::kFree);
@@ -131,13 +130,12 @@ void Arena::abandon(Block* claimed) {
 
 Block* Arena::carve(Block* block, Bytes size) {
   if (block->size > size) {
-    if (shares_pages(size) && next_turn(size) != 0) {
-      Block* rest = block;
-      block = split(rest, rest->end() - size);
-      free_.insert(rest);
-    } else {
-      free_.insert(split(block, block->at + size));
-    }
+    // Which end is taken cannot be foreseen, so that nothing branches on it.
+    const bool upper = shares_pages(size) && next_turn(size) != 0;
+    Block* behind = split(block, upper ? block->end() - size : block->at + size);
+    Block* rest = upper ? block : behind;
+    block = upper ? behind : block;
+    free_.insert(rest);
   }
   block->become(Kind::kLive);
   return block;
@@ -148,8 +146,7 @@ Block* Arena::split(Block* block, Address at) {
   rest->at = at;
   rest->size = block->end() - at;
   rest->extent = block->extent;
-  rest->freed_at = block->freed_at;
-  rest->become(block->kind());
+  rest->become_like(*block);
   rest->before = block;
   rest->after = block->after;
   if (rest->after != nullptr) {
@@ -165,7 +162,7 @@ void Arena::absorb(Block* block) {
   Block* gone = block->after;
   forget(gone);
   block->size += gone->size;
-  block->freed_at = std::max(block->freed_at, gone->freed_at);
+  block->be_freed_at(std::max(block->freed_at(), gone->freed_at()));
   block->after = gone->after;
   if (block->after != nullptr) {
     block->after->before = block;

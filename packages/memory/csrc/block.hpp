@@ -66,17 +66,40 @@ struct alignas(64) Block {
   Block* previous = nullptr;
   Block* next = nullptr;
   Extent* extent = nullptr;
-  // When it became free, on the stream of its arena.
-  std::uint64_t freed_at : 48;
+
+  Kind kind() const { return static_cast<Kind>(state_ & kKind); }
+  void become(Kind kind) {
+    state_ = (state_ & ~kKind) | static_cast<std::uint64_t>(kind);
+  }
+
   // Whether other streams use it too.
-  std::uint64_t shared : 1;
-  std::uint64_t kind_ : 15;
+  bool shared() const { return (state_ & kShared) != 0; }
+  void share() { state_ |= kShared; }
 
-  Block() : freed_at(0), shared(0), kind_(0) {}
+  // When it became free, on the stream of its arena.
+  std::uint64_t freed_at() const { return state_ >> kTime; }
+  void be_freed_at(std::uint64_t time) {
+    state_ = (state_ & (kKind | kShared)) | time << kTime;
+  }
 
-  Kind kind() const { return static_cast<Kind>(kind_); }
-  void become(Kind kind) { kind_ = static_cast<std::uint64_t>(kind) & 7; }
+  // It is free, and nobody's but the stream's of its arena.
+  void become_free_at(std::uint64_t time) {
+    state_ = static_cast<std::uint64_t>(Kind::kFree) | time << kTime;
+  }
+
+  // It is what another block is, but that nobody shares it.
+  void become_like(const Block& other) { state_ = other.state_ & ~kShared; }
+
   Address end() const { return at + size; }
+
+ private:
+  static constexpr std::uint64_t kKind = 7;
+  static constexpr std::uint64_t kShared = 8;
+  static constexpr unsigned kTime = 4;
+
+  // Kind, whether it is shared, and time. One word that is always written whole: a
+  // processor waits where it reads at once what was just written in parts.
+  std::uint64_t state_ = 0;
 };
 
 static_assert(sizeof(Block) == 64, "a cache line: an operation touches several blocks");

@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -116,18 +117,15 @@ class FreeIndex {
 
   static Block* best_in(Block* head, Bytes size) {
     Block* best = nullptr;
+    // What a block has too little is far more than this, as an unsigned number.
+    Bytes best_over = Bytes{1} << 63;
     unsigned left = kCompared;
     for (Block* block = head; block != nullptr && left > 0;
          block = block->next, --left) {
-      if (block->size < size) {
-        continue;
-      }
-      if (block->size == size) {
-        return block;
-      }
-      if (best == nullptr || block->size < best->size) {
-        best = block;
-      }
+      // Nothing here can be foreseen, so that nothing branches.
+      const Bytes over = block->size - size;
+      best = over < best_over ? block : best;
+      best_over = std::min(over, best_over);
     }
     return best;
   }

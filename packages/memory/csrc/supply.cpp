@@ -38,7 +38,7 @@ void Supply::take_from(Block* block, PageRun run, Arena& to,
                        std::vector<ChunkId>& chunks) {
   Extent& extent = *block->extent;
   Arena& from = *extent.arena;
-  follow(to, {&from.clock(), block->freed_at});
+  follow(to, {&from.clock(), block->freed_at()});
   if (&from.clock() != &to.clock()) {
     counters_.stolen += run.count();
   }
@@ -91,7 +91,7 @@ void Supply::from_free(std::size_t count, Arena& to, bool capturing, Reach reach
       const auto wanted = static_cast<std::uint32_t>(
           std::min<std::size_t>(run.count(), count - chunks.size()));
       const bool ready =
-          reach != Reach::kDone || arena->clock().passed(block->freed_at);
+          reach != Reach::kDone || arena->clock().passed(block->freed_at());
       if (wanted > 0 && ready) {
         run.first = run.last - wanted;
         take_from(block, run, to, chunks);

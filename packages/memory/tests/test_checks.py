@@ -127,10 +127,10 @@ def fails(program, *arguments):
 
 # Each orders a stream after another; without any one of them memory is handed over early.
 ORDERS = {
-    "steal": ("supply.cpp", "follow(to, {&from.clock(), block->freed_at});", ";"),
+    "steal": ("supply.cpp", "follow(to, {&from.clock(), block->freed_at()});", ";"),
     "spare": ("supply.cpp", "follow(to, after);", ";"),
     "shared": ("allocator.cpp", "counters_.stream_waits += own.follow(user);", ";"),
-    "freed": ("arena.cpp", "block->freed_at = clock_.advance();", ";"),
+    "freed": ("arena.cpp", "become_free_at(clock_.advance());", "become_free_at(0);"),
     "poll": (
         "allocator.cpp",
         "return user.clock->passed(user.time);",
