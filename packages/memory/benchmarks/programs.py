@@ -117,7 +117,7 @@ def orders(quick):
     command = [sys.executable, "-m", "pytest", "-q", "-m", "faults", str(tests)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return Row(
-        figure="without any one of them the check of races fails"
+        figure="without any one of them a check fails"
         if done.returncode == 0
         else done.stdout[-500:],
         holds=done.returncode == 0,
@@ -130,7 +130,7 @@ def sanitizers(quick):
     reports = []
     for kind in ("address,undefined", "thread"):
         flags = ("-O1", "-g", f"-fsanitize={kind}", "-fno-omit-frame-pointer")
-        for name in ("check_races", "check_contents"):
+        for name in ("check_races", "check_contents", "check_faults"):
             program = compiled(name, *flags)
             if program is None:
                 return without_compiler()
