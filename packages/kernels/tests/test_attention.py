@@ -193,3 +193,18 @@ def test_attention_refuses_what_does_not_fit():
             attention(*args, **options)
     with pytest.raises(ShapeError, match="a multiple of those of k and v, got 4 and 3"):
         attention(*calls[0][1])
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
+def test_scale_that_makes_no_probabilities_is_an_error(scale):
+    q = torch.ones(1, 2, 1, 4)
+    with pytest.raises(OptionError, match="scale must be a finite number > 0"):
+        attention(q, q, q, scale=scale)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 2, "softcap": 4.0}])
+def test_empty_batch_is_empty(options):
+    q = torch.zeros(0, 4096, 2, 4, requires_grad=True)
+    out = attention(q, q.detach(), q.detach(), **options)
+    out.sum().backward()
+    assert out.shape == q.grad.shape == q.shape

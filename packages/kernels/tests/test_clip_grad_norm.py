@@ -7,7 +7,13 @@ import pytest
 import torch
 from kernel_checks import normal
 
-from drivetrain_kernels import DtypeError, OptionError, clip_grad_norm_, explain
+from drivetrain_kernels import (
+    DtypeError,
+    ImplementationNameError,
+    OptionError,
+    clip_grad_norm_,
+    explain,
+)
 
 IMPLS = ["torch", "reference"]
 
@@ -142,3 +148,8 @@ def test_clip_refuses_sparse_gradients_and_what_is_no_tensor():
         clip_grad_norm_(table.parameters(), 1.0)
     with pytest.raises(DtypeError, match="parameters must be tensors, got int"):
         clip_grad_norm_([1], 1.0)
+
+
+def test_name_that_is_none_is_an_error_without_gradients_too():
+    with pytest.raises(ImplementationNameError, match="no implementation 'foo'"):
+        clip_grad_norm_([], 1.0, impl="foo")

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from drivetrain_kernels import (
     ImplementationError,
     ImplementationNameError,
     OptionError,
     explain,
+    rms_norm,
 )
 from drivetrain_kernels._dispatch import Implementation, Op
 
@@ -89,3 +91,14 @@ def test_explain_of_an_unknown_op_lists_the_ops():
         OptionError, match=r"there is no op 'rms'; there are .*rms_norm"
     ):
         explain("rms")
+
+
+@pytest.mark.parametrize("other", [torch.nn.functional.rms_norm, torch.nn.Identity()])
+def test_what_is_no_op_of_the_package_is_not_explained(other):
+    with pytest.raises(OptionError, match="is no op of this package"):
+        explain(other, torch.ones(2, 8))
+
+
+def test_call_that_lacks_arguments_is_told_of_by_the_ops_name():
+    with pytest.raises(TypeError, match=r"rms_norm\(\) missing 1 required"):
+        explain(rms_norm)

@@ -363,3 +363,10 @@ def test_linear_cross_entropy_refuses_other_kinds_of_values(error, message, opti
     call = {"hidden": hidden, "weight": weight, "target": target, **options}
     with pytest.raises(error, match=message):
         linear_cross_entropy(**call)
+
+
+def test_hidden_states_without_dimensions_make_every_class_as_likely():
+    loss = linear_cross_entropy(
+        torch.zeros(3, 0), torch.zeros(5, 0), torch.tensor([0, 1, 2])
+    )
+    assert loss.item() == pytest.approx(math.log(5))

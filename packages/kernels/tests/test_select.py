@@ -339,7 +339,9 @@ def test_inductor_compiles_what_it_is_asked_to():
         ({"example_batches": []}, "needs one example batch or more, got none"),
         ({"candidates": ["blok"]}, "no candidate 'blok'; nearest: block"),
         ({"candidates": "block"}, "must be a list of names, got 'block'"),
-        ({"budget_s": 0}, "budget_s must be > 0, got 0"),
+        ({"budget_s": 0}, "budget_s must be a number > 0, got 0"),
+        ({"budget_s": "5"}, "budget_s must be a number > 0, got '5'"),
+        ({"loss": len}, r"loss is called with \(output, batch\)"),
         ({"remaining_steps": -1}, "remaining_steps must be >= 0 or None, got -1"),
         ({"tolerance": 0.0}, r"tolerance must be > 0 or None, got 0\.0"),
         ({"loss": len, "step": len}, "loss or step, got both"),
@@ -381,3 +383,17 @@ def test_step_that_trains_is_refused_and_put_back():
 def test_failing_backend_is_what_dynamo_raises():
     # What the selector catches after a commit stands on this class.
     assert issubclass(BackendCompilerFailed, torch._dynamo.exc.TorchDynamoException)
+
+
+def test_buffers_that_cannot_be_written_to_are_no_error():
+    model = nn.Linear(8, 8)
+    model.register_buffer("view", torch.arange(8.0).expand(4, 8))
+    with torch.inference_mode():
+        model.register_buffer("made_for_inference", torch.arange(8.0))
+    assert select(model, [X], candidates=[], cache=False).choice == "eager"
+    assert model.view.tolist()[0] == list(range(8))
+
+
+def test_nothing_that_was_tried_is_not_told_of_as_slower():
+    selected = select(mlp(), [X], candidates=["cudagraphs"], cache=False)
+    assert selected.reason == "eager: no candidate was tried"

@@ -124,17 +124,28 @@ class Op(Generic[_FactsT]):
             implementation=last, reason=last.because, passed_over=tuple(passed)
         )
 
-    def _named(self, facts: _FactsT, impl: str) -> Selection:
+    def check_name(self, impl: str) -> None:
+        """Raises unless a name is "auto" or that of an implementation.
+
+        Raises:
+            ImplementationNameError: It is another one.
+        """
+        if impl != "auto":
+            self._by_name(impl)
+
+    def _by_name(self, impl: str) -> Implementation[_FactsT]:
         for one in self.implementations:
             if one.name == impl:
-                break
-        else:
-            names = ", ".join(repr(one.name) for one in self.implementations)
-            message = (
-                f"{self.name}: there is no implementation {impl!r}; it has {names}, "
-                "or take 'auto'"
-            )
-            raise ImplementationNameError(message)
+                return one
+        names = ", ".join(repr(one.name) for one in self.implementations)
+        message = (
+            f"{self.name}: there is no implementation {impl!r}; it has {names}, "
+            "or take 'auto'"
+        )
+        raise ImplementationNameError(message)
+
+    def _named(self, facts: _FactsT, impl: str) -> Selection:
+        one = self._by_name(impl)
         why = one.refuse(facts)
         if why is not None:
             others = [o.name for o in self.implementations if o.refuse(facts) is None]

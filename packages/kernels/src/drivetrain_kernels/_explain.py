@@ -78,6 +78,18 @@ def load_op(name: str) -> Op[Any]:
     return op
 
 
+def _name_of(function: Callable[..., Any]) -> str:
+    module = getattr(function, "__module__", None) or ""
+    name = getattr(function, "__name__", None)
+    if name is None or not module.startswith("drivetrain_kernels"):
+        message = (
+            f"explain: {function!r} is no op of this package; pass one of its functions "
+            f"or a name: {', '.join(OPS)}"
+        )
+        raise OptionError(message)
+    return str(name)
+
+
 def explain(
     op: str | Callable[..., Any], *args: Any, impl: str = "auto", **kwargs: Any
 ) -> Explanation:
@@ -101,7 +113,13 @@ def explain(
           not triton: it needs a CUDA tensor, got cpu
           not eager: it is faster from 131072 elements on, got 16
     """
-    name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
+    name = op if isinstance(op, str) else _name_of(op)
     table = load_op(name)
-    found = table.choose(table.facts(*args, **kwargs), impl)
+    try:
+        facts = table.facts(*args, **kwargs)
+    except TypeError as error:
+        # Of a call that the op would not take: the name is its own.
+        message = str(error).replace("facts()", f"{name}()")
+        raise TypeError(message) from error
+    found = table.choose(facts, impl)
     return Explanation(name, found.implementation.name, found.reason, found.passed_over)

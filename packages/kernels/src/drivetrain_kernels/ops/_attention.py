@@ -128,10 +128,11 @@ def attention(
     band = resolve_band(causal, window)
     packed = _packed(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen)
     found = _facts(q, k, v, band, packed, softcap, dropout_p)
-    if scale is not None:
-        check_number(OP_NAME, "scale", scale)
-    else:
-        scale = q.shape[-1] ** -0.5
+    _check_scale(scale)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if q.shape[0] == 0:
+        OP.choose(found, impl)  # raises if the one that was named cannot take the call
+        return q * 0.0
     hidden_rows = 0 if packed is not None else _blind_rows(found)
     if hidden_rows == 0:
         out: Tensor = OP.run(
@@ -210,6 +211,15 @@ def _check_offsets(name: str, cu: Tensor, tokens: Tensor) -> None:
             f"{len(tokens)} tokens, got {cu.tolist()}"
         )
         raise IndexRangeError(message)
+
+
+def _check_scale(scale: float | None) -> None:
+    if scale is None:
+        return
+    check_number(OP_NAME, "scale", scale)
+    if not 0.0 < scale < math.inf:
+        message = f"{OP_NAME}: scale must be a finite number > 0, got {scale}"
+        raise OptionError(message)
 
 
 def _facts(
@@ -297,7 +307,7 @@ def facts(
         softcap: Likewise.
         dropout_p: Likewise.
     """
-    del scale
+    _check_scale(scale)
     packed = _packed(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen)
     return _facts(q, k, v, resolve_band(causal, window), packed, softcap, dropout_p)
 

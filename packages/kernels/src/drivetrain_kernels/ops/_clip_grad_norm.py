@@ -94,6 +94,7 @@ def clip_grad_norm_(
     grads = _gradients(parameters)
     found = _facts(grads, max_norm, norm_type)
     if not grads:
+        OP.check_name(impl)
         return torch.zeros(())
     # Gradients that were made to be differentiated would keep their graphs otherwise.
     with torch.no_grad():

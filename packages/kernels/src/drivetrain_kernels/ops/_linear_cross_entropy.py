@@ -139,7 +139,7 @@ def linear_cross_entropy(
     losses: Tensor = OP.run(
         found,
         impl,
-        hidden.reshape(-1, hidden.shape[-1]),
+        hidden.reshape(target.numel(), hidden.shape[-1]),
         weight,
         bias,
         target.reshape(-1).long(),

@@ -6,6 +6,7 @@ of ones would hide where it enters, and the module's own tensors are not touched
 
 from __future__ import annotations
 
+import itertools
 import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,9 @@ TOLERANCES = {
 """The largest relative error, forward and backward, of a stand-in, by dtype."""
 
 _ROWS = (2, 3)
+# Clamps and small epsilons show at some magnitudes only, what depends on the length of
+# a sequence at some lengths.
+_INPUTS = ((_ROWS, 1.0), ((1, 7), 30.0), ((3, 2), 0.01))
 
 
 def disagreement(
@@ -50,13 +54,16 @@ def disagreement(
     first = next(module.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
     generator = torch.Generator().manual_seed(width)
-    x = sample_input(width, device, dtype, generator)
+    inputs = [
+        sample_input(width, device, dtype, generator, rows) * scale
+        for rows, scale in _INPUTS
+    ]
     parameters = {
         name: _like(p, dtype, generator) for name, p in module.named_parameters()
     }
     worst = 0.0
     # A module in evaluation would hide its dropout.
-    for training in (True, False):
+    for training, x in itertools.product((True, False), inputs):
         with _mode(module, training):
             plain = _run(module, parameters, x, None)
             ours = _run(module, parameters, x, standin)
@@ -70,6 +77,7 @@ def sample_input(
     device: torch.device,
     dtype: torch.dtype,
     generator: torch.Generator | None = None,
+    rows: Sequence[int] = _ROWS,
 ) -> Tensor:
     """Returns a random input of a few rows.
 
@@ -78,9 +86,10 @@ def sample_input(
         device: Where to.
         dtype: Of what dtype.
         generator: What draws it; None for the same values at each call.
+        rows: Its dimensions before the last one.
     """
     generator = generator or torch.Generator().manual_seed(0)
-    return torch.randn(*_ROWS, width, generator=generator).to(device, dtype)
+    return torch.randn(*rows, width, generator=generator).to(device, dtype)
 
 
 def _like(parameter: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels.ops import _layer_norm, _rms_norm
 from drivetrain_kernels.replacement._guess import Guess, Standin, method, norm_eps
 
@@ -29,7 +30,8 @@ def rms_norm_guesses(module: nn.Module) -> list[Guess]:
     weight = _only_vector(module)
     eps = norm_eps(module)
     if isinstance(module, nn.RMSNorm) and eps is None and weight is not None:
-        eps = torch.finfo(weight.dtype).eps
+        # As torch's: of what it computes in, which for half precision is float32.
+        eps = torch.finfo(accumulation_dtype(weight.dtype)).eps
     if weight is None or eps is None or isinstance(module, nn.LayerNorm):
         return []
     options = [(0.0, "input"), (0.0, "float32"), (1.0, "float32"), (1.0, "input")]

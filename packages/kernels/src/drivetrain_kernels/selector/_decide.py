@@ -107,7 +107,9 @@ def decide(
     if not good:
         near = [f"{t.name}: {verdicts[t.name]}" for t in others if t.status == "ok"]
         detail = f"; {near[0]}" if len(near) == 1 else ""
-        reason = f"{eager.name}: no candidate beats it{detail}"
+        tried = not others or any(t.status != "skipped" for t in others)
+        why = "no candidate beats it" if tried else "no candidate was tried"
+        reason = f"{eager.name}: {why}{detail}"
         return Decision(choice=eager.name, reason=reason, verdicts=verdicts)
     best = min(good, key=lambda t: t.ratio)
     for other in good:

@@ -146,7 +146,7 @@ class Search:
         except Exception as error:
             message = (
                 f"the target does not run on the example batches: {first_line(error)}; "
-                "pass loss or step if it is called otherwise"
+                f"{self.workload.called_as}"
             )
             raise SelectionError(message) from error
         self.eager_s = _sample(self.workload, self.workload.target, 1)

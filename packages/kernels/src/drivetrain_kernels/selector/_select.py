@@ -251,8 +251,9 @@ def _require_plain(target: Callable[..., Any]) -> None:
             raise SelectionError(message)
 
 
-def _require_positive(name: str, value: float) -> float:
-    if not value > 0:
-        message = f"{name} must be > 0, got {value}"
+def _require_positive(name: str, value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not value > 0:
+        message = f"{name} must be a number > 0, got {value!r}"
         raise SelectionError(message)
-    return value
+    return float(value)

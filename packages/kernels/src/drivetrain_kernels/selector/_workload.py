@@ -84,6 +84,15 @@ class Workload:
         )
 
     @property
+    def called_as(self) -> str:
+        """How a step calls what it was given, for an error that comes of it."""
+        if self._step is not None:
+            return "step is called with (callable, batch)"
+        if self._loss is not None:
+            return "loss is called with (output, batch)"
+        return "pass loss or step if it is called otherwise"
+
+    @property
     def module(self) -> nn.Module | None:
         """The target, if it is a module."""
         return self.target if isinstance(self.target, nn.Module) else None
