@@ -314,3 +314,26 @@ def test_what_differs_at_some_sizes_only_is_left(module):
     replacement = replace(nn.Sequential(module), REFERENCE)
     assert not replacement.replaced
     assert "it differs by" in replacement.left[0].why
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu")],
+    ids=["inference", "no_grad", "autocast"],
+)
+def test_stand_ins_are_checked_alike_whatever_mode_it_is_in(mode):
+    model = nn.Sequential(LlamaNorm(8), GatedMLP(8, nn.SiLU()))
+    with mode():
+        replacement = replace(model, REFERENCE)
+    assert len(replacement.replaced) == 2
+
+
+def test_model_that_was_pickled_can_be_replaced_again():
+    model = nn.Sequential(nn.RMSNorm(8, eps=1e-6))
+    replace(model, REFERENCE)
+    again = pickle.loads(pickle.dumps(model))
+    replacement = replace(again, REFERENCE)
+    assert replacement.replaced
+    assert torch.equal(again(X), model(X))
+    replacement.undo()
+    torch.testing.assert_close(again(X), model(X))

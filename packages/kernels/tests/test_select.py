@@ -397,3 +397,11 @@ def test_buffers_that_cannot_be_written_to_are_no_error():
 def test_nothing_that_was_tried_is_not_told_of_as_slower():
     selected = select(mlp(), [X], candidates=["cudagraphs"], cache=False)
     assert selected.reason == "eager: no candidate was tried"
+
+
+def test_step_that_changes_its_batch_is_an_error_and_the_batch_is_as_before():
+    model = nn.Linear(8, 8)
+    batch = torch.zeros(4, 8)
+    with pytest.raises(SelectionError, match="must not change its batch"):
+        select(lambda x: model(x.add_(1.0)), [batch], candidates=[], cache=False)
+    assert not batch.any()

@@ -53,6 +53,18 @@ def disagreement(
     """
     first = next(module.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
+    # Whatever the caller is in: the dtype is given, and gradients are compared.
+    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+        return _largest_difference(module, standin, width, dtype, device)
+
+
+def _largest_difference(
+    module: nn.Module,
+    standin: Callable[..., Any],
+    width: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> float:
     generator = torch.Generator().manual_seed(width)
     inputs = [
         sample_input(width, device, dtype, generator, rows) * scale

@@ -307,13 +307,25 @@ def _require_name(kind: str, impl: str) -> None:
         raise ImplementationNameError(message)
 
 
+def _is_plain(module: nn.Module) -> bool:
+    """Returns whether a module's `forward` is its class's.
+
+    That of one that was pickled while it had a stand-in is so, and its own attribute.
+    """
+    own = vars(module).get("forward")
+    if own is None:
+        return True
+    plain = getattr(own, "__func__", None) is type(module).forward
+    return plain and own.__self__ is module
+
+
 def _unfit(module: nn.Module, compiled: str) -> str:
     """Returns why a module must be left whatever it computes, or nothing."""
     if is_standin(vars(module).get("forward")):
         return "replaced already"
     if type(module).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return "it runs an op of this package already"
-    if "forward" in vars(module):
+    if not _is_plain(module):
         return "another library has set its forward"
     if compiled:
         return f"{compiled} is compiled; replace before compiling"

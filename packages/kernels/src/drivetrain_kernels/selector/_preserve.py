@@ -67,13 +67,25 @@ def _same(buffer: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def require_unchanged_parameters(workload: Workload) -> None:
-    """Runs one step as the user wrote it, and checks that it trains nothing.
+    """Runs one step as the user wrote it, and checks that it can be repeated.
 
     Raises:
-        SelectionError: The step changed a parameter; the parameters are put back.
+        SelectionError: The step changed a parameter, or its batch; both are put back.
     """
     copies = [(p, p._version, p.detach().clone()) for p in workload.leaves]
-    workload.run(workload.target, workload.batches[0])
+    batch = workload.batches[0]
+    inputs = [(t, t.detach().clone()) for t in workload.tensors([batch])]
+    workload.run(workload.target, batch)
+    changed = [(t, value) for t, value in inputs if not _same(t.detach(), value)]
+    if changed:
+        with torch.no_grad():
+            for tensor, value in changed:
+                tensor.copy_(value)
+        message = (
+            "a step that select() tries must not change its batch, and this one did; "
+            "copy what it writes to"
+        )
+        raise SelectionError(message)
     if all(p._version == version for p, version, _ in copies):
         return
     with torch.no_grad():

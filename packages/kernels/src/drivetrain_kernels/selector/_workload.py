@@ -71,7 +71,7 @@ class Workload:
         self._step = step
         self._weights: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
         found = target.parameters() if isinstance(target, nn.Module) else ()
-        inputs = [t for t in self._tensors(self.batches) if t.is_leaf]
+        inputs = [t for t in self.tensors(self.batches) if t.is_leaf]
         self.device = self._find_device()
         self.leaves = [t for t in (*found, *inputs) if t.requires_grad]
 
@@ -100,7 +100,7 @@ class Workload:
     def _find_device(self) -> torch.device:
         module = self.module
         own = next(module.parameters(), None) if module is not None else None
-        found = own if own is not None else next(iter(self._tensors(self.batches)), own)
+        found = own if own is not None else next(iter(self.tensors(self.batches)), own)
         return torch.device("cpu") if found is None else found.device
 
     def shapes_vary(self) -> bool:
@@ -158,7 +158,7 @@ class Workload:
             return found
         if isinstance(output, Tensor) and not output.ndim:
             return output
-        parts = [self._weighted(t) for t in self._tensors(output)]
+        parts = [self._weighted(t) for t in self.tensors(output)]
         if not parts:
             message = (
                 f"the output holds no floating tensor, got {type(output).__name__}"
@@ -176,7 +176,8 @@ class Workload:
         return (value * self._weights[key]).float().mean()
 
     @staticmethod
-    def _tensors(tree: Any) -> list[Tensor]:
+    def tensors(tree: Any) -> list[Tensor]:
+        """Returns the floating-point tensors of a batch or an output."""
         if hasattr(tree, "to_tuple"):  # outputs of transformers
             tree = tree.to_tuple()
         leaves = pytree.tree_leaves(tree)
