@@ -1,6 +1,6 @@
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""What the Triton kernels share: rounding, random masks, and the sizes of launches.
+"""What the Triton kernels share: functions, rounding, random masks, sizes of launches.
 
 Importing this module imports Triton.
 """
@@ -27,6 +27,8 @@ __all__ = [
     "num_warps",
     "on_device_of",
     "round_to",
+    "sigmoid",
+    "tanh",
 ]
 
 TRITON_DTYPES = {
@@ -59,6 +61,31 @@ def round_to(value, DTYPE: tl.constexpr):
             rounded = tl.where(value == value, rounded, bits)  # noqa: PLR0124
             return rounded.to(tl.float32, bitcast=True).to(tl.bfloat16)
     return value.to(DTYPE)
+
+
+@triton.jit
+def sigmoid(value):
+    """Returns 1 / (1 + exp(-value)), by a power that overflows for no value.
+
+    Args:
+        value: float32 or float64.
+    """
+    power = tl.exp(-tl.abs(value))
+    return tl.where(value < 0.0, power, 1.0) / (1.0 + power)
+
+
+@triton.jit
+def tanh(value):
+    """Returns the hyperbolic tangent, which Triton lacks.
+
+    Its absolute error is that of a sum with 1, so that it is inexact near 0.
+
+    Args:
+        value: float32 or float64.
+    """
+    power = tl.exp(-2.0 * tl.abs(value))
+    share = (1.0 - power) / (1.0 + power)
+    return tl.where(value < 0.0, -share, share)
 
 
 @triton.jit

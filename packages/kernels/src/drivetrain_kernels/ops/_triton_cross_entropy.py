@@ -25,6 +25,7 @@ from drivetrain_kernels._triton_blocks import (
     num_warps,
     on_device_of,
     round_to,
+    tanh,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def soft_capped(value, CAP: tl.constexpr):
         value: What is capped, float32 or float64.
         CAP: The bound.
     """
-    return CAP * (2.0 / (1.0 + tl.exp(-2.0 / CAP * value)) - 1.0)
+    return CAP * tanh(value / CAP)
 
 
 @triton.jit

@@ -25,7 +25,13 @@ from torch import Tensor
 
 from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._direct import direct, run
-from drivetrain_kernels._triton_blocks import TRITON_DTYPES, on_device_of, round_to
+from drivetrain_kernels._triton_blocks import (
+    TRITON_DTYPES,
+    on_device_of,
+    round_to,
+    sigmoid,
+    tanh,
+)
 
 __all__ = ["gated"]
 
@@ -37,15 +43,14 @@ _INTERPRETED_BLOCK = 8192
 def _act(g, KIND: tl.constexpr):
     """Returns the activation and its derivative."""
     if KIND == "silu":
-        s = 1.0 / (1.0 + tl.exp(-g))
+        s = sigmoid(g)
         return g * s, s * (1.0 + g * (1.0 - s))
     if KIND == "none":
         share = 0.5 * (1.0 + tl.erf(g * 0.7071067811865476))
         density = 0.3989422804014327 * tl.exp(-0.5 * g * g)
         return g * share, share + g * density
     u = 0.7978845608028654 * (g + 0.044715 * g * g * g)
-    # Triton has no tanh of its own. This one is inexact near 0, where 1 is added to it.
-    t = 2.0 / (1.0 + tl.exp(-2.0 * u)) - 1.0
+    t = tanh(u)  # inexact near 0, where 1 is added to it
     slope = 0.7978845608028654 * (1.0 + 0.134145 * g * g)
     return 0.5 * g * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * g * (1.0 - t * t) * slope
 
