@@ -99,6 +99,7 @@ def test_attention_varlen_refuses_what_does_not_fit():
         (DtypeError, {"cu_seqlens_q": PACKED.float()}),
         (DeviceError, {"cu_seqlens_q": PACKED.to("meta")}),
         (OptionError, {"cu_seqlens_q": PACKED, "max_seqlen": 0}),
+        (OptionError, {"cu_seqlens_q": PACKED, "max_seqlen": 1}),
         (ImplementationError, {"cu_seqlens_q": PACKED, "impl": "sdpa"}),
         (ImplementationError, {"cu_seqlens_q": PACKED, "impl": "blocked"}),
     ]

@@ -148,6 +148,8 @@ def test_clip_refuses_sparse_gradients_and_what_is_no_tensor():
         clip_grad_norm_(table.parameters(), 1.0)
     with pytest.raises(DtypeError, match="parameters must be tensors, got int"):
         clip_grad_norm_([1], 1.0)
+    with pytest.raises(DtypeError, match="an iterable of tensors, got NoneType"):
+        clip_grad_norm_(None, 1.0)
 
 
 def test_name_that_is_none_is_an_error_without_gradients_too():

@@ -79,6 +79,21 @@ def test_cross_entropy_returns_the_z_loss_that_is_in_it():
     assert not z_loss.requires_grad
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_of_no_tokens_has_the_same_z_loss_by_every_implementation(
+    reduction,
+):
+    logits, target = torch.zeros(3, 5), torch.full((3,), -100)
+    found = [
+        cross_entropy(
+            logits, target, reduction=reduction, return_z_loss=True, impl=impl
+        )
+        for impl in ("torch", "reference")
+    ]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True)
+
+
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_cross_entropy_of_narrow_logits_is_float32(impl, dtype):

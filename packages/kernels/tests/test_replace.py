@@ -337,3 +337,28 @@ def test_model_that_was_pickled_can_be_replaced_again():
     assert torch.equal(again(X), model(X))
     replacement.undo()
     torch.testing.assert_close(again(X), model(X))
+
+
+def test_modules_do_not_notice_that_they_were_tried():
+    class Noted(GatedMLP):
+        def __init__(self, width, act):
+            super().__init__(width, act)
+            self.num_calls, self.shapes = 0, []
+            self.register_buffer("largest", torch.zeros(()))
+
+        def forward(self, x):
+            self.num_calls += 1
+            self.shapes.append(x.shape)
+            self.largest.copy_(x.detach().abs().max())
+            return super().forward(x)
+
+    model = Noted(8, nn.SiLU())
+    fired = []
+    for part in model.modules():
+        part.register_forward_hook(lambda *_: fired.append("forward"))
+        part.register_full_backward_hook(lambda *_: fired.append("backward"))
+    replacement = replace(model, {"swiglu": "reference"})
+    assert len(replacement.replaced) == 1
+    assert (model.num_calls, model.shapes, fired) == (0, [], [])
+    assert model.largest == 0
+    assert model.training

@@ -1,6 +1,7 @@
 """`select`: the whole way, on dynamo backends that compile in no time."""
 
 import copy
+import functools
 import gc
 import logging
 import pickle
@@ -157,6 +158,59 @@ def test_state_is_exactly_as_before(ratios):
     assert (model.calls, model.last is last) == (calls, True)
     assert torch.equal(torch.get_rng_state(), random)
     assert (model.training, model.inner[3].training) == (True, False)
+
+
+class Trainer:
+    def __init__(self, model):
+        self.parts = {"model": model}
+
+    def forward(self, x):
+        return self.parts["model"](x)
+
+
+def of_closure(model):
+    return lambda x: model(x), {}
+
+
+def of_partial(model):
+    return functools.partial(torch.nn.Module.__call__, model), {}
+
+
+def of_method(model):
+    return Trainer(model).forward, {}
+
+
+def of_loss(model):
+    head = nn.Linear(8, 8)
+    return head, {"loss": lambda out, batch: (model(out) - batch).square().mean()}
+
+
+@pytest.mark.parametrize("made", [of_closure, of_partial, of_method, of_loss])
+def test_state_that_functions_reach_is_as_before(ratios, made):
+    model = Stateful()
+    state = copy.deepcopy(model.state_dict())
+    target, options = made(model)
+    select(target, [X], candidates=[AOT], cache=False, **options)
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert model.calls == 0
+
+
+def test_gradients_that_functions_reach_are_compared(ratios):
+    model = mlp()
+
+    ratios[AOT] = 0.5
+
+    def target(x):
+        out = model(x)
+        # What is compiled loses the gradients of the model.
+        return x.sum() + (out.detach() if torch.compiler.is_compiling() else out).sum()
+
+    selected = select(
+        target, [X.clone().requires_grad_()], candidates=[AOT], cache=False
+    )
+    assert selected.choice == "eager"
+    assert "differ" in selected.verdicts[AOT]
 
 
 def test_backend_that_raises_costs_the_candidate_alone(ratios):

@@ -185,8 +185,24 @@ def _packed(
     if max_seqlen is not None and max_seqlen < 1:
         message = f"{OP_NAME}: max_seqlen must be >= 1, got {max_seqlen}"
         raise OptionError(message)
+    if max_seqlen is not None:
+        _check_longest(max_seqlen, cu_q, cu_k)
     longest = max(1, q.shape[0], k.shape[0]) if max_seqlen is None else max_seqlen
     return Packed(cu_q, cu_k, longest, is_self)
+
+
+def _check_longest(max_seqlen: int, *offsets: Tensor) -> None:
+    """Checks lengths that lie in the memory of the host, where reading them is free."""
+    if torch.compiler.is_compiling():
+        return
+    here = [cu for cu in offsets if cu.device.type == "cpu" and len(cu) > 1]
+    longest = max((int(cu.diff().max()) for cu in here), default=0)
+    if max_seqlen < longest:
+        message = (
+            f"{OP_NAME}: max_seqlen must be at least the length of the longest "
+            f"sequence, {longest}, got {max_seqlen}"
+        )
+        raise OptionError(message)
 
 
 def _check_offsets(name: str, cu: Tensor, tokens: Tensor) -> None:

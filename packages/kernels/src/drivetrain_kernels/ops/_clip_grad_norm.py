@@ -9,6 +9,7 @@ Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural netw
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from drivetrain_kernels._dispatch import Implementation, Op
 from drivetrain_kernels._errors import DtypeError, OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import Tensor
 
 __all__ = ["EPS", "OP", "ClipFacts", "check_finite", "clip_grad_norm_", "facts"]
@@ -126,6 +125,13 @@ def facts(
 def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
     if isinstance(parameters, torch.Tensor):
         parameters = [parameters]
+    some: object = parameters
+    if not isinstance(some, Iterable):
+        message = (
+            "clip_grad_norm_: parameters must be a tensor or an iterable of tensors, "
+            f"got {type(parameters).__name__}"
+        )
+        raise DtypeError(message)
     parameters = list(parameters)
     given: list[object] = list(parameters)
     for parameter in given:

@@ -167,7 +167,8 @@ def _torch(
     )
     if options.reduction == "none":
         loss = loss.reshape(target.shape)
-    return loss, torch.zeros_like(loss)
+    # The mean over no tokens is NaN, which is asked of the loss.
+    return loss, reduce_losses(loss.new_zeros(target.shape), target, options)
 
 
 def _triton(

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from drivetrain_kernels.replacement._trial_copy import trial_copy
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["TOLERANCES", "disagreement", "sample_input"]
 
@@ -53,6 +54,7 @@ def disagreement(
     """
     first = next(module.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
+    module = trial_copy(module)
     # Whatever the caller is in: the dtype is given, and gradients are compared.
     with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
         return _largest_difference(module, standin, width, dtype, device)
@@ -76,9 +78,9 @@ def _largest_difference(
     worst = 0.0
     # A module in evaluation would hide its dropout.
     for training, x in itertools.product((True, False), inputs):
-        with _mode(module, training):
-            plain = _run(module, parameters, x, None)
-            ours = _run(module, parameters, x, standin)
+        module.train(training)
+        plain = _run(module, parameters, x, None)
+        ours = _run(module, parameters, x, standin)
         errors = (_relative(a, b) for a, b in zip(plain, ours, strict=True))
         worst = max(worst, *errors)
     return worst
@@ -136,20 +138,8 @@ def _run(
     return [out.detach(), *zeros]
 
 
-@contextmanager
-def _mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Sets the mode of a module and its parts inside, and each one's own after."""
-    flags = [(part, part.training) for part in module.modules()]
-    try:
-        module.train(training)
-        yield
-    finally:
-        for part, flag in flags:
-            part.training = flag
-
-
 class _Caller(nn.Module):
-    """Calls the plain `forward` of a module, or its stand-in, without its hooks."""
+    """Calls the plain `forward` of a module, or its stand-in."""
 
     def __init__(self, module: nn.Module, standin: Callable[..., Any] | None) -> None:
         super().__init__()

@@ -36,6 +36,7 @@ from drivetrain_kernels.replacement._loss_head import (
     loss_disagreement,
     loss_facts,
 )
+from drivetrain_kernels.replacement._trial_copy import trial_copy
 
 if TYPE_CHECKING:
     from drivetrain_kernels.replacement._guess import Guess
@@ -270,7 +271,7 @@ def _loss_of(module: nn.Module) -> str:
 
 def _facts(module: nn.Module, guess: Guess) -> Any:
     x = sample_input(guess.width, _device(module), _dtype(module))
-    return guess.facts(module, x.requires_grad_())
+    return guess.facts(trial_copy(module), x.requires_grad_())
 
 
 def _checked_plan(

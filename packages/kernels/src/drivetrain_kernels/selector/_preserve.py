@@ -29,8 +29,7 @@ def preserved(workload: Workload) -> Iterator[None]:
     Parameters are not copied, because a step without an optimizer leaves them alone;
     `require_unchanged_parameters` checks that.
     """
-    module = workload.module
-    modules = list(module.modules()) if module is not None else []
+    modules = list({m: None for root in workload.modules for m in root.modules()})
     attributes = [(m, dict(vars(m))) for m in modules]
     buffers = [(m, dict(m._buffers)) for m in modules]
     values = {

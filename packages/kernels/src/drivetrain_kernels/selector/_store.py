@@ -157,21 +157,22 @@ def save(folder: Path, key: str, record: Record) -> None:
 
 
 def _structure(workload: Workload) -> list[str]:
-    module = workload.module
-    if module is None:
-        code = getattr(workload.target, "__code__", None)
-        name = getattr(workload.target, "__qualname__", type(workload.target).__name__)
-        return [
-            name,
+    lines: list[str] = []
+    if workload.module is None:
+        target = workload.target
+        code = getattr(target, "__code__", None)
+        lines = [
+            getattr(target, "__qualname__", type(target).__name__),
             "" if code is None else code.co_code.hex(),
-            str(workload.target.__module__),
+            str(getattr(target, "__module__", "")),
         ]
-    lines = [
-        f"{n}:{type(m).__qualname__}:{m.extra_repr()}:{m.training}"
-        for n, m in module.named_modules()
-    ]
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    lines += [f"{n}:{tuple(t.shape)}{t.dtype}{t.requires_grad}" for n, t in tensors]
+    for module in workload.modules:
+        lines += [
+            f"{n}:{type(m).__qualname__}:{m.extra_repr()}:{m.training}"
+            for n, m in module.named_modules()
+        ]
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        lines += [f"{n}:{tuple(t.shape)}{t.dtype}{t.requires_grad}" for n, t in tensors]
     return lines
 
 

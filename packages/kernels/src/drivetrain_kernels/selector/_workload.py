@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from drivetrain_kernels._errors import SelectionError
+from drivetrain_kernels.selector._reached import reached_modules
 
 __all__ = ["LossFunction", "StepFunction", "Workload"]
 
@@ -37,7 +38,9 @@ class Workload:
 
     Attributes:
         device: Where the target computes: where its tensors are.
-        leaves: Parameters and inputs that gradients are computed for.
+        modules: The target, if it is one, and those that functions come to.
+        leaves: Parameters and inputs that gradients are computed for, the target's
+            first.
 
     Raises:
         SelectionError: There is no batch, a batch stands where a list of them should, or
@@ -70,10 +73,12 @@ class Workload:
         self._loss = loss
         self._step = step
         self._weights: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
-        found = target.parameters() if isinstance(target, nn.Module) else ()
+        self.modules = reached_modules(target, loss, step)
         inputs = [t for t in self.tensors(self.batches) if t.is_leaf]
         self.device = self._find_device()
-        self.leaves = [t for t in (*found, *inputs) if t.requires_grad]
+        parameters = [p for module in self.modules for p in module.parameters()]
+        leaves: dict[int, Tensor] = {id(t): t for t in (*parameters, *inputs)}
+        self.leaves = [t for t in leaves.values() if t.requires_grad]
 
     @property
     def loss_name(self) -> str:
@@ -98,9 +103,8 @@ class Workload:
         return self.target if isinstance(self.target, nn.Module) else None
 
     def _find_device(self) -> torch.device:
-        module = self.module
-        own = next(module.parameters(), None) if module is not None else None
-        found = own if own is not None else next(iter(self.tensors(self.batches)), own)
+        every = (p for module in self.modules for p in module.parameters())
+        found = next(every, next(iter(self.tensors(self.batches)), None))
         return torch.device("cpu") if found is None else found.device
 
     def shapes_vary(self) -> bool:
