@@ -1,7 +1,9 @@
 """Nothing that a test enables or starts outlives it."""
 
 import os
+import sys
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,9 @@ import torch
 from drivetrain_comm._enable import disable
 from drivetrain_comm.stores import RedisStore
 from drivetrain_comm.testing import RedisServer
+
+# What several test files share lies beside them.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,118 @@
+"""`drivetrain comm compile`: a collective for a given graph of links."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_comm._cli.common import human, print_table, sizes
+from drivetrain_comm.compiler import (
+    COLLECTIVES,
+    ScheduleError,
+    compile_schedule,
+    load_graph,
+    to_msccl,
+)
+
+if TYPE_CHECKING:
+    import argparse
+
+    from drivetrain_comm.compiler import Compiled, LinkGraph
+
+__all__ = ["populate"]
+
+_SHOWN = 8
+
+
+def populate(commands: Any) -> None:
+    """Adds the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "compile",
+        help="find the fastest schedule of a collective on given links",
+        allow_abbrev=False,
+    )
+    parser.add_argument("links", help="a file that describes them (JSON)")
+    parser.add_argument(
+        "--collective",
+        default="all_reduce",
+        choices=COLLECTIVES,
+        help="the default: %(default)s",
+    )
+    parser.add_argument(
+        "--size", default="64M", help="of the vector (the default: %(default)s)"
+    )
+    parser.add_argument("--root", type=int, default=0, help="of a broadcast")
+    parser.add_argument(
+        "--message-us",
+        type=float,
+        default=0.0,
+        help="what a message takes beside its bytes (the default: %(default)s)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="to search in (the default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="where to write it: .json for this package, .xml for MSCCL's executor",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    (size,) = sizes(args.size)[:1]
+    if args.out and Path(args.out).suffix not in (".json", ".xml"):
+        message = f"--out must end in .json or .xml, got {args.out!r}"
+        raise ScheduleError(message)
+    graph = load_graph(args.links)
+    found = compile_schedule(
+        graph,
+        args.collective,
+        size,
+        root=args.root,
+        message_s=args.message_us * 1e-6,
+        budget_s=args.budget,
+    )
+    if args.out:
+        as_xml = Path(args.out).suffix == ".xml"
+        text = to_msccl(found.schedule) if as_xml else found.schedule.to_json()
+        Path(args.out).write_text(text, encoding="utf-8")
+    if args.json:
+        print(json.dumps(_report(graph, args, size, found), indent=2))
+        return 0
+    rows = [["schedule", "chunks", "milliseconds", "of the bound"]]
+    rows += [
+        [
+            one.name,
+            str(one.num_chunks),
+            f"{one.seconds * 1e3:.4g}",
+            f"{one.seconds / found.bound.seconds:.3f} x",
+        ]
+        for one in found.candidates[:_SHOWN]
+    ]
+    print_table(f"{args.collective} of {human(size)} on {graph.name}", rows)
+    print(
+        f"no schedule takes less than {found.bound.seconds * 1e3:.4g} ms: "
+        f"{found.bound.because}"
+    )
+    return 0
+
+
+def _report(
+    graph: LinkGraph, args: argparse.Namespace, size: int, found: Compiled
+) -> dict[str, Any]:
+    return {
+        "graph": graph.name,
+        "collective": args.collective,
+        "size_bytes": size,
+        "seconds": found.seconds,
+        "bound": asdict(found.bound),
+        "candidates": [asdict(one) for one in found.candidates],
+    }

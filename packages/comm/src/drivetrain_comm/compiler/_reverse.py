@@ -1,0 +1,42 @@
+"""Time turned around: what gathers in one direction reduces in the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain_comm.compiler._graph import LinkGraph, Wire
+from drivetrain_comm.compiler._schedule import Transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["reversed_graph", "reversed_transfers"]
+
+
+def reversed_graph(graph: LinkGraph) -> LinkGraph:
+    """Returns the graph with every wire the other way."""
+    wires = [
+        Wire(
+            source=wire.target,
+            target=wire.source,
+            bytes_per_s=wire.bytes_per_s,
+            delay_s=wire.delay_s,
+        )
+        for wire in graph.wires
+    ]
+    return LinkGraph(name=graph.name, num_ranks=graph.num_ranks, wires=tuple(wires))
+
+
+def reversed_transfers(transfers: Sequence[Transfer]) -> list[Transfer]:
+    """Returns the reduce-scatter that an all-gather on the reversed graph is.
+
+    Example:
+        >>> reversed_transfers([Transfer(0, 1, 0), Transfer(1, 2, 0)])
+        ... # doctest: +NORMALIZE_WHITESPACE
+        [Transfer(source=2, target=1, chunk=0, reduces=True),
+         Transfer(source=1, target=0, chunk=0, reduces=True)]
+    """
+    return [
+        Transfer(target, source, chunk, reduces=True)
+        for source, target, chunk, _ in reversed(transfers)
+    ]

@@ -1,0 +1,223 @@
+"""A schedule: what every rank does in a collective, on chunks of one vector."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from drivetrain_comm._steps import Kind, Step
+from drivetrain_comm.compiler._errors import ScheduleError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["COLLECTIVES", "Schedule", "Transfer", "schedule_of"]
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+_VERSION = 1
+
+
+class Transfer(NamedTuple):
+    """A chunk goes from one rank to another.
+
+    Attributes:
+        source: The rank that sends.
+        target: The rank that receives.
+        chunk: Which chunk.
+        reduces: Whether it is added to the target's own, rather than put in its place.
+    """
+
+    source: int
+    target: int
+    chunk: int
+    reduces: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The programs of all ranks. Whether they are right, `find_fault` says.
+
+    Args:
+        name: How it was made.
+        collective: One of `COLLECTIVES`.
+        owners: For each chunk of the vector the rank that has it at first (all_gather,
+            broadcast), has it at the end (reduce_scatter), or finishes its reduction
+            (all_reduce).
+        programs: The steps of each rank.
+
+    Raises:
+        ScheduleError: There is no such collective, no chunk, fewer than two ranks, or
+            a step names a rank or a chunk that there is not.
+    """
+
+    name: str
+    collective: str
+    owners: tuple[int, ...]
+    programs: tuple[tuple[Step, ...], ...]
+
+    def __post_init__(self) -> None:
+        """Checks names and numbers."""
+        if self.collective not in COLLECTIVES:
+            message = (
+                f"{self.name}: no collective {self.collective!r}: there are "
+                f"{', '.join(COLLECTIVES)}"
+            )
+            raise ScheduleError(message)
+        if self.num_ranks < 2 or not self.owners:
+            message = (
+                f"{self.name}: two ranks and one chunk are needed at least, got "
+                f"{self.num_ranks} and {self.num_chunks}"
+            )
+            raise ScheduleError(message)
+        wrong = [owner for owner in self.owners if not 0 <= owner < self.num_ranks]
+        if wrong:
+            message = f"{self.name}: there is no rank {wrong[0]} to own a chunk"
+            raise ScheduleError(message)
+        for rank, program in enumerate(self.programs):
+            for at, step in enumerate(program):
+                self._check_step(rank, at, step)
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks take part."""
+        return len(self.programs)
+
+    @property
+    def num_chunks(self) -> int:
+        """Into how many chunks the vector is cut."""
+        return len(self.owners)
+
+    @property
+    def num_transfers(self) -> int:
+        """How many messages all ranks send."""
+        return sum(step.kind == Kind.SEND for p in self.programs for step in p)
+
+    def to_json(self) -> str:
+        """Returns the schedule as JSON, of which `from_json` makes it again.
+
+        Example:
+            >>> schedule = schedule_of("pair", "broadcast", 2, [0], [Transfer(0, 1, 0)])
+            >>> Schedule.from_json(schedule.to_json()) == schedule
+            True
+        """
+        content = {
+            "drivetrain_schedule": _VERSION,
+            "name": self.name,
+            "collective": self.collective,
+            "owners": list(self.owners),
+            "programs": [
+                [f"{step.kind.name.lower()} {step.peer} {step.chunk}" for step in p]
+                for p in self.programs
+            ],
+        }
+        return json.dumps(content, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Schedule:
+        """Returns the schedule of a file.
+
+        Raises:
+            ScheduleError: The text is no schedule; the message says where.
+        """
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            message = f"a schedule is JSON: {error}"
+            raise ScheduleError(message) from error
+        if not isinstance(content, dict) or content.get("drivetrain_schedule") != 1:
+            message = f"a schedule is an object with drivetrain_schedule = {_VERSION}"
+            raise ScheduleError(message)
+        name = _member(content, "name", str)
+        owners = _member(content, "owners", list)
+        if not all(type(owner) is int for owner in owners):
+            message = f"owners must be ranks, got {owners}"
+            raise ScheduleError(message)
+        return cls(
+            name=name,
+            collective=_member(content, "collective", str),
+            owners=tuple(owners),
+            programs=tuple(
+                tuple(_step(rank, at, line) for at, line in enumerate(_lines(rank, p)))
+                for rank, p in enumerate(_member(content, "programs", list))
+            ),
+        )
+
+    def _check_step(self, rank: int, at: int, step: Step) -> None:
+        kind, peer, chunk = step
+        is_right = 0 <= peer < self.num_ranks and peer != rank
+        if kind == Kind.FINISH:
+            is_right = peer == -1
+        if not is_right or not 0 <= chunk < self.num_chunks:
+            message = (
+                f"{self.name}: step {at} of rank {rank} is {kind.name.lower()} {peer} "
+                f"{chunk}, but there are {self.num_ranks} ranks and {self.num_chunks} "
+                "chunks"
+            )
+            raise ScheduleError(message)
+
+
+def schedule_of(
+    name: str,
+    collective: str,
+    num_ranks: int,
+    owners: Sequence[int],
+    transfers: Iterable[Transfer],
+) -> Schedule:
+    """Returns the programs that carry out transfers in their order.
+
+    Args:
+        name: How it was made.
+        collective: One of `COLLECTIVES`.
+        num_ranks: How many ranks there are.
+        owners: See `Schedule`.
+        transfers: In an order in which one could follow the other.
+    """
+    programs: list[list[Step]] = [[] for _ in range(num_ranks)]
+    reduces = collective in ("all_reduce", "reduce_scatter")
+    left = set(range(len(owners))) if reduces else set()
+    for source, target, chunk, adds in transfers:
+        if chunk in left and source == owners[chunk]:
+            # What its owner sends on is reduced.
+            left.remove(chunk)
+            programs[source].append(Step(Kind.FINISH, -1, chunk))
+        programs[source].append(Step(Kind.SEND, target, chunk))
+        kind = Kind.REDUCE if adds else Kind.RECEIVE
+        programs[target].append(Step(kind, source, chunk))
+    for chunk in sorted(left):
+        programs[owners[chunk]].append(Step(Kind.FINISH, -1, chunk))
+    return Schedule(
+        name=name,
+        collective=collective,
+        owners=tuple(owners),
+        programs=tuple(tuple(p) for p in programs),
+    )
+
+
+def _member(content: dict[str, Any], name: str, kind: type) -> Any:
+    value = content.get(name)
+    if not isinstance(value, kind):
+        message = f"{name} of a schedule must be a {kind.__name__}, got {value!r}"
+        raise ScheduleError(message)
+    return value
+
+
+def _lines(rank: int, program: Any) -> list[Any]:
+    if not isinstance(program, list):
+        message = f"the program of rank {rank} must be a list, got {program!r}"
+        raise ScheduleError(message)
+    return program
+
+
+def _step(rank: int, at: int, line: Any) -> Step:
+    words = line.split() if isinstance(line, str) else []
+    kinds = {kind.name.lower(): kind for kind in Kind}
+    try:
+        kind, peer, chunk = words
+        return Step(kinds[kind], int(peer), int(chunk))
+    except (ValueError, KeyError):
+        message = (
+            f"step {at} of rank {rank} must be '{' | '.join(kinds)}', a peer and a "
+            f"chunk, got {line!r}"
+        )
+        raise ScheduleError(message) from None
