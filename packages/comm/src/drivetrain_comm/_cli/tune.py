@@ -1,18 +1,32 @@
-"""`drivetrain comm tune`: what the network carries, and what would be chosen on it."""
+"""`drivetrain comm tune`: what the network carries, and what would be chosen on it.
+
+With `--nccl` it makes a table for NCCL out of what a benchmark has measured.
+"""
 
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_comm._cli.common import group_of_ranks, human, print_table, sizes
+from drivetrain_comm.nccl import (
+    environment_of,
+    find_winners,
+    format_table,
+    load_measurements,
+    table_from,
+)
+from drivetrain_core import DistributedError, MissingLibraryError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from drivetrain_comm._cost import Network
+    from drivetrain_comm.nccl import Table, Winner
 
 __all__ = ["populate"]
 
@@ -29,16 +43,88 @@ def populate(commands: Any) -> None:
         default="4K,64K,1M,16M,256M",
         help="such as 4K,1M (the default: %(default)s)",
     )
+    parser.add_argument(
+        "--nccl",
+        nargs="+",
+        metavar="RESULTS",
+        help="make a table for NCCL out of files of measurements: CSV, JSON or the "
+        "output of nccl-tests",
+    )
+    parser.add_argument("--out", metavar="TABLE", help="the table that --nccl writes")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
+    if (args.nccl is None) != (args.out is None):
+        message = "--nccl RESULTS and --out TABLE go together"
+        raise DistributedError(message)
+    return _measure(args) if args.nccl is None else _make_table(args)
+
+
+def _make_table(args: argparse.Namespace) -> int:
+    found = [one for file in args.nccl for one in load_measurements(file)]
+    table, winners = table_from(found), find_winners(found)
+    Path(args.out).write_text(format_table(table), encoding="utf-8")
+    if args.json:
+        report = {
+            "hash": table.hash,
+            "rules": [asdict(rule) for rule in table.rules],
+            "winners": [asdict(winner) for winner in winners],
+        }
+        print(json.dumps(report, indent=2))
+        return 0
+    header = ["collective", "ranks", "sizes", "choice", "gain"]
+    rows = [header, *_rows_of(table, winners)]
+    print_table(f"rules: {len(table.rules)}, hash {table.hash[:16]}", rows)
+    num_left = sum(winner.choice is None for winner in winners)
+    print(f"NCCL decides the rest: {num_left} of {len(winners)} sizes.")
+    print(f"Use it by drivetrain_comm.nccl.enable_tuner({args.out!r}), which compares")
+    print("the ranks, or without that by these variables, on all of them:")
+    try:
+        variables = environment_of(args.out)
+    except MissingLibraryError as error:
+        # The table may be for other machines.
+        print(error)
+        return 0
+    for name, value in variables.items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+def _rows_of(table: Table, winners: Sequence[Winner]) -> list[list[str]]:
+    rows = []
+    for rule in table.rules:
+        mine = [
+            winner
+            for winner in winners
+            if winner.choice is not None
+            and rule.decides(
+                winner.place[0],
+                winner.size_bytes,
+                ranks=winner.place[1],
+                nodes=winner.place[2],
+            )
+        ]
+        gains = [winner.default_us / winner.time_us for winner in mine]
+        span = [human(mine[0].size_bytes), human(mine[-1].size_bytes)]
+        channels = f", {rule.channels} channels" if rule.channels else ""
+        rows.append(
+            [
+                rule.collective,
+                f"{rule.ranks} on {rule.nodes}",
+                " to ".join(dict.fromkeys(span)),
+                f"{rule.algorithm} {rule.protocol}{channels}",
+                f"{min(gains):.2f} to {max(gains):.2f} x",
+            ]
+        )
+    return rows
+
+
+def _measure(args: argparse.Namespace) -> int:
     wanted = sizes(args.sizes)
     with group_of_ranks("tune") as group:
         if group.transport.lacks:
-            from drivetrain_core import DistributedError
-
             raise DistributedError(group.transport.lacks)
         group.measure_network()
         if group.rank() != 0:

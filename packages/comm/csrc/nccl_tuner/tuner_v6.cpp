@@ -1,0 +1,35 @@
+// ncclTuner_v6_t of NCCL's tuner_v6.h: looked up by NCCL 2.30 and later.
+
+#include "tuner.hpp"
+
+namespace {
+
+using drivetrain::nccl::Log;
+using drivetrain::nccl::Result;
+
+struct TunerV6 {
+  const char* name;
+  // What NCCL says of NVLink domains, and the constants of its model, stay as they are.
+  Result (*init)(void** context, std::uint64_t communicator, std::size_t ranks,
+                 std::size_t nodes, Log log, void* domains, void* constants);
+  Result (*get_coll_info)(void* context, int collective, std::size_t bytes,
+                          int num_pipe_ops, float** costs, int num_algorithms,
+                          int num_protocols, int reg_buff, int* channels);
+  Result (*finalize)(void* context);
+  Result (*get_chunk_size)(void* context, int collective, std::size_t bytes,
+                           int algorithm, int protocol, int channels,
+                           std::size_t* chunk_bytes);
+};
+
+Result init(void** context, std::uint64_t, std::size_t ranks, std::size_t nodes,
+            Log log, void*, void*) {
+  *context = drivetrain::nccl::start(ranks, nodes, log);
+  return Result::success;
+}
+
+}  // namespace
+
+// Without get_chunk_size NCCL keeps the chunks that it has computed.
+extern "C" DRIVETRAIN_EXPORT const TunerV6 ncclTunerPlugin_v6 = {
+    drivetrain::nccl::tuner_name, init, drivetrain::nccl::choose,
+    drivetrain::nccl::finish, nullptr};

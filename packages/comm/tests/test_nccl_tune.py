@@ -1,0 +1,76 @@
+"""The command and the program that lead from measurements of NCCL to a table."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drivetrain_comm.cli import main
+from drivetrain_comm.nccl import HostedTuner, load_table
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+RESULTS = """collective,ranks,nodes,size_bytes,algorithm,protocol,channels,time_us
+all_reduce,8,1,1024,default,default,,20
+all_reduce,8,1,1024,tree,ll,4,10
+all_reduce,8,1,4096,default,default,,20
+all_reduce,8,1,4096,tree,ll,4,16
+all_reduce,8,1,16384,default,default,,20
+"""
+
+
+def test_tune_makes_a_table_that_the_plugin_takes(tmp_path, monkeypatch, capsys):
+    results, out = tmp_path / "results.csv", tmp_path / "table"
+    results.write_text(RESULTS)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["tune", "--nccl", str(results), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "1.25 to 2.00 x" in said
+    assert "NCCL decides the rest: 1 of 3 sizes." in said
+    monkeypatch.setenv("DRIVETRAIN_COMM_NCCL_TABLE", str(out))
+    with HostedTuner(ranks=8, nodes=1) as tuner:
+        assert tuner.chosen("all_reduce", 4096) == ("tree", "ll")
+        assert tuner.chosen("all_reduce", 4097) is None
+    assert main(["tune", "--nccl", str(results), "--out", str(out), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["hash"] == load_table(out).hash
+    assert [rule["end_bytes"] for rule in report["rules"]] == [4097]
+    assert len(report["winners"]) == 3
+
+
+def test_tune_without_the_plugin_still_makes_the_table(tmp_path, monkeypatch, capsys):
+    results, out = tmp_path / "results.csv", tmp_path / "table"
+    results.write_text(RESULTS)
+    monkeypatch.setattr("drivetrain_comm.__path__", [])
+    assert main(["tune", "--nccl", str(results), "--out", str(out)]) == 0
+    assert "without a C++ compiler" in capsys.readouterr().out
+    assert len(load_table(out).rules) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--nccl", "none.csv"], "--nccl RESULTS and --out TABLE go together"),
+        (["--out", "table"], "--nccl RESULTS and --out TABLE go together"),
+        (["--nccl", "none.csv", "--out", "table"], "none.csv: it cannot be read"),
+    ],
+)
+def test_tune_says_in_one_line_what_is_wrong(words, why, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", *words]) == 1
+    error = capsys.readouterr().err
+    assert why in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sweep_refuses_a_machine_without_gpus():
+    command = [sys.executable, str(BENCHMARKS / "nccl_sweep.py"), "--out", os.devnull]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "nccl_sweep: NCCL needs CUDA GPUs, and torch finds none here\n"
+    )
