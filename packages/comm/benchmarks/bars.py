@@ -8,8 +8,11 @@ from __future__ import annotations
 import sys
 
 import ddp
+import fabric
 import gpu
 import links
+import nccl_tuner
+import schedules
 import startup
 from buckets import buckets
 from kills import kills
@@ -31,6 +34,9 @@ TABLE = [
     *links.BARS,
     *startup.TABLE,
     ("losses", "fp64 <= 1e-9 relative in 200 steps", losses),
+    *schedules.BARS,
+    *nccl_tuner.BARS,
+    *fabric.BARS,
     ("gpu-overhead", "<= 1% of a step", gpu.overhead),
 ]
 BARS = [Bar(name=name, bound=bound, measure=run) for name, bound, run in TABLE]

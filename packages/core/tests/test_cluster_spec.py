@@ -83,7 +83,13 @@ GROUPS = st.builds(
         ),
         max_size=2,
     ).map(tuple),
-    nics=st.none() | st.builds(Nic, bandwidth_bits_per_s=AMOUNTS, rdma=st.booleans()),
+    nics=st.none()
+    | st.builds(
+        Nic,
+        bandwidth_bits_per_s=AMOUNTS,
+        rdma=st.booleans(),
+        rails=st.booleans(),
+    ),
     switch=st.none() | st.just("leaf"),
     price=st.none()
     | st.builds(
@@ -99,7 +105,18 @@ CLUSTERS = st.builds(
     nodes=st.lists(GROUPS, min_size=1, max_size=3, unique_by=lambda g: g.name).map(
         tuple
     ),
-    switches=st.just((Switch(name="leaf", oversubscription=1.5),)),
+    switches=st.just(
+        (
+            Switch(name="leaf", oversubscription=1.5),
+            Switch(
+                name="tor",
+                uplink="leaf",
+                downlinks=64,
+                uplinks=32,
+                uplink_bandwidth_bits_per_s=4e11,
+            ),
+        )
+    ),
 )
 
 
@@ -188,6 +205,37 @@ def test_mistake_is_told_with_its_place(old, new, message):
 def test_other_shapes_are_refused(text, message):
     with pytest.raises(ClusterSpecError, match=message):
         ClusterSpec.from_yaml(text)
+
+
+def test_ports_of_switches_are_read():
+    text = TEXT.replace(
+        "    oversubscription: 2\n",
+        "    downlinks: 64\n    uplinks: 32\n    uplink_bandwidth: 400Gb/s\n",
+    ).replace("      rdma: true\n", "      rdma: true\n      rails: true\n")
+    spec = ClusterSpec.from_yaml(text)
+    leaf, spine = spec.switches
+    assert (leaf.downlinks, leaf.uplinks) == (64, 32)
+    assert leaf.uplink_bandwidth_bits_per_s == 400e9
+    assert (spine.downlinks, spine.uplinks) == (0, 0)
+    assert spec.nodes[0].nics is not None
+    assert spec.nodes[0].nics.rails
+    assert ClusterSpec.from_yaml(spec.to_yaml()) == spec
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"uplinks": 4}, "'tor' has ports up, but no uplink"),
+        ({"uplink_bandwidth_bits_per_s": 1e9}, "'tor' has ports up, but no uplink"),
+        ({"uplink": "spine", "uplinks": 4, "oversubscription": 2.0}, "give one"),
+        ({"downlinks": -1}, "downlinks must be at least 0"),
+        ({"downlinks": 1.5}, "downlinks must be an integer"),
+    ],
+    ids=range(5),
+)
+def test_ports_that_contradict_each_other_are_refused(options, message):
+    with pytest.raises(ClusterSpecError, match=message):
+        Switch(name="tor", **options)
 
 
 def test_objects_made_in_python_are_checked_too():

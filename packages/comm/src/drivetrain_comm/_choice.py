@@ -15,10 +15,21 @@ if TYPE_CHECKING:
 
     from drivetrain_comm._steps import Step
 
-__all__ = ["ALGORITHMS", "MOST_STREAMS", "STOCK", "Choice", "available", "steps_of"]
+__all__ = [
+    "ALGORITHMS",
+    "MOST_STREAMS",
+    "SCHEDULE",
+    "STOCK",
+    "Choice",
+    "available",
+    "steps_of",
+]
 
 STOCK = "stock"
 """The name of torch's own backend among the algorithms."""
+
+SCHEDULE = "schedule"
+"""The name of the schedule that the user has given, if there is one."""
 
 MOST_STREAMS = 16
 
@@ -32,7 +43,7 @@ class Choice:
     """How an all-reduce is carried out; equal on all ranks.
 
     Args:
-        algorithm: One of `ALGORITHMS`.
+        algorithm: One of `ALGORITHMS`, or `SCHEDULE`.
         num_streams: How many connections to a peer share the vector, 1 to 16.
         segment_bytes: How much travels at once. What arrives is passed on by segments.
 
@@ -50,7 +61,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        if self.algorithm not in ALGORITHMS:
+        if self.algorithm not in (*ALGORITHMS, SCHEDULE):
             message = (
                 f"no algorithm {self.algorithm!r}: there are {', '.join(ALGORITHMS)}"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,12 +13,14 @@ import torch.distributed as dist
 from torch._compile import _disable_dynamo
 from torch.distributed.distributed_c10d import PrefixStore
 
-from drivetrain_comm._choice import STOCK, Choice
+from drivetrain_comm._choice import SCHEDULE, STOCK, Choice
+from drivetrain_comm._load import load_of
 from drivetrain_comm._pick import cheapest, guess, load_of_algorithm
 from drivetrain_comm._probe import measure
 from drivetrain_comm._settings import settings_from
 from drivetrain_comm._transport import OPERATIONS, Transport, is_supported
 from drivetrain_comm._work import EngineWork, Notifier
+from drivetrain_comm.compiler import load_schedule
 from drivetrain_core import DistributedError
 from drivetrain_core.services import TorchProcessGroupFactory
 
@@ -105,14 +108,27 @@ class TunedProcessGroup(dist.ProcessGroup):
         return transport
 
     def _open(self, store: Store) -> Transport:
+        schedule = None
+        said = str(self.settings)
+        if self.settings.schedule is not None:
+            whole = load_schedule(self.settings.schedule)
+            # Ranks may have the file in different places.
+            said = f"{replace(self.settings, schedule=None)}, schedule {whole.digest}"
+            schedule = whole if whole.num_ranks == self.size() else None
         return Transport(
             store,
             self.rank(),
             self.size(),
             self._timeout,
-            settings=str(self.settings),
+            settings=said,
             buffer_bytes=self.settings.socket_buffer_kb << 10,
+            schedule=schedule,
         )
+
+    def _load_of_schedule(self) -> Load:
+        schedule = self.transport.schedule
+        assert schedule is not None
+        return load_of(schedule.programs, schedule.num_chunks, self.transport.hosts)
 
     @property
     def timeout_s(self) -> float:
@@ -131,6 +147,9 @@ class TunedProcessGroup(dist.ProcessGroup):
     def loads(self) -> dict[str, Load]:
         """What each algorithm of the engine that may be chosen asks of the network."""
         if not self._loads:
+            if self.transport.schedule is not None:
+                self._loads = {SCHEDULE: self._load_of_schedule()}
+                return self._loads
             fixed, hosts = self.settings.algorithm, self.transport.hosts
             # One that is fixed may be no better here than another, and works all the same.
             names = [fixed] if fixed else self.transport.algorithms
@@ -158,6 +177,8 @@ class TunedProcessGroup(dist.ProcessGroup):
 
     def _make_choice(self, size_bytes: int) -> Choice:
         settings = self.settings
+        if self.transport.schedule is not None:
+            return Choice(algorithm=SCHEDULE, num_streams=settings.streams or 1)
         if settings.algorithm is not None:
             streams = settings.streams or 1
             return Choice(algorithm=settings.algorithm, num_streams=streams)

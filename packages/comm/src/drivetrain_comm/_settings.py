@@ -31,6 +31,8 @@ class Settings:
         powersgd_rank: Of the matrices that stand for gradients under `powersgd`.
         powersgd_start_after: How many steps go uncompressed before.
         socket_buffer_kb: Of each socket, in KiB; by default the kernel's own choice.
+        schedule: A file of `drivetrain comm compile`, whose all-reduce groups of as many
+            ranks use; others choose as if there were none.
         tune: Whether to measure at all; otherwise a model of the network decides.
         cache: Whether to keep what was found for the next run on the same hosts, in
             DRIVETRAIN_COMM_CACHE or the user's cache folder.
@@ -50,6 +52,7 @@ class Settings:
     powersgd_rank: int = 4
     powersgd_start_after: int = 10
     socket_buffer_kb: int = 0
+    schedule: str | None = None
     tune: bool = True
     cache: bool = True
 
@@ -57,6 +60,8 @@ class Settings:
         """Checks the values."""
         if self.algorithm is not None and self.algorithm not in ALGORITHMS:
             _refuse("algorithm", self.algorithm, f"one of {', '.join(ALGORITHMS)}")
+        if self.schedule is not None and self.algorithm is not None:
+            _refuse("schedule", self.schedule, "left out, or algorithm must be")
         if self.compression not in COMPRESSIONS:
             _refuse(
                 "compression", self.compression, f"one of {', '.join(COMPRESSIONS)}"
@@ -88,7 +93,7 @@ def settings_from(
     Args:
         environment: By default this process's. DRIVETRAIN_COMM_ALGORITHM, _STREAMS,
             _BUCKET_MB, _COMPRESSION, _POWERSGD_RANK, _POWERSGD_START_AFTER,
-            _SOCKET_BUFFER_KB and _TUNE (0 or 1) count.
+            _SOCKET_BUFFER_KB, _SCHEDULE and _TUNE (0 or 1) count.
         **given: Fields of `Settings`; None means that the environment decides.
 
     Raises:
@@ -134,6 +139,7 @@ _CONVERT: dict[str, Any] = {
     "powersgd_rank": int,
     "powersgd_start_after": int,
     "socket_buffer_kb": int,
+    "schedule": str,
     "tune": _switch,
 }
 _WANTED: dict[Any, str] = {int: "an integer", float: "a number", _switch: "0 or 1"}

@@ -14,7 +14,7 @@ import torch
 
 from drivetrain_comm import _native
 from drivetrain_comm._address import find_address, host_identity
-from drivetrain_comm._choice import STOCK, available, steps_of
+from drivetrain_comm._choice import SCHEDULE, STOCK, available, steps_of
 from drivetrain_comm._meeting import PROTOCOL, Member, meet
 from drivetrain_comm._version import __version__
 from drivetrain_core import DistributedError
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from drivetrain_comm._choice import Choice
+    from drivetrain_comm._steps import Step
+    from drivetrain_comm.compiler import Schedule
 
 __all__ = ["OPERATIONS", "Transport", "is_supported"]
 
@@ -82,8 +84,10 @@ class Transport:
         timeout: How long ranks wait for each other when they meet.
         settings: What must be the same on all ranks.
         buffer_bytes: Of each socket; 0 leaves it to the kernel.
+        schedule: An all-reduce for as many ranks, which is right; the same on all.
 
     Attributes:
+        schedule: Likewise.
         hosts: The ranks of each host.
         hostnames: What the host of each rank is called.
         lacks: Why there is no engine on all ranks, or None.
@@ -101,9 +105,11 @@ class Transport:
         *,
         settings: str = "",
         buffer_bytes: int = 0,
+        schedule: Schedule | None = None,
     ) -> None:
         """Meets the other ranks."""
         self.rank, self.world_size = rank, world_size
+        self.schedule = schedule
         lacks = _native.missing_because()
         engine = None if lacks else _native.engine(find_address(store))
         mine = Member(
@@ -266,13 +272,19 @@ class Transport:
     def _program(self, choice: Choice) -> tuple[_native.Program, int]:
         found = self._programs.get(choice.algorithm)
         if found is None:
-            steps, num_chunks = steps_of(choice.algorithm, self.hosts, self.rank)
+            steps, num_chunks = self._steps(choice.algorithm)
             program = _native.Program(steps, num_chunks, self.world_size)
             digest = zlib.crc32(f"{choice.algorithm} {self.hosts}".encode())
             found = self._programs[choice.algorithm] = program, digest
         program, digest = found
         rest = f"{choice.num_streams} {choice.segment_bytes}".encode()
         return program, zlib.crc32(rest, digest)
+
+    def _steps(self, algorithm: str) -> tuple[list[Step], int]:
+        if algorithm == SCHEDULE:
+            assert self.schedule is not None
+            return list(self.schedule.programs[self.rank]), self.schedule.num_chunks
+        return steps_of(algorithm, self.hosts, self.rank)
 
 
 def _leave(engine: _native.Engine, group: int, kept: list[Any]) -> None:

@@ -119,7 +119,8 @@ def with_stock(
         network: What was measured.
         settings: What is fixed. What torch's backend cannot do leaves it out.
     """
-    if settings.algorithm or settings.streams or settings.compression != "none":
+    fixed = settings.algorithm or settings.schedule or settings.streams
+    if fixed or settings.compression != "none":
         return list(found)
     size = _STOCK_BUCKET_BYTES
     if settings.bucket_mb is not None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from drivetrain_comm._cli import bench, doctor, tune
+from drivetrain_comm._cli import bench, doctor, fabric, schedules, tune
 from drivetrain_comm.topology._command import populate_topo
 from drivetrain_core.commands import run_command
 
@@ -25,7 +25,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         parser: The parser, empty or a sub-parser of another command.
     """
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (bench, tune, doctor):
+    for module in (bench, tune, doctor, fabric, schedules):
         module.populate(commands)
     populate_topo(commands)
 

@@ -1,41 +1,134 @@
-"""`drivetrain comm doctor`: what would make a start slow, or fail, on this host."""
+"""`drivetrain comm doctor`: what would make a start slow, or fail, and what to set."""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
 
 from drivetrain_comm import _native
 from drivetrain_comm._cli.common import print_table
 from drivetrain_comm._resolver import Finding, startup_findings
+from drivetrain_comm.adviser import (
+    advise,
+    as_diff,
+    as_env,
+    gather,
+    with_cluster,
+    with_given,
+    with_measured,
+)
+from drivetrain_comm.adviser._draw import report_tables
 from drivetrain_core import DistributedError
+from drivetrain_core.services import ClusterSpec
 
 if TYPE_CHECKING:
     import argparse
 
+    from drivetrain_comm.adviser import Facts, Report
+
 __all__ = ["populate"]
+
+_DEFAULT_RANKS = 8
 
 
 def populate(commands: Any) -> None:
     """Adds the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        help="look for what makes a start slow, or fail, on this host",
+        help="look for what makes a start slow, or fail, on this host, and what to set",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--ranks", type=int, default=8, help="of the job (the default: %(default)s)"
+        "--ranks", type=int, help=f"of the job (the default: {_DEFAULT_RANKS})"
     )
     parser.add_argument("--master", metavar="HOST", help="where rank 0 runs")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--as",
+        dest="form",
+        choices=("table", "env", "diff"),
+        default="table",
+        help="a table, lines for a shell, or what changes (the default: %(default)s)",
+    )
+    form.add_argument("--json", action="store_true", help="print JSON")
+    _populate_facts(parser)
     parser.set_defaults(run=_run)
 
 
+def _populate_facts(parser: argparse.ArgumentParser) -> None:
+    facts = parser.add_argument_group(
+        "what a host cannot see; given by hand, it counts more than what is read"
+    )
+    facts.add_argument("--nccl-version", metavar="2.29.7", help="of NCCL")
+    facts.add_argument(
+        "--delay-ms", type=float, help="of a message to another host, one way"
+    )
+    facts.add_argument("--gbps", type=float, help="what a card sends, in Gbit/s")
+    facts.add_argument(
+        "--flow-gbps", type=float, help="what one TCP connection carries, in Gbit/s"
+    )
+    facts.add_argument(
+        "--paths", type=int, help="over how many equal ways switches spread connections"
+    )
+    facts.add_argument(
+        "--dscp", type=int, help="the mark of packets that switches do not drop"
+    )
+    facts.add_argument(
+        "--measured", metavar="FILE", help="what drivetrain comm tune --json printed"
+    )
+    facts.add_argument("--cluster", metavar="FILE", help="the cluster, as YAML")
+    facts.add_argument(
+        "--root", metavar="DIR", help="a copy of another host's sys, proc and etc"
+    )
+
+
 def _run(args: argparse.Namespace) -> int:
-    if args.ranks < 1:
+    if args.ranks is not None and args.ranks < 1:
         message = f"--ranks must be at least 1, got {args.ranks}"
         raise DistributedError(message)
+    facts = _facts(args)
+    report = advise(facts)
+    if not args.json and args.form != "table":
+        form = as_env if args.form == "env" else as_diff
+        sys.stdout.write(form(facts, report))
+        return 0
+    ranks = facts.ranks or _DEFAULT_RANKS
+    found = [] if args.root is not None else _start(ranks, args.master)
+    levels = [one.level for one in found] + [one.level for one in report.advice]
+    if args.json:
+        print(json.dumps(_plain(found, report), indent=2))
+    else:
+        _print(found, report, ranks)
+    return int("bad" in levels)
+
+
+def _facts(args: argparse.Namespace) -> Facts:
+    # The variables are those of this host, not of one whose files were copied.
+    facts = gather() if args.root is None else gather(args.root, environment={})
+    if args.cluster is not None:
+        facts = with_cluster(facts, ClusterSpec.load(args.cluster))
+    if args.measured is not None:
+        facts = with_measured(facts, args.measured)
+    ranks = args.ranks
+    if ranks is None and facts.ranks is None:
+        ranks = _DEFAULT_RANKS
+    return with_given(
+        facts,
+        nccl_version=args.nccl_version,
+        delay_ms=args.delay_ms,
+        gbps=args.gbps,
+        flow_gbps=args.flow_gbps,
+        ranks=ranks,
+        paths=args.paths,
+        dscp=args.dscp,
+    )
+
+
+def _start(ranks: int, master: str | None) -> list[Finding]:
     lacks = _native.missing_because()
     engine = Finding(
         name="engine",
@@ -43,12 +136,36 @@ def _run(args: argparse.Namespace) -> int:
         because=lacks or "the native engine is there",
         fix="install the package again, with a C++ compiler" if lacks else "",
     )
-    found = [engine, *startup_findings(world_size=args.ranks, master=args.master)]
-    is_bad = any(one.level == "bad" for one in found)
-    if args.json:
-        print(json.dumps([asdict(one) for one in found], indent=2))
-        return int(is_bad)
-    rows = [["what", "state", "because", "what helps"]]
-    rows += [[one.name, one.level, one.because, one.fix or ""] for one in found]
-    print_table(f"before a job of {args.ranks} ranks", rows)
-    return int(is_bad)
+    return [engine, *startup_findings(world_size=ranks, master=master)]
+
+
+def _plain(found: list[Finding], report: Report) -> list[dict[str, Any]]:
+    """Returns all that was found in one list; each has a kind, a name and a level."""
+    about = {
+        "kind": "about",
+        "name": "network",
+        "level": "ok",
+        "because": f"{report.nccl}, {report.transport}",
+    }
+    return [
+        *({"kind": "finding", **asdict(one)} for one in found),
+        about,
+        *({"kind": "advice", "name": a.setting, **asdict(a)} for a in report.advice),
+        *({"kind": "problem", "level": "warn", **asdict(p)} for p in report.problems),
+        *(
+            {"kind": "gap", "name": f"{g.subject} (gap)", "level": "ok", **asdict(g)}
+            for g in report.gaps
+        ),
+    ]
+
+
+def _print(found: list[Finding], report: Report, ranks: int) -> None:
+    if found:
+        rows = [["what", "state", "because", "what helps"]]
+        rows += [[one.name, one.level, one.because, one.fix or ""] for one in found]
+        print_table(f"before a job of {ranks} ranks", rows)
+    if not report.advice:
+        print(f"nothing to set for {report.nccl}, {report.transport}")
+    console = Console(file=sys.stdout)
+    for table in report_tables(report):
+        console.print(table)

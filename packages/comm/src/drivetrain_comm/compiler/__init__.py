@@ -13,6 +13,7 @@ from drivetrain_comm.compiler._compile import Candidate, Compiled, compile_sched
 from drivetrain_comm.compiler._errors import LinkGraphError, ScheduleError
 from drivetrain_comm.compiler._file import graph_from_json, graph_to_json, load_graph
 from drivetrain_comm.compiler._graph import LinkGraph, Wire, degraded
+from drivetrain_comm.compiler._load_schedule import load_schedule
 from drivetrain_comm.compiler._msccl import from_msccl, to_msccl
 from drivetrain_comm.compiler._schedule import (
     COLLECTIVES,
@@ -56,6 +57,7 @@ __all__ = [
     "graph_to_json",
     "hosts",
     "load_graph",
+    "load_schedule",
     "lower_bound",
     "ring",
     "schedule_of",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -92,6 +93,12 @@ class Schedule:
     def num_transfers(self) -> int:
         """How many messages all ranks send."""
         return sum(step.kind == Kind.SEND for p in self.programs for step in p)
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits that differ for different programs."""
+        content = f"{self.collective} {self.owners} {self.programs}"
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
         """Returns the schedule as JSON, of which `from_json` makes it again.

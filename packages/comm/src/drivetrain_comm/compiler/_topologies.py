@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["from_matrix", "full_mesh", "hosts", "ring", "star", "torus"]
 
 
-def both(a: str, b: str, bytes_per_s: float, delay_s: float) -> tuple[Wire, Wire]:
+def _both(a: str, b: str, bytes_per_s: float, delay_s: float) -> tuple[Wire, Wire]:
     """Returns the two directions of a link."""
     there = Wire(source=a, target=b, bytes_per_s=bytes_per_s, delay_s=delay_s)
     back = Wire(source=b, target=a, bytes_per_s=bytes_per_s, delay_s=delay_s)
@@ -37,7 +37,7 @@ def star(bytes_per_s: Sequence[float], delay_s: float = 0.0) -> LinkGraph:
     wires = [
         wire
         for rank, rate in enumerate(bytes_per_s)
-        for wire in both(f"r{rank}", "switch", rate, delay_s / 2)
+        for wire in _both(f"r{rank}", "switch", rate, delay_s / 2)
     ]
     size = len(bytes_per_s)
     return LinkGraph(name=f"star of {size}", num_ranks=size, wires=tuple(wires))
@@ -92,10 +92,10 @@ def hosts(
     """
     wires: list[Wire] = []
     for host, rate in enumerate(nic_bytes_per_s):
-        wires += both(f"host{host}", "fabric", rate, delay_s / 2)
+        wires += _both(f"host{host}", "fabric", rate, delay_s / 2)
         for local in range(ranks_per_host):
             rank = f"r{host * ranks_per_host + local}"
-            wires += both(rank, f"host{host}", local_bytes_per_s, local_delay_s / 2)
+            wires += _both(rank, f"host{host}", local_bytes_per_s, local_delay_s / 2)
     return LinkGraph(
         name=f"{len(nic_bytes_per_s)} hosts of {ranks_per_host}",
         num_ranks=len(nic_bytes_per_s) * ranks_per_host,
@@ -155,6 +155,6 @@ def _meshed(
     wires = [
         wire
         for a, b in sorted(pairs)
-        for wire in both(f"r{a}", f"r{b}", bytes_per_s, delay_s)
+        for wire in _both(f"r{a}", f"r{b}", bytes_per_s, delay_s)
     ]
     return LinkGraph(name=name, num_ranks=num_ranks, wires=tuple(wires))

@@ -143,6 +143,8 @@ class Nic(_Checked):
         bandwidth_bits_per_s: What one sends at most, in one direction.
         latency_s: The time that a small message takes to another node.
         rdma: Whether they write to memory without the processor.
+        rails: Whether each hangs on a switch of its own, beside the same card of other
+            nodes; else all hang on one switch.
     """
 
     count: int = field(metadata=_as(Number(minimum=1, whole=True)), default=1)
@@ -151,6 +153,7 @@ class Nic(_Checked):
     )
     latency_s: float = field(metadata=_as(Amount(SECONDS), "latency"), default=0.0)
     rdma: bool = field(metadata=_as(Flag()), default=False)
+    rails: bool = field(metadata=_as(Flag()), default=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,12 +214,38 @@ class Switch(_Checked):
         uplink: The switch above it; None at the top.
         oversubscription: How much faster its ports down are together than those up.
         latency_s: The time that it adds.
+        downlinks: How many ports down one switch has; 0 where unknown.
+        uplinks: How many ports up one switch has; 0 where the oversubscription says it.
+        uplink_bandwidth_bits_per_s: What one port up sends at most; 0 where it is as
+            fast as a port down.
     """
 
     name: str = field(metadata=_as(Text()))
     uplink: str | None = field(metadata=_as(Text()), default=None)
     oversubscription: float = field(metadata=_as(Number(minimum=1)), default=1.0)
     latency_s: float = field(metadata=_as(Amount(SECONDS), "latency"), default=0.0)
+    downlinks: int = field(metadata=_as(Number(whole=True)), default=0)
+    uplinks: int = field(metadata=_as(Number(whole=True)), default=0)
+    uplink_bandwidth_bits_per_s: float = field(
+        metadata=_as(Amount(BITS_PER_SECOND), "uplink_bandwidth"), default=0.0
+    )
+
+    def __post_init__(self) -> None:
+        """Checks that what lies above is described only where something does."""
+        check_fields(self)
+        if self.uplink is None and (self.uplinks or self.uplink_bandwidth_bits_per_s):
+            message = (
+                f"switch {self.name!r} has ports up, but no uplink: name the switch "
+                "above it, or leave uplinks and uplink_bandwidth out"
+            )
+            raise ClusterSpecError(message)
+        if self.uplinks and self.oversubscription != 1:
+            message = (
+                f"switch {self.name!r} has uplinks {self.uplinks} and "
+                f"oversubscription {self.oversubscription:g}: give one of them, the "
+                "other follows"
+            )
+            raise ClusterSpecError(message)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -71,6 +71,10 @@ def _run(args: argparse.Namespace) -> int:
     if args.out and Path(args.out).suffix not in (".json", ".xml"):
         message = f"--out must end in .json or .xml, got {args.out!r}"
         raise ScheduleError(message)
+    for name, value in (("message-us", args.message_us), ("budget", args.budget)):
+        if not value >= 0:
+            message = f"--{name} must be 0 or more, got {value}"
+            raise ScheduleError(message)
     graph = load_graph(args.links)
     found = compile_schedule(
         graph,

@@ -1,0 +1,98 @@
+"""`drivetrain comm fabric`: what placement, queue pairs and port splitting are worth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["populate"]
+
+
+def populate(commands: Any) -> None:
+    """Adds the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "fabric",
+        help="simulate a job on a data-centre network: placement, ECMP, congestion",
+        allow_abbrev=False,
+    )
+    _add_fabric(parser)
+    _add_traffic(parser)
+    parser.add_argument(
+        "--placements",
+        metavar="LIST",
+        default="random,packed,advised",
+        help="of given, random, packed, advised (the default: %(default)s)",
+    )
+    parser.add_argument(
+        "--queue-pairs",
+        metavar="LIST",
+        default="1,2,4,8",
+        help="of a connection (the default: %(default)s)",
+    )
+    parser.add_argument(
+        "--hash",
+        default="crc",
+        help="of switches: crc, unseeded, or random (the default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of hashes and order")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="how many are averaged over (default: 1)"
+    )
+    parser.add_argument(
+        "--advice", metavar="FILE", help="write the advised order of nodes, one a line"
+    )
+    parser.add_argument("--svg", metavar="FILE", help="write a picture as well")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run)
+
+
+def _add_fabric(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("the fabric").add_argument
+    add("--spec", metavar="FILE", help="a cluster file; the options below do not count")
+    add("--gpus", type=int, default=12288, help="(default: %(default)s)")
+    add("--gpus-per-node", type=int, default=8, help="(default: %(default)s)")
+    add("--nics", type=int, default=8, help="network cards of a node (default: 8)")
+    add("--nic-gbps", type=float, default=200, help="(default: %(default)s)")
+    add("--no-rails", action="store_true", help="all cards of a node on one leaf")
+    add("--tiers", type=int, choices=(2, 3), default=3, help="(default: 3)")
+    add("--leaf-downlinks", type=int, default=64, help="(default: %(default)s)")
+    add("--leaf-uplinks", type=int, default=32, help="(default: %(default)s)")
+    add("--spine-downlinks", type=int, help="(default: 32, with two tiers 64)")
+    add("--spine-uplinks", type=int, default=32, help="(default: %(default)s)")
+    add("--core-downlinks", type=int, default=64, help="(default: %(default)s)")
+    add("--uplink-gbps", type=float, default=400, help="(default: %(default)s)")
+    add("--latency-us", type=float, default=5, help="node to node (default: 5)")
+    add("--failed", type=int, default=0, help="ports up of leaves that fail, by chance")
+
+
+def _add_traffic(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("the traffic").add_argument
+    add(
+        "--traffic",
+        default="all-reduce",
+        help="of all ranks: all-reduce, tree, all-gather, reduce-scatter, all-to-all, "
+        "or a step of a job: job (the default: %(default)s)",
+    )
+    add("--size", default="1G", help="bytes of a rank's vector (default: %(default)s)")
+    add("--tensor", type=int, default=8, help="of a job (default: %(default)s)")
+    add("--pipeline", type=int, default=8, help="stages of a job (default: 8)")
+    add(
+        "--activations",
+        default="256M",
+        help="bytes that a rank sends on in a step (default: %(default)s)",
+    )
+    add(
+        "--incast",
+        type=int,
+        metavar="SENDERS",
+        help="instead: queues, pauses and a victim when so many send to one",
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    # Imported here: other commands need no numpy.
+    from drivetrain_comm.fabric._command import run_fabric
+
+    return run_fabric(args)

@@ -1,0 +1,15 @@
+"""What is wrong with a fabric, or with what is asked of one.
+
+DrivetrainError
+ `- FabricError (ValueError)        it does not connect, or cannot be simulated
+"""
+
+from __future__ import annotations
+
+from drivetrain_core import DrivetrainError
+
+__all__ = ["FabricError"]
+
+
+class FabricError(DrivetrainError, ValueError):
+    """A fabric does not connect, or a simulation of it is not well described."""

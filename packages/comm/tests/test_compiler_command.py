@@ -1,0 +1,70 @@
+"""`drivetrain comm compile`."""
+
+import json
+
+import pytest
+
+from drivetrain_comm.cli import main
+from drivetrain_comm.compiler import (
+    Schedule,
+    from_msccl,
+    graph_to_json,
+    star,
+    verify,
+)
+
+
+@pytest.fixture
+def links(tmp_path):
+    path = tmp_path / "links.json"
+    path.write_text(graph_to_json(star([1e9, 1e9, 5e8], 1e-5)))
+    return str(path)
+
+
+def test_compile_prints_what_was_tried_and_the_bound(links, capsys):
+    assert main(["compile", links, "--size", "1M", "--budget", "0.5"]) == 0
+    said = capsys.readouterr().out
+    assert "all_reduce of 1 MiB on star of 3" in said
+    assert "ring" in said
+    assert "no schedule takes less than 2.0" in said
+    assert "what must leave rank 2" in said
+
+
+@pytest.mark.parametrize(
+    ("suffix", "read"), [("json", Schedule.from_json), ("xml", from_msccl)]
+)
+def test_compile_writes_what_can_be_read_again(links, tmp_path, capsys, suffix, read):
+    path = tmp_path / f"schedule.{suffix}"
+    words = ["compile", links, "--collective", "broadcast", "--root", "1", "--json"]
+    assert main([*words, "--budget", "0.2", "--out", str(path)]) == 0
+    schedule = read(path.read_text())
+    verify(schedule)
+    assert schedule.collective == "broadcast"
+    assert set(schedule.owners) == {1}
+    report = json.loads(capsys.readouterr().out)
+    assert report["seconds"] == report["candidates"][0]["seconds"]
+    assert report["seconds"] >= report["bound"]["seconds"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--out", "schedule.txt"], "--out must end in .json or .xml"),
+        (["--collective", "broadcast", "--root", "7"], "root must be one of 3 ranks"),
+        (["--size", "many"], "sizes are numbers of bytes"),
+        (["--message-us", "-1"], "--message-us must be 0 or more"),
+        (["--budget", "nan"], "--budget must be 0 or more"),
+    ],
+)
+def test_compile_refuses_in_one_line(links, capsys, words, message):
+    assert main(["compile", links, *words]) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_compile_says_what_is_wrong_with_a_file(tmp_path, capsys):
+    path = tmp_path / "links.json"
+    path.write_text('{"drivetrain_links": 1, "name": "x", "num_ranks": 2, "wires": []}')
+    assert main(["compile", str(path)]) == 1
+    assert "rank 0 does not reach rank 1" in capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""The command `fabric`."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from drivetrain_comm import fabric
+from drivetrain_comm.cli import main
+
+SMALL = ["fabric", "--gpus", "512", "--queue-pairs", "1,4"]
+
+SPEC = """\
+drivetrain_cluster: 1
+name: small
+nodes:
+  - name: gpu
+    count: 32
+    devices: {kind: A100, count: 8, memory: 80GiB}
+    nics: {count: 8, bandwidth: 200Gb/s, rails: true}
+    switch: tor
+switches:
+  - {name: tor, uplink: spine, downlinks: 16, uplinks: 8, uplink_bandwidth: 400Gb/s}
+  - {name: spine, downlinks: 64}
+"""
+
+
+def report(capsys, *words):
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_table_shows_every_setting(capsys):
+    assert main([*SMALL, "--placements", "random,packed"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if "random" in line or "packed" in line]
+    assert len(rows) == 8
+    assert any("1.00" in row and "packed" in row for row in rows)
+
+
+def test_json_of_a_job_has_its_phases(capsys):
+    words = (*SMALL, "--traffic", "job", "--pipeline", "4", "--hash", "random")
+    found = report(capsys, *words)
+    assert found["gpus"] == 512
+    assert found["fabric"]["num_nodes"] == 64
+    measures = found["measures"]
+    assert len(measures) == 3 * 2 * 2
+    for measure in measures:
+        assert set(measure["phase_s"]) == {"data", "pipeline"}
+        assert measure["seconds"] == pytest.approx(sum(measure["phase_s"].values()))
+        assert measure["slowdown"] >= 1
+
+
+def test_cluster_file_is_the_fabric(capsys, tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(SPEC)
+    found = report(capsys, *SMALL, "--spec", str(path), "--traffic", "tree")
+    assert found["gpus"] == 256
+    assert found["fabric"]["tiers"][0]["uplinks"] == 8
+    assert len(found["fabric"]["tiers"]) == 2
+
+
+def test_failed_links_are_drawn_by_the_seed(capsys):
+    words = (*SMALL, "--failed", "3", "--placements", "random")
+    one, again = report(capsys, *words), report(capsys, *words)
+    assert one == again
+    assert len(one["fabric"]["failed"]) == 3
+    other = report(capsys, *words, "--seed", "5")
+    assert other["fabric"]["failed"] != one["fabric"]["failed"]
+
+
+def test_picture_and_advice_are_written(tmp_path, capsys):
+    picture, advice = tmp_path / "fabric.svg", tmp_path / "nodes.txt"
+    words = [*SMALL, "--svg", str(picture), "--advice", str(advice)]
+    assert main(words) == 0
+    assert picture.read_text().startswith("<svg")
+    order = [int(line) for line in advice.read_text().split()]
+    assert sorted(order) == list(range(64))
+
+
+def test_incast_shows_what_pauses_do(capsys, tmp_path):
+    words = ["fabric", "--incast", "8"]
+    picture = tmp_path / "incast.svg"
+    assert main([*words, "--svg", str(picture)]) == 0
+    # Three panels with a line a run, and the line of each run in the legend.
+    assert picture.read_text().count("<polyline") == 3 * 3 + 3
+    shown = capsys.readouterr().out
+    assert "DCQCN and PFC" in shown
+    assert "comes to rest at 25 Gb/s" in shown
+    runs = report(capsys, *words)["runs"]
+    assert runs["nothing"]["lost_bytes"] > 0
+    assert runs["PFC"]["lost_bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpus", "0"], "0 GPUs are no nodes"),
+        (["--gpus", "12"], "12 GPUs are no nodes of 8"),
+        (["--tiers", "2", "--gpus", "12288"], "192 leaves, but .* 64 ports"),
+        (["--nic-gbps", "-1"], "nic_bits_per_s must be above zero"),
+        (["--uplink-gbps", "-400"], "uplink_bits_per_s must be above zero"),
+        (["--placements", "best"], "placement must be one of"),
+        (["--queue-pairs", "0"], "one queue pair at least"),
+        (["--queue-pairs", "1000000"], "more than the 16000000"),
+        (["--traffic", "job", "--activations", "inf"], "at least zero, got inf"),
+        (["--seeds", "0"], "got 0 seeds"),
+        (["--spine-downlinks", "0"], "downlinks must be above zero"),
+        (["--queue-pairs", "many"], "numbers such as 1,2,4"),
+        (["--traffic", "gossip"], "traffic must be one of"),
+        (["--hash", "md5"], "hash must be one of"),
+        (["--size", "much"], "--size is a number of bytes"),
+        (["--size", "-1"], "at least zero"),
+        (["--failed", "-1"], "--failed must be 0 to"),
+        (["--spec", "/nowhere/cluster.yaml"], "cannot be read"),
+        (["--incast", "0"], "one sender at least"),
+        (["--incast", "2", "--advice", "a"], "leave --advice out"),
+    ],
+)
+def test_wrong_options_are_one_line(words, message, capsys):
+    assert main(["fabric", "--gpus", "512", *words]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert re.search(message, said)
+
+
+def test_public_names_are_sorted_and_there():
+    assert fabric.__all__ == sorted(fabric.__all__)
+    assert all(hasattr(fabric, name) for name in fabric.__all__)
+
+
+def test_simulator_imports_no_torch():
+    program = "import sys, drivetrain_comm.fabric; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
