@@ -35,7 +35,17 @@ public_modules += [
 ]
 public_modules += [
     f"drivetrain_comm.{name}"
-    for name in ("groups", "horovod", "stores", "testing", "topology")
+    for name in (
+        "adviser",
+        "compiler",
+        "fabric",
+        "groups",
+        "horovod",
+        "nccl",
+        "stores",
+        "testing",
+        "topology",
+    )
 ]
 public_modules += [f"drivetrain_elastic.{n}" for n in ("faults", "journal", "testing")]
 exclude_patterns = ["_build", "reports"]

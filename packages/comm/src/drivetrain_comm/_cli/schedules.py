@@ -18,12 +18,11 @@ from drivetrain_comm.compiler import (
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
-    from drivetrain_comm.compiler import Compiled, LinkGraph
+    from drivetrain_comm.compiler import Candidate, Compiled, LinkGraph
 
 __all__ = ["populate"]
-
-_SHOWN = 8
 
 
 def populate(commands: Any) -> None:
@@ -99,7 +98,7 @@ def _run(args: argparse.Namespace) -> int:
             f"{one.seconds * 1e3:.4g}",
             f"{one.seconds / found.bound.seconds:.3f} x",
         ]
-        for one in found.candidates[:_SHOWN]
+        for one in _best_of_each(found.candidates)
     ]
     print_table(f"{args.collective} of {human(size)} on {graph.name}", rows)
     print(
@@ -107,6 +106,13 @@ def _run(args: argparse.Namespace) -> int:
         f"{found.bound.because}"
     )
     return 0
+
+
+def _best_of_each(candidates: Sequence[Candidate]) -> list[Candidate]:
+    best: dict[str, Candidate] = {}
+    for one in candidates:
+        best.setdefault(one.name, one)
+    return list(best.values())
 
 
 def _report(

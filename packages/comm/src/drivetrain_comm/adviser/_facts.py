@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from drivetrain_comm.adviser._errors import AdviserError
-
-if TYPE_CHECKING:
-    from drivetrain_comm.topology import Nic
+from drivetrain_comm.topology import Nic  # noqa: TC001  (the reference resolves it)
 
 __all__ = ["Adapter", "Assignment", "Facts", "Gid", "Transport"]
 

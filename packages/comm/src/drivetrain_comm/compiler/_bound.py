@@ -41,9 +41,9 @@ def lower_bound(
     """Returns a time that no schedule can beat.
 
     The largest of these, with M bytes in a vector, W ranks, and C(S) what the wires
-    out of a set S of ranks carry at most (a minimum cut):
+    out of a set S of n ranks carry at most (a minimum cut):
 
-    - What must leave a set. all_gather: M |S| / W; reduce_scatter: M (W - |S|) / W;
+    - What must leave a set. all_gather: M n / W; reduce_scatter: M (W - n) / W;
       broadcast: M, if the root is in S; all_reduce: M.
     - What all parts of a partition into m must send together. In an all-reduce each
       element takes 2 (m - 1) messages between parts, since so many one-way messages

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import permutations
 from typing import TYPE_CHECKING
 
 from drivetrain_comm._choice import available, steps_of
 from drivetrain_comm._steps import Kind
 from drivetrain_comm.algorithms import direct, ring
 from drivetrain_comm.algorithms._blocks import finish
+from drivetrain_comm.compiler._cycle import widest_cycle
 from drivetrain_comm.compiler._schedule import Schedule, Transfer, schedule_of
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["library"]
 
 _PIECES = 16  # a tree's vector is cut into, so that its levels work at once
-_MOST_FOR_ALL = 8
 _STOCK = "stock"
 
 
@@ -43,7 +42,7 @@ def library(graph: LinkGraph, collective: str, root: int = 0) -> list[Schedule]:
         >>> [schedule.name for schedule in library(star([1e9] * 4), "all_reduce")]
         ['ring', 'direct', 'halving', 'two rings', 'tree']
     """
-    order = _ring_order(graph)
+    order = widest_cycle(graph)
     if collective == "all_reduce":
         found = [*_all_reduces(graph, order)]
     elif collective == "broadcast":
@@ -213,35 +212,3 @@ def _groups(graph: LinkGraph) -> list[list[int]] | None:
     if "" in below or whole != list(graph.ranks) or len(groups) in (1, len(whole)):
         return None
     return groups
-
-
-def _ring_order(graph: LinkGraph) -> list[int]:
-    """Returns the ranks so that the narrowest way from one to the next is widest.
-
-    All orders up to 8 ranks; beyond, the widest way to a rank that is left, with ranks
-    of one switch together.
-    """
-    width = {
-        pair: min(wire.bytes_per_s for wire in graph.route(*pair))
-        for pair in graph.pairs
-    }
-    hops = {pair: len(graph.route(*pair)) for pair in graph.pairs}
-
-    def worth(order: Sequence[int]) -> tuple[float, int]:
-        pairs = [(a, b) for a, b in zip(order, [*order[1:], order[0]], strict=True)]
-        narrowest = min(width.get(pair, 0.0) for pair in pairs)
-        return narrowest, -sum(hops.get(pair, 99) for pair in pairs)
-
-    if graph.num_ranks <= _MOST_FOR_ALL:
-        rest = permutations(range(1, graph.num_ranks))
-        return max(([0, *one] for one in rest), key=worth)
-    order = [0]
-    left = set(graph.ranks) - {0}
-    while left:
-        at = order[-1]
-        nearest = max(
-            left, key=lambda r: (width.get((at, r), 0.0), -hops.get((at, r), 99), -r)
-        )
-        order.append(nearest)
-        left.remove(nearest)
-    return order

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["COLLECTIVES", "Schedule", "Transfer", "schedule_of"]
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+"""The collectives that schedules are made for."""
+
 _VERSION = 1
 
 
