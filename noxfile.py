@@ -110,6 +110,9 @@ def install(
     pip: Sequence[str] = (),
 ) -> None:
     """Installs packages in place, with what they declare, and groups of tools."""
+    if shutil.which("ccache"):
+        # Each environment compiles what is native anew, from the same sources.
+        session.env["CMAKE_CXX_COMPILER_LAUNCHER"] = "ccache"
     # Modules are compiled when they are first imported: most of them never are.
     arguments = [*provide_torch(session), "--no-compile", *pip]
     for package in closure(*packages):
