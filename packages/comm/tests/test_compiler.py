@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import random
 
 import pytest
@@ -61,9 +62,9 @@ def is_right(schedule, found):
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_compiled_schedule_is_right_and_near_the_bound(name, collective):
     graph = GRAPHS[name]
-    found = compile_schedule(graph, collective, SIZE, budget_s=0.5)
+    found = compile_schedule(graph, collective, SIZE, most_pieces=16, budget_s=math.inf)
     verify(found.schedule)
-    assert 1 - 1e-6 <= found.ratio <= 1.35
+    assert 1 - 1e-6 <= found.ratio <= 1.2
     assert found.seconds == simulate(found.schedule, graph, SIZE)
     assert found.candidates[0].seconds == found.seconds
     slowest = max(library(graph, collective), key=lambda s: simulate(s, graph, SIZE))
@@ -93,7 +94,9 @@ def test_trees_compute_what_they_should_in_any_order(collective):
 
 def test_heavy_chunks_of_a_slow_rank_go_around_it():
     graph = star([1e9, 1e9, 1e9, 1e8])
-    found = compile_schedule(graph, "all_reduce", SIZE, budget_s=5.0)
+    found = compile_schedule(
+        graph, "all_reduce", SIZE, most_pieces=16, budget_s=math.inf
+    )
     ours = min(
         simulate(s, graph, SIZE)
         for s in library(graph, "all_reduce")
@@ -222,7 +225,9 @@ def _reads_sorted(steps):
 
 
 def test_schedules_of_files_are_as_they_were():
-    schedule = compile_schedule(GRAPHS["star of 4"], "all_reduce", 10**6).schedule
+    schedule = compile_schedule(
+        GRAPHS["star of 4"], "all_reduce", 10**6, most_pieces=4
+    ).schedule
     assert Schedule.from_json(schedule.to_json()) == schedule
 
 

@@ -1,6 +1,7 @@
 """Schedules that really run: on torch's messages, and on the engine."""
 
 import functools
+import math
 import os
 import re
 
@@ -28,7 +29,8 @@ GRAPH = degraded(full_mesh(3, 1e9), "r0", "r1", 0.3)
 
 @functools.cache
 def compiled(collective):
-    return compile_schedule(GRAPH, collective, 10**5, budget_s=0.3).schedule
+    found = compile_schedule(GRAPH, collective, 10**5, most_pieces=4, budget_s=math.inf)
+    return found.schedule
 
 
 def results(schedules):
@@ -37,7 +39,7 @@ def results(schedules):
     for schedule in schedules:
         for in_rounds in (False, True):
             runner = ScheduleRunner(schedule, in_rounds=in_rounds)
-            for num in (0, 1, 5, 10_007):
+            for num in (0, 5, 10_007):
                 for dtype in (torch.float32, torch.bfloat16, torch.int64):
                     x = (torch.arange(num) % 7 + 10 * rank).to(dtype)
                     every = [
@@ -66,7 +68,7 @@ def results(schedules):
 
 def test_schedules_run_over_messages_of_torch():
     for found in run_ranks(results, 3, [compiled(name) for name in COLLECTIVES]):
-        assert len(found) == 4 * 2 * 4 * 3
+        assert len(found) == 4 * 2 * 3 * 3
         assert [key for key, same in found.items() if not same] == []
 
 

@@ -86,6 +86,7 @@ def compile_schedule(
     *,
     root: int = 0,
     message_s: float = 0.0,
+    most_pieces: int = 96,
     budget_s: float = 30.0,
 ) -> Compiled:
     """Returns the fastest schedule of the library, of greedy search and of trees.
@@ -100,6 +101,8 @@ def compile_schedule(
         size_bytes: Of the vector: what an all-gather gives, or a reduce-scatter takes.
         root: Of a broadcast.
         message_s: How long a message takes beside its bytes, on whatever will run it.
+        most_pieces: Into how many pieces a rank's part of the vector is cut at most. More
+            come nearer to the bound, and take longer to find.
         budget_s: After how many seconds no further candidate is made.
 
     Raises:
@@ -117,7 +120,9 @@ def compile_schedule(
     least = math.inf
     tried: list[Candidate] = []
     deadline = time.monotonic() + budget_s
-    for schedule in _candidates(graph, collective, size_bytes, root, message_s):
+    for schedule in _candidates(
+        graph, collective, size_bytes, root, message_s, most_pieces
+    ):
         seconds = simulate(schedule, graph, size_bytes, message_s=message_s)
         tried.append(
             Candidate(
@@ -150,14 +155,19 @@ def _check(graph: LinkGraph, collective: str, size_bytes: int, root: int) -> Non
 
 
 def _candidates(
-    graph: LinkGraph, collective: str, size_bytes: int, root: int, message_s: float
+    graph: LinkGraph,
+    collective: str,
+    size_bytes: int,
+    root: int,
+    message_s: float,
+    most_pieces: int,
 ) -> Iterator[Schedule]:
     """Yields schedules, those first that are made in no time."""
     yield from library(graph, collective, root)
     for pieces in _PIECES:
         num_chunks = pieces * graph.num_ranks
         chunk_bytes = size_bytes / num_chunks
-        if chunk_bytes < _LEAST_CHUNK_BYTES and pieces > 1:
+        if pieces > 1 and (chunk_bytes < _LEAST_CHUNK_BYTES or pieces > most_pieces):
             return
         maker = _Maker(graph, collective, num_chunks, root, chunk_bytes, message_s)
         if num_chunks <= _MOST_GREEDY:
