@@ -229,7 +229,7 @@ def test_forms_hold_all_advice(known):
             assert len(shlex.split(line)) in (0, 2)
     found = {one.setting for one in changes(known, report)}
     assert found >= {one.setting for one in report.advice if one.scope != "host"}
-    assert len(as_diff(known, report).splitlines()) == len(found) + 1
+    assert len(as_diff(known, report).splitlines()) == 1 + len(found) + len(report.gaps)
 
 
 @given(known=some_facts)

@@ -104,7 +104,7 @@ def test_heavy_chunks_of_a_slow_rank_go_around_it():
     )
     # The ring sends 1.5 vectors over the slow link; one is enough.
     assert ours / found.seconds > 1.4
-    assert found.bound.because == "what must leave rank 3"
+    assert found.bound.because == "what must leave rank 3 over r3 -> switch"
 
 
 def test_bounds_are_those_of_the_textbook():

@@ -27,7 +27,7 @@ def test_compile_prints_what_was_tried_and_the_bound(links, capsys):
     assert "all_reduce of 1 MiB on star of 3" in said
     assert "ring" in said
     assert "no schedule takes less than 2.107 ms" in said
-    assert "what must leave rank 2" in said
+    assert "what must leave rank 2 over r2 -> switch" in said
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Graphs of links: ways, files, and what is refused."""
 
+import json
+
 import pytest
 
 from drivetrain_comm.compiler import (
@@ -171,6 +173,17 @@ def test_graphs_of_files_are_as_they_were(tmp_path):
 def test_files_that_describe_no_graph_are_refused(text, message):
     with pytest.raises(LinkGraphError, match=message):
         graph_from_json(text, "f")
+
+
+def test_measured_links_are_a_graph(tmp_path):
+    rows = {"delay_s": [[0, 1e-3], [1e-3, 0]], "bytes_per_s": [[0, 1e9], [2e9, 0]]}
+    graph = graph_from_json(json.dumps({"links": rows, "hosts": [[0], [1]]}))
+    assert graph.num_ranks == 2
+    assert graph.delay_s(0, 1) == 1e-3
+    assert min(w.bytes_per_s for w in graph.route(1, 0)) == 2e9
+    for wrong in ({}, {"delay_s": [[0]]}, {**rows, "bytes_per_s": [[0, "x"], [1, 0]]}):
+        with pytest.raises(LinkGraphError, match="f: these are no measured links"):
+            graph_from_json(json.dumps({"links": wrong}), "f")
 
 
 def test_file_that_is_not_there_is_an_error(tmp_path):

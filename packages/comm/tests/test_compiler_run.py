@@ -119,6 +119,14 @@ def refusals(schedule):
             runner.run(vector, op)
         except ScheduleError as error:
             said.append(str(error))
+    for make in (
+        lambda: runner.run(torch.ones(4).int(), "avg"),
+        lambda: ScheduleRunner("x"),
+    ):
+        try:
+            make()
+        except ScheduleError as error:
+            said.append(str(error))
     two = dist.new_group([0, 1])
     if dist.get_rank() < 2:
         try:
@@ -132,7 +140,9 @@ def test_what_cannot_run_is_refused_before_anything_is_sent():
     said = run_ranks(refusals, 3, compiled("all_reduce"))[0]
     assert "the vector must be contiguous" in said[0]
     assert "op must be one of sum, avg" in said[1]
-    assert "is for 3 ranks, and the group has 2" in said[2]
+    assert "an average of torch.int32 is not defined" in said[2]
+    assert "must be a Schedule, got str; load_schedule reads a file" in said[3]
+    assert "is for 3 ranks, and the group has 2" in said[4]
 
 
 def die_in_between(schedule):

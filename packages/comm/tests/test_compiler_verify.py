@@ -169,6 +169,21 @@ def test_schedules_that_name_what_is_not_there_are_refused(change, message):
 
 
 @pytest.mark.parametrize(
+    "transfer",
+    [
+        Transfer(2, 0, 0),
+        Transfer(0, 2, 0),
+        Transfer(0, 0, 0),
+        Transfer(0, 1, 1),
+        (-1, 0, 0, True),
+    ],
+)
+def test_transfers_that_name_what_is_not_there_are_refused(transfer):
+    with pytest.raises(ScheduleError, match="x: transfer 1 is of chunk"):
+        schedule_of("x", "broadcast", 2, [0], [Transfer(0, 1, 0), transfer])
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "a schedule is JSON"),

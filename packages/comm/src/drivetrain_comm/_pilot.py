@@ -111,7 +111,10 @@ class Pilot:
                 spans.append(record.span_s)
             self.trial.record(self._agree(spans))
         self._keep(self.trial, records[-1].sizes)
-        self._say("the fastest of those tried")
+        settings = self._group.settings
+        given = settings.schedule or settings.algorithm
+        more = ", of which only the size of buckets was open" if given else ""
+        self._say(f"the fastest of those tried{more}")
 
     def _predict(self, buckets: list[Bucket]) -> list[tuple[Tactic, float]]:
         group = self._group

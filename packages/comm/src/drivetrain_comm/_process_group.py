@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
@@ -35,9 +36,11 @@ if TYPE_CHECKING:
     from drivetrain_comm._load import Load
     from drivetrain_comm._native import Ticket
     from drivetrain_comm._settings import Settings
+    from drivetrain_comm.compiler import Schedule
 
 __all__ = ["TunedProcessGroup", "TunedProcessGroupFactory"]
 
+logger = logging.getLogger(__name__)
 
 _LAST_TURN_S = 0.01
 
@@ -115,6 +118,7 @@ class TunedProcessGroup(dist.ProcessGroup):
             # Ranks may have the file in different places.
             said = f"{replace(self.settings, schedule=None)}, schedule {whole.digest}"
             schedule = whole if whole.num_ranks == self.size() else None
+            self._tell_of_schedule(whole, schedule)
         return Transport(
             store,
             self.rank(),
@@ -124,6 +128,20 @@ class TunedProcessGroup(dist.ProcessGroup):
             buffer_bytes=self.settings.socket_buffer_kb << 10,
             schedule=schedule,
         )
+
+    def _tell_of_schedule(self, whole: Schedule, used: Schedule | None) -> None:
+        if self.rank() != 0:
+            return
+        path = self.settings.schedule
+        if used is not None:
+            logger.info("all-reduces of %d ranks go by %s", self.size(), path)
+        else:
+            logger.warning(
+                "%s is for %d ranks, and this group has %d: it chooses by itself",
+                path,
+                whole.num_ranks,
+                self.size(),
+            )
 
     def _load_of_schedule(self) -> Load:
         schedule = self.transport.schedule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,8 @@ from drivetrain_comm.compiler import (
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
-    from drivetrain_comm.compiler import Candidate, Compiled, LinkGraph
+    from drivetrain_comm.compiler import Compiled, LinkGraph
 
 __all__ = ["populate"]
 
@@ -40,13 +40,16 @@ def populate(commands: Any) -> None:
         help="the default: %(default)s",
     )
     parser.add_argument(
-        "--size", default="64M", help="of the vector (the default: %(default)s)"
+        "--size",
+        default="64M",
+        help="of the vector, in MiB or so (the default: %(default)s); for gradients that "
+        "of a bucket",
     )
     parser.add_argument("--root", type=int, default=0, help="of a broadcast")
     parser.add_argument(
         "--message-us",
         type=float,
-        default=0.0,
+        default=20.0,
         help="what a message takes beside its bytes (the default: %(default)s)",
     )
     parser.add_argument(
@@ -87,6 +90,7 @@ def _run(args: argparse.Namespace) -> int:
         as_xml = Path(args.out).suffix == ".xml"
         text = to_msccl(found.schedule) if as_xml else found.schedule.to_json()
         Path(args.out).write_text(text, encoding="utf-8")
+        sys.stderr.write(f"wrote {args.out}: {found.schedule.name}\n")
     if args.json:
         print(json.dumps(_report(graph, args, size, found), indent=2))
         return 0
@@ -98,7 +102,7 @@ def _run(args: argparse.Namespace) -> int:
             f"{one.seconds * 1e3:.4g}",
             f"{one.seconds / found.bound.seconds:.3f} x",
         ]
-        for one in _best_of_each(found.candidates)
+        for one in found.best_of_each()
     ]
     print_table(f"{args.collective} of {human(size)} on {graph.name}", rows)
     print(
@@ -106,13 +110,6 @@ def _run(args: argparse.Namespace) -> int:
         f"{found.bound.because}"
     )
     return 0
-
-
-def _best_of_each(candidates: Sequence[Candidate]) -> list[Candidate]:
-    best: dict[str, Candidate] = {}
-    for one in candidates:
-        best.setdefault(one.name, one)
-    return list(best.values())
 
 
 def _report(

@@ -91,6 +91,7 @@ def as_diff(facts: Facts, report: Report) -> str:
         level = f"  ({one.level})" if one.level else ""
         line = f"{_SIGNS[one.kind]} {one.setting}={values[one.kind]}{level}"
         lines.append(_one_line(line))
+    lines += _unknown(report)
     return "\n".join(lines) + "\n"
 
 
@@ -120,11 +121,15 @@ def as_env(facts: Facts, report: Report) -> str:
         _comment(f"wrong: {one.name} ({one.where}): {one.because}; {one.fix}")
         for one in report.problems
     ]
-    lines += [
+    lines += _unknown(report)
+    return "\n".join(lines) + "\n"
+
+
+def _unknown(report: Report) -> list[str]:
+    return [
         _comment(f"not known: {one.subject}: {one.lacks}; give it: {one.give}")
         for one in report.gaps
     ]
-    return "\n".join(lines) + "\n"
 
 
 def _command(one: Advice, facts: Facts) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,8 @@ __all__ = ["Bound", "lower_bound"]
 
 _ALL_SETS = 10  # ranks: there are 2^10 sets of them
 _ALL_PARTITIONS = 8  # ranks: there are 4140 ways to part them
+
+_MOST_NAMED = 3  # wires
 
 _Part = frozenset[int]
 
@@ -63,7 +64,7 @@ def lower_bound(
         >>> lower_bound(star([1e9] * 4), "all_reduce", 1e9).seconds
         1.5
         >>> lower_bound(star([1e9, 1e9, 1e9, 1e8]), "all_reduce", 1e9)
-        Bound(seconds=10.0, because='what must leave rank 3')
+        Bound(seconds=10.0, because='what must leave rank 3 over r3 -> switch')
     """
     capacity = _Capacity(graph)
     found = [_longest_way(graph, [root] if collective == "broadcast" else graph.ranks)]
@@ -78,11 +79,27 @@ class _Capacity:
 
     def __init__(self, graph: LinkGraph) -> None:
         self._graph = graph
-        self.leaving = lru_cache(maxsize=None)(self._leaving)
+        self._found: dict[_Part, tuple[float, list[str]]] = {}
 
-    def _leaving(self, inside: _Part) -> float:
-        outside = [rank for rank in self._graph.ranks if rank not in inside]
-        return _max_flow(self._graph, inside, outside)
+    def leaving(self, inside: _Part) -> float:
+        """Returns the capacity."""
+        return self._cut(inside)[0]
+
+    def wires(self, inside: _Part) -> str:
+        """Returns the wires of the cut: `r3 -> switch`."""
+        labels = self._cut(inside)[1]
+        more = (
+            f" and {len(labels) - _MOST_NAMED} more"
+            if len(labels) > _MOST_NAMED
+            else ""
+        )
+        return ", ".join(labels[:_MOST_NAMED]) + more
+
+    def _cut(self, inside: _Part) -> tuple[float, list[str]]:
+        if inside not in self._found:
+            outside = [rank for rank in self._graph.ranks if rank not in inside]
+            self._found[inside] = _min_cut(self._graph, inside, outside)
+        return self._found[inside]
 
 
 def _longest_way(graph: LinkGraph, sources: Iterable[int]) -> Bound:
@@ -110,7 +127,8 @@ def _cuts(
         delay_s = min(graph.delay_s(a, b) for a in inside for b in outside)
         if share:
             seconds = share * size_bytes / capacity.leaving(inside) + delay_s
-            yield Bound(seconds=seconds, because=f"what must leave {_named(inside)}")
+            because = f"what must leave {_named(inside)} over {capacity.wires(inside)}"
+            yield Bound(seconds=seconds, because=because)
 
 
 def _partitions(
@@ -183,8 +201,13 @@ def _near(graph: LinkGraph) -> set[_Part]:
     return found
 
 
-def _max_flow(graph: LinkGraph, inside: Iterable[int], outside: Iterable[int]) -> float:
-    """Returns what flows at most from some ranks to others (Edmonds and Karp, 1972)."""
+def _min_cut(
+    graph: LinkGraph, inside: Iterable[int], outside: Iterable[int]
+) -> tuple[float, list[str]]:
+    """Returns what flows at most from some ranks to others, and the wires that limit it.
+
+    By the shortest ways that are left (Edmonds and Karp, 1972).
+    """
     left: dict[str, dict[str, float]] = {}
     for wire in graph.wires:
         left.setdefault(wire.source, {})[wire.target] = wire.bytes_per_s
@@ -195,9 +218,15 @@ def _max_flow(graph: LinkGraph, inside: Iterable[int], outside: Iterable[int]) -
         left.setdefault(f"r{rank}", {})[">"] = math.inf
     total = 0.0
     while True:
-        way = _shortest(left)
-        if way is None:
-            return total
+        came = _reached(left)
+        if ">" not in came:
+            cut = [
+                w.label
+                for w in graph.wires
+                if w.source in came and w.target not in came
+            ]
+            return total, cut
+        way = _way_to_end(came)
         width = min(left[a][b] for a, b in way)
         for a, b in way:
             left[a][b] -= width
@@ -205,7 +234,8 @@ def _max_flow(graph: LinkGraph, inside: Iterable[int], outside: Iterable[int]) -
         total += width
 
 
-def _shortest(left: dict[str, dict[str, float]]) -> list[tuple[str, str]] | None:
+def _reached(left: dict[str, dict[str, float]]) -> dict[str, str]:
+    """Returns all places that are reached, each with the place before it."""
     came = {"<": ""}
     queue = deque(["<"])
     while queue and ">" not in came:
@@ -214,8 +244,10 @@ def _shortest(left: dict[str, dict[str, float]]) -> list[tuple[str, str]] | None
             if width > 1e-6 and target not in came:
                 came[target] = at
                 queue.append(target)
-    if ">" not in came:
-        return None
+    return came
+
+
+def _way_to_end(came: dict[str, str]) -> list[tuple[str, str]]:
     way = []
     at = ">"
     while came[at]:

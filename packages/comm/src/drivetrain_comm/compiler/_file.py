@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_comm.compiler._errors import LinkGraphError
 from drivetrain_comm.compiler._graph import LinkGraph, Wire
+from drivetrain_comm.compiler._topologies import from_matrix
+from drivetrain_comm.topology import LinkMatrix
 
 if TYPE_CHECKING:
     import os
@@ -45,7 +47,8 @@ def graph_from_json(text: str, source: str = "graph") -> LinkGraph:
     Args:
         text: The text of a file: `drivetrain_links` (1), `name`, `num_ranks` and
             `wires`, each with `source`, `target`, `bytes_per_s` and, unless it is 0,
-            `delay_s`; with `"both": true` for both directions.
+            `delay_s`; with `"both": true` for both directions. Or what `drivetrain
+            comm topo --measure --json` prints.
         source: What to call it in errors.
 
     Raises:
@@ -56,8 +59,13 @@ def graph_from_json(text: str, source: str = "graph") -> LinkGraph:
     except (ValueError, RecursionError) as error:
         message = f"{source}: it is no JSON: {error}"
         raise LinkGraphError(message) from error
+    if isinstance(content, dict) and isinstance(content.get("links"), dict):
+        return _measured(content["links"], source)
     if not isinstance(content, dict) or content.get(_HEADER) != _VERSION:
-        message = f'{source}: it must be an object with "{_HEADER}": {_VERSION}'
+        message = (
+            f'{source}: it must be an object with "{_HEADER}": {_VERSION}, or what '
+            "drivetrain comm topo --measure --json prints"
+        )
         raise LinkGraphError(message)
     known = {_HEADER, "name", "num_ranks", "wires"}
     _refuse_others(content, known, source)
@@ -89,6 +97,19 @@ def load_graph(path: str | os.PathLike[str]) -> LinkGraph:
         message = f"{path}: it cannot be read: {error}"
         raise LinkGraphError(message) from error
     return graph_from_json(text, str(path))
+
+
+def _measured(links: dict[str, Any], source: str) -> LinkGraph:
+    try:
+        delay_s, bytes_per_s = (
+            tuple(tuple(map(float, row)) for row in links[name])
+            for name in ("delay_s", "bytes_per_s")
+        )
+        matrix = LinkMatrix(delay_s=delay_s, bytes_per_s=bytes_per_s)
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"{source}: these are no measured links: {error}"
+        raise LinkGraphError(message) from error
+    return from_matrix(matrix)
 
 
 def _wires(entry: Any, where: str) -> list[Wire]:

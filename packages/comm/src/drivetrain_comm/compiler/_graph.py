@@ -80,7 +80,10 @@ class LinkGraph:
         for source in range(self.num_ranks):
             for target in range(self.num_ranks):
                 if source != target and (source, target) not in self._routes:
-                    message = f"{self.name}: rank {source} does not reach rank {target}"
+                    message = (
+                        f"{self.name}: rank {source} does not reach rank {target}; in "
+                        f"wires they are r{source} and r{target}"
+                    )
                     raise LinkGraphError(message)
 
     @property

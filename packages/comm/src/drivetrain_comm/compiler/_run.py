@@ -10,12 +10,13 @@ import torch.distributed as dist
 
 from drivetrain_comm._steps import Kind, Step
 from drivetrain_comm.compiler._errors import ScheduleError
+from drivetrain_comm.compiler._schedule import Schedule
 from drivetrain_comm.compiler._verify import transfers_of, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from drivetrain_comm.compiler._schedule import Schedule, Transfer
+    from drivetrain_comm.compiler._schedule import Transfer
 
 __all__ = ["ScheduleRunner"]
 
@@ -59,6 +60,13 @@ class ScheduleRunner:
         in_rounds: bool | None = None,
     ) -> None:
         """Verifies the schedule."""
+        given: object = schedule
+        if not isinstance(given, Schedule):
+            message = (
+                f"a schedule must be a Schedule, got {type(given).__name__}; "
+                "load_schedule reads a file"
+            )
+            raise ScheduleError(message)
         verify(schedule)
         size = dist.get_world_size(group)
         if size != schedule.num_ranks:
@@ -98,10 +106,14 @@ class ScheduleRunner:
             op: "sum", "avg", "product", "min" or "max".
 
         Raises:
-            ScheduleError: The tensor is not contiguous, or there is no such operation.
+            ScheduleError: The tensor is not contiguous, or there is no such operation
+                on its dtype.
         """
         if op not in _COMBINE:
             message = f"op must be one of {', '.join(_COMBINE)}, got {op!r}"
+            raise ScheduleError(message)
+        if op == "avg" and not vector.is_floating_point():
+            message = f"an average of {vector.dtype} is not defined; use sum"
             raise ScheduleError(message)
         if not vector.is_contiguous():
             message = f"the vector must be contiguous, got strides {vector.stride()}"

@@ -24,6 +24,10 @@ _VERSION = 1
 class Transfer(NamedTuple):
     """A chunk goes from one rank to another.
 
+    In a reduction each rank has its own value of every chunk at first. Values are added
+    up on the way to the chunk's owner, which finishes it (an average divides it then),
+    and copies of the result go out from there.
+
     Attributes:
         source: The rank that sends.
         target: The rank that receives.
@@ -132,7 +136,9 @@ class Schedule:
         try:
             content = json.loads(text)
         except ValueError as error:
-            message = f"a schedule is JSON: {error}"
+            message = (
+                f"a schedule is JSON, as compile --out NAME.json writes it: {error}"
+            )
             raise ScheduleError(message) from error
         if not isinstance(content, dict) or content.get("drivetrain_schedule") != 1:
             message = f"a schedule is an object with drivetrain_schedule = {_VERSION}"
@@ -181,7 +187,28 @@ def schedule_of(
         num_ranks: How many ranks there are.
         owners: See `Schedule`.
         transfers: In an order in which one could follow the other.
+
+    Raises:
+        ScheduleError: A transfer names a rank or a chunk that there is not.
+
+    Example:
+        >>> pair = schedule_of("by hand", "all_reduce", 2, [0], [
+        ...     Transfer(1, 0, 0, reduces=True),  # into the owner, rank 0
+        ...     Transfer(0, 1, 0)])               # and the result back
+        >>> [step.kind.name for step in pair.programs[0]]
+        ['REDUCE', 'FINISH', 'SEND']
     """
+    transfers = [Transfer(*one) for one in transfers]
+    for at, (source, target, chunk, _) in enumerate(transfers):
+        ranks = range(num_ranks)
+        is_way = source in ranks and target in ranks and source != target
+        if not is_way or chunk not in range(len(owners)):
+            message = (
+                f"{name}: transfer {at} is of chunk {chunk} from rank {source} to rank "
+                f"{target}; ranks are 0 to {num_ranks - 1}, source and target differ, "
+                f"and chunks are 0 to {len(owners) - 1}"
+            )
+            raise ScheduleError(message)
     programs: list[list[Step]] = [[] for _ in range(num_ranks)]
     reduces = collective in ("all_reduce", "reduce_scatter")
     left = set(range(len(owners))) if reduces else set()
