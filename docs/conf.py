@@ -42,6 +42,7 @@ public_modules += [
         "groups",
         "horovod",
         "nccl",
+        "overlap",
         "stores",
         "testing",
         "topology",

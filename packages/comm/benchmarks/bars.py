@@ -12,6 +12,7 @@ import fabric
 import gpu
 import links
 import nccl_tuner
+import overlap
 import schedules
 import startup
 from buckets import buckets
@@ -35,6 +36,7 @@ TABLE = [
     *startup.TABLE,
     ("losses", "fp64 <= 1e-9 relative in 200 steps", losses),
     *schedules.BARS,
+    *overlap.BARS,
     *nccl_tuner.BARS,
     *fabric.BARS,
     ("gpu-overhead", "<= 1% of a step", gpu.overhead),

@@ -128,6 +128,43 @@ def test_delay_alone_bounds_short_vectors():
     assert bound.because == "the way from 0 to 3"
 
 
+def test_bound_does_not_depend_on_names():
+    def racks(name):
+        graph = hosts([1e8] * 3, 4, 1e10)
+        wires = [
+            dataclasses.replace(
+                w,
+                source=w.source.replace("host", name),
+                target=w.target.replace("host", name),
+            )
+            for w in graph.wires
+        ]
+        return dataclasses.replace(graph, wires=tuple(wires))
+
+    for name in ("leaf", "rack"):
+        bound = lower_bound(racks(name), "all_reduce", 1e9)
+        assert bound.seconds == pytest.approx(40 / 3)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e12])
+def test_bound_scales_with_the_links(scale):
+    graph = hosts([1e9 * scale, 5e8 * scale], 2, 1e10 * scale)
+    assert lower_bound(graph, "all_reduce", 1e9 * scale).seconds == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("size", [math.nan, math.inf, -1.0])
+def test_numbers_that_are_none_are_refused(size):
+    graph = star([1e9] * 2)
+    (schedule,) = (s for s in library(graph, "all_reduce") if s.name == "direct")
+    for arguments in ((size, 0.0), (1.0, size)):
+        with pytest.raises(ScheduleError, match="must be finite and 0 or more"):
+            simulate(schedule, graph, arguments[0], message_s=arguments[1])
+        with pytest.raises(ScheduleError, match=r"must be \d or more"):
+            compile_schedule(graph, "all_reduce", arguments[0], message_s=arguments[1])
+    with pytest.raises(ScheduleError, match="root a rank of 2, got 'gather' and 0"):
+        lower_bound(graph, "gather", 1.0)
+
+
 @st.composite
 def graphs(draw):
     """Any graph with few ranks, switches in between, and all kinds of speeds."""

@@ -1,6 +1,7 @@
 """`drivetrain comm compile`."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,8 @@ def test_compile_writes_what_can_be_read_again(links, tmp_path, capsys, suffix, 
         (["--size", "many"], "sizes are numbers of bytes"),
         (["--message-us", "-1"], "--message-us must be 0 or more"),
         (["--budget", "nan"], "--budget must be 0 or more"),
+        (["--message-us", "inf"], "--message-us must be 0 or more"),
+        (["--size", "4K,8M"], "--size is one size"),
     ],
 )
 def test_compile_refuses_in_one_line(links, capsys, words, message):
@@ -67,4 +70,12 @@ def test_compile_says_what_is_wrong_with_a_file(tmp_path, capsys):
     path = tmp_path / "links.json"
     path.write_text('{"drivetrain_links": 1, "name": "x", "num_ranks": 2, "wires": []}')
     assert main(["compile", str(path)]) == 1
-    assert "rank 0 does not reach rank 1" in capsys.readouterr().err
+    assert "2 of 2 ranks have no wire out" in capsys.readouterr().err
+
+
+def test_compile_prints_names_as_they_are(tmp_path, capsys):
+    graph = replace(star([1e9] * 2), name="[/red] [bold]x")
+    path = tmp_path / "links.json"
+    path.write_text(graph_to_json(graph))
+    assert main(["compile", str(path), "--size", "4K"]) == 0
+    assert "[/red] [bold]x" in capsys.readouterr().out

@@ -83,8 +83,12 @@ def test_measured_links_share_the_port_of_their_rank():
 @pytest.mark.parametrize(
     ("wires", "message"),
     [
-        ([], "rank 0 does not reach rank 1"),
-        ([wire("r0", "r1")], "rank 1 does not reach rank 0"),
+        ([], "2 of 2 ranks have no wire out"),
+        ([wire("r0", "r1"), wire("r1", "s")], "rank 1 does not reach rank 0"),
+        ([wire("r0", "r01"), wire("r1", "r0")], "ends at 'r01'"),
+        ([wire("r0", "r\u0661"), wire("r1", "r0")], "rank 0 does not reach rank 1"),
+        ([wire("r0", "a\n"), wire("r1", "r0")], "ends at 'a"),
+        ([wire("r0", "r" + "1" * 5000)], "ends at"),
         ([wire("r0", "r2")], "ends at 'r2', and ranks are r0 to r1"),
         ([wire("r0", "")], "ends at ''"),
         ([wire("r0", "r0")], "leads nowhere"),
@@ -113,8 +117,31 @@ def test_degraded_graph_lacks_what_was_taken():
     assert degraded(graph, "r0", "r1", 0.0).route(0, 1) == ()
     with pytest.raises(LinkGraphError, match="no wire r0 -> r9"):
         degraded(graph, "r0", "r9", 0.5)
-    with pytest.raises(LinkGraphError, match="does not reach"):
+    with pytest.raises(LinkGraphError, match="1 of 2 ranks have no wire out"):
         degraded(star([1e9] * 2), "r0", "switch", 0.0)
+    for share in (-1.0, float("nan")):
+        with pytest.raises(LinkGraphError, match="share must be 0 or more"):
+            degraded(graph, "r0", "r1", share)
+
+
+def test_way_is_the_nearest_of_those_that_are_as_wide():
+    graph = LinkGraph(
+        name="x",
+        num_ranks=2,
+        wires=(
+            wire("r0", "a", 10e9, 1.0),
+            wire("r0", "b", 5e9),
+            wire("b", "a", 5e9),
+            wire("a", "r1", 5e9),
+            wire("r1", "r0"),
+        ),
+    )
+    assert sum(w.delay_s for w in graph.route(0, 1)) == 0.0
+
+
+def test_very_many_ranks_without_wires_are_refused_at_once():
+    with pytest.raises(LinkGraphError, match="999999998 of 1000000000 ranks have"):
+        LinkGraph(name="x", num_ranks=10**9, wires=(wire("r0", "r1"), wire("r1", "r0")))
 
 
 def test_schedule_that_has_no_way_is_an_error():
@@ -141,6 +168,13 @@ def test_graphs_of_files_are_as_they_were(tmp_path):
     [
         ("{", "f: it is no JSON"),
         ("[]", 'f: it must be an object with "drivetrain_links": 1'),
+        ("[" * 100_000, "f: it is no JSON"),
+        ('{"name": "x", "name": "y"}', "f: it is no JSON: the key 'name'"),
+        (
+            '{"drivetrain_links": 1, "name": "x", "num_ranks": 2, "wires": '
+            '[{"source": "r0", "target": "r1", "bytes_per_s": 1' + "0" * 400 + "}]}",
+            r"f: wires\[0\]: bytes_per_s is too large",
+        ),
         ('{"drivetrain_links": 1}', "f: name must be a str, got None"),
         (
             '{"drivetrain_links": 1, "name": "x", "num_ranks": 2, "wire": []}',

@@ -1,6 +1,7 @@
 """Schedules that really run: on torch's messages, and on the engine."""
 
 import functools
+import json
 import math
 import os
 import re
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from drivetrain_comm.compiler import (
     COLLECTIVES,
+    Schedule,
     ScheduleError,
     ScheduleRunner,
     Transfer,
@@ -86,6 +88,32 @@ def operations(schedule):
     return found
 
 
+def in_another_order():
+    programs = (
+        "receive 1 0, send 2 0, send 1 1, receive 2 2",
+        "receive 0 1, send 2 1, send 0 0, receive 2 2",
+        "receive 0 0, receive 1 1, send 0 2, send 1 2",
+    )
+    text = json.dumps(
+        {
+            "drivetrain_schedule": 1,
+            "name": "x",
+            "collective": "all_gather",
+            "owners": [1, 0, 2],
+            "programs": [p.split(", ") for p in programs],
+        }
+    )
+    schedule = Schedule.from_json(text)
+    x = torch.full((3,), -1.0)
+    x[schedule.owners.index(dist.get_rank())] = dist.get_rank()
+    ScheduleRunner(schedule).run(x)
+    return x.tolist()
+
+
+def test_programs_in_an_order_of_their_own_do_not_wait_for_ever():
+    assert run_ranks(in_another_order, 3, timeout_s=30.0) == [[1.0, 0.0, 2.0]] * 3
+
+
 def test_operations_are_those_of_torch():
     found = run_ranks(operations, 3, compiled("all_reduce"))
     assert found[0] == found[1] == found[2]
@@ -122,6 +150,7 @@ def refusals(schedule):
     for make in (
         lambda: runner.run(torch.ones(4).int(), "avg"),
         lambda: ScheduleRunner("x"),
+        lambda: runner.run(torch.ones(4) * 1j, "min"),
     ):
         try:
             make()
@@ -142,7 +171,8 @@ def test_what_cannot_run_is_refused_before_anything_is_sent():
     assert "op must be one of sum, avg" in said[1]
     assert "an average of torch.int32 is not defined" in said[2]
     assert "must be a Schedule, got str; load_schedule reads a file" in said[3]
-    assert "is for 3 ranks, and the group has 2" in said[4]
+    assert "the min of torch.complex64 is not defined" in said[4]
+    assert "is for 3 ranks, and the group has 2" in said[5]
 
 
 def die_in_between(schedule):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
 
 from drivetrain_comm._cli.common import human, print_table, sizes
 from drivetrain_comm.compiler import (
@@ -69,12 +72,16 @@ def populate(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    (size,) = sizes(args.size)[:1]
+    wanted = sizes(args.size)
+    if len(wanted) != 1:
+        message = f"--size is one size such as 64M, got {args.size!r}"
+        raise ScheduleError(message)
+    (size,) = wanted
     if args.out and Path(args.out).suffix not in (".json", ".xml"):
         message = f"--out must end in .json or .xml, got {args.out!r}"
         raise ScheduleError(message)
     for name, value in (("message-us", args.message_us), ("budget", args.budget)):
-        if not value >= 0:
+        if not 0 <= value < math.inf:
             message = f"--{name} must be 0 or more, got {value}"
             raise ScheduleError(message)
     graph = load_graph(args.links)
@@ -104,7 +111,8 @@ def _run(args: argparse.Namespace) -> int:
         ]
         for one in found.best_of_each()
     ]
-    print_table(f"{args.collective} of {human(size)} on {graph.name}", rows)
+    name = escape(graph.name)
+    print_table(f"{args.collective} of {human(size)} on {name}", rows)
     print(
         f"no schedule takes less than {found.bound.seconds * 1e3:.4g} ms: "
         f"{found.bound.because}"

@@ -14,7 +14,8 @@ from drivetrain_comm.compiler._errors import LinkGraphError, ScheduleError
 from drivetrain_comm.compiler._file import graph_from_json, graph_to_json, load_graph
 from drivetrain_comm.compiler._graph import LinkGraph, Wire, degraded
 from drivetrain_comm.compiler._load_schedule import load_schedule
-from drivetrain_comm.compiler._msccl import from_msccl, to_msccl
+from drivetrain_comm.compiler._msccl import to_msccl
+from drivetrain_comm.compiler._msccl_read import from_msccl
 from drivetrain_comm.compiler._schedule import (
     COLLECTIVES,
     Schedule,

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from drivetrain_comm.compiler._errors import ScheduleError
+from drivetrain_comm.compiler._graph import rank_of
+from drivetrain_comm.compiler._schedule import COLLECTIVES
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -19,6 +23,8 @@ _ALL_SETS = 10  # ranks: there are 2^10 sets of them
 _ALL_PARTITIONS = 8  # ranks: there are 4140 ways to part them
 
 _MOST_NAMED = 3  # wires
+# The two ends of a flow; names of places are printable.
+_IN, _OUT = "\0in", "\0out"
 
 _Part = frozenset[int]
 
@@ -59,6 +65,11 @@ def lower_bound(
         size_bytes: Of the vector: all that all_gather gives, or reduce_scatter takes.
         root: Of a broadcast.
 
+    In all_gather and reduce_scatter all ranks own as much of the vector.
+
+    Raises:
+        ScheduleError: There is no such collective, or no such root.
+
     Example:
         >>> from drivetrain_comm.compiler import star
         >>> lower_bound(star([1e9] * 4), "all_reduce", 1e9).seconds
@@ -66,6 +77,12 @@ def lower_bound(
         >>> lower_bound(star([1e9, 1e9, 1e9, 1e8]), "all_reduce", 1e9)
         Bound(seconds=10.0, because='what must leave rank 3 over r3 -> switch')
     """
+    if collective not in COLLECTIVES or root not in graph.ranks:
+        message = (
+            f"collective must be one of {', '.join(COLLECTIVES)}, and root a rank of "
+            f"{graph.num_ranks}, got {collective!r} and {root}"
+        )
+        raise ScheduleError(message)
     capacity = _Capacity(graph)
     found = [_longest_way(graph, [root] if collective == "broadcast" else graph.ranks)]
     found += _cuts(graph, collective, size_bytes, root, capacity)
@@ -194,7 +211,7 @@ def _near(graph: LinkGraph) -> set[_Part]:
         wider: dict[str, set[int]] = {}
         for place, members in groups.items():
             for target in above.get(place, ()):
-                if not target.startswith("r"):
+                if rank_of(target) is None:
                     wider.setdefault(target, set()).update(members)
         found |= {frozenset(m) for m in wider.values() if len(m) < graph.num_ranks}
         groups = wider
@@ -213,13 +230,15 @@ def _min_cut(
         left.setdefault(wire.source, {})[wire.target] = wire.bytes_per_s
         left.setdefault(wire.target, {}).setdefault(wire.source, 0.0)
     for rank in inside:
-        left.setdefault("<", {})[f"r{rank}"] = math.inf
+        left.setdefault(_IN, {})[f"r{rank}"] = math.inf
     for rank in outside:
-        left.setdefault(f"r{rank}", {})[">"] = math.inf
+        left.setdefault(f"r{rank}", {})[_OUT] = math.inf
     total = 0.0
+    # What rounding leaves is nothing.
+    least = 1e-12 * max(wire.bytes_per_s for wire in graph.wires)
     while True:
-        came = _reached(left)
-        if ">" not in came:
+        came = _reached(left, least)
+        if _OUT not in came:
             cut = [
                 w.label
                 for w in graph.wires
@@ -234,14 +253,14 @@ def _min_cut(
         total += width
 
 
-def _reached(left: dict[str, dict[str, float]]) -> dict[str, str]:
+def _reached(left: dict[str, dict[str, float]], least: float) -> dict[str, str]:
     """Returns all places that are reached, each with the place before it."""
-    came = {"<": ""}
-    queue = deque(["<"])
-    while queue and ">" not in came:
+    came = {_IN: ""}
+    queue = deque([_IN])
+    while queue and _OUT not in came:
         at = queue.popleft()
         for target, width in left.get(at, {}).items():
-            if width > 1e-6 and target not in came:
+            if width > least and target not in came:
                 came[target] = at
                 queue.append(target)
     return came
@@ -249,7 +268,7 @@ def _reached(left: dict[str, dict[str, float]]) -> dict[str, str]:
 
 def _way_to_end(came: dict[str, str]) -> list[tuple[str, str]]:
     way = []
-    at = ">"
+    at = _OUT
     while came[at]:
         way.append((came[at], at))
         at = came[at]

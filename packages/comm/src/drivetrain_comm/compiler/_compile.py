@@ -111,7 +111,8 @@ def compile_schedule(
         message_s: How long a message takes beside its bytes, on whatever will run it.
         most_pieces: Into how many pieces a rank's part of the vector is cut at most. More
             come nearer to the bound, and take longer to find.
-        budget_s: After how many seconds no further candidate is made.
+        budget_s: After how many seconds no further candidate is begun; one that has
+            begun is not interrupted.
 
     Raises:
         ScheduleError: An argument is out of range.
@@ -122,7 +123,7 @@ def compile_schedule(
         >>> found.candidates[0].seconds < 0.42, found.bound.seconds
         (True, 0.4)
     """
-    _check(graph, collective, size_bytes, root)
+    _check(graph, collective, size_bytes, root, message_s)
     bound = lower_bound(graph, collective, size_bytes, root)
     best: Schedule | None = None
     least = math.inf
@@ -150,12 +151,17 @@ def compile_schedule(
     return Compiled(schedule=best, seconds=least, bound=bound, candidates=tuple(tried))
 
 
-def _check(graph: LinkGraph, collective: str, size_bytes: int, root: int) -> None:
+def _check(
+    graph: LinkGraph, collective: str, size_bytes: int, root: int, message_s: float
+) -> None:
     if collective not in COLLECTIVES:
         message = f"no collective {collective!r}: there are {', '.join(COLLECTIVES)}"
         raise ScheduleError(message)
-    if size_bytes < 1:
+    if not 1 <= size_bytes < math.inf:
         message = f"size_bytes must be 1 or more, got {size_bytes}"
+        raise ScheduleError(message)
+    if not 0 <= message_s < math.inf:
+        message = f"message_s must be 0 or more, got {message_s}"
         raise ScheduleError(message)
     if root not in graph.ranks:
         message = f"root must be one of {graph.num_ranks} ranks, got {root}"

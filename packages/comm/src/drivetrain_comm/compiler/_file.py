@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_comm.compiler._errors import LinkGraphError
 from drivetrain_comm.compiler._graph import LinkGraph, Wire
 from drivetrain_comm.compiler._topologies import from_matrix
+from drivetrain_comm.compiler._twins import without_twins
 from drivetrain_comm.topology import LinkMatrix
 
 if TYPE_CHECKING:
@@ -55,13 +56,14 @@ def graph_from_json(text: str, source: str = "graph") -> LinkGraph:
         LinkGraphError: It is no such text, or no valid graph; the message says where.
     """
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=without_twins)
     except (ValueError, RecursionError) as error:
         message = f"{source}: it is no JSON: {error}"
         raise LinkGraphError(message) from error
     if isinstance(content, dict) and isinstance(content.get("links"), dict):
         return _measured(content["links"], source)
-    if not isinstance(content, dict) or content.get(_HEADER) != _VERSION:
+    version = content.get(_HEADER) if isinstance(content, dict) else None
+    if type(version) is not int or version != _VERSION:
         message = (
             f'{source}: it must be an object with "{_HEADER}": {_VERSION}, or what '
             "drivetrain comm topo --measure --json prints"
@@ -93,7 +95,7 @@ def load_graph(path: str | os.PathLike[str]) -> LinkGraph:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         message = f"{path}: it cannot be read: {error}"
         raise LinkGraphError(message) from error
     return graph_from_json(text, str(path))
@@ -106,7 +108,7 @@ def _measured(links: dict[str, Any], source: str) -> LinkGraph:
             for name in ("delay_s", "bytes_per_s")
         )
         matrix = LinkMatrix(delay_s=delay_s, bytes_per_s=bytes_per_s)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         message = f"{source}: these are no measured links: {error}"
         raise LinkGraphError(message) from error
     return from_matrix(matrix)
@@ -139,7 +141,11 @@ def _typed(content: dict[str, Any], name: str, kind: type, where: str) -> Any:
     value = content.get(name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind is float and is_number:
-        return float(value)  # type: ignore[arg-type]
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except OverflowError:
+            message = f"{where}: {name} is too large"
+            raise LinkGraphError(message) from None
     if type(value) is not kind:
         message = f"{where}: {name} must be a {kind.__name__}, got {value!r}"
         raise LinkGraphError(message)

@@ -8,12 +8,28 @@ from __future__ import annotations
 
 import heapq
 import math
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
 from drivetrain_comm.compiler._errors import LinkGraphError
 
-__all__ = ["LinkGraph", "Wire", "degraded"]
+__all__ = ["LinkGraph", "Wire", "degraded", "rank_of"]
+
+
+_RANK = re.compile(r"r(0|[1-9][0-9]{0,8})")
+_LIKE_RANK = re.compile(r"r[0-9]+")
+
+
+def rank_of(place: str) -> int | None:
+    """Returns the rank that a wire's end is, or None for a switch.
+
+    Example:
+        >>> rank_of("r12"), rank_of("rack1")
+        (12, None)
+    """
+    found = _RANK.fullmatch(place)
+    return int(found[1]) if found else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +81,9 @@ class LinkGraph:
 
     def __post_init__(self) -> None:
         """Checks each wire, and that all ranks reach each other."""
+        if not self.name.isprintable():
+            message = f"the name of a graph must be printable, got {self.name!r}"
+            raise LinkGraphError(message)
         if self.num_ranks < 2:
             message = (
                 f"{self.name}: two ranks are needed at least, got {self.num_ranks}"
@@ -77,9 +96,15 @@ class LinkGraph:
                 message = f"{self.name}: there are two wires {wire.label}; add them up"
                 raise LinkGraphError(message)
             seen.add((wire.source, wire.target))
-        for source in range(self.num_ranks):
-            for target in range(self.num_ranks):
-                if source != target and (source, target) not in self._routes:
+        lonely = self.num_ranks - len({rank_of(w.source) for w in self.wires} - {None})
+        if lonely > 0:
+            message = (
+                f"{self.name}: {lonely} of {self.num_ranks} ranks have no wire out"
+            )
+            raise LinkGraphError(message)
+        for source in self.ranks:
+            for target in self.ranks:
+                if self.delay_s(source, target) == math.inf:
                     message = (
                         f"{self.name}: rank {source} does not reach rank {target}; in "
                         f"wires they are r{source} and r{target}"
@@ -104,13 +129,12 @@ class LinkGraph:
         Returns:
             The wires, or nothing.
         """
-        found = self._routes[source, target]
-        return found if self._is_direct(found) else ()
+        return self._routes.get((source, target), ())
 
     @cached_property
     def pairs(self) -> tuple[tuple[int, int], ...]:
         """The pairs of ranks with a way that no other rank lies on."""
-        return tuple(pair for pair, way in self._routes.items() if self._is_direct(way))
+        return tuple(sorted(self._routes))
 
     def delay_s(self, source: int, target: int) -> float:
         """Returns the least delay between two ranks, whoever passes it on."""
@@ -143,47 +167,59 @@ class LinkGraph:
 
     @cached_property
     def _routes(self) -> dict[tuple[int, int], tuple[Wire, ...]]:
-        names = {f"r{rank}": rank for rank in self.ranks}
         found = {}
         for rank in self.ranks:
-            for name, way in self._widest(f"r{rank}").items():
-                if name in names and names[name] != rank:
-                    found[rank, names[name]] = way
+            widths = self._widths(rank)
+            for width in set(widths.values()):
+                for target, way in self._nearest(rank, width).items():
+                    if widths[target] == width:
+                        found[rank, target] = way
         return found
 
-    def _widest(self, start: str) -> dict[str, tuple[Wire, ...]]:
-        """Returns the widest way to each place, through switches where there is one."""
-        # Those with a rank inside come last, whatever their width.
-        best: dict[str, tuple[bool, float, float]] = {start: (False, -math.inf, 0.0)}
+    def _widths(self, rank: int) -> dict[int, float]:
+        """Returns the width of the widest way to each rank, without ranks in between."""
+        best = {f"r{rank}": math.inf}
+        heap = [(-math.inf, f"r{rank}")]
+        while heap:
+            width, at = heapq.heappop(heap)
+            if -width < best[at] or (at != f"r{rank}" and rank_of(at) is not None):
+                continue
+            for wire in self._leaving.get(at, ()):
+                then = min(-width, wire.bytes_per_s)
+                if then > best.get(wire.target, 0.0):
+                    best[wire.target] = then
+                    heapq.heappush(heap, (-then, wire.target))
+        del best[f"r{rank}"]
+        named = {rank_of(place): width for place, width in best.items()}
+        return {target: width for target, width in named.items() if target is not None}
+
+    def _nearest(self, rank: int, width: float) -> dict[int, tuple[Wire, ...]]:
+        """Returns the ways of the least delay over wires that are wide enough."""
+        start = f"r{rank}"
+        best: dict[str, tuple[float, int]] = {start: (0.0, 0)}
         ways: dict[str, tuple[Wire, ...]] = {start: ()}
         heap = [(best[start], start)]
         while heap:
             cost, at = heapq.heappop(heap)
-            if cost > best[at]:
+            if cost > best[at] or (at != start and rank_of(at) is not None):
                 continue
-            passes = cost[0] or (at != start and self._rank_of(at) is not None)
             for wire in self._leaving.get(at, ()):
-                width = max(cost[1], -wire.bytes_per_s)
-                then = (passes, width, cost[2] + wire.delay_s)
-                if wire.target not in best or then < best[wire.target]:
+                then = cost[0] + wire.delay_s, cost[1] + 1
+                is_nearer = wire.target not in best or then < best[wire.target]
+                if wire.bytes_per_s >= width and is_nearer:
                     best[wire.target] = then
                     ways[wire.target] = (*ways[at], wire)
                     heapq.heappush(heap, (then, wire.target))
         del ways[start]
-        return ways
-
-    def _is_direct(self, way: tuple[Wire, ...]) -> bool:
-        return all(self._rank_of(wire.target) is None for wire in way[:-1])
-
-    def _rank_of(self, place: str) -> int | None:
-        if place[:1] == "r" and place[1:].isdecimal():
-            return int(place[1:])
-        return None
+        named = {rank_of(place): way for place, way in ways.items()}
+        return {target: way for target, way in named.items() if target is not None}
 
     def _check_wire(self, wire: Wire) -> None:
         for place in (wire.source, wire.target):
-            rank = self._rank_of(place)
-            if not place or (rank is not None and rank >= self.num_ranks):
+            rank = rank_of(place)
+            is_rank = rank is not None and rank < self.num_ranks
+            is_name = rank is None and place and place.isprintable()
+            if not is_rank and (not is_name or _LIKE_RANK.fullmatch(place)):
                 message = (
                     f"{self.name}: the wire {wire.label} ends at {place!r}, and ranks "
                     f"are r0 to r{self.num_ranks - 1}"
@@ -216,10 +252,14 @@ def degraded(graph: LinkGraph, source: str, target: str, share: float) -> LinkGr
         share: Of what it carried; 0 removes it.
 
     Raises:
-        LinkGraphError: There is no such wire, or ranks are cut off.
+        LinkGraphError: There is no such wire, the share is negative, or ranks are cut
+            off.
     """
     if (source, target) not in {(w.source, w.target) for w in graph.wires}:
         message = f"{graph.name}: there is no wire {source} -> {target}"
+        raise LinkGraphError(message)
+    if not share >= 0:
+        message = f"share must be 0 or more, got {share}"
         raise LinkGraphError(message)
     wires = [
         Wire(

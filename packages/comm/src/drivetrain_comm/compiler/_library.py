@@ -9,6 +9,7 @@ from drivetrain_comm._steps import Kind
 from drivetrain_comm.algorithms import direct, ring
 from drivetrain_comm.algorithms._blocks import finish
 from drivetrain_comm.compiler._cycle import widest_cycle
+from drivetrain_comm.compiler._graph import rank_of
 from drivetrain_comm.compiler._schedule import Schedule, Transfer, schedule_of
 
 if TYPE_CHECKING:
@@ -203,10 +204,10 @@ def _groups(graph: LinkGraph) -> list[list[int]] | None:
     """Returns the ranks below each switch, if those are several groups of several."""
     below: dict[str, list[int]] = {}
     for wire in graph.wires:
-        if wire.source[:1] == "r" and wire.source[1:].isdecimal():
-            rank = int(wire.source[1:])
-            is_rank = wire.target[:1] == "r" and wire.target[1:].isdecimal()
-            below.setdefault("" if is_rank else wire.target, []).append(rank)
+        rank = rank_of(wire.source)
+        if rank is not None:
+            is_switch = rank_of(wire.target) is None
+            below.setdefault(wire.target if is_switch else "", []).append(rank)
     groups = sorted(sorted(ranks) for ranks in below.values())
     whole = sorted(rank for group in groups for rank in group)
     if "" in below or whole != list(graph.ranks) or len(groups) in (1, len(whole)):

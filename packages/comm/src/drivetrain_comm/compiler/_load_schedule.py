@@ -30,7 +30,7 @@ def load_schedule(
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         message = f"{path}: it cannot be read: {error}"
         raise ScheduleError(message) from error
     try:

@@ -14,7 +14,7 @@ from drivetrain_comm.compiler._schedule import Schedule
 from drivetrain_comm.compiler._verify import transfers_of, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from drivetrain_comm.compiler._schedule import Transfer
 
@@ -69,6 +69,9 @@ class ScheduleRunner:
             raise ScheduleError(message)
         verify(schedule)
         size = dist.get_world_size(group)
+        if size < 0:
+            message = f"{schedule.name}: this rank is not in the group"
+            raise ScheduleError(message)
         if size != schedule.num_ranks:
             message = (
                 f"{schedule.name} is for {schedule.num_ranks} ranks, and the group has "
@@ -79,6 +82,9 @@ class ScheduleRunner:
         self._group = group
         self._rank = dist.get_rank(group)
         self._in_rounds = in_rounds
+        # In one order on all ranks, so that none waits for what comes later elsewhere:
+        # a program's own order says only what depends on what.
+        self._transfers = transfers_of(schedule)
         self._rounds: list[list[Transfer]] | None = None
 
     def part(self, num_elements: int, rank: int) -> list[slice]:
@@ -115,6 +121,9 @@ class ScheduleRunner:
         if op == "avg" and not vector.is_floating_point():
             message = f"an average of {vector.dtype} is not defined; use sum"
             raise ScheduleError(message)
+        if op in ("min", "max") and vector.is_complex():
+            message = f"the {op} of {vector.dtype} is not defined"
+            raise ScheduleError(message)
         if not vector.is_contiguous():
             message = f"the vector must be contiguous, got strides {vector.stride()}"
             raise ScheduleError(message)
@@ -149,7 +158,7 @@ class ScheduleRunner:
 
     def _run_rounds(self, chunks: Sequence[torch.Tensor], op: str) -> None:
         if self._rounds is None:
-            self._rounds = _rounds(transfers_of(self.schedule))
+            self._rounds = _rounds(self._transfers)
         for transfers in self._rounds:
             requests = []
             added: list[tuple[int, torch.Tensor]] = []
@@ -192,6 +201,14 @@ def _rounds(transfers: Sequence[Transfer]) -> list[list[Transfer]]:
     return found
 
 
+def _steps_of(transfers: Sequence[Transfer], rank: int) -> Iterator[Step]:
+    for source, target, chunk, adds in transfers:
+        if source == rank:
+            yield Step(Kind.SEND, target, chunk)
+        elif target == rank:
+            yield Step(Kind.REDUCE if adds else Kind.RECEIVE, source, chunk)
+
+
 class _Arrival:
     """A receive on its way, and what is to be done with what comes."""
 
@@ -210,8 +227,11 @@ class _Flow:
         self._group = runner._group
         self._chunks = chunks
         self._combine = _COMBINE[op]
-        program = runner.schedule.programs[runner._rank]
-        self._program = [s for s in program if chunks[s.chunk].numel()]
+        self._program = [
+            step
+            for step in _steps_of(runner._transfers, runner._rank)
+            if chunks[step.chunk].numel()
+        ]
         # Of each peer: what is to come from it, and what is on its way.
         self._to_come: dict[int, deque[Step]] = {}
         self._coming: dict[int, deque[_Arrival]] = {}
@@ -219,7 +239,7 @@ class _Flow:
         self._unsettled: dict[int, _Arrival] = {}
         self._reads: dict[int, list[dist.Work]] = {}
         for step in self._program:
-            if step.kind in (Kind.RECEIVE, Kind.REDUCE):
+            if step.kind != Kind.SEND:
                 self._to_come.setdefault(step.peer, deque()).append(step)
 
     def run(self) -> None:
@@ -234,7 +254,7 @@ class _Flow:
                 )
                 assert work is not None
                 self._reads.setdefault(chunk, []).append(work)
-            elif kind != Kind.FINISH:
+            else:
                 arrival = self._coming[peer].popleft()
                 arrival.adds = kind == Kind.REDUCE
                 self._unsettled[chunk] = arrival

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_comm._steps import Kind, Step
 from drivetrain_comm.compiler._errors import ScheduleError
+from drivetrain_comm.compiler._twins import without_twins
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,7 +20,10 @@ __all__ = ["COLLECTIVES", "Schedule", "Transfer", "schedule_of"]
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 """The collectives that schedules are made for."""
 
+_HEADER = "drivetrain_schedule"
 _VERSION = 1
+_FIELDS = ("name", "collective", "owners", "programs")
+_NUMBER = re.compile(r"-1|0|[1-9][0-9]{0,8}")
 
 
 class Transfer(NamedTuple):
@@ -115,7 +120,7 @@ class Schedule:
             True
         """
         content = {
-            "drivetrain_schedule": _VERSION,
+            _HEADER: _VERSION,
             "name": self.name,
             "collective": self.collective,
             "owners": list(self.owners),
@@ -134,14 +139,19 @@ class Schedule:
             ScheduleError: The text is no schedule; the message says where.
         """
         try:
-            content = json.loads(text)
-        except ValueError as error:
+            content = json.loads(text, object_pairs_hook=without_twins)
+        except (ValueError, RecursionError) as error:
             message = (
                 f"a schedule is JSON, as compile --out NAME.json writes it: {error}"
             )
             raise ScheduleError(message) from error
-        if not isinstance(content, dict) or content.get("drivetrain_schedule") != 1:
-            message = f"a schedule is an object with drivetrain_schedule = {_VERSION}"
+        version = content.get(_HEADER) if isinstance(content, dict) else None
+        if type(version) is not int or version != _VERSION:
+            message = f"a schedule is an object with {_HEADER} = {_VERSION}"
+            raise ScheduleError(message)
+        others = sorted(set(content) - {_HEADER, *_FIELDS})
+        if others:
+            message = f"a schedule has no field {others[0]!r}: {', '.join(_FIELDS)}"
             raise ScheduleError(message)
         name = _member(content, "name", str)
         owners = _member(content, "owners", list)
@@ -248,12 +258,14 @@ def _lines(rank: int, program: Any) -> list[Any]:
 def _step(rank: int, at: int, line: Any) -> Step:
     words = line.split() if isinstance(line, str) else []
     kinds = {kind.name.lower(): kind for kind in Kind}
-    try:
-        kind, peer, chunk = words
-        return Step(kinds[kind], int(peer), int(chunk))
-    except (ValueError, KeyError):
-        message = (
-            f"step {at} of rank {rank} must be '{' | '.join(kinds)}', a peer and a "
-            f"chunk, got {line!r}"
-        )
-        raise ScheduleError(message) from None
+    if (
+        len(words) == 3
+        and words[0] in kinds
+        and all(_NUMBER.fullmatch(word) for word in words[1:])
+    ):
+        return Step(kinds[words[0]], int(words[1]), int(words[2]))
+    message = (
+        f"step {at} of rank {rank} must be '{' | '.join(kinds)}', a peer and a chunk, "
+        f"got {line!r}"
+    )
+    raise ScheduleError(message)

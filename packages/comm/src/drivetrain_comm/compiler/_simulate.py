@@ -8,6 +8,7 @@ delay of the way, while the next one is on its way already.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -43,7 +44,8 @@ def simulate(
         message_s: How long a message takes beside its bytes, whatever its length.
 
     Raises:
-        ScheduleError: It sends where the graph has no way, or has other ranks.
+        ScheduleError: It sends where the graph has no way, or has other ranks, or a
+            number is out of range.
 
     Example:
         >>> from drivetrain_comm.compiler import Transfer, schedule_of, star
@@ -57,6 +59,12 @@ def simulate(
         message = (
             f"{schedule.name} is for {schedule.num_ranks} ranks, and {graph.name} has "
             f"{graph.num_ranks}"
+        )
+        raise ScheduleError(message)
+    if not (0 <= size_bytes < math.inf and 0 <= message_s < math.inf):
+        message = (
+            "size_bytes and message_s must be finite and 0 or more, got "
+            f"{size_bytes} and {message_s}"
         )
         raise ScheduleError(message)
     transfers = transfers_of(schedule)

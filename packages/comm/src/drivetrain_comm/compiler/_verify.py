@@ -195,6 +195,8 @@ def _followed(
         else:
             there = partner[rank, at]
             adds = schedule.programs[there[0]][there[1]].kind == Kind.REDUCE
+            if adds and not reduces:
+                return f"rank {peer} adds to chunk {chunk}, and nothing is reduced"
             fault = _deliver(rank, there, chunk, mine, held[peer][chunk], adds=adds)
         if fault is not None:
             return fault

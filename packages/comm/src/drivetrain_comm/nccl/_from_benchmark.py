@@ -62,7 +62,8 @@ def table_from(
         least_gain: By which part of NCCL's time a choice must be faster.
 
     Raises:
-        NcclTableError: There is no time of NCCL's own choice for some size.
+        NcclTableError: There is no time of NCCL's own choice for some size, or the gain
+            is not from 0 to less than 1.
 
     Example:
         >>> from drivetrain_comm.nccl import format_table, parse_measurements
@@ -96,11 +97,16 @@ def find_winners(
         least_gain: As for `table_from`.
 
     Raises:
-        NcclTableError: There is no time of NCCL's own choice for some size.
+        NcclTableError: As for `table_from`.
     """
+    if not 0 <= least_gain < 1:
+        message = f"least_gain must be from 0 to less than 1, got {least_gain}"
+        raise NcclTableError(message)
     times: dict[tuple[_Place, int], dict[_Choice | None, list[float]]] = {}
+    first: dict[tuple[_Place, int], str] = {}
     for one in measurements:
         key = ((one.collective, one.ranks, one.nodes), one.size_bytes)
+        first.setdefault(key, f"{one.where}: " if one.where else "")
         times.setdefault(key, {}).setdefault(one.choice, []).append(one.time_us)
     winners = []
     for (place, size_bytes), by_choice in sorted(
@@ -110,8 +116,9 @@ def find_winners(
         if defaults is None:
             collective, ranks, nodes = place
             message = (
-                f"NCCL's own time must be known for every size: there is none for "
-                f"{collective} of {size_bytes} bytes, {ranks} ranks on {nodes} nodes"
+                f"{first[place, size_bytes]}NCCL's own time must be known for every size: there is none for "
+                f"{collective} of {size_bytes} bytes, {ranks} ranks on {nodes} nodes "
+                "(a row with the algorithm and the protocol 'default')"
             )
             raise NcclTableError(message)
         best = _fastest(by_choice, defaults, least_gain)

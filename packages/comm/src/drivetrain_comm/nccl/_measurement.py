@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
-from dataclasses import dataclass, fields
+import sys
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,13 @@ from drivetrain_comm.nccl._rule import (
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["Measurement", "load_measurements", "parse_measurements"]
 
 _DEFAULT = "default"
 _NUMBERS = ("ranks", "nodes", "size_bytes")
+_MOST_SHOWN = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +45,7 @@ class Measurement:
         protocol: One of `PROTOCOLS`; None where NCCL chose.
         channels: How many were asked for; None where NCCL chose.
         time_us: The time, in microseconds.
+        where: The file and the line that say so, for messages; empty if none does.
 
     Raises:
         NcclTableError: A value is out of range.
@@ -62,6 +64,7 @@ class Measurement:
     protocol: str | None = None
     channels: int | None = None
     time_us: float
+    where: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -89,8 +92,9 @@ class Measurement:
         wrong = channels_refusal(self.algorithm or "", self.nodes)
         if self.channels is not None and wrong is not None:
             raise NcclTableError(wrong)
-        if not (math.isfinite(self.time_us) and self.time_us > 0):
-            message = f"time_us must be more than 0, got {self.time_us}"
+        # A whole number may be larger than any float.
+        if not 0 < self.time_us <= sys.float_info.max:
+            message = f"time_us must be more than 0 and finite, got {self.time_us}"
             raise NcclTableError(message)
 
     @property
@@ -101,7 +105,7 @@ class Measurement:
         return self.algorithm, self.protocol, self.channels
 
 
-_COLUMNS = tuple(field.name for field in fields(Measurement))
+_COLUMNS = tuple(one.name for one in fields(Measurement) if one.name != "where")
 
 
 def load_measurements(path: str | os.PathLike[str]) -> list[Measurement]:
@@ -114,8 +118,9 @@ def load_measurements(path: str | os.PathLike[str]) -> list[Measurement]:
         NcclTableError: It cannot be read or understood; the message says where.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        # Spreadsheets begin their CSV with a byte order mark.
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
         message = f"{path}: it cannot be read: {error}"
         raise NcclTableError(message) from error
     return parse_measurements(text, str(path))
@@ -128,7 +133,8 @@ def parse_measurements(text: str, source: str = "results") -> list[Measurement]:
     them; `default` in `algorithm` and `protocol`, or nothing in `channels`, stands for
     NCCL's own choice. The output of nccl-tests needs a line in front of it that says
     what it is of, such as `# drivetrain collective=all_reduce ranks=8 nodes=1
-    algorithm=ring protocol=ll`; the times are those out of place.
+    algorithm=ring protocol=ll`; the times are those out of place, in the first column
+    that its header calls `time`.
 
     Args:
         text: The text of a file.
@@ -144,6 +150,7 @@ def parse_measurements(text: str, source: str = "results") -> list[Measurement]:
         >>> [(one.choice, one.time_us) for one in parse_measurements(rows)]
         [(None, 20.0), (('ring', 'll', 4), 12.5)]
     """
+    text = text.removeprefix("\ufeff")
     start = text.lstrip()[:1]
     if start in {"[", "{"}:
         rows = _json_rows(text, source)
@@ -159,28 +166,38 @@ def parse_measurements(text: str, source: str = "results") -> list[Measurement]:
 
 
 def _csv_rows(text: str, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    reader = csv.reader(io.StringIO(text))
-    columns = next(reader, [])
+    rows = _csv_lines(text, source)
+    _, columns = next(rows, ("", []))
     if sorted(columns) != sorted(_COLUMNS):
         message = (
             f"{source}:1: the columns must be {','.join(_COLUMNS)}, got "
-            f"{','.join(columns) or 'nothing'}"
+            f"{_cut(','.join(columns)) or 'nothing'}"
         )
         raise NcclTableError(message)
-    for values in reader:
+    for where, values in rows:
         if not values:
             continue
-        where = f"{source}:{reader.line_num}"
         if len(values) != len(columns):
             message = f"{where}: a row has {len(columns)} values, got {len(values)}"
             raise NcclTableError(message)
         yield where, dict(zip(columns, values, strict=True))
 
 
+def _csv_lines(text: str, source: str) -> Iterator[tuple[str, Sequence[str]]]:
+    reader = csv.reader(io.StringIO(text), strict=True)
+    try:
+        for values in reader:
+            yield f"{source}:{reader.line_num}", values
+    except csv.Error as error:
+        message = f"{source}:{reader.line_num}: it is no CSV: {error}"
+        raise NcclTableError(message) from error
+
+
 def _json_rows(text: str, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
-        rows = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+        rows = json.loads(text, object_pairs_hook=_without_twins)
+    # A number of very many digits is a ValueError too.
+    except (ValueError, RecursionError) as error:
         message = f"{source}: it is no JSON: {error}"
         raise NcclTableError(message) from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -195,14 +212,25 @@ def _json_rows(text: str, source: str) -> Iterator[tuple[str, Mapping[str, Any]]
         if unknown or missing - {"algorithm", "protocol", "channels"}:
             message = (
                 f"{where}: its keys must be {', '.join(_COLUMNS)}, got "
-                f"{', '.join(row) or 'none'}"
+                f"{_cut(', '.join(row)) or 'none'}"
             )
             raise NcclTableError(message)
         yield where, row
 
 
+def _without_twins(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            message = f"the key {_shown(name)} is there twice in one object"
+            raise ValueError(message)
+        found[name] = value
+    return found
+
+
 def _nccl_tests_rows(text: str, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     about: dict[str, str] = {}
+    columns: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         where = f"{source}:{number}"
         words = line.split()
@@ -212,9 +240,10 @@ def _nccl_tests_rows(text: str, source: str) -> Iterator[tuple[str, Mapping[str,
             if set(wrong) - {"algorithm", "protocol", "channels"}:
                 message = (
                     f"{where}: it must say collective=, ranks= and nodes=, and may say "
-                    f"algorithm=, protocol= and channels=, got {line!r}"
+                    f"algorithm=, protocol= and channels=, got {_shown(line)}"
                 )
                 raise NcclTableError(message)
+        columns = _nccl_tests_columns(line, where) or columns
         if not words or words[0].startswith("#"):
             continue
         if not about:
@@ -223,12 +252,44 @@ def _nccl_tests_rows(text: str, source: str) -> Iterator[tuple[str, Mapping[str,
                 "come before the times of nccl-tests"
             )
             raise NcclTableError(message)
-        # size, count, type, reduction, root, time, and what is derived from them
-        if len(words) < 8 or not re.fullmatch(r"\d+", words[0]):
-            message = f"{where}: it is no line of nccl-tests, got {line!r}"
+        if not re.fullmatch(r"[0-9]+", words[0]):
+            message = f"{where}: it is no line of nccl-tests, got {_shown(line)}"
+            raise NcclTableError(message)
+        if not columns:
+            message = (
+                f"{where}: the header of nccl-tests, '# size count type ... time algbw "
+                "busbw', must come before the times"
+            )
+            raise NcclTableError(message)
+        if len(words) < len(columns):
+            message = (
+                f"{where}: the header of nccl-tests has {len(columns)} columns, got "
+                f"{len(words)} values in {_shown(line)}"
+            )
             raise NcclTableError(message)
         if words[0] != "0":
-            yield where, {**about, "size_bytes": words[0], "time_us": words[5]}
+            time_us = words[columns.index("time")]
+            yield where, {**about, "size_bytes": words[0], "time_us": time_us}
+
+
+def _nccl_tests_columns(line: str, where: str) -> list[str]:
+    """Returns the columns that a line names; none if it is no header of nccl-tests.
+
+    Versions differ: `redop` and `root` are not there in all. The times out of place come
+    before those in place.
+    """
+    if not line.lstrip().startswith("#"):
+        return []
+    names = line.lstrip()[1:].split()
+    if names[:2] != ["size", "count"]:
+        return []
+    if "time" not in names:
+        message = (
+            f"{where}: the header of nccl-tests must name a column 'time', got "
+            f"{_shown(' '.join(names))}"
+        )
+        raise NcclTableError(message)
+    return names
 
 
 def _measurement(row: Mapping[str, Any], where: str) -> Measurement:
@@ -240,23 +301,44 @@ def _measurement(row: Mapping[str, Any], where: str) -> Measurement:
         value = row.get(name)
         if name == "channels" and value in (None, "", _DEFAULT):
             continue
-        if isinstance(value, bool) or not re.fullmatch(r"\d{1,19}", str(value)):
-            message = f"{where}: {name} must be a whole number, got {value!r}"
+        is_scalar = isinstance(value, (int, str)) and not isinstance(value, bool)
+        if not is_scalar or not re.fullmatch(r"[0-9]{1,19}", str(value)):
+            message = f"{where}: {name} must be a whole number, got {_shown(value)}"
             raise NcclTableError(message)
         found[name] = int(str(value))
+    found["time_us"] = _time(row["time_us"], where)
     try:
-        found["time_us"] = float(row["time_us"])
-    except (TypeError, ValueError) as error:
-        message = f"{where}: time_us must be a number, got {row['time_us']!r}"
-        raise NcclTableError(message) from error
-    try:
-        return Measurement(**found)
+        return Measurement(**found, where=where)
     except NcclTableError as error:
         message = f"{where}: {error}"
         raise NcclTableError(message) from None
 
 
+def _time(value: Any, where: str) -> float:
+    try:
+        # float() takes true for 1, and 1_0 for 10.
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            return float(value.replace("_", "?") if isinstance(value, str) else value)
+    except (ValueError, OverflowError):
+        pass
+    message = f"{where}: time_us must be a number, got {_shown(value)}"
+    raise NcclTableError(message)
+
+
 def _check_name(name: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
-        message = f"{wanted_name(name, known)}, got {value!r}"
+        message = f"{wanted_name(name, known)}, got {_shown(value)}"
         raise NcclTableError(message)
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as messages show it, whatever a file holds in its place."""
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, str):
+        return repr(_cut(value))
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return f"{text[:_MOST_SHOWN]}..." if len(text) > _MOST_SHOWN else text

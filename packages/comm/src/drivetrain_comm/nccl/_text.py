@@ -10,6 +10,7 @@ The plug-in reads the same (`csrc/nccl_tuner/parse.cpp`), with the same messages
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import re
@@ -66,7 +67,12 @@ def parse_table(text: str | bytes, source: str = "table") -> Table:
         drivetrain_comm.nccl._errors.NcclTableError: table:2: a size must be a whole
         number with the unit B, KiB, MiB, GiB or TiB, and below 8 EiB, got '0'
     """
-    data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
+    data = _bytes(text) if isinstance(text, str) else text
+    if data.startswith(codecs.BOM_UTF8):
+        _Line(source, 1).refuse(
+            "only comments may hold other than printable ASCII, and it begins with a "
+            "byte order mark: save it as UTF-8 without one"
+        )
     lines = data.split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -109,6 +115,10 @@ def load_table(path: str | os.PathLike[str]) -> Table:
         reason = os.strerror(error.errno or errno.EIO)
         message = f"{source}: it cannot be read: {reason}"
         raise NcclTableError(message) from error
+    except ValueError as error:
+        # A NUL byte, or half of a surrogate pair.
+        message = f"{source!r}: it cannot be read: no file can have this name"
+        raise NcclTableError(message) from error
     if data is None:
         message = f"{source}: it must be a regular file"
         raise NcclTableError(message)
@@ -116,6 +126,14 @@ def load_table(path: str | os.PathLike[str]) -> Table:
         message = f"{source}: it must be at most {_MOST_TABLE_BYTES} bytes"
         raise NcclTableError(message)
     return parse_table(data, source)
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        # It did not come from bytes; what is no ASCII is refused by line.
+        return text.encode(errors="surrogatepass")
 
 
 def _read(path: str) -> bytes | None:

@@ -1,0 +1,152 @@
+"""How much of the time that communication could hide under computation it does hide.
+
+Communication runs on shaped links between network namespaces; computation is a sleep,
+since all ranks share this machine's cores. A bar takes all of its times in one run, in
+turns, and compares medians.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import rig_path  # noqa: F401
+from overlap_bounds import hidden_share, pipeline_s
+from rig.namespaces import missing_because
+from rig.network import Network
+from rig.shape import Link
+
+from drivetrain_core.testing import Row
+
+_PROGRAM = Path(__file__).with_name("overlap_rank.py")
+_NUM_HOSTS = 4
+_LINK = Link(rate_mbit_per_s=400)
+_LEAST = 0.7
+
+
+def measure(*cases):
+    """Returns what the first rank says of each case, with a rank on each host."""
+    with Network(_NUM_HOSTS, _LINK) as network:
+        ranks = []
+        for rank in range(_NUM_HOSTS):
+            env = {
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(_NUM_HOSTS),
+                "MASTER_ADDR": network.address(0),
+                "MASTER_PORT": "29517",
+                "GLOO_SOCKET_IFNAME": "eth0",
+                "OMP_NUM_THREADS": "1",
+            }
+            words = [sys.executable, str(_PROGRAM), json.dumps(cases)]
+            out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+            ranks.append(network.start(rank, words, env=env, stdout=out))
+        try:
+            text = ranks[0].communicate(timeout=300)[0]
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+    return json.loads(text)
+
+
+def rows(case):
+    """Makes a bar: chunks of rows travel while others are multiplied.
+
+    The product of one chunk cannot overlap: that of the last one to come, or of the
+    first one to go.
+    """
+
+    def bar(quick):
+        because = _because(quick)
+        if because:
+            return Row(figure=because, holds=None)
+        paths = ("direct", "ring")
+        each = measure(*((case, path) for path in paths))
+        found = dict(zip(paths, each, strict=True))
+        shares = {}
+        for path, times in found.items():
+            hideable = min(times["communication"], times["computation"])
+            hideable -= times["computation"] / times["num_chunks"]
+            shares[path] = hidden_share(times, hideable)
+        return _row(shares, found)
+
+    return bar
+
+
+def first_gather(quick):
+    """A bar: the first all-gathers of FSDP2 run under the loading of the batch."""
+    because = _because(quick)
+    if because:
+        return Row(figure=because, holds=None)
+    (times,) = measure(("fsdp",))
+    hideable = min(times["communication"], times["computation"])
+    shares = {"fsdp": hidden_share(times, hideable)}
+    return _row(shares, {"fsdp": times})
+
+
+def pipeline(quick):
+    """A bar: 1F1B without waits for sends, beside the longest path of what must wait.
+
+    Messages take what they would on an empty link without headers.
+    """
+    because = _because(quick)
+    if because:
+        return Row(figure=because, holds=None)
+    (times,) = measure(("pipeline",))
+    shares, details = {}, {}
+    for order in ("plain", "eager"):
+        bound = pipeline_s(
+            times["num_stages"],
+            times["num_microbatches"],
+            forward_s=times["forward"],
+            backward_s=times["backward"],
+            message_s=times["message_bytes"] / _LINK.bytes_per_s,
+            eager=order == "eager",
+        )
+        case = {**times, "overlapped": times[order], "bound": bound}
+        shares[order] = hidden_share(case, times["serial"] - bound)
+        details[order] = case
+    return _row(shares, details)
+
+
+def _row(shares, details):
+    worst = min(shares, key=shares.get)
+    times = details[worst]
+    exact = all(each["is_exact"] for each in details.values())
+    figure = (
+        f"{shares[worst]:.0%} at least ({worst}: {1e3 * times['serial']:.0f} to "
+        f"{1e3 * times['overlapped']:.0f} ms){'' if exact else ', NOT EXACT'}"
+    )
+    return Row(
+        figure=figure,
+        holds=exact and shares[worst] >= _LEAST,
+        proven_on="namespaces",
+        details={"hidden": shares, **details},
+    )
+
+
+def _because(quick):
+    """Returns why there is nothing to measure, or None."""
+    if quick:
+        return "takes half a minute: name it with --only"
+    return missing_because()
+
+
+_BOUND = f">= {_LEAST:.0%} of the hideable time, same bits"
+
+BARS = [
+    ("overlap-all-gather", _BOUND, rows("gather")),
+    ("overlap-reduce-scatter", _BOUND, rows("scatter")),
+    ("overlap-first-gather", _BOUND, first_gather),
+    ("overlap-1f1b", _BOUND, pipeline),
+]
+
+if __name__ == "__main__":
+    chosen = sys.argv[1:]
+    for name, bound, run in BARS:
+        if not chosen or name in chosen:
+            row = run(False)
+            print(f"{name}: {row.figure} ({bound}) {row.status}")
+            print(json.dumps(row.details, indent=1))
