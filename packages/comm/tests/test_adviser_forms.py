@@ -6,7 +6,16 @@ import subprocess
 
 import pytest
 
-from drivetrain_comm.adviser import Assignment, Facts, advise, as_diff, as_env, changes
+from drivetrain_comm.adviser import (
+    AdviserError,
+    Assignment,
+    Facts,
+    advise,
+    as_diff,
+    as_env,
+    changes,
+    with_given,
+)
 from drivetrain_comm.adviser.testing import facts, rdma, write_host
 from drivetrain_comm.cli import main
 
@@ -194,12 +203,43 @@ RATES = {"delay_s": 0, "port_bytes_per_s": 1, "flow_bytes_per_s": 1}
             ),
             "port_bytes_per_s must be more than 0",
         ),
+        ("[" * 200_000, "tune --json"),
+        (
+            json.dumps({"hosts": [[0], [1]], "network": {**RATES, "delay_s": 10**400}}),
+            "delay_s is larger than any number",
+        ),
+        (
+            json.dumps({"hosts": [[0], [1]], "network": RATES}).replace(
+                '"delay_s": 0', '"delay_s": ' + "1" * 5000
+            ),
+            "tune --json",
+        ),
+        (json.dumps({"hosts": "ab", "network": RATES}), "hosts must be a list"),
+        (json.dumps({"hosts": [[0], "b"], "network": RATES}), "hosts must be a list"),
+        (
+            json.dumps({"hosts": [[0], [1]], "network": {**RATES, "delay_s": True}}),
+            "delay_s of the network must be a number",
+        ),
+        (
+            '{"hosts": [[0], [1]], "hosts": [[0]], "network": {}}',
+            "the key 'hosts' is there twice",
+        ),
     ],
 )
 def test_command_refuses_what_was_not_measured(command, tmp_path, text, said):
     file = tmp_path / "measured.json"
     file.write_text(text)
-    assert said in command("virtio", "--measured", str(file), status=1).err
+    error = command("virtio", "--measured", str(file), status=1).err
+    assert said in error
+    assert str(file) in error
+    assert error.count("\n") == 1
+
+
+def test_command_takes_what_an_editor_saved(command, tmp_path):
+    file = tmp_path / "measured.json"
+    report = {"hosts": [[0], [1]], "network": {**RATES, "port_bytes_per_s": 1.25e9}}
+    file.write_text(json.dumps(report), encoding="utf-8-sig")
+    command("virtio", "--measured", str(file))
 
 
 def test_command_takes_a_cluster(command, tmp_path):
@@ -229,12 +269,14 @@ switches:
     ("words", "said"),
     [
         (["--nccl-version", "three"], "three numbers such as 2.29.7"),
-        (["--delay-ms", "-1"], "delay_s must be 0 to 60"),
-        (["--delay-ms", "nan"], "delay_s must be 0 to 60"),
-        (["--gbps", "0"], "port_bytes_per_s must be more than 0"),
-        (["--gbps", "nan"], "port_bytes_per_s must be more than 0"),
-        (["--paths", "0"], "num_paths must be more than 0"),
-        (["--dscp", "64"], "dscp must be 0 to 63"),
+        (["--delay-ms", "-1"], "--delay-ms must be 0 to 60000, got -1"),
+        (["--delay-ms", "nan"], "--delay-ms must be 0 to 60000, got nan"),
+        (["--gbps", "0"], "--gbps must be more than 0"),
+        (["--gbps", "nan"], "--gbps must be more than 0"),
+        (["--flow-gbps", "-2"], "--flow-gbps must be more than 0"),
+        (["--paths", "0"], "--paths must be more than 0"),
+        (["--dscp", "64"], "--dscp must be 0 to 63"),
+        (["--nccl-version", "2." + "1" * 5000], "three numbers such as 2.29.7"),
         (["--cluster", "/nowhere.yaml"], "/nowhere.yaml"),
     ],
 )
@@ -243,7 +285,7 @@ def test_command_refuses_what_cannot_be(command, words, said):
 
 
 def test_command_without_anything_to_read(tmp_path, capsys):
-    assert main(["doctor", "--root", str(tmp_path / "none")]) == 0
+    assert main(["doctor", "--root", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "nothing to set" in out
     assert "any network card" in out
@@ -254,3 +296,16 @@ def test_table_shows_what_looks_like_markup(command, tmp_path, monkeypatch):
     command("virtio")
     (tmp_path / "host/etc/nccl.conf").write_text("NCCL_[red]X[/blue] 1\n")
     assert "[red]X[/blue]" in command("virtio").out
+
+
+def test_command_says_that_a_root_is_not_there(tmp_path, capsys):
+    assert main(["doctor", "--root", str(tmp_path / "none")]) == 1
+    error = capsys.readouterr().err
+    assert "there is no such folder" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("delay_ms", -5), ("paths", 0)])
+def test_given_numbers_are_refused_by_their_own_name(name, value):
+    with pytest.raises(AdviserError, match=rf"^{name} must be .*, got {value}$"):
+        with_given(Facts(), **{name: value})

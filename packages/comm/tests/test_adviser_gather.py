@@ -225,3 +225,39 @@ def test_this_host_is_read():
     assert found.interface_names
     assert found.kernel is not None
     assert found.nccl >= (2, 28)
+
+
+@pytest.mark.parametrize("limit", ["1e3", "lots", "1" * 5000])
+def test_a_limit_that_is_no_number_is_a_gap(tmp_path, limit):
+    proc = {**PROC, "self/limits": f"Max locked memory  {limit} unlimited bytes"}
+    found = read(tmp_path, "roce", proc=proc)
+    assert found.memlock_bytes is None
+    (gap,) = [gap for gap in advise(found).gaps if "Max locked memory" in gap.subject]
+    assert limit[:60] in gap.lacks
+
+
+@pytest.mark.parametrize("text", ["abc def", "1 2", "--4 5 6", "1 2 " + "3" * 5000])
+def test_buffers_that_are_no_numbers_are_a_gap(tmp_path, text):
+    proc = {**PROC, "sys/net/ipv4/tcp_rmem": text}
+    found = read(tmp_path, "virtio", proc=proc)
+    known = replace(found, delay_s=0.001, port_bytes_per_s=1.25e9)
+    for facts in (found, known):
+        gaps = {one.subject: one.lacks for one in advise(facts).gaps}
+        assert text[:60] in gaps["net.ipv4.tcp_rmem"]
+        assert "net.ipv4.tcp_wmem" not in gaps
+
+
+def test_a_release_with_very_many_digits_is_not_known(tmp_path):
+    proc = {**PROC, "sys/kernel/osrelease": "6" * 5000 + ".1"}
+    assert read(tmp_path, "virtio", proc=proc).kernel is None
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "0x" + "f" * 5000, "-" + "9" * 5000])
+def test_variables_with_very_many_digits_are_a_problem(tmp_path, value):
+    names = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD", "NCCL_BUFFSIZE")
+    for name in names:
+        others = dict.fromkeys(names, "16") | {name: value}
+        report = advise(read(tmp_path / name, "aws", others))
+        problems = {one.name: one.because for one in report.problems}
+        assert value[:60] in problems[name]
+        assert len(problems[name]) < 200

@@ -238,3 +238,22 @@ def test_advice_says_since_when():
     found = {a.setting: a for a in advise(Facts(settings=lines, ranks=8)).advice}
     assert found["NCCL_MAX_CTAS"].since == "2.17"
     assert found["NCCL_MAX_NCHANNELS"].since == "2.5"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("9" * 5000, f"it must be 0 to 7, got {'9' * 60}..."),
+        ("-" + "9" * 5000, f"it must be 0 to 7, got -{'9' * 59}..."),
+        (
+            "9" * 5000 + "K",
+            f"it must be a number, got '{'9' * 60}...': NCCL reads that as {2**63 - 1}",
+        ),
+        ("0" * 5000 + "5", None),
+        ("0" * 5000, None),
+        ("007", None),
+        ("1_0", "it must be a number, got '1_0': NCCL reads that as 1"),
+    ],
+)
+def test_numbers_of_any_length_are_read_as_c_does(value, said):
+    assert wrong_value("NCCL_IB_RETRY_CNT", value, (2, 29, 7)) == said

@@ -56,10 +56,12 @@ def test_json_of_a_job_has_its_phases(capsys):
 def test_cluster_file_is_the_fabric(capsys, tmp_path):
     path = tmp_path / "cluster.yaml"
     path.write_text(SPEC)
-    found = report(capsys, *SMALL, "--spec", str(path), "--traffic", "tree")
+    words = ("fabric", "--queue-pairs", "1,4", "--failed", "2")
+    found = report(capsys, *words, "--spec", str(path), "--traffic", "tree")
     assert found["gpus"] == 256
     assert found["fabric"]["tiers"][0]["uplinks"] == 8
     assert len(found["fabric"]["tiers"]) == 2
+    assert len(found["fabric"]["failed"]) == 2
 
 
 def test_failed_links_are_drawn_by_the_seed(capsys):
@@ -97,8 +99,11 @@ def test_incast_shows_what_pauses_do(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpus", "0"], "0 GPUs are no nodes"),
-        (["--gpus", "12"], "12 GPUs are no nodes of 8"),
+        (
+            ["--gpus", "0"],
+            "--gpus must be a positive multiple of --gpus-per-node.*, got 0",
+        ),
+        (["--gpus", "12"], "--gpus-per-node, which is 8, got 12"),
         (["--tiers", "2", "--gpus", "12288"], "192 leaves, but .* 64 ports"),
         (["--nic-gbps", "-1"], "nic_bits_per_s must be above zero"),
         (["--uplink-gbps", "-400"], "uplink_bits_per_s must be above zero"),
@@ -109,21 +114,70 @@ def test_incast_shows_what_pauses_do(capsys, tmp_path):
         (["--seeds", "0"], "got 0 seeds"),
         (["--spine-downlinks", "0"], "downlinks must be above zero"),
         (["--queue-pairs", "many"], "numbers such as 1,2,4"),
-        (["--traffic", "gossip"], "traffic must be one of"),
+        (["--traffic", "gossip"], "--traffic must be one of .*, job, got 'gossip'"),
+        (
+            ["--traffic", "job", "--pipeline", "7"],
+            "multiple of tensor x pipeline, which is 56, got 512",
+        ),
+        (["--seed", "-1", "--failed", "3"], "--seed must be at least 0, got -1"),
+        (["--seed", "-1", "--hash", "random"], "--seed must be at least 0, got -1"),
+        (["--seed", "-1"], "--seed must be at least 0, got -1"),
         (["--hash", "md5"], "hash must be one of"),
         (["--size", "much"], "--size is a number of bytes"),
         (["--size", "-1"], "at least zero"),
         (["--failed", "-1"], "--failed must be 0 to"),
-        (["--spec", "/nowhere/cluster.yaml"], "cannot be read"),
-        (["--incast", "0"], "one sender at least"),
-        (["--incast", "2", "--advice", "a"], "leave --advice out"),
+        (["--spec", "cluster.yaml"], "--spec describes the fabric: leave --gpus out"),
+        (["--incast", "2"], "--incast has .* of its own: leave --gpus out"),
     ],
 )
 def test_wrong_options_are_one_line(words, message, capsys):
-    assert main(["fabric", "--gpus", "512", *words]) == 1
+    refused(["--gpus", "512", *words], message, capsys)
+
+
+def refused(words, message, capsys):
+    assert main(["fabric", *words]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert re.search(message, said)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--spec", "/nowhere/cluster.yaml"], "cannot be read"),
+        (
+            ["--spec", "a", "--tiers", "3", "--no-rails"],
+            "leave --no-rails, --tiers out",
+        ),
+        (["--incast", "0"], "one sender at least"),
+        (["--incast", "2", "--nic-gbps", "0"], "--nic-gbps must be more than 0"),
+        (["--incast", "2", "--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["--incast", "2", "--advice", "a"], "leave --advice out"),
+        (["--incast", "2", "--spec", "a"], "leave --spec out"),
+        (
+            ["--incast", "8", "--traffic", "nonsense", "--queue-pairs", "x"],
+            "leave --queue-pairs, --traffic out",
+        ),
+        # The default, but given.
+        (["--incast", "8", "--gpus", "12288"], "leave --gpus out"),
+    ],
+)
+def test_options_that_would_not_count_are_refused(words, message, capsys):
+    refused(words, message, capsys)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda seed: fabric.Ecmp(seed=seed),
+        lambda seed: fabric.run_scenario(fabric.incast(2), seconds=1e-3, seed=seed),
+    ],
+    ids=["hash", "queues"],
+)
+def test_negative_seeds_are_refused(use):
+    use(0)
+    with pytest.raises(fabric.FabricError, match="seed must be at least 0, got -1"):
+        use(-1)
 
 
 def test_public_names_are_sorted_and_there():

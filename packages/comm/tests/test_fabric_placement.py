@@ -218,3 +218,9 @@ def test_comparison_of_nothing_is_an_error():
         compare(fabric(), [], nodes=range(32))
     with pytest.raises(FabricError, match="hash must be one of"):
         comparison(ecmp=Ecmp(kind="none"))
+
+
+@pytest.mark.parametrize("kind", ["random", "given"])
+def test_place_refuses_a_negative_seed(kind):
+    with pytest.raises(FabricError, match="seed must be at least 0, got -1"):
+        place(kind, fabric(), [ring(2)], nodes=range(2), seed=-1)

@@ -124,9 +124,18 @@ def test_job_shares_cards_and_stays_in_nodes():
     ("change", "message"),
     [
         ({"num_gpus": 0}, "num_gpus must be at least 1"),
-        ({"num_gpus": 12}, "12 GPUs are no nodes of 8 GPUs"),
-        ({"tensor": 3}, "8 GPUs are no tensor-parallel groups of 3"),
-        ({"pipeline": 3}, "16 GPUs are no replicas of 24"),
+        (
+            {"num_gpus": 12},
+            "num_gpus must be a multiple of gpus_per_node, which is 8, got 12",
+        ),
+        (
+            {"tensor": 3},
+            "gpus_per_node must be a multiple of tensor, which is 3, got 8",
+        ),
+        (
+            {"pipeline": 3},
+            "num_gpus must be a multiple of tensor x pipeline, which is 24, got 16",
+        ),
         ({"pipeline": -1}, "pipeline must be at least 1"),
     ],
 )

@@ -86,7 +86,8 @@ def test_table_from_keeps_noise_out(noisy, num_rules):
 def test_table_from_needs_nccls_own_time():
     text = COLUMNS + "reduce,4,2,64,ring,ll,,3"
     with pytest.raises(
-        NcclTableError, match="there is none for reduce of 64 bytes, 4 ranks on 2 nodes"
+        NcclTableError,
+        match=r"^results:2: NCCL's own time .*none for reduce of 64 bytes, 4 ranks on 2",
     ):
         table_from(parse_measurements(text))
 
@@ -121,6 +122,9 @@ def test_table_from_never_loses_to_nccl_where_it_was_measured(times, data):
     changes = [b for a, b in zip([None, *starts], starts, strict=False) if a != b and b]
     assert len(table.rules) == len(changes)
 
+
+ABOUT = "# drivetrain collective=reduce ranks=2 nodes=1\n"
+JSON_ROW = '[{"collective": "reduce", "ranks": 2, "nodes": 1, "size_bytes": 8, %s}]'
 
 NCCL_TESTS = """\
 # drivetrain collective=all_reduce ranks=8 nodes=1 algorithm=ring protocol=ll channels=4
@@ -194,6 +198,29 @@ def test_measurements_come_as_csv_json_and_output_of_nccl_tests(tmp_path):
             "results:2: time_us must be more than 0",
         ),
         (COLUMNS + "reduce,2,1,8,ring,ll,,0", "results:2: time_us must be more than 0"),
+        (COLUMNS + "reduce,2,1,8,ring,ll,,1_0", "results:2: time_us must be a number"),
+        (
+            COLUMNS + f"reduce,2,1,8,ring,ll,,{'9' * 400}",
+            "results:2: time_us must be more than 0 and finite, got inf",
+        ),
+        (COLUMNS + '"' + "a" * 200_000, "results:2: it is no CSV"),
+        ('"' + "a\\n" * 20_000, "results:.*: it is no CSV"),
+        (JSON_ROW % '"time_us": true', "row 0: time_us must be a number, got True"),
+        (
+            JSON_ROW % f'"time_us": {10**400}',
+            "row 0: time_us must be a number, got 1000",
+        ),
+        (JSON_ROW % f'"time_us": {"9" * 5000}', "results: it is no JSON"),
+        (JSON_ROW % '"time_us": [[1]]', "row 0: time_us must be a number, got a list"),
+        (
+            JSON_ROW % f'"time_us": {"[" * 900}{"]" * 900}',
+            "results: row 0: time_us must be a number, got a list|it is no JSON",
+        ),
+        ("[" * 200_000, "results: it is no JSON"),
+        (
+            JSON_ROW % '"time_us": 3, "time_us": 4',
+            "results: it is no JSON: the key 'time_us' is there twice",
+        ),
         (COLUMNS, "results: it holds no measurement"),
         ("[1]", "results: it must be a list of objects"),
         ("{}", "results: it must be a list of objects"),
@@ -205,8 +232,74 @@ def test_measurements_come_as_csv_json_and_output_of_nccl_tests(tmp_path):
             "# drivetrain collective=reduce ranks=2 nodes=1\nfailed",
             "results:2: it is no line of nccl-tests",
         ),
+        (
+            ABOUT + "8 2 float sum -1 3 1 1 0",
+            "results:2: the header of nccl-tests, .*, must come before the times",
+        ),
+        (
+            ABOUT + "# size count type redop root cputime algbw busbw",
+            "results:2: the header of nccl-tests must name a column 'time'",
+        ),
+        (
+            ABOUT
+            + "# size count type redop root time algbw busbw\n8 2 float sum 3 1 1",
+            "results:3: the header of nccl-tests has 8 columns, got 7 values",
+        ),
     ],
 )
 def test_measurements_that_are_wrong_are_refused_where_they_stand(text, why):
-    with pytest.raises(NcclTableError, match=why):
+    with pytest.raises(NcclTableError, match=why) as raised:
         parse_measurements(text)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400
+
+
+OLD_NCCL_TESTS = """\
+# drivetrain collective=all_reduce ranks=8 nodes=1
+#                                              out-of-place                in-place
+#       size         count    type   redop     time  algbw  busbw  error     time
+#        (B)    (elements)                     (us) (GB/s) (GB/s)            (us)
+        1024           256   float     sum    22.10   0.05   0.08  2e-07    21.50
+"""
+
+
+def test_time_of_nccl_tests_is_where_the_header_says():
+    (old,) = parse_measurements(OLD_NCCL_TESTS)
+    assert old.time_us == 22.1
+    oldest = OLD_NCCL_TESTS.replace("   redop", "").replace("     sum", "")
+    assert parse_measurements(oldest)[0].time_us == 22.1
+    # Outputs of several versions may follow each other.
+    both = OLD_NCCL_TESTS + NCCL_TESTS + OLD_NCCL_TESTS
+    assert [m.time_us for m in parse_measurements(both)] == [22.1, 22.1, 23.35, 22.1]
+
+
+@pytest.mark.parametrize(
+    "text", [COLUMNS + "reduce,2,1,8,ring,ll,,3", JSON, NCCL_TESTS]
+)
+def test_measurements_may_begin_with_a_byte_order_mark(text, tmp_path):
+    file = tmp_path / "results"
+    file.write_text(text, encoding="utf-8-sig")
+    assert load_measurements(file) == parse_measurements(text)
+    assert parse_measurements("\ufeff" + text) == parse_measurements(text)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_measurements_of_a_file_that_cannot_be_are_refused(name):
+    with pytest.raises(NcclTableError, match="it cannot be read"):
+        load_measurements(name)
+
+
+@pytest.mark.parametrize("gain", [float("nan"), -0.1, 1.0, float("inf")])
+def test_table_from_refuses_a_gain_that_is_none(gain):
+    found = parse_measurements(measured((9, 5), sizes=(1024,)))
+    with pytest.raises(
+        NcclTableError, match="least_gain must be from 0 to less than 1"
+    ):
+        table_from(found, least_gain=gain)
+
+
+def test_measurement_refuses_a_time_that_no_float_holds():
+    with pytest.raises(NcclTableError, match="time_us must be more than 0 and finite"):
+        Measurement(
+            collective="reduce", ranks=2, nodes=1, size_bytes=8, time_us=10**400
+        )

@@ -486,3 +486,25 @@ def test_ten_thousand_rules_are_compared_by_class():
     assert find_overlap(many) is None
     wide = Rule(collective="all_reduce", algorithm="ring", protocol="ll", nodes=1)
     assert find_overlap([*many, wide])[1] == len(many)
+
+
+def test_table_with_a_byte_order_mark_is_refused_by_both(refusal, tmp_path):
+    said = refusal("\ufeff" + HEADER)
+    with pytest.raises(
+        NcclTableError, match=r"begins with a byte order mark$"
+    ) as raised:
+        load_table(tmp_path / "a table.txt")
+    assert str(raised.value).startswith(said)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_table_of_a_file_that_cannot_be_is_refused(name):
+    with pytest.raises(NcclTableError, match="it cannot be read"):
+        load_table(name)
+
+
+@pytest.mark.parametrize("text", [chr(0xD800), chr(0xDC80)])
+def test_table_of_broken_text_is_refused(text):
+    with pytest.raises(NcclTableError, match="table:1: only comments may hold other"):
+        parse_table(text)
+    assert parse_table(HEADER + "# " + text).rules == ()

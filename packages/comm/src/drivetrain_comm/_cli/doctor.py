@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -22,6 +23,7 @@ from drivetrain_comm.adviser import (
     with_measured,
 )
 from drivetrain_comm.adviser._draw import report_tables
+from drivetrain_comm.adviser._given import refusal_of_given
 from drivetrain_core import DistributedError
 from drivetrain_core.services import ClusterSpec
 
@@ -107,12 +109,20 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _facts(args: argparse.Namespace) -> Facts:
+    if args.root is not None and not Path(args.root).is_dir():
+        message = f"--root {args.root}: there is no such folder"
+        raise DistributedError(message)
     # The variables are those of this host, not of one whose files were copied.
     facts = gather() if args.root is None else gather(args.root, environment={})
     if args.cluster is not None:
         facts = with_cluster(facts, ClusterSpec.load(args.cluster))
     if args.measured is not None:
         facts = with_measured(facts, args.measured)
+    for name in ("delay_ms", "gbps", "flow_gbps", "paths", "dscp"):
+        wrong = refusal_of_given(name, getattr(args, name))
+        if wrong is not None:
+            message = f"--{name.replace('_', '-')} {wrong}"
+            raise DistributedError(message)
     ranks = args.ranks
     if ranks is None and facts.ranks is None:
         ranks = _DEFAULT_RANKS

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import argparse
+import argparse
+from typing import Any
 
 __all__ = ["populate"]
+
+
+class _Noted(argparse.Action):
+    """Stores a value, and that the option was given: its default may be the same."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002  (argparse passes it)
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002  (likewise)
+    ) -> None:
+        setattr(namespace, self.dest, values if self.nargs != 0 else True)
+        namespace.given |= {self.option_strings[0]}
 
 
 def populate(commands: Any) -> None:
@@ -17,6 +29,7 @@ def populate(commands: Any) -> None:
         help="simulate a job on a data-centre network: placement, ECMP, congestion",
         allow_abbrev=False,
     )
+    parser.register("action", None, _Noted)
     _add_fabric(parser)
     _add_traffic(parser)
     parser.add_argument(
@@ -45,17 +58,27 @@ def populate(commands: Any) -> None:
     )
     parser.add_argument("--svg", metavar="FILE", help="write a picture as well")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run, given=frozenset())
 
 
 def _add_fabric(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the fabric").add_argument
-    add("--spec", metavar="FILE", help="a cluster file; the options below do not count")
+    add(
+        "--spec",
+        metavar="FILE",
+        help="a cluster file, instead of all below but --failed",
+    )
     add("--gpus", type=int, default=12288, help="(default: %(default)s)")
     add("--gpus-per-node", type=int, default=8, help="(default: %(default)s)")
     add("--nics", type=int, default=8, help="network cards of a node (default: 8)")
     add("--nic-gbps", type=float, default=200, help="(default: %(default)s)")
-    add("--no-rails", action="store_true", help="all cards of a node on one leaf")
+    add(
+        "--no-rails",
+        action=_Noted,
+        nargs=0,
+        default=False,
+        help="all cards of a node on one leaf",
+    )
     add("--tiers", type=int, choices=(2, 3), default=3, help="(default: 3)")
     add("--leaf-downlinks", type=int, default=64, help="(default: %(default)s)")
     add("--leaf-uplinks", type=int, default=32, help="(default: %(default)s)")

@@ -59,6 +59,14 @@ def advise(facts: Facts) -> Report:
     if facts.transport is None:
         lacks = "any network card"
         gaps.append(Gap(subject="network", lacks=lacks, give="run it on the host"))
+    gaps += [
+        Gap(
+            subject=where,
+            lacks=f"a number that makes sense, it says {text[:60]!r}",
+            give="read it again on the host",
+        )
+        for where, text in facts.unreadable
+    ]
     how = "assumed, as " if facts.is_nccl_assumed else ""
     return Report(
         nccl=f"NCCL {version_text(facts.nccl)} ({how}{facts.nccl_from})",

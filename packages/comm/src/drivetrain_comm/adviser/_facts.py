@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -16,6 +17,8 @@ Transport = Literal["sockets", "infiniband", "roce", "erdma", "efa"]
 _AMAZON, _GOOGLE, _ALIBABA = "0x1d0f", "0x1ae0", "0x1ded"
 _ERDMA_DEVICE = "0x107f"
 _OFF = ("", "0")
+# The kernel has none with more digits.
+_INTEGER = re.compile(r"-?[0-9]{1,20}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +135,7 @@ class Facts:
         own_address: What /etc/hosts says that this host's name means.
         settings: What is set, what counts first.
         bad_lines: Lines of NCCL's files that say nothing: where, and the text.
+        unreadable: Values of the kernel that make no sense: where, and the text.
 
     Raises:
         AdviserError: A number is negative or zero where it must not be.
@@ -167,6 +171,7 @@ class Facts:
     own_address: str | None = None
     settings: tuple[Assignment, ...] = ()
     bad_lines: tuple[tuple[str, str], ...] = ()
+    unreadable: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         """Checks the numbers that people and files give."""
@@ -192,16 +197,17 @@ class Facts:
         return next((s.value for s in self.settings if s.name == name), None)
 
     def number_of(self, name: str) -> int | None:
-        """Returns what a variable is set to, if that is a number as C reads it.
+        """Returns what a variable is set to, if that is a number that C can hold.
 
         Args:
             name: The variable.
         """
         text = self.value_of(name)
         try:
-            return int(text, 0) if text is not None else None
+            number = int(text, 0) if text is not None else None
         except ValueError:
             return None
+        return number if number is None or abs(number) < 2**63 else None
 
     def kernel_numbers(self, name: str) -> tuple[int, ...]:
         """Returns the numbers of a sysctl; none where it is not known.
@@ -210,7 +216,8 @@ class Facts:
             name: Its name: `net.ipv4.tcp_wmem`.
         """
         words = dict(self.sysctl).get(name, "").split()
-        return tuple(int(word) for word in words) if all(map(_is_int, words)) else ()
+        is_known = all(map(_INTEGER.fullmatch, words))
+        return tuple(int(word) for word in words) if is_known else ()
 
     @property
     def transport(self) -> Transport | None:
@@ -266,7 +273,3 @@ class Facts:
     @staticmethod
     def _is_bare_rdma(one: Adapter) -> bool:
         return one.nic.rdma is not None and one.nic.name.startswith(one.nic.rdma.device)
-
-
-def _is_int(text: str) -> bool:
-    return text.lstrip("-").isdecimal()

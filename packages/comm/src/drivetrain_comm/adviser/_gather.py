@@ -42,7 +42,8 @@ _SYSCTLS = (
 _WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 _MEMLOCK = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 _FLAGS = re.compile(r"^flags\s*:(.*)$", re.MULTILINE)
-_RELEASE = re.compile(r"([0-9]+)\.([0-9]+)")
+_BYTES = re.compile(r"[0-9]{1,20}")
+_RELEASE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 _ERDMA_CARD = ("0x1ded", "0x107f")
 
 
@@ -73,6 +74,7 @@ def gather(
     settings, bad_lines = read_settings(
         environment, top, None if home is None else Path(home)
     )
+    memlock_bytes, unreadable = _memlock(top / "proc/self/limits")
     return Facts(
         nccl=nccl,
         nccl_from=nccl_from,
@@ -84,7 +86,7 @@ def gather(
         num_gpus=_num_gpus(topology),
         gdr_distance=_gdr_distance(topology),
         sysctl=_sysctl(top / "proc/sys"),
-        memlock_bytes=_memlock(top / "proc/self/limits"),
+        memlock_bytes=memlock_bytes,
         modules=_names(top / "sys/module"),
         kernel=_kernel(top / "proc/sys/kernel/osrelease"),
         has_open_driver=_has_open_driver(top / "proc/driver/nvidia/version"),
@@ -95,6 +97,7 @@ def gather(
         own_address=_own_address(top),
         settings=settings,
         bad_lines=bad_lines,
+        unreadable=unreadable,
     )
 
 
@@ -207,11 +210,16 @@ def _sysctl(proc_sys: Path) -> tuple[tuple[str, str], ...]:
     return tuple((name, " ".join(text.split())) for name, text in values if text)
 
 
-def _memlock(limits: Path) -> int | None:
+def _memlock(limits: Path) -> tuple[int | None, tuple[tuple[str, str], ...]]:
+    """Returns how much may be pinned, and the line if it does not say so."""
     match = _MEMLOCK.search(read_text(limits) or "")
     if match is None:
-        return None
-    return -1 if match[1] == "unlimited" else int(match[1])
+        return None, ()
+    if match[1] == "unlimited":
+        return -1, ()
+    if not _BYTES.fullmatch(match[1]):
+        return None, ((f"{limits}: Max locked memory", match[1]),)
+    return int(match[1]), ()
 
 
 def _names(folder: Path) -> frozenset[str] | None:

@@ -16,7 +16,32 @@ if TYPE_CHECKING:
     from drivetrain_comm.adviser._facts import Facts
     from drivetrain_core.services import ClusterSpec
 
-__all__ = ["with_cluster", "with_given", "with_measured"]
+__all__ = ["refusal_of_given", "with_cluster", "with_given", "with_measured"]
+
+_ABOVE_ZERO = ("gbps", "flow_gbps", "ranks", "paths")
+_SPANS = {"delay_ms": 60_000, "dscp": 63}
+_MOST = 1e9
+_RATES = ("delay_s", "port_bytes_per_s", "flow_bytes_per_s")
+
+
+def refusal_of_given(name: str, value: float | None) -> str | None:
+    """Returns what is wrong with a number that `with_given` takes, or None.
+
+    Args:
+        name: Of the argument.
+        value: What is given; None is always right.
+
+    Example:
+        >>> refusal_of_given("delay_ms", -5.0)
+        'must be 0 to 60000, got -5.0'
+    """
+    if value is None:
+        return None
+    if name in _SPANS and not 0 <= value <= _SPANS[name]:
+        return f"must be 0 to {_SPANS[name]}, got {value}"
+    if name in _ABOVE_ZERO and not 0 < value <= _MOST:
+        return f"must be more than 0, and {_MOST:g} at most, got {value}"
+    return None
 
 
 def with_given(
@@ -50,6 +75,19 @@ def with_given(
         >>> with_given(Facts(), delay_ms=1, gbps=10).bdp_bytes
         2500000
     """
+    numbers = {
+        "delay_ms": delay_ms,
+        "gbps": gbps,
+        "flow_gbps": flow_gbps,
+        "ranks": ranks,
+        "paths": paths,
+        "dscp": dscp,
+    }
+    for name, value in numbers.items():
+        wrong = refusal_of_given(name, value)
+        if wrong is not None:
+            message = f"{name} {wrong}"
+            raise AdviserError(message)
     if nccl_version is not None:
         facts = replace(
             facts,
@@ -80,29 +118,66 @@ def with_measured(facts: Facts, path: str | os.PathLike[str]) -> Facts:
         AdviserError: It cannot be read, is something else, or saw one host only.
     """
     try:
-        report = json.loads(Path(path).read_text(encoding="utf-8"))
-        network, hosts = report["network"], report["hosts"]
-        ranks = sum(len(host) for host in hosts)
-        delay_s, port_bytes_per_s, flow_bytes_per_s = (
-            float(network[name])
-            for name in ("delay_s", "port_bytes_per_s", "flow_bytes_per_s")
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        text = Path(path).read_text(encoding="utf-8-sig")
+        report = json.loads(text, object_pairs_hook=_without_twins)
+        ranks, num_hosts, rates = _measured(report)
+    # Very long numbers are a ValueError of json; deep lists end its recursion.
+    except (OSError, ValueError, RecursionError) as error:
         message = (
-            f"{path}: it must be what drivetrain comm tune --json printed: "
-            f"{type(error).__name__}: {error}"
+            f"{path}: it must be what drivetrain comm tune --json printed: {error}"
         )
         raise AdviserError(message) from error
-    if len(hosts) < 2:
-        message = f"{path}: nothing was measured between hosts, it saw {len(hosts)}"
+    if num_hosts < 2:
+        message = f"{path}: nothing was measured between hosts, it saw {num_hosts}"
         raise AdviserError(message)
-    return replace(
-        facts,
-        delay_s=delay_s,
-        port_bytes_per_s=port_bytes_per_s,
-        flow_bytes_per_s=flow_bytes_per_s,
-        ranks=ranks,
-    )
+    try:
+        return replace(facts, **rates, ranks=ranks)
+    except AdviserError as error:
+        message = f"{path}: {error}"
+        raise AdviserError(message) from error
+
+
+def _measured(report: Any) -> tuple[int, int, dict[str, Any]]:
+    """Returns ranks, hosts and rates of a report; ValueError if it says something else."""
+    if not isinstance(report, dict) or not {"hosts", "network"} <= report.keys():
+        message = "it must be an object with the keys hosts and network"
+        raise ValueError(message)
+    hosts, network = report["hosts"], report["network"]
+    are_hosts = isinstance(hosts, list) and all(map(_are_ranks, hosts))
+    if not are_hosts or not isinstance(network, dict):
+        message = (
+            "hosts must be a list with a list of ranks for each host, and network an "
+            "object"
+        )
+        raise ValueError(message)
+    rates = {name: _rate(network, name) for name in _RATES}
+    return sum(len(host) for host in hosts), len(hosts), rates
+
+
+def _are_ranks(host: Any) -> bool:
+    return isinstance(host, list) and all(type(rank) is int for rank in host)
+
+
+def _rate(network: dict[str, Any], name: str) -> float:
+    value = network.get(name)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            message = f"{name} is larger than any number of bytes or seconds"
+            raise ValueError(message) from None
+    message = f"{name} of the network must be a number"
+    raise ValueError(message)
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twin = next(key for key in keys if keys.count(key) > 1)
+        message = f"the key {twin!r} is there twice"
+        raise ValueError(message)
+    return found
 
 
 def with_cluster(facts: Facts, cluster: ClusterSpec) -> Facts:

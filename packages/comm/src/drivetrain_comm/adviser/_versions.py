@@ -26,6 +26,10 @@ __all__ = [
 
 # A decimal number, or an octal one; hexadecimal ones are right or not there at all.
 _C_NUMBER = re.compile(r"[+-]?(0[0-7]*|[1-9][0-9]*)")
+# Larger ones are out of every range; int() refuses those with thousands of digits.
+_LONG = re.compile(r"[+-]?[1-9][0-9]{30,}")
+_MOST_OF_C = 2**63 - 1
+_MOST_SHOWN = 60
 # What the CUDA build of a torch release asks for, and the oldest that we support.
 _PINNED = {
     (2, 11): (2, 28, 9),
@@ -121,12 +125,14 @@ def parse_version(text: str) -> tuple[int, ...]:
         (2, 29, 7)
     """
     words = text.strip().split("+")[0].split("-")[0].split(".")
-    if not 2 <= len(words) <= 3 or not all(word.isdecimal() for word in words):
-        message = f"a version of NCCL is three numbers such as 2.29.7, got {text!r}"
+    if not 2 <= len(words) <= 3 or not all(map(_is_part, words)):
+        message = (
+            f"a version of NCCL is three numbers such as 2.29.7, got {_shown(text)}"
+        )
         raise AdviserError(message)
     version = tuple(int(word) for word in words)
     if version[0] != 2:
-        message = f"NCCL 2 is known here, got the version {text!r}"
+        message = f"NCCL 2 is known here, got the version {_shown(text)}"
         raise AdviserError(message)
     return version
 
@@ -152,7 +158,7 @@ def assumed_version(torch: str | None) -> tuple[tuple[int, ...], str]:
         ((2, 29, 7), 'torch 2.13 for CUDA asks for it')
     """
     words = (torch or "").split(".")
-    if len(words) >= 2 and words[0].isdecimal() and words[1].isdecimal():
+    if len(words) >= 2 and _is_part(words[0]) and _is_part(words[1]):
         release = int(words[0]), int(words[1])
         if release in _PINNED:
             return _PINNED[release], f"torch {words[0]}.{words[1]} for CUDA asks for it"
@@ -262,24 +268,49 @@ def wrong_value(name: str, value: str, version: tuple[int, ...]) -> str | None:
     if one is None:
         return None
     if one.choices and value.upper() not in one.choices:
-        return f"it must be one of {', '.join(one.choices)}, got {value!r}"
+        return f"it must be one of {', '.join(one.choices)}, got {_shown(value)}"
     if one.least is None or one.most is None:
         return None
     try:
-        number = int(value, 0) if not _is_octal(value) else int(value, 8)
+        number = _whole(value)
     except ValueError:
         reader = "NCCL" if name.startswith("NCCL_") else "torch"
         read = _as_c_reads(value)
         seen = f": NCCL reads that as {read}" if reader == "NCCL" else ""
-        return f"it must be a number, got {value!r}{seen}"
+        return f"it must be a number, got {_shown(value)}{seen}"
     most = one.most
     if name in ("NCCL_MAX_CTAS", "NCCL_MIN_CTAS"):
         most = most_ctas(version)
     if not one.least <= number <= most:
-        return f"it must be {one.least} to {most}, got {value}"
-    if _is_octal(value) and number != int(value):
-        return f"it begins with 0, so that NCCL reads {value!r} as {number}"
+        return f"it must be {one.least} to {most}, got {_cut(value)}"
+    digits = value.strip().lstrip("+-").lstrip("0")
+    if _is_octal(value) and digits and digits != str(abs(number)):
+        return f"it begins with 0, so that NCCL reads {_shown(value)} as {number}"
     return None
+
+
+def _is_part(word: str) -> bool:
+    return word.isascii() and word.isdecimal() and len(word) <= 9
+
+
+def _whole(text: str) -> int:
+    """Returns the number that a text is as a whole; ValueError if it is none."""
+    if "_" in text or not text.isascii():
+        # Python's ways to write numbers, not those of C.
+        raise ValueError(text)
+    if _is_octal(text):
+        return int(text, 8)
+    if _LONG.fullmatch(text.strip()):
+        return -_MOST_OF_C if text.strip().startswith("-") else _MOST_OF_C
+    return int(text, 0)
+
+
+def _shown(text: str) -> str:
+    return repr(_cut(text))
+
+
+def _cut(text: str) -> str:
+    return f"{text[:_MOST_SHOWN]}..." if len(text) > _MOST_SHOWN else text
 
 
 def _is_octal(text: str) -> bool:
@@ -291,7 +322,8 @@ def _as_c_reads(text: str) -> int:
     """Returns what `strtoll` makes of a text that is no number as a whole."""
     match = _C_NUMBER.match(text.strip())
     digits = match[0] if match is not None else "0"
-    return int(digits, 8 if _is_octal(digits) else 10)
+    # What is too large is the largest number of C, not an error.
+    return max(-_MOST_OF_C - 1, min(_MOST_OF_C, _whole(digits)))
 
 
 @functools.cache

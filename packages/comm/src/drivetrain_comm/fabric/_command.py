@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,6 +32,8 @@ from drivetrain_comm.fabric import (
     incast,
     run_scenario,
 )
+from drivetrain_comm.fabric._job import COLLECTIVES
+from drivetrain_comm.fabric._seed import check_seed
 from drivetrain_comm.topology._units import amount
 from drivetrain_core.services import ClusterSpec
 
@@ -45,6 +48,27 @@ __all__ = ["run_fabric"]
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _GBPS = 1e9
 _INCAST_S = 0.02
+_OF_INCAST = frozenset(
+    ("--incast", "--nic-gbps", "--uplink-gbps", "--seed", "--svg", "--json")
+)
+# What a cluster file says in their place.
+_OF_FABRIC = frozenset(
+    (
+        "--gpus",
+        "--gpus-per-node",
+        "--nics",
+        "--nic-gbps",
+        "--no-rails",
+        "--tiers",
+        "--leaf-downlinks",
+        "--leaf-uplinks",
+        "--spine-downlinks",
+        "--spine-uplinks",
+        "--core-downlinks",
+        "--uplink-gbps",
+        "--latency-us",
+    )
+)
 
 
 def run_fabric(args: argparse.Namespace) -> int:
@@ -57,6 +81,8 @@ def run_fabric(args: argparse.Namespace) -> int:
         FabricError: They describe no fabric, or one that does not carry the job.
         ClusterSpecError: The cluster file is not valid.
     """
+    check_seed(args.seed, "--seed")
+    _check_given(args)
     if args.incast is not None:
         return _run_incast(args)
     spec = None if args.spec is None else ClusterSpec.load(args.spec)
@@ -92,9 +118,27 @@ def run_fabric(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_given(args: argparse.Namespace) -> None:
+    """Refuses options that would not count, given what else is."""
+    if args.incast is not None:
+        unused = args.given - _OF_INCAST
+        why = "--incast has a fabric and traffic of its own"
+    elif args.spec is not None:
+        unused = args.given & _OF_FABRIC
+        why = "--spec describes the fabric"
+    else:
+        return
+    if unused:
+        message = f"{why}: leave {', '.join(sorted(unused))} out"
+        raise FabricError(message)
+
+
 def _clos(args: argparse.Namespace) -> Clos:
     if args.gpus < 1 or args.gpus_per_node < 1 or args.gpus % args.gpus_per_node:
-        message = f"{args.gpus} GPUs are no nodes of {args.gpus_per_node} GPUs"
+        message = (
+            "--gpus must be a positive multiple of --gpus-per-node, which is "
+            f"{args.gpus_per_node}, got {args.gpus}"
+        )
         raise FabricError(message)
     up = args.uplink_gbps * _GBPS
     below = args.spine_downlinks
@@ -135,6 +179,12 @@ def _with_failed(clos: Clos, num: int, seed: int) -> Clos:
 
 
 def _phases(args: argparse.Namespace, clos: Clos, num_gpus: int) -> tuple[Phase, ...]:
+    if args.traffic not in (*COLLECTIVES, "job"):
+        message = (
+            f"--traffic must be one of {', '.join(COLLECTIVES)}, job, got "
+            f"{args.traffic!r}"
+        )
+        raise FabricError(message)
     size = _size("--size", args.size)
     if args.traffic != "job":
         phase = collective(
@@ -159,10 +209,9 @@ def _phases(args: argparse.Namespace, clos: Clos, num_gpus: int) -> tuple[Phase,
 
 def _run_incast(args: argparse.Namespace) -> int:
     """Shows what the victim of an incast gets, by what controls the senders."""
-    for option in ("spec", "advice"):
-        if getattr(args, option) is not None:
-            message = f"--incast has a fabric of its own: leave --{option} out"
-            raise FabricError(message)
+    if not 0 < args.nic_gbps < math.inf:
+        message = f"--nic-gbps must be more than 0 and finite, got {args.nic_gbps}"
+        raise FabricError(message)
     speed = args.nic_gbps * _GBPS
     # Thresholds are the paper's, for 40 Gb/s, in time: a faster link has longer queues.
     scale = speed / 40e9

@@ -21,6 +21,7 @@ import numpy as np
 
 from drivetrain_comm.fabric._dcqcn import Dcqcn, DcqcnSenders, Marking
 from drivetrain_comm.fabric._errors import FabricError
+from drivetrain_comm.fabric._seed import check_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +85,7 @@ def run_scenario(
         seed: Of which packets are marked.
 
     Raises:
-        FabricError: A time makes no sense.
+        FabricError: A time or the seed makes no sense.
 
     Example:
         >>> from drivetrain_comm.fabric import Pfc, incast
@@ -98,6 +99,7 @@ def run_scenario(
             f"{step_s:g}, {sample_s:g} and {seconds:g}"
         )
         raise FabricError(message)
+    check_seed(seed)
     run = _Run(scenario, dcqcn, marking or Marking(), pfc, step_s)
     run.feedback = deque([run.nobody] * round(feedback_s / step_s))
     generator = np.random.default_rng(seed)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from drivetrain_comm.fabric._errors import FabricError
+from drivetrain_comm.fabric._seed import check_seed
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -120,7 +121,7 @@ class Ecmp:
         seed: Of the switches' seeds, or of the ideal hash.
 
     Raises:
-        FabricError: The kind is not known.
+        FabricError: The kind is not known, or the seed is negative.
 
     Example:
         >>> flows = np.arange(4)
@@ -134,10 +135,11 @@ class Ecmp:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Checks the kind."""
+        """Checks the kind and the seed."""
         if self.kind not in HASHES:
             message = f"hash must be one of {', '.join(HASHES)}, got {self.kind!r}"
             raise FabricError(message)
+        check_seed(self.seed)
 
     def digests(self, source: IntArray, target: IntArray, ports: IntArray) -> HashArray:
         """Returns what the hash sees of each flow.

@@ -87,13 +87,20 @@ class Job:
             if getattr(self, name) < 1:
                 message = f"{name} must be at least 1, got {getattr(self, name)}"
                 raise FabricError(message)
-        for size, parts, what in (
-            (self.num_gpus, self.gpus_per_node, "nodes of {} GPUs"),
-            (self.gpus_per_node, self.tensor, "tensor-parallel groups of {}"),
-            (self.num_gpus, self.tensor * self.pipeline, "replicas of {}"),
+        for name, size, what, parts in (
+            ("num_gpus", self.num_gpus, "gpus_per_node", self.gpus_per_node),
+            ("gpus_per_node", self.gpus_per_node, "tensor", self.tensor),
+            (
+                "num_gpus",
+                self.num_gpus,
+                "tensor x pipeline",
+                self.tensor * self.pipeline,
+            ),
         ):
             if size % parts:
-                message = f"{size} GPUs are no {what.format(parts)}"
+                message = (
+                    f"{name} must be a multiple of {what}, which is {parts}, got {size}"
+                )
                 raise FabricError(message)
 
     @property

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from drivetrain_comm.fabric._errors import FabricError
+from drivetrain_comm.fabric._seed import check_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,11 +100,13 @@ def place(
         seed: Of the random order.
 
     Raises:
-        FabricError: The kind is not known, or the nodes are not there.
+        FabricError: The kind is not known, the nodes are not there, or the seed is
+            negative.
     """
     if kind not in PLACEMENTS:
         message = f"placement must be one of {', '.join(PLACEMENTS)}, got {kind!r}"
         raise FabricError(message)
+    check_seed(seed)
     given = _checked(clos, nodes)
     if kind == "random":
         return np.random.default_rng(seed).permutation(given)

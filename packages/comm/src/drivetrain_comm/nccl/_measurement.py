@@ -280,7 +280,7 @@ def _nccl_tests_columns(line: str, where: str) -> list[str]:
     """
     if not line.lstrip().startswith("#"):
         return []
-    names = line.lstrip()[1:].split()
+    names = [name for name in line.lstrip()[1:].split() if name[0] != "("]
     if names[:2] != ["size", "count"]:
         return []
     if "time" not in names:

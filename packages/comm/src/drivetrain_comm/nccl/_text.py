@@ -70,8 +70,8 @@ def parse_table(text: str | bytes, source: str = "table") -> Table:
     data = _bytes(text) if isinstance(text, str) else text
     if data.startswith(codecs.BOM_UTF8):
         _Line(source, 1).refuse(
-            "only comments may hold other than printable ASCII, and it begins with a "
-            "byte order mark: save it as UTF-8 without one"
+            "only comments may hold other than printable ASCII, got 0xef: it begins "
+            "with a byte order mark"
         )
     lines = data.split(b"\n")
     if not lines[-1]:

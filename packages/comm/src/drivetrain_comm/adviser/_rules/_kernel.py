@@ -18,6 +18,8 @@ _MOST_BUFFER = 1 << 30
 # Gloo asks for no larger buffer.
 _MOST_OF_GLOO = 32 << 20
 _LARGEST_PLAIN_WINDOW = 65_535
+# How many numbers each has.
+_COUNTS = {"net.ipv4.tcp_wmem": 3, "net.ipv4.tcp_rmem": 3, "net.core.wmem_max": 1}
 # Below, a connection that begins slowly again loses less than a step notices.
 _LONG_DELAY_S = 1e-3
 
@@ -30,7 +32,7 @@ def advise_kernel(facts: Facts) -> list[Advice | Gap]:
     """
     if facts.transport != "sockets":
         return []
-    found: list[Advice | Gap] = []
+    found: list[Advice | Gap] = [*_unreadable(facts)]
     if facts.bdp_bytes is None:
         found.append(_gap(facts))
     else:
@@ -90,6 +92,19 @@ def _buffers(facts: Facts, under_way: int) -> list[Advice | Gap]:
         because = f"without it at most 65535 bytes are under way, not {under_way}"
         found.append(sysctl("net.ipv4.tcp_window_scaling", "1", "bad", because, KERNEL))
     return found
+
+
+def _unreadable(facts: Facts) -> list[Gap]:
+    """Returns the limits of buffers that hold something else than numbers."""
+    return [
+        Gap(
+            subject=name,
+            lacks=f"numbers of bytes, {_COUNTS[name]} in all; it says {text[:60]!r}",
+            give="read it again on the host",
+        )
+        for name, text in facts.sysctl
+        if name in _COUNTS and len(facts.kernel_numbers(name)) != _COUNTS[name]
+    ]
 
 
 def _gap(facts: Facts) -> Gap:
