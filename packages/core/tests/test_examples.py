@@ -200,7 +200,7 @@ def test_quickstart_searches_trains_and_writes_its_results(
         batch_size=4,
         length=32,
         steps=12,
-        budget=Budget(seconds=120, trials=3),
+        budget=Budget(seconds=900, trials=3),
         max_bytes=3_000_000,
         config=small,
     )
