@@ -189,6 +189,24 @@ def test_a_lost_stage_is_an_error_of_its_neighbour(outcome):
     assert "rank 0 could not exchange the gradient of microbatch" in found[0]
 
 
+def tells_its_order():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    orders = []
+    for make, options in ((Schedule1F1B, {}), (DecoupledSchedule1F1B, {"eager": True})):
+        stage = PipelineStage(Last() if rank == size - 1 else Two(), rank, size, CPU)
+        schedule = make(stage, 4, loss_fn=nn.functional.mse_loss, **options)
+        x = torch.ones(8, 6)
+        inputs = [x] if rank == 0 else []
+        schedule.step(*inputs, **({"target": x} if rank == size - 1 else {}))
+        orders.append(schedule._get_pipeline_order())
+    assert orders[0] == orders[1]
+    assert len(orders[1]) == size
+
+
+def test_eager_does_not_change_what_torch_takes_for_the_number_of_stages():
+    run_ranks(tells_its_order, 2)
+
+
 @pytest.fixture
 def one_rank():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -142,7 +142,9 @@ def fetches_early(how):
     found = []
     for wrap in (lambda _, data: data, prefetch_first_unshard):
         model = sharded()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        kinds = {how: True} if how in ("foreach", "fused") else {}
+        kind = torch.optim.AdamW if how == "fused" else torch.optim.SGD
+        optimizer = kind(model.parameters(), lr=0.1, **kinds)
         stream = iter(wrap(model, batches()))
         batch = next(stream)
         losses = []
@@ -150,7 +152,11 @@ def fetches_early(how):
             loss = model(batch).square().mean()
             loss.backward()
             batch = next(stream, None)
-            if how == "optimizer":
+            if how == "assigned":
+                state = model.state_dict()
+                given = {n: nn.Parameter(p.detach() + 0.1) for n, p in state.items()}
+                model.load_state_dict(given, assign=True)
+            elif how != "local parts":
                 optimizer.step()
             else:
                 for parameter in model.parameters():
@@ -163,7 +169,9 @@ def fetches_early(how):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("how", ["optimizer", "local parts"])
+@pytest.mark.parametrize(
+    "how", ["optimizer", "foreach", "fused", "local parts", "assigned"]
+)
 def test_parameters_that_change_in_between_are_gathered_again(how):
     run_ranks(fetches_early, 2, how)
 
@@ -181,6 +189,54 @@ def test_the_loss_of_the_overlap_is_logged_once():
     for messages in run_ranks(warns, 2):
         assert len(messages) == 1
         assert "gathered again" in messages[0]
+
+
+def block_called_alone():
+    found = []
+    for wrap in (lambda _, data: data, prefetch_first_unshard):
+        model = sharded()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+        stream = iter(wrap(model, batches()))
+        model(next(stream)).square().mean().backward()
+        next(stream)
+        optimizer.step()
+        block = next(
+            m for m in model.modules() if m is not model and isinstance(m, FSDPModule)
+        )
+        shape = next(block.parameters()).shape
+        found.append(block(torch.ones(2, shape[1])).sum().item())
+    assert found[0] == found[1]
+
+
+def test_a_block_that_is_called_alone_is_not_a_stale_one():
+    run_ranks(block_called_alone, 2)
+
+
+def inference():
+    found = []
+    for wrap in (lambda _, data: data, prefetch_first_unshard):
+        model = sharded()
+        with torch.inference_mode():
+            found.append([model(b).sum().item() for b in wrap(model, batches())])
+    assert found[0] == found[1]
+
+
+def test_inference_mode_is_fine():
+    run_ranks(inference, 2)
+
+
+def compiled():
+    found = []
+    for wrap in (lambda _, data: data, prefetch_first_unshard):
+        model = sharded()
+        model.compile(backend="eager")
+        found.append(train(model, wrap(model, batches())))
+    return found
+
+
+def test_a_compiled_model_trains_the_same():
+    for found in run_ranks(compiled, 2):
+        assert found[0] == found[1]
 
 
 def test_other_models_are_errors():

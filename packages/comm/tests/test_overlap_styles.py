@@ -150,6 +150,31 @@ def test_training_with_fsdp_on_the_other_mesh_dimension():
     run_ranks(under_fsdp, 4)
 
 
+def compiled():
+    mesh = init_device_mesh("cpu", (2,))
+    results = []
+    for how in ("plain", "block", "layers"):
+        torch.manual_seed(0)
+        block = Block(8, 12, bias=True)
+        parallelize_module(block, mesh, styles(overlapped=True, dim=1))
+        if how == "block":
+            block.compile(backend="aot_eager")
+        elif how == "layers":
+            block.up.compile(backend="aot_eager")
+            block.down.compile(backend="aot_eager")
+        torch.manual_seed(1)
+        x = torch.randn(2, 4, 8, requires_grad=True)
+        output, grad, grads = run(block, x, 1)
+        results.append([output, grad, *grads.values()])
+    for found in results[1:]:
+        for expected, each in zip(results[0], found, strict=True):
+            torch.testing.assert_close(each, expected)
+
+
+def test_a_compiled_model_may_hold_them():
+    run_ranks(compiled, 2)
+
+
 def refusals():
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
 

@@ -7,6 +7,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
 
 from drivetrain_comm.overlap import (
     OverlapError,
@@ -420,3 +423,92 @@ def autocast():
 
 def test_autocast_has_the_types_of_a_linear_layer():
     run_ranks(autocast, 2)
+
+
+def autocast_leaves_float64():
+    x, weight = torch.ones(4, 3).double(), torch.ones(5, 3).double()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = nn.functional.linear(x, weight).dtype
+        assert all_gather_matmul(x, weight).dtype == expected == torch.float64
+        assert matmul_reduce_scatter(x, weight).dtype == expected
+
+
+def test_autocast_leaves_float64_alone():
+    run_ranks(autocast_leaves_float64, 2)
+
+
+def backward_under_autocast(operation):
+    found = []
+    for enabled in (False, True):
+        x = leaf(4, 3, dtype=torch.float32, seed=dist.get_rank())
+        weight = leaf(5, 3, dtype=torch.float32, seed=7)
+        loss = operation(x, weight, num_chunks=2).square().sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss.backward()
+        found.append((x.grad, weight.grad))
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("operation", [all_gather_matmul, matmul_reduce_scatter])
+def test_a_backward_under_autocast_keeps_the_types_of_its_forward(operation):
+    run_ranks(backward_under_autocast, 2, operation)
+
+
+def disagreements():
+    first = dist.get_rank() == 0
+    # Equal bytes, and unlike matrices.
+    shape = (4, 2, 3) if first else (4, 3, 2)
+    with pytest.raises(DistributedError, match=r"equal row_vectors.*\[2, 3\]"):
+        all_gather_matmul(torch.ones(shape), torch.ones(5, shape[-1]))
+    weight = torch.ones(5, 3, requires_grad=True)
+    x = torch.ones(4, 3, requires_grad=first)
+    with pytest.raises(DistributedError, match=r"requires_grad.*'all-gather'"):
+        all_gather_matmul(x, weight)
+    with pytest.raises(DistributedError, match=r"requires_grad.*'no message'"):
+        matmul_reduce_scatter(x, weight.detach())
+    with torch.no_grad():
+        assert all_gather_matmul(x, weight).shape == (8, 5)
+
+
+def test_ranks_whose_tensors_differ_are_an_error_and_no_hang():
+    run_ranks(disagreements, 2)
+
+
+def bad_arguments():
+    x, weight = torch.ones(4, 3), torch.ones(5, 3)
+    mesh = init_device_mesh("cpu", (1,))
+    for operation in (all_gather_matmul, matmul_reduce_scatter):
+        for chunks in (0, -1, 2.5):
+            with pytest.raises(OverlapError, match=r"num_chunks must be an int"):
+                operation(x, weight, num_chunks=chunks)
+        with pytest.raises(OverlapError, match=r"rows must be an int.*4\.0"):
+            operation(x, weight, rows=(4.0,))
+        with pytest.raises(OverlapError, match="takes the local tensors"):
+            operation(distribute_tensor(x, mesh, [Replicate()]), weight)
+    with pytest.raises(OverlapError, match="each of the 1 ranks"):
+        matmul_reduce_scatter(x[:0], weight, rows=())
+
+
+def test_counts_and_kinds_that_do_not_fit_are_errors():
+    run_ranks(bad_arguments, 1)
+
+
+def compiled(x, weight, other):
+    return matmul_reduce_scatter(torch.relu(all_gather_matmul(x, weight)), other)
+
+
+def compiles():
+    rank, function = dist.get_rank(), torch.compile(compiled, backend="aot_eager")
+    for seed in range(2):
+        found = []
+        for call in (compiled, function):
+            x = leaf(4, 3, dtype=torch.float32, seed=10 * seed + rank)
+            weight = leaf(5, 3, dtype=torch.float32, seed=7)
+            other = leaf(3, 5, dtype=torch.float32, seed=8)
+            call(x, weight, other).square().sum().backward()
+            found.append((x.grad, weight.grad, other.grad))
+        assert all(map(torch.equal, *found))
+
+
+def test_compiled_functions_may_call_it():
+    run_ranks(compiles, 2)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from drivetrain_comm.overlap._errors import OverlapError
 
@@ -33,7 +34,10 @@ def prefetch_first_unshard(
     asks for a batch, and the forward waits for what is left of them, as in "MegaScale",
     https://arxiv.org/abs/2402.15627, section 3.2. Parameters and results are the same.
     Should parameters change between the all-gather and the forward, as in a loop that
-    takes its next batch before the optimizer's step, they are gathered again.
+    takes its next batch before the optimizer's step, they are gathered again. That is
+    seen for steps of a `torch.optim.Optimizer`, in-place operations and newly assigned
+    parameters; not for writes to `.data`, nor `torch._foreach` calls of one's own: take
+    the batch after those.
 
     Args:
         model: The root that `fully_shard` was called on.
@@ -111,11 +115,15 @@ def _first_modules(model: FSDPModule, num_blocks: int) -> Iterator[_FirstModules
     first = _FirstModules(model, num_blocks)
     # Before the hook of FSDP, which would take what has been gathered.
     module: Any = model
-    hook = module.register_forward_pre_hook(first.before_forward, prepend=True)
+    # Compiled, it would count versions of traced tensors.
+    look = torch.compiler.disable(first.before_forward)  # type: ignore[no-untyped-call]
+    hook = module.register_forward_pre_hook(look, prepend=True)
+    after_step = register_optimizer_step_post_hook(first.after_optimizer)
     try:
         yield first
     finally:
         hook.remove()
+        after_step.remove()
         first.give_up()
 
 
@@ -138,7 +146,7 @@ class _FirstModules:
     def start(self) -> None:
         """Starts the all-gathers; those of modules that are gathered cost nothing."""
         self.give_up()
-        self._shards = [p for module in self._modules for p in _own_parameters(module)]
+        self._shards = self._current_shards()
         self._versions = self._current_versions()
         self._handles = [module.unshard(async_op=True) for module in self._modules]
 
@@ -146,9 +154,24 @@ class _FirstModules:
         """Leaves what is gathered to the forward, unless it is not current any more."""
         if not self._handles:
             return
-        if self._current_versions() == self._versions:
+        if self._is_current():
             self._handles.clear()
             return
+        self._give_up_stale()
+
+    def after_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Gives up what is gathered if an optimizer has changed it.
+
+        Multi-tensor and fused optimizers change a DTensor without counting it up.
+        """
+        if not self._handles:
+            return
+        shards = {id(shard) for shard in self._shards}
+        if any(id(p) in shards for g in optimizer.param_groups for p in g["params"]):
+            self._give_up_stale()
+
+    def _give_up_stale(self) -> None:
+        """Warns once, and gives up what is gathered."""
         if not self._was_stale:
             _logger.warning(
                 "parameters changed between the prefetched all-gather and the forward, "
@@ -168,14 +191,26 @@ class _FirstModules:
             module.reshard()
         self._handles.clear()
 
+    def _is_current(self) -> bool:
+        """Returns whether parameters are the ones that were gathered, unchanged."""
+        shards = self._current_shards()
+        if len(shards) != len(self._shards):
+            return False
+        if any(a is not b for a, b in zip(shards, self._shards, strict=True)):
+            return False
+        return self._current_versions() == self._versions
+
+    def _current_shards(self) -> list[torch.Tensor]:
+        return [p for module in self._modules for p in _own_parameters(module)]
+
     def _current_versions(self) -> list[int]:
         """Returns what every change in place of a shard or of its local part counts up."""
         found = []
         with torch.no_grad():  # in which a local part is no node of a graph
             for shard in self._shards:
-                found.append(shard._version)
-                if isinstance(shard, DTensor):
-                    found.append(shard.to_local()._version)
+                local = shard.to_local() if isinstance(shard, DTensor) else shard
+                # Tensors of the inference mode are not counted, and not trained.
+                found += [t._version for t in (shard, local) if not t.is_inference()]
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,25 @@ if TYPE_CHECKING:
     from drivetrain_comm.overlap._exchange import RowExchange
 
 __all__ = ["GatherProduct", "ScatterProduct"]
+
+_Gradients = tuple["torch.Tensor | None", ...]
+
+
+def _without_autocast(
+    backward: Callable[[Any, torch.Tensor], _Gradients],
+) -> Callable[[Any, torch.Tensor], _Gradients]:
+    """Returns a backward whose products keep the types of its forward.
+
+    Under autocast they would have another one, and messages another length than what
+    receives them.
+    """
+
+    @wraps(backward)
+    def run(ctx: Any, grad: torch.Tensor) -> _Gradients:
+        with torch.autocast(grad.device.type, enabled=False):
+            return backward(ctx, grad)
+
+    return run
 
 
 class GatherProduct(torch.autograd.Function):
@@ -44,6 +64,7 @@ class GatherProduct(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_without_autocast
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Overlaps the sum of x's gradient, and the second gathering of x."""
         x, weight = ctx.saved_tensors
@@ -89,6 +110,7 @@ class ScatterProduct(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_without_autocast
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Uses each chunk of the gathered gradient for both products, as it comes."""
         x, weight = ctx.saved_tensors

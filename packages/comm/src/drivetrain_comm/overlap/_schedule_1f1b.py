@@ -93,10 +93,7 @@ class DecoupledSchedule1F1B(Schedule1F1B):
         self._whole_stage: Any = stage
         self._lanes = groups or (stage.group, stage.group)
         self._receives_ahead = receives_ahead
-        # What torch's schedule counts its warm-up from, in `_step_microbatches` only.
-        self._num_stages = stage.stage_index + warmup_depth(
-            stage.stage_index, stage.num_stages, eager=eager
-        )
+        self._warmup = warmup_depth(stage.stage_index, stage.num_stages, eager=eager)
 
     def _initialize_stage(self, *args: Any, **kwargs: Any) -> None:
         """Lets torch prepare the stage itself, and posts the first receives then."""
@@ -112,11 +109,14 @@ class DecoupledSchedule1F1B(Schedule1F1B):
         self._stage: Any = _DecoupledStage(
             self._whole_stage, self._lanes, self._receives_ahead, self._n_microbatches
         )
+        num_stages = self._num_stages
+        # What torch's loop counts its warm-up from; elsewhere it is what it says.
+        self._num_stages = self._whole_stage.stage_index + self._warmup
         try:
             super()._step_microbatches(*args, **kwargs)
             self._stage.finish()
         finally:
-            self._stage = self._whole_stage
+            self._stage, self._num_stages = self._whole_stage, num_stages
 
 
 def warmup_depth(stage: int, num_stages: int, *, eager: bool) -> int:

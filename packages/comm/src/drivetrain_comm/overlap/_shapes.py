@@ -21,6 +21,13 @@ __all__ = ["DTYPES", "Offer", "agree", "disagreement", "require_matrices"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
 """The types whose products overlap; their order is what ranks tell each other."""
 
+_BACKWARDS = (
+    "no message",
+    "reduce-scatter",
+    "all-gather",
+    "reduce-scatter and all-gather",
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
@@ -31,15 +38,20 @@ class Offer:
         path: The number of the path.
         num_chunks: The number of chunks that was asked for, 0 for the default.
         dtype: The number of the type.
+        backward: What the backward exchanges: 1 for a reduce-scatter, 2 for an
+            all-gather, 3 for both, 0 for neither.
         rows: The rows of the rank's tensor.
-        columns: The numbers in a row.
+        row_vectors: The vectors in a row, 1 for a matrix.
+        columns: The numbers in a vector.
     """
 
     operation: int
     path: int
     num_chunks: int
     dtype: int
+    backward: int
     rows: int
+    row_vectors: int
     columns: int
 
 
@@ -86,19 +98,25 @@ def disagreement(offers: Sequence[Offer]) -> str:
     """Returns how the offers of ranks differ where they must not, or an empty string.
 
     Example:
-        >>> offer = Offer(operation=1, path=0, num_chunks=0, dtype=0, rows=4, columns=2)
+        >>> offer = Offer(operation=1, path=0, num_chunks=0, dtype=0, backward=0,
+        ...               rows=4, row_vectors=1, columns=2)
         >>> disagreement([offer, offer])
         ''
     """
-    must_agree = ["operation", "path", "num_chunks", "dtype", "columns"]
+    must_agree = ["operation", "path", "num_chunks", "dtype", "row_vectors", "columns"]
     if offers[0].operation:
         must_agree.append("rows")
+    must_agree.append("backward")
     for name in must_agree:
         values = [getattr(offer, name) for offer in offers]
         if len(set(values)) > 1:
             shown: list[object] = list(values)
             if name == "dtype":
                 shown = [str(DTYPES[value]) for value in values]
+            if name == "backward":
+                # One of them would wait for messages that the others do not send.
+                name = "backward (as requires_grad and save_gathered have it)"
+                shown = [_BACKWARDS[value] for value in values]
             return f"ranks must have equal {name}, by rank they have {shown}"
     return ""
 
@@ -111,6 +129,13 @@ def require_matrices(
     Raises:
         OverlapError: Shapes, types or devices do not fit.
     """
+    tensors = [x, weight] if bias is None else [x, weight, bias]
+    if any(hasattr(tensor, "to_local") for tensor in tensors):
+        message = (
+            f"{what}: takes the local tensors of each rank, got a DTensor; pass "
+            "to_local(), or use OverlappedColwiseParallel and OverlappedRowwiseParallel"
+        )
+        raise OverlapError(message)
     if x.dim() < 2 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         message = (
             f"{what}: x must be (..., rows, ..., K) and weight (N, K), as nn.Linear has "
@@ -120,7 +145,6 @@ def require_matrices(
     if bias is not None and bias.shape != weight.shape[:1]:
         message = f"{what}: bias must be ({weight.shape[0]},), got {tuple(bias.shape)}"
         raise OverlapError(message)
-    tensors = [x, weight] if bias is None else [x, weight, bias]
     dtypes = [tensor.dtype for tensor in tensors]
     if len(set(dtypes)) > 1 or dtypes[0] not in DTYPES:
         message = (

@@ -29,7 +29,10 @@ class OverlappedColwiseParallel(ColwiseParallel):
     The input is sharded on the sequence, as `SequenceParallel` leaves it. It is
     gathered in chunks that are multiplied as they come; see `all_gather_matmul`.
     Parameters become the same DTensors as with torch's style, so state dicts are the
-    same.
+    same. `torch.compile` leaves the layer as it is, a graph break around it.
+
+    A plain tensor is taken for one block of equal ones, as by torch's styles; where
+    blocks are uneven, hand on DTensors (`use_local_output=False`).
 
     Args:
         sequence_dim: The dimension of the input that is sharded.
@@ -166,8 +169,12 @@ class OverlappedRowwiseParallel(RowwiseParallel):
 
 
 class _OverlappedLinear(nn.Linear):
-    """A linear layer that a style computes; a module becomes one by its class."""
+    """A linear layer that a style computes; a module becomes one by its class.
 
+    A compiled model breaks its graph here: what is around it is compiled.
+    """
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns what the style makes of the input."""
         overlapped_by: Any = self._overlapped_by

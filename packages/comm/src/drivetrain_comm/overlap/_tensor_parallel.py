@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 import torch.distributed as dist
@@ -43,7 +43,9 @@ def all_gather_matmul(
     same order, with `requires_grad` alike; one call of a group at a time.
 
     On CPUs messages go as the group's backend sends them (proven on Gloo). On a device
-    they go in batches, as NCCL needs them, on the backend's own stream.
+    they go in batches, as NCCL needs them, on the backend's own stream. In a compiled
+    function it is a graph break, and so an error with `fullgraph=True`. A gradient of
+    the gradient is an error.
 
     Args:
         x: This rank's rows, (..., rows, ..., K).
@@ -74,12 +76,19 @@ def all_gather_matmul(
         torch.Size([3, 4])
         >>> dist.destroy_process_group()
     """
+    _require_counts(_GATHER, rows, num_chunks)
     x, weight, bias = _under_autocast(x, weight, bias)
     require_matrices(_GATHER, x, weight, bias)
     at = _row_dim(_GATHER, x, dim)
     flat, inner = _as_matrix(x, at)
     rank, size = place_in(group, _GATHER)
-    counts = _counts(_GATHER, x, at, rows, group, num_chunks, path)
+    backward = 0
+    if torch.is_grad_enabled():
+        gathers = weight.requires_grad and not save_gathered
+        backward = int(x.requires_grad) + 2 * int(gathers)
+    counts = _counts(
+        _GATHER, x, at, rows, group, num_chunks, path, x.shape[-1], backward
+    )
     if len(counts) == size and counts[rank] != x.shape[at]:
         message = (
             f"{_GATHER}: by rows rank {rank} of the group has {counts[rank]}, and its x "
@@ -109,8 +118,8 @@ def matmul_reduce_scatter(
     Finished chunks travel while the next ones are multiplied. On the direct path terms
     are added in the order of the ranks, in float32 for 16-bit types; on the ring, in
     the order of the ring. So equal input gives equal bits. Ranks call it in the same
-    order, with `requires_grad` alike; one call of a group at a time. As to devices, see
-    `all_gather_matmul`.
+    order, with `requires_grad` alike; one call of a group at a time. As to devices and
+    `torch.compile`, see `all_gather_matmul`.
 
     Args:
         x: All rows with this rank's columns, (..., rows, ..., K).
@@ -140,14 +149,17 @@ def matmul_reduce_scatter(
         24.0
         >>> dist.destroy_process_group()
     """
+    _require_counts(_SCATTER, rows, num_chunks)
     x, weight, bias = _under_autocast(x, weight, bias)
     require_matrices(_SCATTER, x, weight, bias)
     at = _row_dim(_SCATTER, x, dim)
     rank, size = place_in(group, _SCATTER)
     total = x.shape[at]
     if rows is None:
+        gathers = x.requires_grad or weight.requires_grad
+        backward = 2 * int(gathers and torch.is_grad_enabled())
         width = weight.shape[0]
-        _counts(_SCATTER, x, at, None, group, num_chunks, path, columns=width)
+        _counts(_SCATTER, x, at, None, group, num_chunks, path, width, backward)
         if total % size:
             message = (
                 f"{_SCATTER}: {total} rows cannot be divided equally between the {size} "
@@ -178,7 +190,25 @@ def _under_autocast(
     if not torch.is_autocast_enabled(kind):
         return x, weight, bias
     dtype = torch.get_autocast_dtype(kind)
-    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        # Autocast leaves float64 alone, and what is no floating point.
+        is_cast = tensor.is_floating_point() and tensor.dtype != torch.float64
+        return tensor.to(dtype) if is_cast else tensor
+
+    return cast(x), cast(weight), None if bias is None else cast(bias)
+
+
+def _require_counts(
+    what: str, rows: Sequence[object] | None, num_chunks: object
+) -> None:
+    """Raises unless rows and chunks are whole numbers, before anything is sent."""
+    if num_chunks is not None and not (isinstance(num_chunks, int) and num_chunks > 0):
+        message = f"{what}: num_chunks must be an int of at least 1, got {num_chunks!r}"
+        raise OverlapError(message)
+    if rows is not None and not all(isinstance(count, SupportsIndex) for count in rows):
+        message = f"{what}: rows must be an int for each rank, got {rows!r}"
+        raise OverlapError(message)
 
 
 def _row_dim(what: str, x: torch.Tensor, dim: int) -> int:
@@ -215,7 +245,8 @@ def _counts(
     group: dist.ProcessGroup | None,
     num_chunks: int | None,
     path: str,
-    columns: int | None = None,
+    columns: int,
+    backward: int,
 ) -> tuple[int, ...]:
     """Returns the rows of each rank: as given, or as the ranks tell each other."""
     if path not in PATHS:
@@ -224,15 +255,16 @@ def _counts(
     place_in(group, what)
     if rows is not None:
         return tuple(rows)
-    shape = list(x.shape)
-    shape[at], shape[-1] = 1, columns if columns is not None else x.shape[-1]
+    others = [size for d, size in enumerate(x.shape[:-1]) if d != at]
     offer = Offer(
         operation=int(what == _SCATTER),
         path=PATHS.index(path),
         num_chunks=num_chunks or 0,
         dtype=DTYPES.index(x.dtype),
+        backward=backward,
         rows=x.shape[at],
-        columns=math.prod(shape),
+        row_vectors=math.prod(others),
+        columns=columns,
     )
     return agree(group, offer, x.device, what)
 
@@ -243,5 +275,5 @@ def _plan(
     lines = tuple(count * inner for count in counts)
     chunks = num_chunks
     if chunks is None:
-        chunks = default_num_chunks(max(lines) * row_bytes)
+        chunks = default_num_chunks(max(lines, default=0) * row_bytes)
     return Rows(counts=lines, num_chunks=chunks)
