@@ -67,6 +67,16 @@ def closure(*packages: str) -> list[str]:
     return list(found)
 
 
+def build_requirements(*packages: str) -> list[str]:
+    """Returns what builds packages in place, with those that they declare."""
+    needs = {"editables>=0.5", "hatchling>=1.27"}
+    for package in closure(*packages):
+        needs.update(PACKAGES[package]["build-system"]["requires"])
+    if any(need.startswith("scikit-build-core") for need in needs):
+        needs |= {"cmake>=3.18", "ninja"}
+    return sorted(needs)
+
+
 def third_party(*, extras: bool) -> list[Requirement]:
     """Returns what all packages declare from outside this repository."""
     ours = {PACKAGES[p]["project"]["name"] for p in PACKAGES}
@@ -115,6 +125,9 @@ def install(
         session.env["CMAKE_CXX_COMPILER_LAUNCHER"] = "ccache"
     # Modules are compiled when they are first imported: most of them never are.
     arguments = [*provide_torch(session), "--no-compile", *pip]
+    # What builds is installed once, rather than once for each package.
+    session.install("--no-compile", *build_requirements(*packages))
+    arguments.append("--no-build-isolation")
     for package in closure(*packages):
         names = PACKAGES[package]["project"].get("optional-dependencies", {})
         suffix = f"[{','.join(names)}]" if names and extras else ""
@@ -182,13 +195,14 @@ def faults(session: nox.Session) -> None:
 
     `-- --json FILE` keeps the table of the storage's.
     """
-    install(session, "checkpoint", "elastic", "memory", groups=["test"])
+    install(session, "checkpoint", "comm", "elastic", "memory", groups=["test"])
     options = ["--faults-json" if o == "--json" else o for o in session.posargs]
     tests = "packages/checkpoint/tests"
     kills = [f"{tests}/faults", f"{tests}/test_crash.py"]
     session.run(*PYTEST, "-m", "faults", *kills, *options)
     session.run(*PYTEST, "-m", "faults", "packages/elastic/tests")
-    session.run(*PYTEST, "-m", "faults", "packages/memory/tests")
+    for package in ("memory", "comm"):
+        session.run(*PYTEST, "-m", "faults", f"packages/{package}/tests")
 
 
 @nox.session

@@ -254,12 +254,14 @@ def check_threads(tmp_path_factory):
         pytest.skip("needs ThreadSanitizer's library")
 
 
+@pytest.mark.faults
 def test_threads_of_eight_communicators_share_nothing(check_threads):
     done = nccl_tuner.run_threads(*check_threads, 5000)
     assert (done.returncode, done.stdout) == (0, "8 messages, 0 errors\n"), done.stderr
     assert "ThreadSanitizer" not in done.stderr
 
 
+@pytest.mark.faults
 def test_check_of_threads_sees_a_race(tmp_path):
     if nccl_tuner.compiler() is None:
         pytest.skip("needs a C++ compiler")
