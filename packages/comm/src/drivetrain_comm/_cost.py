@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from drivetrain_comm._load import Load
 
-__all__ = ["Cost", "Network", "cost_of"]
+__all__ = ["MESSAGE_S", "Cost", "Network", "cost_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class Cost:
 
 
 # What a message costs beside its bytes, measured on two cores of a server.
-_MESSAGE_S = 20e-6
+MESSAGE_S = 20e-6
 
 
 def cost_of(load: Load, network: Network, num_streams: int, size_bytes: int) -> Cost:
@@ -69,7 +69,7 @@ def cost_of(load: Load, network: Network, num_streams: int, size_bytes: int) -> 
     flow = load.flow * size_bytes / (network.flow_bytes_per_s * num_streams)
     port = load.link * size_bytes / network.port_bytes_per_s
     local = load.local * size_bytes / network.local_bytes_per_s
-    work = load.messages * num_streams * _MESSAGE_S
+    work = load.messages * num_streams * MESSAGE_S
     busy = max(flow, port, local, work)
     waits = load.hops * network.delay_s
     # The first bytes within a host must pass before those between hosts, and the last

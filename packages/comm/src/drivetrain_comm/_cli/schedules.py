@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from drivetrain_comm._cli.common import human, print_table, sizes
+from drivetrain_comm._cost import MESSAGE_S
 from drivetrain_comm.compiler import (
     COLLECTIVES,
     ScheduleError,
@@ -52,8 +53,8 @@ def populate(commands: Any) -> None:
     parser.add_argument(
         "--message-us",
         type=float,
-        default=20.0,
-        help="what a message takes beside its bytes (the default: %(default)s)",
+        default=MESSAGE_S * 1e6,
+        help="what a message takes beside its bytes (the default: %(default)g)",
     )
     parser.add_argument(
         "--budget",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_comm._choice import available, steps_of
+from drivetrain_comm._choice import STOCK, available, steps_of
 from drivetrain_comm._steps import Kind
 from drivetrain_comm.algorithms import direct, ring
 from drivetrain_comm.algorithms._blocks import finish
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["library"]
 
 _PIECES = 16  # a tree's vector is cut into, so that its levels work at once
-_STOCK = "stock"
 
 
 def library(graph: LinkGraph, collective: str, root: int = 0) -> list[Schedule]:
@@ -69,7 +68,7 @@ def _all_reduces(graph: LinkGraph, order: Sequence[int]) -> Iterator[Schedule]:
     for hosts in [flat] if groups is None else [flat, groups]:
         for name in available(hosts):
             is_flat = not name.startswith("hierarchical")
-            if name == _STOCK or is_flat is not (hosts is flat):
+            if name == STOCK or is_flat is not (hosts is flat):
                 continue
             programs = [steps_of(name, hosts, rank) for rank in graph.ranks]
             yield _whole(name, [p for p, _ in programs], programs[0][1])
