@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
+from drivetrain_comm._balls_in_bins import shared_bin_probability
 from drivetrain_comm.adviser._errors import AdviserError
 
 __all__ = ["collision_probability", "expected_paths", "queue_pairs"]
@@ -29,9 +28,7 @@ def collision_probability(flows: int, paths: int) -> float:
         (0.9976, 1.0)
     """
     _check(flows, paths)
-    if flows > paths:
-        return 1.0
-    return 1.0 - math.prod((paths - taken) / paths for taken in range(flows))
+    return shared_bin_probability(flows, paths)
 
 
 def expected_paths(flows: int, paths: int) -> float:

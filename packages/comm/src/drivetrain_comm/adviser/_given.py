@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_comm._twins import without_twins
 from drivetrain_comm.adviser._errors import AdviserError
 from drivetrain_comm.adviser._versions import parse_version
 
@@ -119,7 +120,7 @@ def with_measured(facts: Facts, path: str | os.PathLike[str]) -> Facts:
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
-        report = json.loads(text, object_pairs_hook=_without_twins)
+        report = json.loads(text, object_pairs_hook=without_twins)
         ranks, num_hosts, rates = _measured(report)
     # Very long numbers are a ValueError of json; deep lists end its recursion.
     except (OSError, ValueError, RecursionError) as error:
@@ -168,16 +169,6 @@ def _rate(network: dict[str, Any], name: str) -> float:
             raise ValueError(message) from None
     message = f"{name} of the network must be a number"
     raise ValueError(message)
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twin = next(key for key in keys if keys.count(key) > 1)
-        message = f"the key {twin!r} is there twice"
-        raise ValueError(message)
-    return found
 
 
 def with_cluster(facts: Facts, cluster: ClusterSpec) -> Facts:

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_comm._twins import without_twins
 from drivetrain_comm.compiler._errors import LinkGraphError
 from drivetrain_comm.compiler._graph import LinkGraph, Wire
 from drivetrain_comm.compiler._topologies import from_matrix
-from drivetrain_comm.compiler._twins import without_twins
 from drivetrain_comm.topology import LinkMatrix
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_comm._steps import Kind, Step
+from drivetrain_comm._twins import without_twins
 from drivetrain_comm.compiler._errors import ScheduleError
-from drivetrain_comm.compiler._twins import without_twins
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from drivetrain_comm._balls_in_bins import shared_bin_probability
 from drivetrain_comm.fabric._ecmp import source_ports
 from drivetrain_comm.fabric._errors import FabricError
 
@@ -44,10 +45,7 @@ def collision_probability(num_flows: int, num_links: int) -> float:
         0.5073
     """
     _check(num_flows, num_links)
-    if num_flows > num_links:
-        return 1.0
-    logs = math.fsum(math.log1p(-i / num_links) for i in range(num_flows))
-    return -math.expm1(logs)
+    return shared_bin_probability(num_flows, num_links)
 
 
 def overload_probability(num_flows: int, num_links: int, carried: int) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_comm._twins import without_twins
 from drivetrain_comm.nccl._errors import NcclTableError
 from drivetrain_comm.nccl._rule import (
     ALGORITHMS,
@@ -195,7 +196,7 @@ def _csv_lines(text: str, source: str) -> Iterator[tuple[str, Sequence[str]]]:
 
 def _json_rows(text: str, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
-        rows = json.loads(text, object_pairs_hook=_without_twins)
+        rows = json.loads(text, object_pairs_hook=without_twins)
     # A number of very many digits is a ValueError too.
     except (ValueError, RecursionError) as error:
         message = f"{source}: it is no JSON: {error}"
@@ -216,16 +217,6 @@ def _json_rows(text: str, source: str) -> Iterator[tuple[str, Mapping[str, Any]]
             )
             raise NcclTableError(message)
         yield where, row
-
-
-def _without_twins(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            message = f"the key {_shown(name)} is there twice in one object"
-            raise ValueError(message)
-        found[name] = value
-    return found
 
 
 def _nccl_tests_rows(text: str, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from drivetrain_comm._twins import without_twins
 from drivetrain_comm.topology._errors import TopologyError
 from drivetrain_comm.topology._graph import Topology
 from drivetrain_comm.topology._json import from_plain, to_plain
@@ -46,8 +47,9 @@ def topology_from_json(text: str, source: str = "topology") -> Topology:
         TopologyError: It is not a valid description; the message says where.
     """
     try:
-        plain = json.loads(text, object_pairs_hook=_no_twins)
-    except (json.JSONDecodeError, RecursionError, TopologyError) as error:
+        plain = json.loads(text, object_pairs_hook=without_twins)
+    # A number of very many digits is a ValueError too.
+    except (ValueError, RecursionError) as error:
         message = f"{source}: it is no JSON: {error}"
         raise TopologyError(message) from error
     if not isinstance(plain, dict) or _HEADER not in plain:
@@ -82,13 +84,3 @@ def load_topology(path: str | os.PathLike[str]) -> Topology:
         message = f"{path}: it cannot be read: {error}"
         raise TopologyError(message) from error
     return topology_from_json(text, str(path))
-
-
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            message = f"the key {key!r} is there twice"
-            raise TopologyError(message)
-        found[key] = value
-    return found
