@@ -7,6 +7,7 @@ import signal
 
 from drivetrain_elastic import AgentConfig
 from drivetrain_elastic._agent._crew import Crew
+from drivetrain_elastic._agent._diagnostician import Diagnostician
 from drivetrain_elastic._agent._output import Output
 from drivetrain_elastic.protocol import _messages as pb
 
@@ -50,6 +51,7 @@ def run(scenario, **options):
             {},
             report=reports.extend,
             broken=lambda *_: None,
+            diagnostician=Diagnostician("n", "/nowhere", output),
         )
         crew.begin()
         await launcher.wait_until_asked(1)

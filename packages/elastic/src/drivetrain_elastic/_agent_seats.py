@@ -8,16 +8,19 @@ import os
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import DistributedError
+from drivetrain_elastic._flight_record import FlightRecord
 from drivetrain_elastic._seat import Seat
 from drivetrain_elastic._stacks import answer_with_stacks
+from drivetrain_elastic._step_meter import Times
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["AgentSeats"]
+__all__ = ["AgentSeats", "flight_path"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +56,8 @@ class AgentSeats:
         self._listeners: list[Callable[[Seat], None]] = []
         self._step, self._step_s = 0, 0.0
         self._phase, self._phase_began_s = "starting", time.monotonic()
+        self._times = Times()
+        self._record = FlightRecord(flight_path(path, os.getpid()))
         answer_with_stacks(path)
         self._send("hello", name=name, pid=os.getpid())
         for run in (self._listen, self._beat):
@@ -136,6 +141,7 @@ class AgentSeats:
         while not self._is_closed:
             phase_s = time.monotonic() - self._phase_began_s
             fields = {"step": self._step, "step_s": self._step_s}
+            fields |= _as_plain(self._times)
             self._send("beat", **fields, phase=self._phase, phase_s=phase_s)
             time.sleep(self._beat_s)
 
@@ -160,6 +166,14 @@ class AgentSeats:
         """Tells how far this worker is."""
         self._step, self._step_s = step, seconds
 
+    def report_times(self, times: Times) -> None:
+        """Tells where the time of this worker has gone."""
+        self._times = times
+
+    def flight_record(self) -> FlightRecord:
+        """Returns where this worker is to note what it does, for the agent to read."""
+        return self._record
+
     def report_broken(self, epoch: int, reason: str) -> None:
         """Tells that collectives of a world fail, so that another one is needed."""
         self._send("broken", epoch=epoch, reason=reason)
@@ -167,3 +181,23 @@ class AgentSeats:
     def report_end(self, *, is_finished: bool) -> None:
         """Tells that this worker has made all steps, or has left before."""
         self._send("finished" if is_finished else "left")
+
+
+def flight_path(agent: str, pid: int) -> Path:
+    """Returns where a worker notes what it does.
+
+    Args:
+        agent: Where its agent listens; the file lies beside it.
+        pid: The worker's process.
+    """
+    return Path(agent).with_name(f"flight-{pid}")
+
+
+def _as_plain(times: Times) -> dict[str, Any]:
+    """Returns what a rank says of its time, for JSON."""
+    plain: dict[str, Any] = {}
+    if times.accounts:
+        plain["accounts"] = [[epoch, *one] for epoch, one in times.accounts.items()]
+    if times.window is not None:
+        plain["window"] = times.window._asdict()
+    return plain

@@ -9,6 +9,8 @@ from drivetrain_elastic._seat import Seat
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from drivetrain_elastic._step_meter import Times
+
 __all__ = ["LoneSeat"]
 
 
@@ -48,6 +50,12 @@ class LoneSeat:
 
     def report_step(self, step: int, seconds: float) -> None:
         """Tells nobody."""
+
+    def report_times(self, times: Times) -> None:
+        """Tells nobody."""
+
+    def flight_record(self) -> None:
+        """Says that nobody would read what this worker noted."""
 
     def report_broken(self, epoch: int, reason: str) -> None:
         """Tells nobody."""

@@ -18,11 +18,13 @@ from drivetrain_elastic._connection import connect
 from drivetrain_elastic._group import RankLostError, with_others
 from drivetrain_elastic._schedule import Block, Part
 from drivetrain_elastic._step import Step
+from drivetrain_elastic._step_meter import StepMeter
 from drivetrain_elastic._training import Training
 from drivetrain_elastic._world import World, call_roll, is_finished, tell_finished
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping
+    from contextlib import AbstractContextManager
 
     from torch.distributed import Work
 
@@ -150,6 +152,12 @@ class ElasticLoop:
         # Whether a rank knew of a newer world as the last step was made.
         self._has_news = False
         self._began_s = 0.0
+        self._num_votes = 0
+        self._meter = StepMeter(
+            self._training.reducer.buffers[0].device,
+            count=self._num_collectives,
+            record=self._seats.flight_record(),
+        )
         self._collector = CollectorPause()
         self._unsubscribe = self._seats.subscribe(self._hear)
 
@@ -170,6 +178,21 @@ class ElasticLoop:
             return self._training.step >= self._num_steps
         assert self._num_epochs is not None
         return self._training.position.epoch >= self._num_epochs
+
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """Counts what is done within, such as loading data, under a name of its own.
+
+        The name is what is told of a rank that is slower there than the others are. What
+        is in no section is called "compute" within a step, and "outside" between steps.
+
+        Args:
+            name: Of the section.
+        """
+        return self._meter.section(name)
+
+    def _num_collectives(self) -> int:
+        """Returns how many this rank has entered so far."""
+        return self._training.reducer.num_entered + self._num_votes
 
     def __iter__(self) -> Iterator[Step]:
         """Yields steps until the last one counts, or this worker has no place any more."""
@@ -222,6 +245,7 @@ class ElasticLoop:
         self._seats.report_phase("computing")
         self._began_s = time.monotonic()
         assert self._world is not None
+        self._meter.begin_step(self.step + 1)
         num_copies = self._world.seat.num_copies
         self._block = self._training.begin(num_copies, self._let_go, self._is_over)
 
@@ -231,7 +255,8 @@ class ElasticLoop:
             return
         self._seats.report_phase("waiting")
         try:
-            self._count_vote()
+            with self._meter.waiting("vote"):
+                self._count_vote()
         finally:
             self._seats.report_phase("computing")
 
@@ -257,6 +282,7 @@ class ElasticLoop:
         """Reduces, applies and votes; or breaks the world off, and leaves the rest."""
         assert self._world is not None
         self._seats.report_phase("waiting")
+        self._meter.wait()
         seat = self._world.seat
         has_news = False
         try:
@@ -269,6 +295,7 @@ class ElasticLoop:
                 self._break("it failed on another rank of this copy of the model")
             return
         self._has_news = has_news
+        self._meter.apply()
         self._training.apply()
         self._save()
         # Where copies have parts, all have voted before, but some may not have heard it.
@@ -276,6 +303,9 @@ class ElasticLoop:
             self._cast_vote()
         if self._world is not None:
             self._collector.end()
+        if self._world is not None:
+            self._meter.end_step()
+            self._seats.report_times(self._meter.times())
         self._seats.report_step(self.step, time.monotonic() - self._began_s)
 
     def _reduce(self, world: World) -> bool:
@@ -316,6 +346,7 @@ class ElasticLoop:
     def _cast_vote(self) -> None:
         """Tells all ranks that this one has its gradients."""
         assert self._world is not None
+        self._num_votes += 1
         try:
             self._vote = self._world.everyone.allreduce([torch.zeros(1)])
         except RuntimeError as error:
@@ -364,6 +395,7 @@ class ElasticLoop:
         assert self._world is not None
         if not self._save_every or self.step % self._save_every:
             return
+        self._meter.save()
         if self._world.seat.copy == 0:
             assert self._checkpointer is not None
             self._checkpointer.save(self.step, self._training.entries())
@@ -388,6 +420,7 @@ class ElasticLoop:
         if self._world is not None:
             # Until the first step of the next one.
             self._collector.begin()
+            self._meter.leave_world()
             self._world.break_off()
             self._training.reducer.abandon()
             self._world.close()
@@ -409,6 +442,7 @@ class ElasticLoop:
             return True
         self._epoch, self._rank = seat.epoch, seat.rank
         self._seats.report_phase("entering a world")
+        self._meter.find_world()
         try:
             if not call_roll(
                 seat, self._store, patience_s=self._patience_s, is_over=self._is_over
@@ -438,6 +472,7 @@ class ElasticLoop:
             self._break(str(error))
             return True
         self._num_broken = 0
+        self._meter.enter_world(seat.epoch, self.step)
         return True
 
     def _wait_before_the_next(self) -> None:

@@ -73,6 +73,7 @@ class GradientReducer:
     Attributes:
         has_news: Whether any rank had news as it sent its gradients; the same on all ranks
             in which `finish` has returned.
+        num_entered: How many collectives were begun, in all steps.
 
     Raises:
         ValueError: No parameter needs a gradient.
@@ -100,6 +101,7 @@ class GradientReducer:
         self._has_let_go = False
         self._look_for_news: Callable[[], bool] = _no
         self.has_news = False
+        self.num_entered = 0
         # Autograd calls hooks from a thread for each device.
         self._lock = threading.RLock()
 
@@ -187,6 +189,7 @@ class GradientReducer:
         bucket.news.fill_(
             self._num_sent == len(self._buckets) and self._look_for_news()
         )
+        self.num_entered += 1
         self._works.append(self._group.allreduce([bucket.buffer]))
 
     def finish(self, group: ProcessGroup) -> None:

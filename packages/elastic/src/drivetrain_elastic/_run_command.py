@@ -47,6 +47,13 @@ def populate_run_parser(parser: argparse.ArgumentParser) -> None:
         "--node", metavar="NAME", help="this node's name; by default the host's"
     )
     parser.add_argument(
+        "--machine",
+        default=os.environ.get("DRIVETRAIN_ELASTIC_MACHINE", ""),
+        metavar="NAME",
+        help="what this node runs on, which is what is excluded when it is faulty; by "
+        "default DRIVETRAIN_ELASTIC_MACHINE, or the node's name",
+    )
+    parser.add_argument(
         "--standbys",
         type=int,
         default=1,
@@ -120,6 +127,12 @@ def _add_master_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the job's token; by default DRIVETRAIN_ELASTIC_TOKEN",
     )
+    parser.add_argument(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="where the master that is kept here serves the state of the job, for "
+        "Prometheus; needs --journal",
+    )
     parser.add_argument("--tls-ca", metavar="FILE", help="who vouches for the master")
     parser.add_argument("--tls-certificate", metavar="FILE", help="of the master")
     parser.add_argument("--tls-key", metavar="FILE", help="of the master")
@@ -178,6 +191,9 @@ def _agent(arguments: argparse.Namespace) -> Agent:
             message = "several nodes, or a journal, need --rdzv-endpoint HOST:PORT"
             raise ProgramError(message)
         return Agent(program, config, is_module=arguments.module)
+    if arguments.metrics and not arguments.journal:
+        message = "--metrics is for the agent that keeps the master: give it --journal"
+        raise ProgramError(message)
     master = None
     token = os.environ.get("DRIVETRAIN_ELASTIC_TOKEN")
     if arguments.journal:
@@ -196,6 +212,8 @@ def _agent(arguments: argparse.Namespace) -> Agent:
         if arguments.tls_certificate:
             options += ["--tls-certificate", arguments.tls_certificate]
             options += ["--tls-key", arguments.tls_key or ""]
+        if arguments.metrics:
+            options += ["--metrics", arguments.metrics]
         master = MasterProcess(arguments.rdzv_endpoint, arguments.token_file, options)
     if arguments.tls_ca:
         # Workers look for it there.
@@ -228,6 +246,7 @@ def _config(arguments: argparse.Namespace) -> AgentConfig:
         min_workers=arguments.min_workers,
         workers_per_copy=arguments.workers_per_copy,
         num_standbys=arguments.standbys,
+        machine=arguments.machine,
         max_restarts=arguments.max_restarts,
         last_call_s=arguments.last_call_s,
         patience_s=arguments.patience_s,

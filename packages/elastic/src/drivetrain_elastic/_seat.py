@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from drivetrain_elastic._flight_record import FlightRecord
+    from drivetrain_elastic._step_meter import Times
+
 __all__ = ["Seat", "SeatSource"]
 
 
@@ -82,6 +85,12 @@ class SeatSource(Protocol):
 
     def report_step(self, step: int, seconds: float) -> None:
         """Tells how far this worker is."""
+
+    def report_times(self, times: Times) -> None:
+        """Tells where the time of this worker has gone."""
+
+    def flight_record(self) -> FlightRecord | None:
+        """Returns where this worker is to note what it does; None for nowhere."""
 
     def report_broken(self, epoch: int, reason: str) -> None:
         """Tells that collectives of a world fail, so that another one is needed."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drivetrain_core import ProgramError
 from drivetrain_core.commands import run_command
+from drivetrain_elastic._check_command import populate_check_parser
 from drivetrain_elastic._demo_command import populate_demo_parser
 from drivetrain_elastic._run_command import populate_run_parser
+from drivetrain_elastic._status_command import client_of, populate_status_parsers
 from drivetrain_elastic.faults import cli as faults_cli
 
 if TYPE_CHECKING:
@@ -84,45 +85,31 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     )
     master.add_argument("--tls-key", metavar="FILE", help="of the certificate, PEM")
     master.add_argument(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="serve the state of the job there, for Prometheus; whoever reaches it reads it",
+    )
+    master.add_argument(
         "--with-parent",
         action="store_true",
         help="end when the process that started this one does",
     )
     master.set_defaults(run=_serve)
 
-    for name, help_text, show in (
-        ("status", "how the job stands", _status),
-        ("nodes", "who trains where", _nodes),
-        ("shards", "how far each dataset is", _shards),
-        ("events", "what has happened", _events),
-    ):
-        one = commands.add_parser(name, help=help_text, allow_abbrev=False)
-        one.add_argument(
-            "--address",
-            metavar="HOST:PORT",
-            help="of the master, or of all candidates with commas between them; by "
-            "default DRIVETRAIN_ELASTIC_MASTER",
-        )
-        one.add_argument(
-            "--token-file",
-            metavar="FILE",
-            help="the job's token; by default that in DRIVETRAIN_ELASTIC_TOKEN",
-        )
-        one.add_argument(
-            "--json", action="store_true", help="one JSON object a line, for programs"
-        )
-        one.set_defaults(run=show)
-    one.add_argument("--follow", action="store_true", help="and what is to come")
-
+    populate_status_parsers(commands)
     for name, help_text, ask in (
         ("leave", "let a node go at the end of a step", _leave),
         ("stop", "end the job", _stop),
+        ("readmit", "let a machine that was excluded take part again", _readmit),
     ):
         one = commands.add_parser(name, help=help_text, allow_abbrev=False)
         one.add_argument("--address", metavar="HOST:PORT", help="of the master")
         one.add_argument("--token-file", metavar="FILE")
-        one.add_argument("--reason", default="somebody asked for it", metavar="TEXT")
         one.set_defaults(run=ask)
+        if ask is _readmit:
+            one.add_argument("machine", metavar="MACHINE")
+            continue
+        one.add_argument("--reason", default="somebody asked for it", metavar="TEXT")
         if ask is _leave:
             one.add_argument("node", metavar="NODE")
             one.add_argument(
@@ -132,6 +119,10 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
                 metavar="SECONDS",
                 help="after which its workers are ended",
             )
+    for name, help_text, populate in (
+        ("check", "find faulty nodes before they train", populate_check_parser),
+    ):
+        populate(commands.add_parser(name, help=help_text, allow_abbrev=False))
     faults = commands.add_parser(
         "faults", help="make faults, to see what survives them", allow_abbrev=False
     )
@@ -211,8 +202,11 @@ def _serve_until(arguments: argparse.Namespace, ending: set[signal.Signals]) -> 
         tls=tls,
         patience_s=arguments.patience_s,
         lease=lease,
+        metrics=arguments.metrics,
     ) as master:
         print(f"master {master.incarnation} at {master.address}", flush=True)
+        if master.metrics is not None:
+            print(f"metrics at http://{master.metrics}/metrics", flush=True)
         while not master.wait(0.0):
             if _is_ended(ending, 0.5):
                 return 0
@@ -241,131 +235,31 @@ def _is_ended(ending: set[signal.Signals], timeout_s: float) -> bool:
     return found is not None and found.si_signo in ending
 
 
-def _client(arguments: argparse.Namespace) -> Any:
-    from drivetrain_elastic._client import MasterClient, address_and_token
-    from drivetrain_elastic._secret import read_token
-
-    token = read_token(arguments.token_file) if arguments.token_file else None
-    return MasterClient(*address_and_token(arguments.address, token), patience_s=5.0)
-
-
-def _get_status(arguments: argparse.Namespace) -> Any:
-    from drivetrain_elastic.protocol import _messages as pb
-
-    with _client(arguments) as client:
-        return client.call("GetStatus", pb.StatusRequest())
-
-
-def _status(arguments: argparse.Namespace) -> int:
-    status = _get_status(arguments)
-    if arguments.json:
-        _print_json(status)
-        return 0
-    print(f"master {status.incarnation}, up {status.up_s:.0f} s")
-    if status.epoch:
-        print(f"world {status.epoch} of {status.world_size} workers: {status.reason}")
-    if status.ended:
-        print(f"ended with {status.exit_code}: {status.ended}")
-    _print_nodes(status.nodes)
-    _print_datasets(status.datasets)
-    return 0
-
-
-def _nodes(arguments: argparse.Namespace) -> int:
-    status = _get_status(arguments)
-    if arguments.json:
-        for node in status.nodes:
-            _print_json(node)
-    else:
-        _print_nodes(status.nodes)
-    return 0
-
-
 def _leave(arguments: argparse.Namespace) -> int:
     from drivetrain_elastic.protocol import _messages as pb
 
     request = pb.LeaveRequest(
         node=arguments.node, within_s=arguments.within_s, reason=arguments.reason
     )
-    with _client(arguments) as client:
+    with client_of(arguments) as client:
         client.call("Leave", request)
+    return 0
+
+
+def _readmit(arguments: argparse.Namespace) -> int:
+    from drivetrain_elastic.protocol import _messages as pb
+
+    with client_of(arguments) as client:
+        client.call("Readmit", pb.ReadmitRequest(machine=arguments.machine))
     return 0
 
 
 def _stop(arguments: argparse.Namespace) -> int:
     from drivetrain_elastic.protocol import _messages as pb
 
-    with _client(arguments) as client:
+    with client_of(arguments) as client:
         client.call("Stop", pb.StopRequest(reason=arguments.reason))
     return 0
-
-
-def _shards(arguments: argparse.Namespace) -> int:
-    status = _get_status(arguments)
-    if arguments.json:
-        for dataset in status.datasets:
-            _print_json(dataset)
-    else:
-        _print_datasets(status.datasets)
-    return 0
-
-
-def _events(arguments: argparse.Namespace) -> int:
-    import datetime as dt
-
-    from drivetrain_elastic.protocol import _messages as pb
-
-    with _client(arguments) as client:
-        request = pb.EventsRequest(follow=arguments.follow)
-        for event in client.stream("WatchEvents", request):
-            if arguments.json:
-                _print_json(event)
-                continue
-            at = dt.datetime.fromtimestamp(event.at_s).astimezone()
-            print(
-                f"{at:%Y-%m-%d %H:%M:%S} {event.kind} {event.subject}: {event.reason}"
-            )
-            sys.stdout.flush()
-    return 0
-
-
-def _print_nodes(nodes: Sequence[Any]) -> None:
-    for node in nodes:
-        where = f"process {node.pid} on {node.host}"
-        print(f"node {node.node}: {where}, heard of {node.silent_s:.1f} s ago")
-        for one in node.workers:
-            rank = f"rank {one.rank}" if one.rank >= 0 else "no rank"
-            print(
-                f"  {one.name}: {one.status}, {rank}, process {one.pid}, step {one.step} "
-                f"in {one.step_s:.3f} s, {one.phase} for {one.phase_s:.1f} s"
-            )
-
-
-def _print_datasets(datasets: Sequence[Any]) -> None:
-    for one in datasets:
-        spec = one.dataset
-        epochs = f" x {spec.num_epochs} epochs" if spec.num_epochs != 1 else ""
-        state = "finished" if one.finished else f"{one.num_leased} shards leased"
-        print(
-            f"{spec.name}: {one.num_samples_done} of {spec.num_samples}{epochs} samples "
-            f"done, {state}, {one.num_waiting} came back, {len(one.dead)} put aside"
-        )
-        for shard in one.dead:
-            print(
-                f"  put aside: epoch {shard.epoch}, places {shard.start} to {shard.end}: "
-                f"{shard.reason}"
-            )
-
-
-def _print_json(message: Any) -> None:
-    from google.protobuf.json_format import MessageToDict
-
-    fields = MessageToDict(
-        message,
-        preserving_proto_field_name=True,
-        always_print_fields_with_no_presence=True,
-    )
-    print(json.dumps(fields), flush=True)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core import ProgramError
 from drivetrain_elastic._agent._crew import Crew
+from drivetrain_elastic._agent._diagnostician import Diagnostician
 from drivetrain_elastic._agent._final_reports import FinalReports
+from drivetrain_elastic._agent._flights import flights_of
 from drivetrain_elastic._agent._folder import make_folder
 from drivetrain_elastic._agent._launcher import Launcher, Program
 from drivetrain_elastic._agent._link import serve_links
 from drivetrain_elastic._agent._master_line import MasterLine
 from drivetrain_elastic._agent._master_process import MasterProcess
+from drivetrain_elastic._agent._node_watch import NodeWatch
 from drivetrain_elastic._agent._output import Output
 from drivetrain_elastic._agent._parent import (
     adopt_orphans,
@@ -32,6 +35,7 @@ from drivetrain_elastic._agent._parent import (
 )
 from drivetrain_elastic._secret import make_token, write_token
 from drivetrain_elastic._stacks import take_stacks
+from drivetrain_elastic.decisions.liveness import Health
 from drivetrain_elastic.protocol import _messages as pb
 
 if TYPE_CHECKING:
@@ -130,7 +134,9 @@ class Agent:
         self._broken: pb.Broken | None = None
         self._leave_reason = ""
         self._leave_end_s = math.inf
+        self._leave_code = 0
         self._leaving: asyncio.Task[None] | None = None
+        self._diagnostician: Diagnostician | None = None
 
     def run(self) -> int:
         """Runs the job's part on this node and returns the exit code for it.
@@ -173,6 +179,10 @@ class Agent:
             self._launcher = launcher = Launcher(
                 self._program, loaded=self._config.preload, env=env
             )
+            self._diagnostician = Diagnostician(self._config.node, folder, output)
+            self._watch = NodeWatch(
+                self._diagnostician, alert=self._report_alert, is_training=self._trains
+            )
             self._crew = Crew(
                 self._config,
                 launcher,
@@ -180,6 +190,7 @@ class Agent:
                 env,
                 report=self._report,
                 broken=self._report_broken,
+                diagnostician=self._diagnostician,
             )
             self._line = MasterLine(
                 self._address,
@@ -191,9 +202,11 @@ class Agent:
             )
             server = await serve_links(self._path, heard=self._crew.heard)
             self._listen_to_signals()
+            self._diagnostician.start()
             self._crew.begin()
             line = asyncio.create_task(self._line.run())
             tasks += [line, asyncio.create_task(self._look_after_workers())]
+            tasks.append(asyncio.create_task(self._watch.run()))
             ending: list[asyncio.Future[Any]] = [*tasks, self._outcome]
             await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
             await self._go_home(line)
@@ -210,6 +223,8 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self._diagnostician is not None:
+                self._diagnostician.close()
             if self._master is not None:
                 await self._master.close()
             await self._kill_orphans(strangers)
@@ -273,11 +288,28 @@ class Agent:
             agent=self._id,
             broken=self._broken,
             leave=self._leave_request(),
+            machine=config.machine or config.node,
         )
 
     def _heartbeat(self) -> pb.Heartbeat:
         workers = self._crew.workers.values()
-        return pb.Heartbeat(workers=[one.progress() for one in workers])
+        return pb.Heartbeat(
+            workers=[one.progress() for one in workers],
+            hardware=self._watch.hardware(),
+        )
+
+    def _trains(self) -> bool:
+        """Whether the workers of this node make steps, as far as they have said."""
+        phases = {"computing", "waiting"}
+        return any(one.phase in phases for one in self._crew.workers.values())
+
+    def _report_alert(self, alert: pb.Alert) -> None:
+        logger.log(
+            logging.INFO if alert.is_over else logging.WARNING,
+            "%s%s: %s",
+            *("no longer " if alert.is_over else "", alert.kind, alert.reason),
+        )
+        self._line.send(pb.FromAgent(alert=alert))
 
     def _report(self, reports: list[pb.WorkerReport]) -> None:
         self._final_reports.add(reports)
@@ -306,8 +338,11 @@ class Agent:
             grace_s = self._config.grace_s
             self._end(_Outcome(command.exit_code, command.reason, grace_s))
         elif command.what == pb.Command.LEAVE:
+            self._leave_code = command.exit_code
             self._leave(command.reason, command.within_s)
         elif command.what == pb.Command.DUMP_STACKS:
+            flights = flights_of(self._crew.workers.values(), self._path)
+            self._line.send(pb.FromAgent(flights=flights))
             self._crew.dump_stacks()
             self._showing = asyncio.create_task(self._show_stacks(command.reason))
 
@@ -340,7 +375,7 @@ class Agent:
         # Those that could not leave in time are asked once more, and not for long.
         reason = f"the node has left: {self._leave_reason}"
         if self._master is None or not self._goes_on_elsewhere():
-            self._end(_Outcome(0, reason, _LATE_GRACE_S))
+            self._end(_Outcome(self._leave_code, reason, _LATE_GRACE_S))
             return
         await self._crew.stop(reason, grace_s=_LATE_GRACE_S)
         logger.warning(
@@ -356,6 +391,7 @@ class Agent:
             node=self._config.node,
             within_s=max(0.0, self._leave_end_s - time.monotonic()),
             reason=self._leave_reason,
+            exit_code=self._leave_code,
         )
 
     def _listen_to_signals(self) -> None:
@@ -413,4 +449,4 @@ class Agent:
                 # Every rank first writes down what it is doing.
                 await asyncio.sleep(_STUCK_PAUSE_S)
                 if self._config.on_stuck == "kill":
-                    self._crew.kill(worker, why)
+                    self._crew.kill(worker, why, Health.STUCK)

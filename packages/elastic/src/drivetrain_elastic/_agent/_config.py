@@ -17,6 +17,8 @@ class AgentConfig:
     Args:
         num_workers: That train on this node.
         node: The node's name, unlike all others; by default the host's.
+        machine: What the node runs on, which is what is excluded when it is faulty; by
+            default the node's name.
         min_nodes: No step is made with the workers of fewer nodes.
         max_nodes: Workers of more nodes stand by.
         min_workers: No step is made with fewer workers; by default as many as `min_nodes`
@@ -44,6 +46,7 @@ class AgentConfig:
 
     num_workers: int = 1
     node: str = field(default_factory=socket.gethostname)
+    machine: str = ""
     min_nodes: int = 1
     max_nodes: int = 1
     min_workers: int | None = None

@@ -19,12 +19,14 @@ from drivetrain_elastic._agent._worker import LocalWorker, Stage
 from drivetrain_elastic._stacks import DUMP_SIGNAL
 from drivetrain_elastic.decisions.liveness import Health, judge_liveness
 from drivetrain_elastic.decisions.respawn import judge_respawn
+from drivetrain_elastic.diagnosis import count_oom_kills
 from drivetrain_elastic.protocol import _messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from drivetrain_elastic._agent._config import AgentConfig
+    from drivetrain_elastic._agent._diagnostician import Diagnostician
     from drivetrain_elastic._agent._launcher import Launcher
     from drivetrain_elastic._agent._link import Link
     from drivetrain_elastic._agent._output import Output
@@ -53,6 +55,7 @@ class Crew:
         env: What they see of the environment, besides what tells them who they are.
         report: Takes what has happened at the same time, for the master.
         broken: Takes the epoch of a world whose collectives fail, on whom, and why.
+        diagnostician: Finds out why workers fail.
 
     Attributes:
         world: The last one that was heard of; None before the first.
@@ -69,6 +72,7 @@ class Crew:
         *,
         report: Callable[[list[pb.WorkerReport]], None],
         broken: Callable[[int, str, str], None],
+        diagnostician: Diagnostician,
     ) -> None:
         self._config = config
         self._launcher = launcher
@@ -76,6 +80,8 @@ class Crew:
         self._env = dict(env)
         self._report = report
         self._broken = broken
+        self._diagnostician = diagnostician
+        self._examinations: set[asyncio.Task[None]] = set()
         self._tag = secrets.token_hex(2)
         self._serials = itertools.count()
         self._copies = itertools.count()
@@ -121,11 +127,13 @@ class Crew:
                 began_s=time.monotonic(),
                 heard_s=time.monotonic(),
                 phase_began_s=time.monotonic(),
+                num_oom_kills=count_oom_kills() or 0,
             )
             self.workers[name] = worker
             env = self._env | {
                 "DRIVETRAIN_ELASTIC_WORKER": name,
                 "DRIVETRAIN_ELASTIC_BEAT_S": f"{min(_BEAT_S, self._config.frozen_s / 4)}",
+                "DRIVETRAIN_ELASTIC_ERROR_FILE": self._diagnostician.error_path(name),
                 "LOCAL_RANK": str(slot + at),
                 "LOCAL_WORLD_SIZE": str(self._config.num_workers),
             }
@@ -238,14 +246,14 @@ class Crew:
                 stuck_s=self._config.stuck_s,
             )
             if health == Health.FROZEN:
-                self.kill(worker, why)
+                self.kill(worker, why, health)
             elif health == Health.STUCK:
                 stuck.append((worker, why))
         return stuck
 
-    def kill(self, worker: LocalWorker, why: str) -> None:
+    def kill(self, worker: LocalWorker, why: str, health: Health = Health.WELL) -> None:
         """Kills a worker; one that has no process yet, as soon as it has one."""
-        worker.why_killed = why
+        worker.why_killed, worker.health = why, health
         if worker.process is not None:
             worker.process.signal(signal.SIGKILL)
 
@@ -314,12 +322,39 @@ class Crew:
             for one in copy
             if not one.is_spare
         ]
-        if not self._is_ending:
-            never_ready = worker.stage == Stage.STARTING and not self._was_ready
-            hopeless = is_own_fault and never_ready
-            reports += self._refill(worker, reports, hopeless)
-        if reports:
+        if self._is_ending:
+            if reports:
+                self._report(reports)
+            return
+        never_ready = worker.stage == Stage.STARTING and not self._was_ready
+        hopeless = is_own_fault and never_ready
+        reports += self._refill(worker, reports, hopeless)
+        is_given_up = any(one.given_up for one in reports)
+        if reports and not is_given_up:
             self._report(reports)
+        # Others wait for the next world, but not for the reason; unless there is no next one.
+        task = asyncio.create_task(
+            self._examine(worker, exit_code, reports if is_given_up else [], why)
+        )
+        self._examinations.add(task)
+        task.add_done_callback(self._examinations.discard)
+
+    async def _examine(
+        self,
+        worker: LocalWorker,
+        exit_code: int,
+        reports: list[pb.WorkerReport],
+        why: str,
+    ) -> None:
+        """Reports why a worker has failed, with what else waits for that."""
+        failure = await self._diagnostician.examine(worker, exit_code, is_asked=False)
+        if not any(one.name == worker.name for one in reports):
+            final = _final(worker, pb.WorkerReport.FAILED, why, exit_code)
+            reports = [final, *reports]
+        for report in reports:
+            if report.name == worker.name:
+                report.failure.CopyFrom(failure)
+        self._report(reports)
 
     def _refill(
         self, worker: LocalWorker, reports: list[pb.WorkerReport], hopeless: bool

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain_elastic._agent._parent import end_with_parent
+from drivetrain_elastic.diagnosis import install_error_record
 
 __all__ = ["main"]
 
@@ -92,6 +93,9 @@ def _become_worker(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["folder"])
+    path = os.environ.get("DRIVETRAIN_ELASTIC_ERROR_FILE")
+    if path:
+        install_error_record(path)
     random.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:

@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from drivetrain_elastic.diagnosis import read_output_tail
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -17,12 +19,14 @@ __all__ = ["Output"]
 logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 16
+_TAIL_BYTES = 1 << 16
 
 
 class Output:
     """Opens what workers write to; used from one event loop.
 
-    Each has `stdout.log` and `stderr.log` in a folder of its own.
+    Each has `stdout.log` and `stderr.log` in a folder of its own. The end of what it wrote
+    to its standard error is kept in any case, since it may say why the worker has failed.
 
     Args:
         folder: Where the folders are; None for the output of this process.
@@ -33,6 +37,7 @@ class Output:
         self._folder = folder
         self._tee = tee
         self._pumps: set[asyncio.Task[None]] = set()
+        self._tails: dict[str, _Tail] = {}
         self._shown = {
             "stdout": _Sink(1, "the agent's standard output"),
             "stderr": _Sink(2, "the agent's standard error"),
@@ -42,7 +47,14 @@ class Output:
     def open(self, name: str) -> Iterator[list[int]]:
         """Gives what a worker gets as its standard output and error, while it starts."""
         if self._folder is None:
-            yield []
+            # The worker has the agent's own standard output, and this in place of its error.
+            tail = self._tails[name] = _Tail()
+            opened_here = [os.dup(1), self._pump(tail, self._shown["stderr"], "")]
+            try:
+                yield opened_here
+            finally:
+                for descriptor in opened_here:
+                    os.close(descriptor)
             return
         folder = Path(self._folder, name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,11 +72,30 @@ class Output:
         if not self._tee:
             with log:
                 return os.dup(log.fileno())
+        return self._pump(_Log(log), shown, name)
+
+    def _pump(self, kept: _Log | _Tail, shown: _Sink, name: str) -> int:
+        """Returns where to write what is to be kept, and shown."""
         read_end, write_end = os.pipe()
-        pump = asyncio.create_task(_pump(read_end, log, shown, name))
+        pump = asyncio.create_task(_pump(read_end, kept, shown, name))
         self._pumps.add(pump)
         pump.add_done_callback(self._pumps.discard)
         return write_end
+
+    def tail(self, name: str) -> str:
+        """Returns the end of what a worker wrote to its standard error.
+
+        Args:
+            name: The worker's.
+        """
+        if self._folder is not None:
+            return read_output_tail(Path(self._folder, name, "stderr.log"))
+        kept = self._tails.get(name)
+        return "" if kept is None else kept.text()
+
+    def forget(self, name: str) -> None:
+        """Lets go of what is kept of a worker in memory."""
+        self._tails.pop(name, None)
 
     async def close(self) -> None:
         """Waits until all that workers wrote is where it belongs."""
@@ -99,15 +130,52 @@ class _Sink:
                 logger.warning("output of workers is lost: %s: %s", self._name, error)
 
 
-async def _pump(read_end: int, log: IO[bytes], shown: _Sink, name: str) -> None:
+class _Log:
+    """Keeps output in a file.
+
+    Args:
+        file: It is closed at the end.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._sink = _Sink(file.fileno(), str(file.name))
+
+    def write(self, data: bytes) -> None:
+        """Writes all of it; or loses it, and says so the first time."""
+        self._sink.write(data)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class _Tail:
+    """Keeps the end of output in memory."""
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def write(self, data: bytes) -> None:
+        """Keeps the end of it, with what came before."""
+        self._data = (self._data + data)[-_TAIL_BYTES:]
+
+    def text(self) -> str:
+        """Returns what is kept."""
+        return self._data.decode(errors="replace")
+
+    def close(self) -> None:
+        """Does nothing: it is kept until somebody has read it."""
+
+
+async def _pump(read_end: int, kept: _Log | _Tail, shown: _Sink, name: str) -> None:
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
     source = os.fdopen(read_end, "rb", buffering=0)
     transport, _ = await loop.connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), source
     )
-    begins_line, prefix = True, f"[{name}] ".encode()
-    with log, contextlib.closing(transport):
-        kept = _Sink(log.fileno(), str(log.name))
+    begins_line, prefix = True, f"[{name}] ".encode() if name else b""
+    with contextlib.closing(kept), contextlib.closing(transport):
         while chunk := await reader.read(_CHUNK_BYTES):
             kept.write(chunk)
             # Between "\r" a line is written over, as by a progress bar: it is one.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_elastic.decisions.liveness import Signs
+from drivetrain_elastic.decisions.liveness import Health, Signs
 from drivetrain_elastic.protocol import _messages as pb
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ class LocalWorker:
         phase: What it does.
         phase_began_s: Since when.
         why_killed: Why the agent has killed it; empty if it has not.
+        health: What the agent found when it killed it.
+        accounts: How it has spent its time in the last worlds.
+        window: Its last window of steps; None before the first.
+        num_oom_kills: How many processes of this node's control group the kernel had
+            killed for want of memory when it was started.
     """
 
     name: str
@@ -61,12 +66,24 @@ class LocalWorker:
     phase: str = "starting"
     phase_began_s: float = 0.0
     why_killed: str = ""
+    health: Health = Health.WELL
+    accounts: tuple[pb.Account, ...] = ()
+    window: pb.SectionWindow | None = None
+    num_oom_kills: int = 0
 
     def take_beat(self, message: dict[str, Any]) -> None:
         """Notes what the worker says of itself."""
         self.step, self.step_s = message["step"], message["step_s"]
         self.phase = message["phase"]
         self.phase_began_s = time.monotonic() - message["phase_s"]
+        if "accounts" in message:
+            names = [field.name for field in pb.Account.DESCRIPTOR.fields]
+            self.accounts = tuple(
+                pb.Account(**dict(zip(names, values, strict=True)))
+                for values in message["accounts"]
+            )
+        if "window" in message:
+            self.window = pb.SectionWindow(**message["window"])
 
     def signs(self) -> Signs:
         """Returns what is seen of it now."""
@@ -100,4 +117,6 @@ class LocalWorker:
             silent_s=now_s - self.heard_s,
             phase=self.phase,
             phase_s=now_s - self.phase_began_s,
+            accounts=self.accounts,
+            window=self.window,
         )

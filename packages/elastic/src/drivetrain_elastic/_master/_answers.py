@@ -94,13 +94,21 @@ class Answers:
     @_told
     async def Leave(self, request: pb.LeaveRequest, _: Any) -> pb.Done:  # noqa: N802
         """Lets a node leave."""
-        self._nodes.leave(request.node, request.within_s, request.reason)
+        self._nodes.leave(
+            request.node, request.within_s, request.reason, request.exit_code
+        )
         return pb.Done()
 
     @_told
     async def Stop(self, request: pb.StopRequest, _: Any) -> pb.Done:  # noqa: N802
         """Ends the job."""
         self._nodes.stop(request.reason, request.exit_code)
+        return pb.Done()
+
+    @_told
+    async def Readmit(self, request: pb.ReadmitRequest, _: Any) -> pb.Done:  # noqa: N802
+        """Lets a machine take part again."""
+        self._nodes.readmit(request.machine)
         return pb.Done()
 
     @_told

@@ -17,9 +17,11 @@ from drivetrain_elastic._master._ledger import Ledger
 from drivetrain_elastic._master._nodes import Nodes
 from drivetrain_elastic._master._server import serve
 from drivetrain_elastic._master._tenure import Tenure
+from drivetrain_elastic._metrics import MetricsServer
 from drivetrain_elastic._secret import make_token
 from drivetrain_elastic.journal import JournalError
 from drivetrain_elastic.journal._open import open_journal
+from drivetrain_elastic.protocol import _messages as pb
 
 if TYPE_CHECKING:
     import os
@@ -38,6 +40,7 @@ _TICK_S = 1.0
 _MOST_RECORDS = 100_000
 _START_S = 30.0
 _HEARTBEATS = 4
+_ANSWER_S = 2.0
 
 
 class Master:
@@ -57,9 +60,12 @@ class Master:
         node_timeout_s: After what silence a node is gone; its agent is heard of four
             times as often.
         lease: Of the journal, if it was acquired already; the master releases it.
+        metrics: Where Prometheus may read the state of the job, `host:port`; None for
+            nowhere.
 
     Attributes:
         address: Where it listens.
+        metrics: Where metrics are served; None if they are not.
         token: The token.
         incarnation: How many masters the journal has had.
 
@@ -85,8 +91,11 @@ class Master:
         patience_s: float = 60.0,
         node_timeout_s: float = 2.0,
         lease: Lease | None = None,
+        metrics: str | None = None,
     ) -> None:
         self.address = address
+        self.metrics = metrics
+        self._answers: Answers | None = None
         self.token = token or make_token()
         self._tls = tls
         self._journal, lease = open_journal(journal, lease)
@@ -142,6 +151,7 @@ class Master:
             datasets.begin()
             nodes.begin()
             answers = Answers(keys, datasets, events, nodes, self.incarnation)
+            self._answers = answers
             host = self.address.rsplit(":", 1)[0]
             server, port = await serve(
                 answers, self.address, token=self.token, credentials=self._tls
@@ -150,9 +160,15 @@ class Master:
             self._tenure.publish(self.address)
             await events.add("master", str(self.incarnation), "it has begun to serve")
             logger.info("master %d serves at %s", self.incarnation, self.address)
-            self._started.set()
-            await self._watch(datasets, nodes, ledger)
-            await server.stop(grace=0.5)
+            with contextlib.ExitStack() as stack:
+                if self.metrics is not None:
+                    metrics = MetricsServer(self.metrics, self._status)
+                    # A scrape that waits for this loop would wait for ever.
+                    stack.callback(metrics.close)
+                    self.metrics = metrics.address
+                self._started.set()
+                await self._watch(datasets, nodes, ledger)
+                await server.stop(grace=0.5)
         finally:
             await ledger.close()
 
@@ -189,6 +205,14 @@ class Master:
         """Waits until the service has ended; returns whether it has."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def _status(self) -> pb.Status:
+        """Returns how the job stands, in any other thread than the master's own."""
+        assert self._answers is not None
+        asked = self._answers.GetStatus(pb.StatusRequest(), None)
+        done = asyncio.run_coroutine_threadsafe(asked, self._loop)
+        status: pb.Status = done.result(_ANSWER_S)
+        return status
 
     def _submit(self, call: Any) -> None:
         # The loop may have ended by itself.

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING
 from drivetrain_elastic.protocol import _messages as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
+    from drivetrain_elastic._master._diagnoses import Excluded
     from drivetrain_elastic._master._line import Line
+    from drivetrain_elastic._master._training_watch import Slowness
     from drivetrain_elastic.decisions.ending import Ending
     from drivetrain_elastic.decisions.membership import MembershipState
+    from drivetrain_elastic.decisions.time_ledger import TimeLedger
 
 __all__ = [
     "Node",
+    "describe_care",
     "describe_nodes",
     "leave_message",
     "stop_message",
@@ -38,6 +42,9 @@ class Node:
         line: To the agent; None while there is none.
         heard_s: When it was last heard of.
         progress: Of its workers, by name, those that stand by included.
+        machine: What it runs on.
+        hardware: What it last said of itself.
+        alerts: What it is alarmed about, by kind.
     """
 
     name: str
@@ -49,15 +56,33 @@ class Node:
     line: Line | None = None
     heard_s: float = 0.0
     progress: dict[str, pb.WorkerProgress] = field(default_factory=dict)
+    machine: str = ""
+    hardware: pb.Hardware | None = None
+    alerts: dict[str, pb.Alert] = field(default_factory=dict)
+
+    def take_heartbeat(self, heartbeat: pb.Heartbeat) -> None:
+        """Notes how the node and its workers do."""
+        self.progress = {one.name: one for one in heartbeat.workers}
+        if heartbeat.HasField("hardware"):
+            self.hardware = heartbeat.hardware
+
+    def take_alert(self, alert: pb.Alert) -> None:
+        """Notes that something is not as it should be, or is so again."""
+        if alert.is_over:
+            self.alerts.pop(alert.kind, None)
+        else:
+            self.alerts[alert.kind] = alert
 
     def take_agent(self, hello: pb.Hello) -> bool:
         """Notes who the agent is; returns whether it is another one than before."""
         before = self.host, self.pid, self.agent
         self.host, self.pid, self.agent = hello.host, hello.pid, hello.agent
         self.num_slots = hello.num_slots
+        self.machine = hello.machine or hello.node
         is_new = before != (self.host, self.pid, self.agent)
         if is_new:
             self.leave = None
+            self.alerts.clear()
         return is_new
 
 
@@ -66,6 +91,7 @@ def describe_nodes(
     nodes: Iterable[Node],
     state: MembershipState,
     finished: Collection[str],
+    slowness: Mapping[str, Slowness],
 ) -> None:
     """Fills in how nodes and their workers are, and the world that they make up.
 
@@ -74,6 +100,7 @@ def describe_nodes(
         nodes: All of them.
         state: Of the workers.
         finished: The names of those that have made all steps.
+        slowness: How workers compare with the others.
     """
     now_s, world = time.monotonic(), state.world
     members = () if world is None else world.members
@@ -91,10 +118,13 @@ def describe_nodes(
             pid=node.pid,
             num_slots=node.num_slots,
             silent_s=now_s - node.heard_s,
+            hardware=node.hardware,
+            alerts=list(node.alerts.values()),
         )
         here = [one.name for one in workers if one.node == node.name]
         for name in dict.fromkeys([*here, *node.progress]):
             one = node.progress.get(name, pb.WorkerProgress())
+            slow = slowness.get(name)
             entry.workers.add(
                 name=name,
                 # Whom only the agent knows is there to take another one's place.
@@ -106,7 +136,23 @@ def describe_nodes(
                 silent_s=one.silent_s,
                 phase=one.phase,
                 phase_s=one.phase_s,
+                sections_s=one.window.sections_s,
+                slowness=0.0 if slow is None else slow.ratio,
+                slow_section="" if slow is None else slow.section,
             )
+
+
+def describe_care(
+    status: pb.Status, time_ledger: TimeLedger, excluded: Mapping[str, Excluded]
+) -> None:
+    """Fills in where the time has gone, and which machines are excluded."""
+    status.time.total_s = time_ledger.total_s
+    status.time.effective_s = time_ledger.effective_s
+    status.time.num_steps = time_ledger.num_steps
+    for row in time_ledger.lost:
+        status.time.lost.add(**row._asdict())
+    for one in excluded.values():
+        status.excluded.add(**one._asdict())
 
 
 def world_message(state: MembershipState) -> pb.ToAgent:
@@ -138,7 +184,10 @@ def leave_message(request: pb.LeaveRequest) -> pb.ToAgent:
     """Returns what the agent of a node that is to leave is told."""
     return pb.ToAgent(
         command=pb.Command(
-            what=pb.Command.LEAVE, reason=request.reason, within_s=request.within_s
+            what=pb.Command.LEAVE,
+            reason=request.reason,
+            within_s=request.within_s,
+            exit_code=request.exit_code,
         )
     )
 

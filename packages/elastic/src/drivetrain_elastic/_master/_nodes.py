@@ -11,9 +11,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
+from drivetrain_elastic._master._care import Care, Exclude, ShowStacks, StopJob
 from drivetrain_elastic._master._line import Line
 from drivetrain_elastic._master._node import (
     Node,
+    describe_care,
     describe_nodes,
     leave_message,
     stop_message,
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from drivetrain_elastic._master._keys import Keys
     from drivetrain_elastic._master._ledger import Ledger
 
-__all__ = ["DuplicateNodeError", "Nodes"]
+__all__ = ["DuplicateNodeError", "ExcludedNodeError", "Nodes"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +51,16 @@ _NAP_S = 0.5
 _LONGEST_WAIT_S = 1.0
 _NO_ROOM_S = 0.5
 _NUM_EPOCHS_KEPT = 2
+# How long the workers of a node that is excluded have to leave.
+_EXCLUDED_S = 30.0
 
 
 class DuplicateNodeError(ProgramError):
     """Another agent has the same node's name."""
+
+
+class ExcludedNodeError(ProgramError):
+    """The machine of a node was found faulty."""
 
 
 class Nodes:
@@ -89,6 +97,7 @@ class Nodes:
         self._ending: Ending | None = None
         self._records: list[Record] = []
         self._outcomes = Outcomes(self._records)
+        self._care = Care(self._records, self._note, late_s=2 * heartbeat_s)
         # What is durable, and may be told to whoever comes.
         self._told_world = pb.ToAgent()
         self._told_ending: pb.ToAgent | None = None
@@ -114,7 +123,7 @@ class Nodes:
         elif record.kind == "ended":
             self._ending = Ending(body["exit_code"], body["reason"])
         else:
-            return self._outcomes.replay(record)
+            return self._outcomes.replay(record) or self._care.replay(record)
         return True
 
     def dump(self) -> list[Record]:
@@ -124,7 +133,7 @@ class Nodes:
             records.append(self._terms())
         if self._state.world is not None:
             records.append(self._world(self._state.world))
-        records += self._outcomes.dump()
+        records += self._outcomes.dump() + self._care.dump()
         if self._ending is not None:
             records.append(Record("ended", self._ending._asdict()))
         return records
@@ -134,6 +143,7 @@ class Nodes:
         now_s = time.monotonic()
         for worker in self._state.workers.values():
             self._nodes.setdefault(worker.node, Node(name=worker.node, heard_s=now_s))
+        self._care.begin(self._state)
         if self._state.world is not None:
             self._told_world = world_message(self._state)
         if self._ending is not None:
@@ -193,7 +203,9 @@ class Nodes:
         if not name:
             message = "a node must have a name"
             raise ProgramError(message)
+        self._refuse_excluded(hello)
         self._agree(hello.terms)
+        self._care.time.begin()
         node = self._nodes.setdefault(name, Node(name=name))
         if node.line is not None:
             if (node.host, node.pid, node.agent) != (
@@ -226,13 +238,23 @@ class Nodes:
         self._changed.set()
         return node.line
 
+    def _refuse_excluded(self, hello: pb.Hello) -> None:
+        excluded = self._care.diagnoses.excluded.get(hello.machine or hello.node)
+        if excluded is not None:
+            message = (
+                f"machine {excluded.machine!r} is excluded from this job: "
+                f"{excluded.reason}; `drivetrain-elastic readmit {excluded.machine}` lets "
+                "it take part again"
+            )
+            raise ExcludedNodeError(message)
+
     def _take_again(self, node: Node, hello: pb.Hello) -> None:
         """Takes what was said before, and may not have been heard or written."""
         if hello.HasField("broken"):
             self._take_broken(hello.broken)
         leave = hello.leave if hello.HasField("leave") else node.leave
         if leave is not None:
-            self.leave(node.name, leave.within_s, leave.reason)
+            self.leave(node.name, leave.within_s, leave.reason, leave.exit_code)
 
     def _take_broken(self, broken: pb.Broken) -> None:
         why = f"{broken.worker}: {broken.reason}"
@@ -270,7 +292,8 @@ class Nodes:
     def _take(self, node: Node, message: pb.FromAgent) -> None:
         what = message.WhichOneof("what")
         if what == "heartbeat":
-            node.progress = {one.name: one for one in message.heartbeat.workers}
+            node.take_heartbeat(message.heartbeat)
+            self._care.take_progress(message.heartbeat.workers)
             for name, one in node.progress.items():
                 if one.step > 0 and self._state.set_has_state(name):
                     self._changed.set()
@@ -284,13 +307,28 @@ class Nodes:
             self._take_broken(message.broken)
         elif what == "stuck":
             self._note("stuck", node.name, message.stuck.reason)
+            self._care.ask_for_flights()
             self._dump_stacks(message.stuck.reason)
+        elif what == "flights":
+            self._care.training.take_flights(message.flights)
+        elif what == "alert":
+            node.take_alert(message.alert)
+            self._care.take_alert(node.name, message.alert)
+        elif what == "check":
+            self._take_check(node, message.check)
         elif what == "leave":
             self.leave(node.name, message.leave.within_s, message.leave.reason)
         self._changed.set()
 
+    def _take_check(self, node: Node, check: pb.CheckResult) -> None:
+        self._note("check", node.name, check.reason)
+        if check.is_faulty:
+            self._exclude(Exclude(node.name, f"its check: {check.reason}", True))
+
     def _take_report(self, node: Node, report: pb.WorkerReport) -> None:
         name, state = report.name, report.state
+        if report.HasField("failure"):
+            self._care.diagnoses.take(name, node.name, report.failure)
         worker = self._state.workers.get(name)
         if state in {pb.WorkerReport.STARTING, pb.WorkerReport.READY}:
             if worker is None:
@@ -316,6 +354,8 @@ class Nodes:
             return
         self._state.remove([name])
         node.progress.pop(name, None)
+        if self._is_member(name):
+            self._care.time.lose()
         if state == pb.WorkerReport.FAILED:
             self._fail(name, report.reason)
 
@@ -336,6 +376,8 @@ class Nodes:
         gone = [name for name in here if name not in finished]
         if is_loss:
             self._miss(gone, f"is gone with node {node.name}")
+            self._care.lose_node(node.name, why)
+            self._care.time.lose()
         self._state.remove(gone)
         self._nodes.pop(node.name, None)
         self._note("node-lost" if is_loss else "node-left", node.name, why)
@@ -346,8 +388,12 @@ class Nodes:
 
     # ---- what people ask for ----
 
-    def leave(self, name: str, within_s: float, reason: str) -> None:
+    def leave(
+        self, name: str, within_s: float, reason: str, exit_code: int = 0
+    ) -> None:
         """Lets the workers of a node leave at the end of a step.
+
+        Its agent ends with the exit code.
 
         Raises:
             ProgramError: There is no such node.
@@ -359,7 +405,9 @@ class Nodes:
             raise ProgramError(message)
         if node.leave is None:
             self._note("leave", name, reason)
-        node.leave = pb.LeaveRequest(node=name, within_s=within_s, reason=reason)
+        node.leave = pb.LeaveRequest(
+            node=name, within_s=within_s, reason=reason, exit_code=exit_code
+        )
         node.line.send(leave_message(node.leave))
         now_s = time.monotonic()
         for worker in list(self._state.workers.values()):
@@ -372,6 +420,43 @@ class Nodes:
         if self._ending is None:
             self._end(Ending(exit_code, reason))
             self._changed.set()
+
+    def readmit(self, machine: str) -> None:
+        """Lets a machine that was excluded take part again.
+
+        Raises:
+            ProgramError: It is not excluded.
+        """
+        self._care.diagnoses.readmit(machine)
+        self._note("readmitted", machine, "somebody asked for it")
+        self._changed.set()
+
+    def _exclude(self, order: Exclude) -> None:
+        """Excludes a node, unless the job needs it and it may still work."""
+        node = self._nodes.get(order.node)
+        if node is None:
+            return
+        if not (order.is_broken or self._can_do_without(node)):
+            why = f"{order.reason}; it stays, since no other could take its place"
+            self._note("not-excluded", node.name, why)
+            return
+        if not self._care.diagnoses.exclude(node.machine, node.name, order.reason):
+            return
+        self._note("excluded", node.name, order.reason)
+        if node.line is not None:
+            why = f"it is excluded: {order.reason}"
+            self.leave(node.name, _EXCLUDED_S, why, exit_code=1)
+
+    def _can_do_without(self, node: Node) -> bool:
+        """Whether workers of other nodes, and those that stand by, are enough."""
+        assert self._config is not None
+        able = {Status.MEMBER, Status.STANDBY}
+        others = [
+            one
+            for one in self._state.workers.values()
+            if one.node != node.name and one.status in able
+        ]
+        return len(others) >= self._config.min_workers
 
     def _dump_stacks(self, reason: str) -> None:
         """Lets all workers write down what they are doing."""
@@ -387,7 +472,9 @@ class Nodes:
             list(self._nodes.values()),
             self._state,
             self._outcomes.results.finished,
+            self._care.training.slowness,
         )
+        describe_care(status, self._care.time.ledger(), self._care.diagnoses.excluded)
         if self._ending is not None:
             status.ended, status.exit_code = self._ending.reason, self._ending.exit_code
 
@@ -424,7 +511,16 @@ class Nodes:
         for name, silent_s in presence.lost.items():
             why = f"not heard of for {silent_s:.1f} s"
             self._lose(self._nodes[name], why, is_loss=True)
-        waits = [_LONGEST_WAIT_S, presence.wait_s]
+        heard_s = {name: at_s for name, at_s in heard_s.items() if name in self._nodes}
+        look = self._care.look(now_s, heard_s)
+        waits = [_LONGEST_WAIT_S, presence.wait_s, look.wait_s]
+        for order in look.orders if self._ending is None else []:
+            if isinstance(order, StopJob):
+                self._end(Ending(1, order.reason))
+            elif isinstance(order, Exclude):
+                self._exclude(order)
+            elif isinstance(order, ShowStacks):
+                self._dump_stacks(order.reason)
         if self._config is None or self._ending is not None:
             return min(one for one in waits if one is not None)
         verdict = next_world(now_s, self._state, self._config)
@@ -445,12 +541,14 @@ class Nodes:
         return max(0.0, min(one for one in waits if one is not None))
 
     def _enter(self, world: World) -> None:
+        self._care.enter(world, self._state)
         self._state.enter(world)
         self._records.append(self._world(world))
         self._note("world", str(world.epoch), world.reason)
 
     def _end(self, ending: Ending) -> None:
         self._ending = ending
+        self._care.time.end()
         self._records.append(Record("ended", ending._asdict()))
         self._note("ended", str(ending.exit_code), ending.reason)
 

@@ -12,7 +12,7 @@ class Done(_message.Message):
     def __init__(self) -> None: ...
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "workers", "heartbeat", "broken", "goodbye", "leave", "stuck")
+    __slots__ = ("hello", "workers", "heartbeat", "broken", "goodbye", "leave", "stuck", "flights", "alert", "check")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,9 @@ class FromAgent(_message.Message):
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     STUCK_FIELD_NUMBER: _ClassVar[int]
+    FLIGHTS_FIELD_NUMBER: _ClassVar[int]
+    ALERT_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     workers: WorkerReports
     heartbeat: Heartbeat
@@ -27,7 +30,60 @@ class FromAgent(_message.Message):
     goodbye: Goodbye
     leave: LeaveRequest
     stuck: Stuck
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., workers: _Optional[_Union[WorkerReports, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., stuck: _Optional[_Union[Stuck, _Mapping]] = ...) -> None: ...
+    flights: Flights
+    alert: Alert
+    check: CheckResult
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., workers: _Optional[_Union[WorkerReports, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., stuck: _Optional[_Union[Stuck, _Mapping]] = ..., flights: _Optional[_Union[Flights, _Mapping]] = ..., alert: _Optional[_Union[Alert, _Mapping]] = ..., check: _Optional[_Union[CheckResult, _Mapping]] = ...) -> None: ...
+
+class Flights(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerFlight]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerFlight, _Mapping]]] = ...) -> None: ...
+
+class WorkerFlight(_message.Message):
+    __slots__ = ("name", "operations")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    operations: _containers.RepeatedCompositeFieldContainer[Operation]
+    def __init__(self, name: _Optional[str] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ...) -> None: ...
+
+class Operation(_message.Message):
+    __slots__ = ("epoch", "step", "collective", "name", "seconds", "is_waiting")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    step: int
+    collective: int
+    name: str
+    seconds: float
+    is_waiting: bool
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., collective: _Optional[int] = ..., name: _Optional[str] = ..., seconds: _Optional[float] = ..., is_waiting: _Optional[bool] = ...) -> None: ...
+
+class Alert(_message.Message):
+    __slots__ = ("kind", "reason", "is_over", "failure")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_OVER_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    reason: str
+    is_over: bool
+    failure: Failure
+    def __init__(self, kind: _Optional[str] = ..., reason: _Optional[str] = ..., is_over: _Optional[bool] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class CheckResult(_message.Message):
+    __slots__ = ("is_faulty", "reason")
+    IS_FAULTY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    is_faulty: bool
+    reason: str
+    def __init__(self, is_faulty: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Stuck(_message.Message):
     __slots__ = ("reason",)
@@ -42,7 +98,7 @@ class Goodbye(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "host", "pid", "num_slots", "workers", "terms", "agent", "broken", "leave")
+    __slots__ = ("node", "host", "pid", "num_slots", "workers", "terms", "agent", "broken", "leave", "machine")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +108,7 @@ class Hello(_message.Message):
     AGENT_FIELD_NUMBER: _ClassVar[int]
     BROKEN_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     pid: int
@@ -61,7 +118,8 @@ class Hello(_message.Message):
     agent: str
     broken: Broken
     leave: LeaveRequest
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., agent: _Optional[str] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ...) -> None: ...
+    machine: str
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., agent: _Optional[str] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class Terms(_message.Message):
     __slots__ = ("min_workers", "max_workers", "unit", "last_call_s", "patience_s")
@@ -94,7 +152,7 @@ class Broken(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., worker: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("name", "slot", "state", "exit_code", "reason", "given_up")
+    __slots__ = ("name", "slot", "state", "exit_code", "reason", "given_up", "failure")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[WorkerReport.State]
@@ -115,22 +173,98 @@ class WorkerReport(_message.Message):
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     name: str
     slot: int
     state: WorkerReport.State
     exit_code: int
     reason: str
     given_up: bool
-    def __init__(self, name: _Optional[str] = ..., slot: _Optional[int] = ..., state: _Optional[_Union[WorkerReport.State, str]] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., given_up: _Optional[bool] = ...) -> None: ...
+    failure: Failure
+    def __init__(self, name: _Optional[str] = ..., slot: _Optional[int] = ..., state: _Optional[_Union[WorkerReport.State, str]] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., given_up: _Optional[bool] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("failure_class", "cause", "evidence", "blames_node", "traceback", "place", "is_echo")
+    FAILURE_CLASS_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    BLAMES_NODE_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    IS_ECHO_FIELD_NUMBER: _ClassVar[int]
+    failure_class: str
+    cause: str
+    evidence: str
+    blames_node: bool
+    traceback: str
+    place: str
+    is_echo: bool
+    def __init__(self, failure_class: _Optional[str] = ..., cause: _Optional[str] = ..., evidence: _Optional[str] = ..., blames_node: _Optional[bool] = ..., traceback: _Optional[str] = ..., place: _Optional[str] = ..., is_echo: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("workers",)
+    __slots__ = ("workers", "hardware")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    HARDWARE_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerProgress]
-    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerProgress, _Mapping]]] = ...) -> None: ...
+    hardware: Hardware
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerProgress, _Mapping]]] = ..., hardware: _Optional[_Union[Hardware, _Mapping]] = ...) -> None: ...
+
+class Hardware(_message.Message):
+    __slots__ = ("addresses", "pod", "cpu_share", "memory_used", "memory_total", "gpus", "nics", "missing")
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    POD_FIELD_NUMBER: _ClassVar[int]
+    CPU_SHARE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    NICS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    pod: str
+    cpu_share: float
+    memory_used: int
+    memory_total: int
+    gpus: _containers.RepeatedCompositeFieldContainer[Gpu]
+    nics: _containers.RepeatedCompositeFieldContainer[Nic]
+    missing: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., pod: _Optional[str] = ..., cpu_share: _Optional[float] = ..., memory_used: _Optional[int] = ..., memory_total: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., nics: _Optional[_Iterable[_Union[Nic, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Gpu(_message.Message):
+    __slots__ = ("number", "name", "busy_share", "memory_used", "memory_total", "temperature_c", "ecc_errors", "fault")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BUSY_SHARE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
+    ECC_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    name: str
+    busy_share: float
+    memory_used: int
+    memory_total: int
+    temperature_c: float
+    ecc_errors: int
+    fault: str
+    def __init__(self, number: _Optional[int] = ..., name: _Optional[str] = ..., busy_share: _Optional[float] = ..., memory_used: _Optional[int] = ..., memory_total: _Optional[int] = ..., temperature_c: _Optional[float] = ..., ecc_errors: _Optional[int] = ..., fault: _Optional[str] = ...) -> None: ...
+
+class Nic(_message.Message):
+    __slots__ = ("name", "received", "sent", "errors", "is_up")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    IS_UP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    received: float
+    sent: float
+    errors: int
+    is_up: bool
+    def __init__(self, name: _Optional[str] = ..., received: _Optional[float] = ..., sent: _Optional[float] = ..., errors: _Optional[int] = ..., is_up: _Optional[bool] = ...) -> None: ...
 
 class WorkerProgress(_message.Message):
-    __slots__ = ("name", "pid", "step", "step_s", "silent_s", "phase", "phase_s")
+    __slots__ = ("name", "pid", "step", "step_s", "silent_s", "phase", "phase_s", "accounts", "window")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +272,8 @@ class WorkerProgress(_message.Message):
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     PHASE_S_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     name: str
     pid: int
     step: int
@@ -145,7 +281,48 @@ class WorkerProgress(_message.Message):
     silent_s: float
     phase: str
     phase_s: float
-    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ...) -> None: ...
+    accounts: _containers.RepeatedCompositeFieldContainer[Account]
+    window: SectionWindow
+    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., accounts: _Optional[_Iterable[_Union[Account, _Mapping]]] = ..., window: _Optional[_Union[SectionWindow, _Mapping]] = ...) -> None: ...
+
+class Account(_message.Message):
+    __slots__ = ("epoch", "forming_s", "redone_s", "num_steps", "steps_s", "outside_s", "saving_s")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FORMING_S_FIELD_NUMBER: _ClassVar[int]
+    REDONE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_S_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_S_FIELD_NUMBER: _ClassVar[int]
+    SAVING_S_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    forming_s: float
+    redone_s: float
+    num_steps: int
+    steps_s: float
+    outside_s: float
+    saving_s: float
+    def __init__(self, epoch: _Optional[int] = ..., forming_s: _Optional[float] = ..., redone_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., steps_s: _Optional[float] = ..., outside_s: _Optional[float] = ..., saving_s: _Optional[float] = ...) -> None: ...
+
+class SectionWindow(_message.Message):
+    __slots__ = ("number", "epoch", "num_steps", "sections_s", "step_s")
+    class SectionsSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SECTIONS_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    epoch: int
+    num_steps: int
+    sections_s: _containers.ScalarMap[str, float]
+    step_s: float
+    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., num_steps: _Optional[int] = ..., sections_s: _Optional[_Mapping[str, float]] = ..., step_s: _Optional[float] = ...) -> None: ...
 
 class ToAgent(_message.Message):
     __slots__ = ("welcome", "world", "command")
@@ -410,23 +587,34 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "host", "pid", "num_slots", "silent_s", "workers")
+    __slots__ = ("node", "host", "pid", "num_slots", "silent_s", "workers", "hardware", "alerts")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    HARDWARE_FIELD_NUMBER: _ClassVar[int]
+    ALERTS_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     pid: int
     num_slots: int
     silent_s: float
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., silent_s: _Optional[float] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
+    hardware: Hardware
+    alerts: _containers.RepeatedCompositeFieldContainer[Alert]
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., silent_s: _Optional[float] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., hardware: _Optional[_Union[Hardware, _Mapping]] = ..., alerts: _Optional[_Iterable[_Union[Alert, _Mapping]]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("name", "status", "rank", "pid", "step", "step_s", "silent_s", "phase", "phase_s")
+    __slots__ = ("name", "status", "rank", "pid", "step", "step_s", "silent_s", "phase", "phase_s", "sections_s", "slowness", "slow_section")
+    class SectionsSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -436,6 +624,9 @@ class WorkerStatus(_message.Message):
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     PHASE_S_FIELD_NUMBER: _ClassVar[int]
+    SECTIONS_S_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_FIELD_NUMBER: _ClassVar[int]
+    SLOW_SECTION_FIELD_NUMBER: _ClassVar[int]
     name: str
     status: str
     rank: int
@@ -445,10 +636,55 @@ class WorkerStatus(_message.Message):
     silent_s: float
     phase: str
     phase_s: float
-    def __init__(self, name: _Optional[str] = ..., status: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ...) -> None: ...
+    sections_s: _containers.ScalarMap[str, float]
+    slowness: float
+    slow_section: str
+    def __init__(self, name: _Optional[str] = ..., status: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., sections_s: _Optional[_Mapping[str, float]] = ..., slowness: _Optional[float] = ..., slow_section: _Optional[str] = ...) -> None: ...
+
+class LostTime(_message.Message):
+    __slots__ = ("what", "cause", "seconds", "times")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    cause: str
+    seconds: float
+    times: int
+    def __init__(self, what: _Optional[str] = ..., cause: _Optional[str] = ..., seconds: _Optional[float] = ..., times: _Optional[int] = ...) -> None: ...
+
+class TimeLedger(_message.Message):
+    __slots__ = ("total_s", "effective_s", "num_steps", "lost")
+    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    total_s: float
+    effective_s: float
+    num_steps: int
+    lost: _containers.RepeatedCompositeFieldContainer[LostTime]
+    def __init__(self, total_s: _Optional[float] = ..., effective_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostTime, _Mapping]]] = ...) -> None: ...
+
+class Exclusion(_message.Message):
+    __slots__ = ("machine", "node", "reason", "at_s")
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    machine: str
+    node: str
+    reason: str
+    at_s: float
+    def __init__(self, machine: _Optional[str] = ..., node: _Optional[str] = ..., reason: _Optional[str] = ..., at_s: _Optional[float] = ...) -> None: ...
+
+class ReadmitRequest(_message.Message):
+    __slots__ = ("machine",)
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    machine: str
+    def __init__(self, machine: _Optional[str] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("job", "incarnation", "epoch", "world_size", "reason", "up_s", "nodes", "datasets", "ended", "exit_code")
+    __slots__ = ("job", "incarnation", "epoch", "world_size", "reason", "up_s", "nodes", "datasets", "ended", "exit_code", "time", "excluded")
     JOB_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -459,6 +695,8 @@ class Status(_message.Message):
     DATASETS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     job: str
     incarnation: int
     epoch: int
@@ -469,7 +707,9 @@ class Status(_message.Message):
     datasets: _containers.RepeatedCompositeFieldContainer[DatasetStatus]
     ended: str
     exit_code: int
-    def __init__(self, job: _Optional[str] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., up_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., ended: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
+    time: TimeLedger
+    excluded: _containers.RepeatedCompositeFieldContainer[Exclusion]
+    def __init__(self, job: _Optional[str] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., up_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., ended: _Optional[str] = ..., exit_code: _Optional[int] = ..., time: _Optional[_Union[TimeLedger, _Mapping]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("follow",)
@@ -493,14 +733,16 @@ class Event(_message.Message):
     def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("node", "within_s", "reason")
+    __slots__ = ("node", "within_s", "reason", "exit_code")
     NODE_FIELD_NUMBER: _ClassVar[int]
     WITHIN_S_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     node: str
     within_s: float
     reason: str
-    def __init__(self, node: _Optional[str] = ..., within_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+    exit_code: int
+    def __init__(self, node: _Optional[str] = ..., within_s: _Optional[float] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("reason", "exit_code")

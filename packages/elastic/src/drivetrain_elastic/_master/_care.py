@@ -1,0 +1,265 @@
+"""The care for a training: what fails, who is slow, who is silent, where the time goes.
+
+It takes what agents say and returns what is to be done, which `Nodes` then does.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from drivetrain_elastic._master._diagnoses import Diagnoses, Judged
+from drivetrain_elastic._master._time_keeper import TimeKeeper
+from drivetrain_elastic._master._training_watch import TrainingWatch
+from drivetrain_elastic.decisions.failures import Action, Diagnosis, FailureClass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from drivetrain_elastic.decisions.membership import MembershipState, World
+    from drivetrain_elastic.journal import Record
+    from drivetrain_elastic.protocol import _messages as pb
+
+__all__ = ["Care", "Exclude", "Look", "ShowStacks", "StopJob"]
+
+_SOON_S = 1.0
+
+
+class StopJob(NamedTuple):
+    """The job is to end.
+
+    Attributes:
+        reason: Why, with the traceback of the program's error.
+    """
+
+    reason: str
+
+
+class Exclude(NamedTuple):
+    """A node is to be excluded, if the job can go on, or cannot go on with it.
+
+    Attributes:
+        node: Which one.
+        reason: Why.
+        is_broken: Whether its hardware is: then it goes even if nobody takes its place.
+    """
+
+    node: str
+    reason: str
+    is_broken: bool
+
+
+class ShowStacks(NamedTuple):
+    """All workers are to write down what they are doing.
+
+    Attributes:
+        reason: Why.
+    """
+
+    reason: str
+
+
+class Look(NamedTuple):
+    """What `Care.look` has found.
+
+    Attributes:
+        orders: What is to be done.
+        wait_s: After how many seconds to look again.
+    """
+
+    orders: list[StopJob | Exclude | ShowStacks]
+    wait_s: float
+
+
+class Care:
+    """Sees to what goes wrong; used from one event loop.
+
+    Args:
+        records: Takes what is to be written.
+        note: Takes an event: its kind, its subject and the reason.
+        late_s: After what silence a node is told to be late.
+    """
+
+    def __init__(
+        self,
+        records: list[Record],
+        note: Callable[[str, str, str], None],
+        *,
+        late_s: float,
+    ) -> None:
+        self._note = note
+        self._late_s = late_s
+        self._late: set[str] = set()
+        self._node_of: dict[str, str] = {}
+        # The last step when a class of failures was last seen.
+        self._step_at: dict[FailureClass, int] = {}
+        self._epoch = 0
+        self.diagnoses = Diagnoses(records)
+        self.training = TrainingWatch()
+        self.time = TimeKeeper(records, self._cause_of)
+
+    def _cause_of(self, worker: str) -> str:
+        found = self.diagnoses.of(worker)
+        return "" if found is None else f"{found.failure_class}, {found.cause}"
+
+    # ---- the journal ----
+
+    def replay(self, record: Record) -> bool:
+        """Takes a record of the journal; returns whether it was one of these."""
+        return self.diagnoses.replay(record) or self.time.replay(record)
+
+    def dump(self) -> list[Record]:
+        """Returns records that take the place of all that were written."""
+        return [*self.diagnoses.dump(), *self.time.dump()]
+
+    def begin(self, state: MembershipState) -> None:
+        """Goes on with the world that was replayed."""
+        if state.world is not None:
+            self._compare(state.world, state)
+
+    # ---- what agents say ----
+
+    def take_progress(self, workers: Sequence[pb.WorkerProgress]) -> None:
+        """Takes the heartbeat of a node."""
+        self.time.take(workers)
+        windows = self.training.take(workers)
+        if not windows:
+            return
+        new, over = self.training.news()
+        for one in new:
+            self._note("straggler", one.worker, one.reason)
+            node = self._node_of.get(one.worker, "")
+            self.diagnoses.add(
+                Diagnosis(
+                    FailureClass.STRAGGLER,
+                    f"slow-{one.section}",
+                    node,
+                    one.reason,
+                    one.worker,
+                )
+            )
+        for one in over:
+            why = f"is no longer slow in {one.section!r}"
+            self._note("straggler-over", one.worker, why)
+        for num_steps, window in windows:
+            lost_s = self.training.lost_s(num_steps, window)
+            self.time.slow_down(self._epoch, lost_s)
+
+    def take_alert(self, node: str, alert: pb.Alert) -> None:
+        """Takes what a node is alarmed about."""
+        kind = "alert-over" if alert.is_over else "alert"
+        self._note(kind, node, f"{alert.kind}: {alert.reason}")
+        if alert.HasField("failure"):
+            self.diagnoses.take(node, node, alert.failure)
+
+    def lose_node(self, node: str, why: str) -> None:
+        """Notes that nothing is heard of a node any more, with its workers."""
+        self._late.discard(node)
+        for worker, at in self._node_of.items():
+            if at == node and self.diagnoses.of(worker) is None:
+                found = Diagnosis(FailureClass.NODE_LOST, "silent", node, why, worker)
+                self.diagnoses.add(found)
+                return
+
+    # ---- worlds ----
+
+    def enter(self, world: World, state: MembershipState) -> None:
+        """Notes a new world, before it becomes the current one."""
+        before = () if state.world is None else state.world.members
+        gone = [name for name in before if name not in world.members]
+        dead = [name for name in gone if name not in state.workers]
+        if dead:
+            cause = "lost"
+        elif gone:
+            cause = "leave"
+        elif not before:
+            cause = "start"
+        elif state.broken_s is not None:
+            cause = "collectives failed"
+        else:
+            cause = "join"
+        self.time.enter(world.epoch, world.members, before, cause, dead)
+        self._compare(world, state)
+
+    def _compare(self, world: World, state: MembershipState) -> None:
+        self._epoch = world.epoch
+        self.training.enter(world.epoch, world.members)
+        self._node_of = {
+            name: state.workers[name].node
+            for name in world.members
+            if name in state.workers
+        }
+
+    # ---- what follows ----
+
+    def look(self, now_s: float, heard_s: Mapping[str, float]) -> Look:
+        """Returns what is to be done now.
+
+        Args:
+            now_s: The time, on the master's monotonic clock.
+            heard_s: When each node was last heard of.
+        """
+        orders: list[StopJob | Exclude | ShowStacks] = []
+        waits = [_SOON_S, self._look_for_late_ones(now_s, heard_s)]
+        judged, wait_s = self.diagnoses.judge(now_s)
+        waits.append(wait_s)
+        for one in judged:
+            orders += self._follow(one)
+        why, wait_s = self.training.look(now_s)
+        waits.append(wait_s)
+        if why:
+            self._note("hang", str(self._epoch), why)
+            self.training.ask(now_s)
+            orders.append(ShowStacks(why))
+        found, silent, wait_s = self.training.find_silent(now_s)
+        waits.append(wait_s)
+        if found:
+            self._note("silent", ", ".join(silent) or "nobody", found)
+        return Look(orders, max(0.0, min(one for one in waits if one is not None)))
+
+    def ask_for_flights(self) -> None:
+        """Notes that all agents are asked what their workers did last."""
+        self.training.ask(time.monotonic())
+
+    def _look_for_late_ones(
+        self, now_s: float, heard_s: Mapping[str, float]
+    ) -> float | None:
+        waits = []
+        for node, at_s in heard_s.items():
+            silent_s = now_s - at_s
+            if silent_s < self._late_s:
+                waits.append(self._late_s - silent_s)
+                if node in self._late:
+                    self._late.discard(node)
+                    self._note("alert-over", node, "late: it is heard of again")
+            elif node not in self._late:
+                self._late.add(node)
+                self._note("alert", node, f"late: not heard of for {silent_s:.1f} s")
+        self._late &= heard_s.keys()
+        return min(waits, default=None)
+
+    def _follow(self, one: Judged) -> list[StopJob | Exclude | ShowStacks]:
+        found, response = one.diagnosis, one.response
+        what = f"{found.failure_class}, {found.cause}: {found.reason}"
+        then = f"{response.action}: {response.reason}"
+        self._note("diagnosis", found.worker or found.node, f"{what}; {then}")
+        before = self._step_at.get(found.failure_class)
+        self._step_at[found.failure_class] = self.training.step
+        is_program = found.failure_class == FailureClass.PROGRAM
+        if response.action == Action.STOP_JOB and not is_program:
+            # What a person would do now is to start it again, which it does by itself.
+            if before is not None and self.training.step > before:
+                self._note("goes-on", found.worker, "it has made steps since the last time")
+                return []
+        if response.action == Action.STOP_JOB:
+            who = f"{found.worker} has failed, {what} ({response.reason})"
+            return [StopJob(f"{who}\n{one.traceback}".rstrip())]
+        if response.action == Action.REPLACE_NODE and found.node:
+            broken = {
+                FailureClass.GPU_HARDWARE,
+                FailureClass.NODE_HARDWARE,
+                FailureClass.CORRUPTION,
+            }
+            is_broken = found.failure_class in broken
+            return [Exclude(found.node, f"{what} ({response.reason})", is_broken)]
+        return []

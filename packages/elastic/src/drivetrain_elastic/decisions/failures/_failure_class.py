@@ -1,0 +1,45 @@
+"""The classes of failures: what they have in common is what has to follow."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["FailureClass"]
+
+
+class FailureClass(StrEnum):
+    """What kind of thing has failed.
+
+    Example:
+        >>> FailureClass("gpu-hardware")
+        <FailureClass.GPU_HARDWARE: 'gpu-hardware'>
+    """
+
+    GPU_HARDWARE = "gpu-hardware"
+    """A GPU: lost, with memory that cannot be corrected, or in need of a reset."""
+    NODE_HARDWARE = "node-hardware"
+    """Another part of a node: its memory, a processor, PCIe, a disk."""
+    NODE_LOST = "node-lost"
+    """A node of which nothing is heard: power, a kernel panic, a network cut in two."""
+    INTERCONNECT = "interconnect"
+    """What connects ranks: NVLink, InfiniBand, Ethernet, and collectives that fail."""
+    RENDEZVOUS = "rendezvous"
+    """Ranks that did not find each other: a port in use, a store that does not answer."""
+    OUT_OF_MEMORY = "out-of-memory"
+    """Memory of the host or of a GPU that is used up."""
+    STORAGE = "storage"
+    """A disk that is full or fails, a stale handle, a remote store that refuses."""
+    PROGRAM = "program"
+    """An error of the user's program, which comes again wherever it runs."""
+    CRASH = "crash"
+    """A process that a signal of its own making has ended, as a segmentation fault."""
+    KILLED = "killed"
+    """A process that somebody else has ended."""
+    HANG = "hang"
+    """A process that lives and does nothing any more."""
+    CORRUPTION = "corruption"
+    """Numbers that are silently wrong."""
+    STRAGGLER = "straggler"
+    """A node that is slower than the others, which wait for it."""
+    UNKNOWN = "unknown"
+    """A failure that nothing explains."""

@@ -1,0 +1,63 @@
+"""The last text of a file that a process has written, whatever it holds."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["read_output_tail"]
+
+
+def read_output_tail(path: str | Path, *, max_bytes: int = 1 << 16) -> str:
+    r"""Returns the end of a file as text, beginning with a line.
+
+    A file of any size takes no more memory than its end. What is not UTF-8 is replaced,
+    UTF-16 is known by its zeros. What is not there, not readable or not a file is empty.
+
+    Args:
+        path: The file.
+        max_bytes: How much of it is read at most.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     _ = file.write(b"first line" + b"\nsecond\nthird")
+        ...     file.flush()
+        ...     read_output_tail(file.name, max_bytes=15)
+        'second\nthird'
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return ""
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            return ""
+        start = max(0, found.st_size - max_bytes)
+        data = os.pread(descriptor, max_bytes, start)
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+    text = _decoded(data, start)
+    if start:
+        # It begins within a line, unless that is all there is.
+        _, newline, rest = text.partition("\n")
+        return rest if newline and rest else text
+    return text
+
+
+def _decoded(data: bytes, start: int) -> str:
+    if data.count(0) * 4 < len(data) or not data:
+        return data.decode(errors="replace").removeprefix("\ufeff")
+    # Latin text in UTF-16 has a zero in every other place: in even ones, the high bytes
+    # come first. A tail may begin in the middle of a character.
+    data = data[start % 2 :]
+    is_big_endian = data[::2].count(0) > data[1::2].count(0)
+    encoding = "utf-16-be" if is_big_endian else "utf-16-le"
+    return data.decode(encoding, errors="replace").removeprefix("\ufeff")

@@ -1,0 +1,64 @@
+"""What a measurement is given, and what it may say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from drivetrain_core import DrivetrainError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch.distributed.distributed_c10d import Store
+
+__all__ = ["CheckFailedError", "Found", "NotHereError", "Task"]
+
+
+class NotHereError(DrivetrainError):
+    """What is to be measured does not exist on this node; the message says why."""
+
+
+class CheckFailedError(DrivetrainError, RuntimeError):
+    """The node, or its way to others, does not do what it should."""
+
+
+class Found(NamedTuple):
+    """What a measurement has found.
+
+    Attributes:
+        measures: Rates, by names that say the unit; more is better.
+        digests: Of fixed computations, by the build and device that made them.
+        wrong_bits: How the node contradicts itself; empty if it does not.
+        received: A digest of what a group has sent each other.
+    """
+
+    measures: Mapping[str, float] = {}
+    digests: Mapping[str, str] = {}
+    wrong_bits: str = ""
+    received: str = ""
+
+
+class Task(NamedTuple):
+    """What a measurement is given.
+
+    Attributes:
+        measure_s: For how long to measure.
+        limit_s: After how long it is killed.
+        num_threads: Of the CPU that compute.
+        folder: Where a file may be written; None for nowhere.
+        address: Of this node, as others see it; None to find out.
+        rank: Of this node in its group.
+        num_nodes: Of the group.
+        note: Says what it is doing now, for the case that it hangs there.
+        store: Where the group meets; None for a check of the node alone.
+    """
+
+    measure_s: float
+    limit_s: float
+    num_threads: int
+    folder: str | None
+    address: str | None
+    rank: int
+    num_nodes: int
+    note: Callable[[str], None]
+    store: Store | None = None
