@@ -5,11 +5,16 @@ import select
 import shutil
 import socket
 import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from drivetrain_elastic import Master, ShardClient
+
+# Modules that tests share lie beside them.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +63,27 @@ def client(job):
     yield make
     for one in clients:
         one.close()
+
+
+@pytest.fixture
+def agent(job):
+    """Makes agents of a master that is started when it is needed."""
+    from fake_agent import FakeAgent
+
+    agents, masters = [], []
+
+    def make(*args, master=None, **options):
+        if master is None:
+            if not masters:
+                masters.append(job(node_timeout_s=1.0))
+            master = masters[-1]
+        agents.append(FakeAgent(master, *args, **options))
+        return agents[-1]
+
+    make.masters = masters
+    yield make
+    for one in agents:
+        one.hang_up()
 
 
 class RedisServer:

@@ -16,7 +16,9 @@ CONFIG = AlertConfig()
 
 
 def test_a_healthy_node_has_no_alert():
-    reading = NodeReading(0.5, 0.1, [GpuReading(temperature_c=60.0)], [NicReading(name="a")])
+    reading = NodeReading(
+        0.5, 0.1, [GpuReading(temperature_c=60.0)], [NicReading(name="a")]
+    )
     assert judge_node(reading, {}, CONFIG) == {}
 
 
@@ -83,7 +85,9 @@ def test_a_training_without_any_step_is_not_judged():
     assert not judge_progress(1e6, 0.0, 0.0, ProgressConfig()).is_hanging
 
 
-@pytest.mark.parametrize("fields", [{"factor": 1}, {"floor_s": 0}, {"factor": math.nan}])
+@pytest.mark.parametrize(
+    "fields", [{"factor": 1}, {"floor_s": 0}, {"factor": math.nan}]
+)
 def test_progress_limits_out_of_range_are_refused(fields):
     with pytest.raises(ProgramError):
         ProgressConfig(**fields)

@@ -112,7 +112,9 @@ def test_one_slow_rank_of_eight_is_found_in_noise(noise, slow, factor, base_s):
     for number in range(5):
         steps = {
             f"w{at}": {
-                "compute": base_s * noise[number * 8 + at] * (factor if at == slow else 1)
+                "compute": base_s
+                * noise[number * 8 + at]
+                * (factor if at == slow else 1)
             }
             for at in range(8)
         }

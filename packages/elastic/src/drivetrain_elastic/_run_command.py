@@ -154,6 +154,13 @@ def _add_time_options(parser: argparse.ArgumentParser) -> None:
             help=f"{says} (%(default)g)",
         )
     parser.add_argument(
+        "--check",
+        choices=("start", "suspicion", "always", "never"),
+        default="suspicion",
+        help="when nodes are checked: before they train, when one is suspected, or both; "
+        "one that is faulty is excluded (%(default)s)",
+    )
+    parser.add_argument(
         "--on-stuck",
         choices=("kill", "report"),
         default="kill",
@@ -257,6 +264,7 @@ def _config(arguments: argparse.Namespace) -> AgentConfig:
         log_folder=arguments.log_dir,
         tee=arguments.tee,
         preload=tuple(arguments.preload),
+        check=arguments.check,
         **optional,
     )
 

@@ -13,6 +13,8 @@ from drivetrain_core import ProgramError
 from drivetrain_core.commands import run_command
 from drivetrain_elastic._check_command import populate_check_parser
 from drivetrain_elastic._demo_command import populate_demo_parser
+from drivetrain_elastic._diagnose_command import populate_diagnose_parser
+from drivetrain_elastic._goodput_command import populate_goodput_parser
 from drivetrain_elastic._run_command import populate_run_parser
 from drivetrain_elastic._status_command import client_of, populate_status_parsers
 from drivetrain_elastic.faults import cli as faults_cli
@@ -121,6 +123,8 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
             )
     for name, help_text, populate in (
         ("check", "find faulty nodes before they train", populate_check_parser),
+        ("diagnose", "say why something has failed", populate_diagnose_parser),
+        ("goodput", "simulate what failures cost", populate_goodput_parser),
     ):
         populate(commands.add_parser(name, help=help_text, allow_abbrev=False))
     faults = commands.add_parser(

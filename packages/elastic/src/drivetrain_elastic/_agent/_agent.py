@@ -25,6 +25,7 @@ from drivetrain_elastic._agent._launcher import Launcher, Program
 from drivetrain_elastic._agent._link import serve_links
 from drivetrain_elastic._agent._master_line import MasterLine
 from drivetrain_elastic._agent._master_process import MasterProcess
+from drivetrain_elastic._agent._node_check import NodeCheck
 from drivetrain_elastic._agent._node_watch import NodeWatch
 from drivetrain_elastic._agent._output import Output
 from drivetrain_elastic._agent._parent import (
@@ -53,6 +54,7 @@ _LOOK_S = 0.1
 _NAP_S = 0.5
 _STUCK_PAUSE_S = 1.0
 _DUMP_S = 0.3
+_CHECK_JOIN_S = 30.0
 _LATE_GRACE_S = 2.0
 _ORPHANS_S = 5.0
 _SOCKET = "agent"
@@ -203,9 +205,9 @@ class Agent:
             server = await serve_links(self._path, heard=self._crew.heard)
             self._listen_to_signals()
             self._diagnostician.start()
-            self._crew.begin()
+            self._check = NodeCheck(self._config.node, env)
             line = asyncio.create_task(self._line.run())
-            tasks += [line, asyncio.create_task(self._look_after_workers())]
+            tasks += [line, asyncio.create_task(self._train())]
             tasks.append(asyncio.create_task(self._watch.run()))
             ending: list[asyncio.Future[Any]] = [*tasks, self._outcome]
             await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
@@ -340,6 +342,10 @@ class Agent:
         elif command.what == pb.Command.LEAVE:
             self._leave_code = command.exit_code
             self._leave(command.reason, command.within_s)
+        elif command.what == pb.Command.CHECK:
+            if self._config.check in {"suspicion", "always"}:
+                check = self._check_on_suspicion(command.reason)
+                self._checking = asyncio.create_task(check)
         elif command.what == pb.Command.DUMP_STACKS:
             flights = flights_of(self._crew.workers.values(), self._path)
             self._line.send(pb.FromAgent(flights=flights))
@@ -424,13 +430,44 @@ class Agent:
 
     def _reap_orphans(self) -> None:
         master = self._master.pid if self._master is not None else 0
-        reap_orphans({*self._crew.pids, self._launcher.pid, master})
+        ours = {self._launcher.pid, master, self._check.pid}
+        reap_orphans({*self._crew.pids, *ours})
 
     async def _kill_orphans(self, strangers: set[int]) -> None:
         """Kills what workers have started and left, also in sessions of their own."""
         end_s = time.monotonic() + _ORPHANS_S
         while kill_adopted(strangers) and time.monotonic() < end_s:
             await asyncio.sleep(0.002)
+
+    async def _train(self) -> None:
+        """Checks the node, if that is wanted, and starts and looks after its workers."""
+        if self._config.check in {"start", "always"}:
+            while not self._line.is_open:
+                await asyncio.sleep(_LOOK_S)
+            result = await self._check_first()
+            logger.info("the check of this node: %s", result.reason)
+            self._line.send(pb.FromAgent(check=result))
+            if result.is_faulty:
+                logger.error("this node does not train: %s", result.reason)
+                await self._outcome
+        self._crew.begin()
+        await self._look_after_workers()
+
+    async def _check_first(self) -> pb.CheckResult:
+        config = self._config
+        if config.max_nodes == 1:
+            return await self._check.alone()
+        assert self._address is not None
+        join_s = config.last_call_s + _CHECK_JOIN_S
+        return await self._check.together(
+            config.max_nodes, self._address, join_s=join_s
+        )
+
+    async def _check_on_suspicion(self, reason: str) -> None:
+        logger.info("this node is checked: %s", reason)
+        result = await self._check.alone()
+        logger.info("the check of this node: %s", result.reason)
+        self._line.send(pb.FromAgent(check=result))
 
     async def _look_after_workers(self) -> None:
         while True:

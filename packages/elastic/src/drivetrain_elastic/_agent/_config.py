@@ -9,6 +9,8 @@ from drivetrain_core import ProgramError
 
 __all__ = ["AgentConfig"]
 
+_CHECKS = ("start", "suspicion", "always", "never")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentConfig:
@@ -39,6 +41,8 @@ class AgentConfig:
         log_folder: Where the output of workers goes; by default that of the agent.
         tee: Whether output that goes to the log folder is shown as well.
         preload: Modules that are imported once, for all workers.
+        check: When nodes are checked: at the "start", before they train, on "suspicion",
+            "always", which is both, or "never".
 
     Raises:
         ProgramError: A value is out of range, or values contradict each other.
@@ -62,6 +66,7 @@ class AgentConfig:
     log_folder: str | None = None
     tee: bool = False
     preload: tuple[str, ...] = ()
+    check: str = "suspicion"
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -110,6 +115,9 @@ class AgentConfig:
             raise ProgramError(message)
         if self.on_stuck not in {"kill", "report"}:
             message = f"on_stuck must be 'kill' or 'report', got {self.on_stuck!r}"
+            raise ProgramError(message)
+        if self.check not in _CHECKS:
+            message = f"check must be one of {', '.join(_CHECKS)}, got {self.check!r}"
             raise ProgramError(message)
         if not self.node or "/" in self.node:
             message = (

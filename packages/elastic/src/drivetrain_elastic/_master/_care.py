@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from drivetrain_elastic._master._diagnoses import Diagnoses, Judged
 from drivetrain_elastic._master._time_keeper import TimeKeeper
 from drivetrain_elastic._master._training_watch import TrainingWatch
+from drivetrain_elastic.decisions.check_votes import convicted
 from drivetrain_elastic.decisions.failures import Action, Diagnosis, FailureClass
 
 if TYPE_CHECKING:
@@ -20,9 +21,14 @@ if TYPE_CHECKING:
     from drivetrain_elastic.journal import Record
     from drivetrain_elastic.protocol import _messages as pb
 
-__all__ = ["Care", "Exclude", "Look", "ShowStacks", "StopJob"]
+__all__ = ["Care", "Check", "Exclude", "Look", "ShowStacks", "StopJob"]
 
 _SOON_S = 1.0
+# What may be the node's fault, or may not.
+_SUSPICIOUS = frozenset(
+    {FailureClass.CRASH, FailureClass.STRAGGLER, FailureClass.UNKNOWN}
+)
+_CHECK_AGAIN_S = 600.0
 
 
 class StopJob(NamedTuple):
@@ -49,6 +55,18 @@ class Exclude(NamedTuple):
     is_broken: bool
 
 
+class Check(NamedTuple):
+    """A node is to be checked.
+
+    Attributes:
+        node: Which one.
+        reason: Why.
+    """
+
+    node: str
+    reason: str
+
+
 class ShowStacks(NamedTuple):
     """All workers are to write down what they are doing.
 
@@ -59,6 +77,9 @@ class ShowStacks(NamedTuple):
     reason: str
 
 
+Order = StopJob | Exclude | Check | ShowStacks
+
+
 class Look(NamedTuple):
     """What `Care.look` has found.
 
@@ -67,7 +88,7 @@ class Look(NamedTuple):
         wait_s: After how many seconds to look again.
     """
 
-    orders: list[StopJob | Exclude | ShowStacks]
+    orders: list[Order]
     wait_s: float
 
 
@@ -94,6 +115,8 @@ class Care:
         # The last step when a class of failures was last seen.
         self._step_at: dict[FailureClass, int] = {}
         self._epoch = 0
+        self._checked_s: dict[str, float] = {}
+        self._votes: dict[str, dict[str, str]] = {}
         self.diagnoses = Diagnoses(records)
         self.training = TrainingWatch()
         self.time = TimeKeeper(records, self._cause_of)
@@ -199,12 +222,13 @@ class Care:
             now_s: The time, on the master's monotonic clock.
             heard_s: When each node was last heard of.
         """
-        orders: list[StopJob | Exclude | ShowStacks] = []
+        orders: list[Order] = []
         waits = [_SOON_S, self._look_for_late_ones(now_s, heard_s)]
         judged, wait_s = self.diagnoses.judge(now_s)
         waits.append(wait_s)
         for one in judged:
             orders += self._follow(one)
+            orders += self._suspect(now_s, one)
         why, wait_s = self.training.look(now_s)
         waits.append(wait_s)
         if why:
@@ -238,7 +262,37 @@ class Care:
         self._late &= heard_s.keys()
         return min(waits, default=None)
 
-    def _follow(self, one: Judged) -> list[StopJob | Exclude | ShowStacks]:
+    def take_check(
+        self, node: str, result: pb.CheckResult, present: Sequence[str]
+    ) -> list[Exclude]:
+        """Takes what a check has found; returns whom that convicts.
+
+        Args:
+            node: Whose check it was.
+            result: What it has found.
+            present: The nodes that are there.
+        """
+        self._note("check", node, result.reason)
+        self._votes[node] = dict(result.faulty)
+        found = convicted(self._votes, present)
+        for bad in found:
+            for votes in self._votes.values():
+                votes.pop(bad, None)
+        return [Exclude(bad, f"its check: {why}", True) for bad, why in found.items()]
+
+    def _suspect(self, now_s: float, one: Judged) -> list[Order]:
+        """Has a node checked whose worker has failed in a way that may be its fault."""
+        found = one.diagnosis
+        node = found.node or self._node_of.get(found.worker, "")
+        is_left = one.response.action in {Action.STOP_JOB, Action.REPLACE_NODE}
+        if not node or is_left or found.failure_class not in _SUSPICIOUS:
+            return []
+        if now_s - self._checked_s.get(node, -_CHECK_AGAIN_S) < _CHECK_AGAIN_S:
+            return []
+        self._checked_s[node] = now_s
+        return [Check(node, f"{found.failure_class}, {found.cause}")]
+
+    def _follow(self, one: Judged) -> list[Order]:
         found, response = one.diagnosis, one.response
         what = f"{found.failure_class}, {found.cause}: {found.reason}"
         then = f"{response.action}: {response.reason}"
@@ -249,7 +303,9 @@ class Care:
         if response.action == Action.STOP_JOB and not is_program:
             # What a person would do now is to start it again, which it does by itself.
             if before is not None and self.training.step > before:
-                self._note("goes-on", found.worker, "it has made steps since the last time")
+                self._note(
+                    "goes-on", found.worker, "it has made steps since the last time"
+                )
                 return []
         if response.action == Action.STOP_JOB:
             who = f"{found.worker} has failed, {what} ({response.reason})"

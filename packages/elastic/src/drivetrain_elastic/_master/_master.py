@@ -150,27 +150,35 @@ class Master:
             await asyncio.to_thread(_replay, self._journal, datasets, events, nodes)
             datasets.begin()
             nodes.begin()
-            answers = Answers(keys, datasets, events, nodes, self.incarnation)
-            self._answers = answers
-            host = self.address.rsplit(":", 1)[0]
-            server, port = await serve(
-                answers, self.address, token=self.token, credentials=self._tls
-            )
-            self.address = f"{host}:{port}"
-            self._tenure.publish(self.address)
-            await events.add("master", str(self.incarnation), "it has begun to serve")
-            logger.info("master %d serves at %s", self.incarnation, self.address)
+            self._answers = Answers(keys, datasets, events, nodes, self.incarnation)
             with contextlib.ExitStack() as stack:
                 if self.metrics is not None:
                     metrics = MetricsServer(self.metrics, self._status)
-                    # A scrape that waits for this loop would wait for ever.
                     stack.callback(metrics.close)
                     self.metrics = metrics.address
-                self._started.set()
-                await self._watch(datasets, nodes, ledger)
-                await server.stop(grace=0.5)
+                await self._answer(self._answers, datasets, events, nodes, ledger)
         finally:
             await ledger.close()
+
+    async def _answer(
+        self,
+        answers: Answers,
+        datasets: Datasets,
+        events: EventLog,
+        nodes: Nodes,
+        ledger: Ledger,
+    ) -> None:
+        host = self.address.rsplit(":", 1)[0]
+        server, port = await serve(
+            answers, self.address, token=self.token, credentials=self._tls
+        )
+        self.address = f"{host}:{port}"
+        self._tenure.publish(self.address)
+        await events.add("master", str(self.incarnation), "it has begun to serve")
+        logger.info("master %d serves at %s", self.incarnation, self.address)
+        self._started.set()
+        await self._watch(datasets, nodes, ledger)
+        await server.stop(grace=0.5)
 
     async def _watch(self, datasets: Datasets, nodes: Nodes, ledger: Ledger) -> None:
         """Decides what nobody asks for, until this master is stopped or replaced."""

@@ -6,20 +6,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
-from drivetrain_elastic._master._care import Care, Exclude, ShowStacks, StopJob
+from drivetrain_elastic._master._announcer import Announcer
+from drivetrain_elastic._master._care import Care, Check, Exclude, ShowStacks, StopJob
 from drivetrain_elastic._master._line import Line
 from drivetrain_elastic._master._node import (
     Node,
     describe_care,
     describe_nodes,
     leave_message,
-    stop_message,
-    world_message,
 )
 from drivetrain_elastic._master._outcomes import Outcomes
 from drivetrain_elastic.decisions.ending import Ending, judge_ending
@@ -32,7 +30,7 @@ from drivetrain_elastic.decisions.membership import (
     next_world,
 )
 from drivetrain_elastic.decisions.presence import judge_presence
-from drivetrain_elastic.journal import JournalFullError, Record
+from drivetrain_elastic.journal import Record
 from drivetrain_elastic.protocol import _messages as pb
 
 if TYPE_CHECKING:
@@ -49,8 +47,6 @@ logger = logging.getLogger(__name__)
 # A master that slept for longer than this has not listened, and blames no node for it.
 _NAP_S = 0.5
 _LONGEST_WAIT_S = 1.0
-_NO_ROOM_S = 0.5
-_NUM_EPOCHS_KEPT = 2
 # How long the workers of a node that is excluded have to leave.
 _EXCLUDED_S = 30.0
 
@@ -85,9 +81,7 @@ class Nodes:
         heartbeat_s: float,
         timeout_s: float,
     ) -> None:
-        self._ledger = ledger
         self._events = events
-        self._keys = keys
         self._welcome = pb.Welcome(incarnation=incarnation, heartbeat_s=heartbeat_s)
         self._timeout_s = timeout_s
         self._nodes: dict[str, Node] = {}
@@ -99,10 +93,8 @@ class Nodes:
         self._outcomes = Outcomes(self._records)
         self._care = Care(self._records, self._note, late_s=2 * heartbeat_s)
         # What is durable, and may be told to whoever comes.
-        self._told_world = pb.ToAgent()
-        self._told_ending: pb.ToAgent | None = None
+        self._announcer = Announcer(ledger, keys, self._tell_all)
         self._changed = asyncio.Event()
-        self._epochs: deque[int] = deque()
 
     # ---- the journal ----
 
@@ -144,10 +136,7 @@ class Nodes:
         for worker in self._state.workers.values():
             self._nodes.setdefault(worker.node, Node(name=worker.node, heard_s=now_s))
         self._care.begin(self._state)
-        if self._state.world is not None:
-            self._told_world = world_message(self._state)
-        if self._ending is not None:
-            self._told_ending = stop_message(self._ending)
+        self._announcer.go_on(self._state, self._ending)
 
     def _terms(self) -> Record:
         assert self._config is not None
@@ -228,12 +217,12 @@ class Nodes:
             self._note("node-joined", name, what)
         self._meet(node, hello.workers)
         node.line.send(pb.ToAgent(welcome=self._welcome))
-        told = self._told_world
+        told = self._announcer.world
         members = [one.name for one in told.world.members]
         if members and all(name in self._state.workers for name in members):
             node.line.send(told)
-        if self._told_ending is not None:
-            node.line.send(self._told_ending)
+        if self._announcer.ending is not None:
+            node.line.send(self._announcer.ending)
         self._take_again(node, hello)
         self._changed.set()
         return node.line
@@ -321,9 +310,9 @@ class Nodes:
         self._changed.set()
 
     def _take_check(self, node: Node, check: pb.CheckResult) -> None:
-        self._note("check", node.name, check.reason)
-        if check.is_faulty:
-            self._exclude(Exclude(node.name, f"its check: {check.reason}", True))
+        present = [one.name for one in self._nodes.values() if one.line is not None]
+        for order in self._care.take_check(node.name, check, present):
+            self._exclude(order)
 
     def _take_report(self, node: Node, report: pb.WorkerReport) -> None:
         name, state = report.name, report.state
@@ -458,12 +447,16 @@ class Nodes:
         ]
         return len(others) >= self._config.min_workers
 
+    def _tell(self, node: str, what: pb.Command.What, reason: str) -> None:
+        found = self._nodes.get(node)
+        if found is not None and found.line is not None:
+            command = pb.Command(what=what, reason=reason)
+            found.line.send(pb.ToAgent(command=command))
+
     def _dump_stacks(self, reason: str) -> None:
         """Lets all workers write down what they are doing."""
         command = pb.Command(what=pb.Command.DUMP_STACKS, reason=reason)
-        for node in self._nodes.values():
-            if node.line is not None:
-                node.line.send(pb.ToAgent(command=command))
+        self._tell_all(pb.ToAgent(command=command))
 
     def describe(self, status: pb.Status) -> None:
         """Fills in how the nodes and their workers are."""
@@ -490,7 +483,9 @@ class Nodes:
             self._changed.clear()
             wait_s = self._decide()
             if self._records:
-                await self._write()
+                records = self._records.copy()
+                self._records.clear()
+                await self._announcer.announce(records, self._state, self._ending)
                 continue
             began_s = time.monotonic()
             with contextlib.suppress(TimeoutError):
@@ -519,6 +514,8 @@ class Nodes:
                 self._end(Ending(1, order.reason))
             elif isinstance(order, Exclude):
                 self._exclude(order)
+            elif isinstance(order, Check):
+                self._tell(order.node, pb.Command.CHECK, order.reason)
             elif isinstance(order, ShowStacks):
                 self._dump_stacks(order.reason)
         if self._config is None or self._ending is not None:
@@ -556,39 +553,10 @@ class Nodes:
         logger.info("%s %s: %s", kind, subject, reason)
         self._records.append(self._events.make(kind, subject, reason))
 
-    async def _write(self) -> None:
-        """Makes what was decided durable, and tells the agents."""
-        records = self._records.copy()
-        self._records.clear()
-        new = records
-        while True:
-            try:
-                await self._ledger.append(new)
-                break
-            except JournalFullError:
-                # The ledger keeps it; nobody is told until it is written.
-                new = []
-                await asyncio.sleep(_NO_ROOM_S)
-        kinds = {record.kind for record in records}
-        message: Any = None
-        if "ended" in kinds:
-            assert self._ending is not None
-            message = self._told_ending = stop_message(self._ending)
-        elif "world" in kinds:
-            assert self._state.world is not None
-            self._forget_keys(self._state.world.epoch)
-            self._told_world = world_message(self._state)
-            message = self._told_world.SerializeToString()
-        if message is not None:
-            for node in self._nodes.values():
-                if node.line is not None:
-                    node.line.send(message)
-
-    def _forget_keys(self, epoch: int) -> None:
-        """Deletes what the ranks of worlds before the last one have left behind."""
-        self._epochs.append(epoch)
-        while len(self._epochs) > _NUM_EPOCHS_KEPT:
-            self._keys.forget(f"world/{self._epochs.popleft()}/")
+    def _tell_all(self, message: Any) -> None:
+        for node in self._nodes.values():
+            if node.line is not None:
+                node.line.send(message)
 
 
 def _words(config: MembershipConfig) -> str:

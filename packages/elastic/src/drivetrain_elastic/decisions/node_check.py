@@ -181,11 +181,10 @@ class _Case:
         for number, statements in enumerate(self._said):
             for node, statement in statements.items():
                 self._of[node].append((number, statement))
-        self._broken = {
-            (number, group): why
-            for number, statements in enumerate(self._said)
-            for group, why in _broken_groups(statements).items()
-        }
+        self._broken: dict[tuple[int, tuple[str, ...]], str] = {}
+        for number, statements in enumerate(self._said if config.has_exchange else ()):
+            for group, why in _broken_groups(statements).items():
+                self._broken[number, group] = why
         # Those who have done all that was asked together with somebody.
         self._cleared = {
             node
@@ -208,7 +207,7 @@ class _Case:
         """Returns what is thought of a node."""
         why = self._own_failure(node)
         if why is not None:
-            return Opinion(Outcome.FAULTY, why)
+            return self._of_its_own(node, why)
         witnesses, why = self._witnesses(node)
         if len(witnesses) >= _TWICE:
             who = " and ".join(witnesses)
@@ -221,7 +220,8 @@ class _Case:
             return self._suspect(said[-1][1].failure, "it happened once")
         if node in self._disputed:
             return self._suspect(self._disputed[node], "there is no majority")
-        if len(self._nodes) > 1 and node not in self._cleared:
+        needs_others = self._config.has_exchange and len(self._nodes) > 1
+        if needs_others and node not in self._cleared:
             return self._without_witness(node)
         slow = self._slowness(node)
         if slow is not None:
@@ -234,6 +234,22 @@ class _Case:
     def notes(self) -> list[str]:
         """Returns what cannot be told."""
         return [*self._notes_on_rates(), *self._notes_on_groups()]
+
+    def _of_its_own(self, node: str, why: str) -> Opinion:
+        """Returns that a node is faulty, unless most nodes say the same of themselves."""
+        num = sum(map(self._says_it_fails, self._nodes))
+        if self._says_it_fails(node) and num > max(1, len(self._nodes) // 2):
+            reason = (
+                f"it cannot be told whether nodes or limits are wrong, for {num} of "
+                f"{len(self._nodes)} nodes fail by themselves: {why}"
+            )
+            return Opinion(Outcome.SUSPECT, reason)
+        return Opinion(Outcome.FAULTY, why)
+
+    def _says_it_fails(self, node: str) -> bool:
+        said = [one for _, one in self._of[node]]
+        is_certain = any(one.is_silent or one.wrong_bits for one in said)
+        return not is_certain and sum(bool(one.failure) for one in said) >= _TWICE
 
     def _suspect(self, reason: str, doubt: str) -> Opinion:
         if self._is_over:
@@ -291,21 +307,26 @@ class _Case:
 
     def _slowness(self, node: str) -> Opinion | None:
         """Returns that a node is slow, or may be; None if it is not."""
-        for name, rates in sorted(self._best.items()):
+        ratios: dict[str, float] = {}
+        for name, rates in self._best.items():
             limit, median = self._limits[name], self.medians[name]
-            if limit is None or rates.get(node, limit) >= limit:
+            if limit is None or median is None or rates.get(node, limit) >= limit:
                 continue
-            assert median is not None
-            times = sum(self._counts(name, one, node) for _, one in self._of[node])
-            reason = (
-                f"{name} of {rates[node]:.3g} at best, {median / rates[node]:.1f} times "
-                f"less than the median, {median:.3g}"
-            )
-            outcome = Outcome.SLOW if times >= _TWICE else Outcome.SUSPECT
-            if outcome == Outcome.SUSPECT and self._is_over:
-                reason = f"it cannot be told, it was measured once: {reason}"
-            return Opinion(outcome, reason, name, rates[node], median)
-        return None
+            ratios[name] = median / rates[node]
+        if not ratios:
+            return None
+        # The worst of them, for which the others may be no more than consequences.
+        name = max(sorted(ratios), key=lambda one: ratios[one])
+        rate, median = self._best[name][node], self.medians[name]
+        times = sum(self._counts(name, one, node) for _, one in self._of[node])
+        reason = (
+            f"{name} of {rate:.3g} at best, {ratios[name]:.1f} times less than the median, "
+            f"{median:.3g}"
+        )
+        outcome = Outcome.SLOW if times >= _TWICE else Outcome.SUSPECT
+        if outcome == Outcome.SUSPECT and self._is_over:
+            reason = f"it cannot be told, it was measured once: {reason}"
+        return Opinion(outcome, reason, name, rate, median)
 
     def _counts(self, name: str, said: Statement, node: str) -> bool:
         """Returns whether a slow rate tells against a node, not those it was with."""

@@ -80,6 +80,8 @@ class NodeCheckConfig:
         max_rounds: After so many rounds, what is not known yet cannot be told.
         only_shown: How the names of measures begin that nobody is judged by. Disks are
             shared between nodes, and differ by large factors on healthy ones.
+        has_exchange: Whether groups exchange anything; if not, nodes are judged by
+            themselves alone.
 
     Raises:
         ProgramError: A value is out of range.
@@ -90,6 +92,7 @@ class NodeCheckConfig:
     incredible_ratio: float = 20.0
     max_rounds: int = 4
     only_shown: tuple[str, ...] = ("disk_",)
+    has_exchange: bool = True
 
     def __post_init__(self) -> None:
         """Checks the values."""

@@ -34,15 +34,14 @@ def count_oom_kills(
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
-            parts, name = (path,), "memory.events"
+            mount, name = Path(root), "memory.events"
         elif "memory" in controllers.split(","):
-            parts, name = ("memory", path), "memory.oom_control"
+            mount, name = Path(root, "memory"), "memory.oom_control"
         else:
             continue
-        folder = Path(root, *(part.lstrip("/") for part in parts))
         # Inside a container the path may be one of the host: then the group is the root.
-        for one in (folder, Path(root, "memory") if len(parts) > 1 else Path(root)):
-            if (count := _field(one / name, "oom_kill")) is not None:
+        for folder in (mount / path.lstrip("/"), mount):
+            if (count := _field(folder / name, "oom_kill")) is not None:
                 return count
     return None
 

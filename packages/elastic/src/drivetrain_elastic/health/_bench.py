@@ -115,7 +115,7 @@ class Bench:
                     reply = _answer(store, message, end_s)
                     ours.sendall(json.dumps(reply).encode() + b"\n")
             is_late = time.monotonic() >= end_s
-            code = self._end()
+            code = self._end("end" if is_late else "wait")
             if code is None:
                 doing += f"; it cannot be killed, for {_END_S:g} s now"
             if is_late or code is None:
@@ -172,7 +172,7 @@ class Bench:
             raise DistributedError(message)
         ours.settimeout(_END_S)
 
-    def _end(self) -> int | None:
+    def _end(self, how: str = "end") -> int | None:
         """Kills the measurement with all that it has started; returns its exit code.
 
         It is None if the server is gone, or waits for a process that the kernel does not
@@ -180,7 +180,7 @@ class Bench:
         """
         assert self._control is not None
         try:
-            self._control.send(b"end")
+            self._control.send(how.encode())
             return int(self._control.recv(_MOST_BYTES))
         except (OSError, ValueError):
             self.close()

@@ -85,6 +85,12 @@ class CheckConfig:
                 f"{self.measure_s}"
             )
             raise ProgramError(message)
+        if self.round_s <= self.limit_s:
+            message = (
+                f"round_s must be more than limit_s, and enough for all checks, got "
+                f"{self.round_s} and {self.limit_s}"
+            )
+            raise ProgramError(message)
         if self.folder is not None and not Path(self.folder).is_dir():
             message = f"folder must be a folder that exists, got {self.folder!r}"
             raise ProgramError(message)

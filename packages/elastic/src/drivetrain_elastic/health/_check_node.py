@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain_elastic.health._bench import Bench
@@ -105,16 +106,18 @@ def measure_node(
         if is_paired and (store is None or len(group) < 2):
             skipped[name] = "it takes another node"
             continue
+        own = _own_part(store, name) if is_paired else None
+        failed = "" if own is None else _meet(own, node, group, end_s)
         left_s = end_s - time.monotonic()
-        if left_s <= 0:
+        if not failed and left_s <= 0:
             failed = f"no time was left of {config.round_s:g} s for a round"
-        else:
+        if not failed:
             outcome = bench.measure(
                 name,
                 limit_s=left_s,
                 rank=group.index(node) if is_paired else 0,
                 num_nodes=len(group) if is_paired else 1,
-                store=_own_part(store, name) if is_paired else None,
+                store=own,
             )
             if outcome.found is not None:
                 measures.update(outcome.found.measures)
@@ -124,6 +127,8 @@ def measure_node(
                 continue
             if outcome.skipped:
                 skipped[name] = outcome.skipped
+                # All of a group have to do without it, or it is no group.
+                received += [f"no {name}"] if is_paired else []
                 continue
             failed = outcome.failed
         if is_paired:
@@ -140,6 +145,23 @@ def measure_node(
         wrong_bits="; ".join(wrong),
         digests=digests,
     )
+
+
+def _meet(store: Store, node: str, group: tuple[str, ...], end_s: float) -> str:
+    """Waits until all of a group are there; returns what failed, and nothing if they are.
+
+    Somebody may be late, for a check of its own was: that is no failure of the network.
+    """
+    store.set(f"here/{node}", "")
+    left_s = max(0.001, end_s - time.monotonic())
+    try:
+        store.wait([f"here/{one}" for one in group], timedelta(seconds=left_s))
+    except RuntimeError:
+        # Stores raise errors of different kinds when the time is up.
+        missing = [one for one in group if not store.check([f"here/{one}"])]
+        if missing:
+            return f"{' and '.join(missing)} did not come"
+    return ""
 
 
 def _own_part(store: Store | None, name: str) -> Store:

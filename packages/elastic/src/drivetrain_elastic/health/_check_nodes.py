@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch.distributed.distributed_c10d import PrefixStore
@@ -16,6 +16,7 @@ from drivetrain_elastic.decisions.node_results import most_rounds
 from drivetrain_elastic.health._bench import Bench
 from drivetrain_elastic.health._check_config import CheckConfig
 from drivetrain_elastic.health._check_node import NodeReport, measure_node
+from drivetrain_elastic.health._checks import CHECKS
 from drivetrain_elastic.health._round_table import RoundTable
 from drivetrain_elastic.health._wire import read_result, write_result
 
@@ -135,13 +136,15 @@ def confer(
         DistributedError: The store is gone, or this node was not waited for.
     """
     table = RoundTable(store)
+    has_exchange = any(CHECKS[name].is_paired for name in config.checks)
+    judging = replace(config.judging, has_exchange=has_exchange)
     names, absent = _join(table, node, nodes, config)
     rounds: list[Groups] = []
     results: list[Result] = []
     verdict: CheckVerdict | None = None
     report = NodeReport(node)
     while verdict is None or (
-        verdict.suspects and len(rounds) < most_rounds(len(names), config.judging)
+        verdict.suspects and len(rounds) < most_rounds(len(names), judging)
     ):
         groups = pair(names, rounds, verdict, config.switches)
         number, until_s = len(rounds), time.monotonic() + config.round_s
@@ -160,7 +163,7 @@ def confer(
             if one in group_of
         ]
         rounds.append(groups)
-        verdict = judge(names, rounds, results, config.judging)
+        verdict = judge(names, rounds, results, judging)
     reason = f"did not come within {config.join_s:g} s"
     opinions = {one: Opinion(Outcome.FAULTY, reason) for one in absent}
     verdict = verdict._replace(opinions={**verdict.opinions, **opinions})

@@ -3,7 +3,7 @@
 Run as `python -m drivetrain_elastic.health._measure_server DESCRIPTOR`. On the descriptor, a
 socket of packets, comes `fork` with a channel and a file for output, which is answered with
 the number of the process; then `end`, which kills it and whatever it has started, and is
-answered with its exit code. It adopts what its forks leave behind, so that it finds it.
+answered with its exit code, or `wait`, which lets it end by itself for a moment before. It adopts what its forks leave behind, so that it finds it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -30,6 +31,7 @@ from drivetrain_elastic.health._task import CheckFailedError, NotHereError, Task
 __all__ = ["main"]
 
 _MOST_BYTES = 64
+_MOMENT_S = 1.0
 # The first that the kernel takes when memory runs out.
 _EXPENDABLE = "1000"
 
@@ -46,7 +48,7 @@ def main() -> None:
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, 2)
         if pid and data != b"fork":
-            code = _end(pid)
+            code = _end(pid, patience_s=_MOMENT_S if data == b"wait" else 0.0)
             pid = 0
             if data:
                 control.send(str(code).encode())
@@ -66,8 +68,11 @@ def main() -> None:
             control.send(str(pid).encode())
 
 
-def _end(pid: int) -> int:
+def _end(pid: int, *, patience_s: float = 0.0) -> int:
     """Kills a fork with all that it has started; returns how it has ended."""
+    descriptor = os.pidfd_open(pid)
+    select.select([descriptor], [], [], patience_s)
+    os.close(descriptor)
     # Not reaped before, so that the group is its own until it is killed.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["measure"]
 
 # More than the caches of a processor hold.
-_NUM_BYTES = 128 << 20
+_NUM_BYTES = 64 << 20
 
 
 def measure(task: Task) -> Found:

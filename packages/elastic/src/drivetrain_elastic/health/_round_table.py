@@ -13,8 +13,6 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from torch.distributed import DistError, DistStoreError
-
 from drivetrain_core import DistributedError
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ class RoundTable:
         """
         try:
             return self._store.add(f"{place}/entered", 1)
-        except DistError as error:
+        except RuntimeError as error:
             raise _gone(place, error) from error
 
     def say(self, phase: str, name: str, text: str) -> None:
@@ -59,7 +57,7 @@ class RoundTable:
         """
         try:
             self._store.set(f"{phase}/said/{name}", text)
-        except DistError as error:
+        except RuntimeError as error:
             raise _gone(phase, error) from error
 
     def close(
@@ -90,7 +88,7 @@ class RoundTable:
                     record, "", json.dumps(self._said(phase, wanted))
                 )
             said: dict[str, str] = json.loads(self._store.get(record))
-        except DistError as error:
+        except RuntimeError as error:
             raise _gone(phase, error) from error
         return said
 
@@ -98,8 +96,8 @@ class RoundTable:
         left_s = max(0.001, until_s - time.monotonic())
         try:
             self._store.wait([key], timedelta(seconds=left_s))
-        except DistStoreError:
-            # It was not closed: somebody is missing, or the store is gone, as the next
+        except RuntimeError:
+            # Stores raise errors of different kinds when the time is up. It was not closed: somebody is missing, or the store is gone, as the next
             # call will tell.
             return
 

@@ -13,7 +13,7 @@ import hashlib
 import platform
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -101,27 +101,31 @@ def _fixed_settings(device: torch.device) -> Iterator[None]:
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("highest")
     try:
-        with (
-            torch.enable_grad(),
-            torch.autocast(device.type, enabled=False),
-            torch.backends.mkldnn.flags(enabled=True),
-        ):
+        with torch.enable_grad(), torch.autocast(device.type, enabled=False):
             yield
     finally:
         torch.set_float32_matmul_precision(precision)
         torch.set_num_threads(threads)
 
 
+class _Linear(nn.Linear):
+    """A linear layer that draws no random numbers, of which the caller may need its own."""
+
+    def reset_parameters(self) -> None:
+        """Leaves the weights to whoever sets them."""
+
+
 class _Block(nn.Module):
     """A block of a transformer, of plain products whose order of additions is fixed."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(_WIDTH, dtype=torch.float32)
-        self.inward = nn.Linear(_WIDTH, 3 * _WIDTH, dtype=torch.float32)
-        self.outward = nn.Linear(_WIDTH, _WIDTH, dtype=torch.float32)
-        self.up = nn.Linear(_WIDTH, 4 * _WIDTH, dtype=torch.float32)
-        self.down = nn.Linear(4 * _WIDTH, _WIDTH, dtype=torch.float32)
+        kind: dict[str, Any] = {"device": device, "dtype": torch.float32}
+        self.norm = nn.LayerNorm(_WIDTH, **kind)
+        self.inward = _Linear(_WIDTH, 3 * _WIDTH, **kind)
+        self.outward = _Linear(_WIDTH, _WIDTH, **kind)
+        self.up = _Linear(_WIDTH, 4 * _WIDTH, **kind)
+        self.down = _Linear(4 * _WIDTH, _WIDTH, **kind)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
@@ -138,9 +142,7 @@ class _Block(nn.Module):
 
 def _transformer(device: torch.device) -> dict[str, str]:
     """Returns digests of the output, of the weights, and of all gradients."""
-    with torch.device("meta"):
-        block = _Block()
-    block.to_empty(device=device)
+    block = _Block(device)
     with torch.no_grad():
         for number, weight in enumerate(block.parameters()):
             weight.copy_(_fixed(weight.shape, number))
@@ -208,7 +210,8 @@ def _build(device: torch.device) -> str:
         name = torch.cuda.get_device_name(device)
         return f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}"
     capability = torch.backends.cpu.get_cpu_capability()
-    return f"{_processor()}, torch {torch.__version__}, {capability}"
+    library = "oneDNN" if torch._C._get_mkldnn_enabled() else "no oneDNN"
+    return f"{_processor()}, torch {torch.__version__}, {capability}, {library}"
 
 
 def _processor() -> str:

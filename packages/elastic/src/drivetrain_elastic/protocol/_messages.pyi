@@ -78,12 +78,21 @@ class Alert(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., reason: _Optional[str] = ..., is_over: _Optional[bool] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class CheckResult(_message.Message):
-    __slots__ = ("is_faulty", "reason")
+    __slots__ = ("is_faulty", "reason", "faulty")
+    class FaultyEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     IS_FAULTY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FAULTY_FIELD_NUMBER: _ClassVar[int]
     is_faulty: bool
     reason: str
-    def __init__(self, is_faulty: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+    faulty: _containers.ScalarMap[str, str]
+    def __init__(self, is_faulty: _Optional[bool] = ..., reason: _Optional[str] = ..., faulty: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Stuck(_message.Message):
     __slots__ = ("reason",)
@@ -370,10 +379,12 @@ class Command(_message.Message):
         STOP_ALL: _ClassVar[Command.What]
         LEAVE: _ClassVar[Command.What]
         DUMP_STACKS: _ClassVar[Command.What]
+        CHECK: _ClassVar[Command.What]
     NOTHING: Command.What
     STOP_ALL: Command.What
     LEAVE: Command.What
     DUMP_STACKS: Command.What
+    CHECK: Command.What
     WHAT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     WITHIN_S_FIELD_NUMBER: _ClassVar[int]

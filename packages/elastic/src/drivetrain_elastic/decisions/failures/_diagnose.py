@@ -33,7 +33,10 @@ from drivetrain_elastic.decisions.failures._kernel_signs import (
     EXPLAINING,
     OUT_OF_MEMORY,
 )
-from drivetrain_elastic.decisions.failures._output_signs import OUTPUT_SIGNS
+from drivetrain_elastic.decisions.failures._output_signs import (
+    OUTPUT_SIGNS,
+    telling_lines,
+)
 from drivetrain_elastic.decisions.failures._tracebacks import (
     find_place,
     find_tracebacks,
@@ -50,32 +53,49 @@ __all__ = ["diagnose"]
 
 # How failing hardware, of each class, makes workers end.
 _EXPLAINS = {
-    FailureClass.INTERCONNECT: frozenset({
-        FailureClass.INTERCONNECT, FailureClass.RENDEZVOUS, FailureClass.HANG,
-        FailureClass.UNKNOWN, FailureClass.NODE_LOST,
-    }),
-    FailureClass.NODE_HARDWARE: frozenset({
-        FailureClass.STORAGE, FailureClass.HANG, FailureClass.UNKNOWN,
-        FailureClass.CRASH, FailureClass.NODE_LOST, FailureClass.INTERCONNECT,
-    }),
-    FailureClass.STORAGE: frozenset({
-        FailureClass.STORAGE, FailureClass.HANG, FailureClass.UNKNOWN,
-    }),
-    FailureClass.CRASH: frozenset({
-        FailureClass.INTERCONNECT, FailureClass.HANG, FailureClass.UNKNOWN,
-    }),
-    FailureClass.OUT_OF_MEMORY: frozenset({
-        FailureClass.KILLED, FailureClass.UNKNOWN, FailureClass.HANG,
+    FailureClass.INTERCONNECT: {
         FailureClass.INTERCONNECT,
-    }),
-}  # fmt: skip
+        FailureClass.RENDEZVOUS,
+        FailureClass.HANG,
+        FailureClass.UNKNOWN,
+        FailureClass.NODE_LOST,
+    },
+    FailureClass.NODE_HARDWARE: {
+        FailureClass.STORAGE,
+        FailureClass.HANG,
+        FailureClass.UNKNOWN,
+        FailureClass.NODE_LOST,
+    },
+    FailureClass.STORAGE: {
+        FailureClass.STORAGE,
+        FailureClass.HANG,
+        FailureClass.UNKNOWN,
+    },
+    FailureClass.CRASH: {
+        FailureClass.INTERCONNECT,
+        FailureClass.HANG,
+        FailureClass.UNKNOWN,
+    },
+    FailureClass.OUT_OF_MEMORY: frozenset(),
+}
+# Single causes that are explained as well.
+_CAUSES = {
+    FailureClass.OUT_OF_MEMORY: {
+        "sigkill",
+        "dataloader-worker-killed",
+        "dataloader-worker",
+    },
+    # A page that could not be read from a file.
+    FailureClass.NODE_HARDWARE: {"bus-error"},
+    # A kernel that reads another GPU's memory over a link that fails.
+    FailureClass.INTERCONNECT: {"cuda-illegal-access", "cuda-launch-failure"},
+}
+_NOT_EXPLAINED = {"no-failure", "asked", "by-agent"}
 # What a rank may write of before its collectives fail.
 _MAKE_ECHOES = frozenset({
     FailureClass.GPU_HARDWARE, FailureClass.INTERCONNECT, FailureClass.RENDEZVOUS,
     FailureClass.CRASH, FailureClass.OUT_OF_MEMORY,
 })  # fmt: skip
-_LINKS = ("xid-", "sxid-", "nvlink-")
-_OWN_KILLS = frozenset({"sigkill", "dataloader-worker-killed", "dataloader-worker"})
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -138,20 +158,13 @@ def _found(clue: Clue | None) -> list[Clue]:
 
 def _explains(clue: Clue, shown: Clue) -> bool:
     """Returns whether hardware that fails like this makes a worker end like that."""
-    if shown.cause in {"no-failure", "asked", "by-agent", "interrupted", "sigterm"}:
+    if shown.cause in _NOT_EXPLAINED or (clue.is_echo and not shown.is_echo):
         return False
-    if clue.is_echo and not shown.is_echo:
-        return False
-    if clue.failure_class == FailureClass.OUT_OF_MEMORY:
-        return shown.cause in _OWN_KILLS
-    if clue.failure_class == FailureClass.INTERCONNECT and clue.cause.startswith(
-        _LINKS
-    ):
-        # A kernel that reads another GPU's memory over a link that fails.
-        return shown.cause.startswith("cuda-") or (
-            shown.failure_class in _EXPLAINS[clue.failure_class]
-        )
-    return shown.failure_class in _EXPLAINS[clue.failure_class]
+    if shown.failure_class in _EXPLAINS[clue.failure_class]:
+        return True
+    is_link_of_host = clue.cause.startswith(("link-", "nic-", "retransmits"))
+    causes = _CAUSES.get(clue.failure_class, set())
+    return shown.cause in causes and not is_link_of_host
 
 
 def _shown(evidence: Evidence) -> Clue:
@@ -171,7 +184,9 @@ def _shown(evidence: Evidence) -> Clue:
             FailureClass.HANG,
             evidence.health.value,
             f"{reason}, {evidence.phase}" if evidence.phase else reason,
-            place=evidence.phase,
+            place=find_place(
+                _stacks(clean_lines(evidence.output)), is_newest_first=True
+            ),
         )
     if evidence.why_killed:
         return Clue(FailureClass.KILLED, "by-agent", evidence.why_killed, False, True)
@@ -198,9 +213,9 @@ def _ended(evidence: Evidence) -> Clue:
     ):
         # Whoever is killed from outside had no time to write why.
         return by_code
-    said = find_sign(lines, OUTPUT_SIGNS)
+    said = find_sign(telling_lines(lines), OUTPUT_SIGNS)
     if number:
-        place = find_place(_after_fatal(lines), is_newest_first=True)
+        place = find_place(_stacks(lines), is_newest_first=True)
         is_abort = by_code.cause == "abort"
         if said is not None and (is_abort or said.failure_class == FailureClass.CRASH):
             return said._replace(place=place)
@@ -223,13 +238,13 @@ def _first_cause(raised: Clue, lines: Sequence[str]) -> Clue:
     """Returns what was written before an exception that is only an echo of it."""
     if not raised.is_echo:
         return raised
-    said = find_sign(lines, OUTPUT_SIGNS)
+    said = find_sign(telling_lines(lines), OUTPUT_SIGNS)
     if said is None or said.is_echo or said.failure_class not in _MAKE_ECHOES:
         return raised
     return said._replace(place=raised.place)
 
 
-def _after_fatal(lines: Sequence[str]) -> str:
+def _stacks(lines: Sequence[str]) -> str:
     """Returns what `faulthandler` wrote about the thread that failed."""
     for at, line in enumerate(lines):
         if line.startswith(("Current thread", "Thread 0x")) and "most recent" in line:

@@ -96,7 +96,7 @@ class Evidence:
         node: Where it ran.
         exit_code: As `subprocess` gives it, a signal below zero; None while it lives.
         error: The exception that has ended it.
-        output: The last text that it wrote.
+        output: The last text that it wrote; its stacks, if it hangs.
         kernel: What the kernel of its node has said lately, one message each.
         gpus: Of its node.
         network: The ports of its node.

@@ -6,10 +6,23 @@ letters and are searched for in one line at a time.
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
 from drivetrain_elastic.decisions.failures._clue import Sign
 from drivetrain_elastic.decisions.failures._failure_class import FailureClass
 
-__all__ = ["OUTPUT_SIGNS"]
+__all__ = ["OUTPUT_SIGNS", "telling_lines"]
+
+# What a program tells of and survives; NCCL says "INFO" and "WARN" of all that it says.
+_PASSING = re.compile(
+    r"^.{0,60}?\b(?:\w*warning|info|debug)\b(?!=)|\bretrying\b", re.IGNORECASE
+)
+# Lines of code in a traceback, which may name any error.
+_CODE = re.compile(r"^(?:\[[^\]]{1,60}\]:? ?)? {4}")
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _GPU, _MEMORY = FailureClass.GPU_HARDWARE, FailureClass.OUT_OF_MEMORY
 _LINK, _MEETING = FailureClass.INTERCONNECT, FailureClass.RENDEZVOUS
@@ -107,6 +120,7 @@ OUTPUT_SIGNS: tuple[Sign, ...] = (
         "io-error",
         r"\[errno 5\]",
         r"input/output error",
+        r"remote i/o error",
         r"inline_container.{0,200}unexpected pos",
     ),
     *_nobodys(
@@ -219,7 +233,7 @@ OUTPUT_SIGNS: tuple[Sign, ...] = (
     *_echo(
         _LINK,
         "ib-completion-error",
-        r"net/ib.{0,20}got completion .{0,120}status[= ]",
+        r"net/ib.{0,20}got completion (?:from|with)",
     ),
     *_echo(
         _LINK,
@@ -284,3 +298,16 @@ OUTPUT_SIGNS: tuple[Sign, ...] = (
     ),
 )
 """What each line means."""
+
+
+def telling_lines(lines: Iterable[str]) -> list[str]:
+    """Returns the lines that may say why a process has ended.
+
+    Args:
+        lines: All that it wrote.
+
+    Example:
+        >>> telling_lines(["WARNING: Connection reset, retrying", "Bus error"])
+        ['Bus error']
+    """
+    return [line for line in lines if not (_PASSING.search(line) or _CODE.match(line))]

@@ -1,0 +1,91 @@
+"""Makes what was decided durable, and then tells the agents."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_elastic._master._node import stop_message, world_message
+from drivetrain_elastic.journal import JournalFullError, Record
+from drivetrain_elastic.protocol import _messages as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from drivetrain_elastic._master._keys import Keys
+    from drivetrain_elastic._master._ledger import Ledger
+    from drivetrain_elastic.decisions.ending import Ending
+    from drivetrain_elastic.decisions.membership import MembershipState
+
+__all__ = ["Announcer"]
+
+_NO_ROOM_S = 0.5
+_NUM_EPOCHS_KEPT = 2
+
+
+class Announcer:
+    """Writes records and tells of worlds and of the end; used from one event loop.
+
+    Args:
+        ledger: Where records are written before anybody is told.
+        keys: In which the ranks of a world meet.
+        tell: Tells all agents that are there.
+
+    Attributes:
+        world: The last world that is durable, which whoever comes may be told; an empty
+            message before the first.
+        ending: The end of the job, likewise; None before it.
+    """
+
+    def __init__(self, ledger: Ledger, keys: Keys, tell: Callable[[Any], None]) -> None:
+        self._ledger = ledger
+        self._keys = keys
+        self._tell = tell
+        self._epochs: deque[int] = deque()
+        self.world = pb.ToAgent()
+        self.ending: pb.ToAgent | None = None
+
+    def go_on(self, state: MembershipState, ending: Ending | None) -> None:
+        """Takes what the master before this one has told."""
+        if state.world is not None:
+            self.world = world_message(state)
+        if ending is not None:
+            self.ending = stop_message(ending)
+
+    async def announce(
+        self, records: list[Record], state: MembershipState, ending: Ending | None
+    ) -> None:
+        """Writes records, and tells what they say of worlds and of the end.
+
+        Args:
+            records: What was decided.
+            state: Of the workers.
+            ending: Of the job; None before it.
+        """
+        new = records
+        while True:
+            try:
+                await self._ledger.append(new)
+                break
+            except JournalFullError:
+                # The ledger keeps it; nobody is told until it is written.
+                new = []
+                await asyncio.sleep(_NO_ROOM_S)
+        kinds = {record.kind for record in records}
+        if "ended" in kinds:
+            assert ending is not None
+            self.ending = stop_message(ending)
+            self._tell(self.ending)
+        elif "world" in kinds:
+            assert state.world is not None
+            self._forget_keys(state.world.epoch)
+            self.world = world_message(state)
+            # It is made into bytes once for all.
+            self._tell(self.world.SerializeToString())
+
+    def _forget_keys(self, epoch: int) -> None:
+        """Deletes what the ranks of worlds before the last one have left behind."""
+        self._epochs.append(epoch)
+        while len(self._epochs) > _NUM_EPOCHS_KEPT:
+            self._keys.forget(f"world/{self._epochs.popleft()}/")

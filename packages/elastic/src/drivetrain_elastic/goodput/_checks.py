@@ -1,0 +1,52 @@
+"""Checks of numbers that people write."""
+
+from __future__ import annotations
+
+import math
+
+from drivetrain_core import ProgramError
+
+__all__ = ["check_number", "check_whole"]
+
+
+def check_number(
+    name: str, value: object, *, least: float = 0.0, most: float = math.inf
+) -> None:
+    """Raises an error unless a value is a number within bounds; infinity may be one.
+
+    Args:
+        name: What to call it.
+        value: Which is checked.
+        least: The smallest that may be.
+        most: The largest.
+
+    Raises:
+        ProgramError: It is no number, or not within the bounds.
+    """
+    # NaN is neither less nor more.
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not least <= value <= most
+    ):
+        bounds = f"at least {least:g}"
+        if most < math.inf:
+            bounds = f"from {least:g} to {most:g}"
+        message = f"{name} must be a number, {bounds}, got {value!r}"
+        raise ProgramError(message)
+
+
+def check_whole(name: str, value: object, *, least: int = 0) -> None:
+    """Raises an error unless a value is a whole number that is large enough.
+
+    Args:
+        name: What to call it.
+        value: Which is checked.
+        least: The smallest that may be.
+
+    Raises:
+        ProgramError: It is no whole number, or less.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        message = f"{name} must be a whole number, at least {least}, got {value!r}"
+        raise ProgramError(message)

@@ -1,0 +1,103 @@
+"""`drivetrain-elastic diagnose` explains files that a user has."""
+
+import argparse
+import json
+
+import pytest
+from failure_samples import load
+
+from drivetrain_core.commands import run_command
+from drivetrain_elastic._diagnose_command import populate_diagnose_parser
+
+
+@pytest.fixture
+def diagnose(capsys):
+    """Runs the command; returns its status and what it printed."""
+
+    def run(*argv):
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        populate_diagnose_parser(parser)
+        arguments = parser.parse_args([str(one) for one in argv])
+        status = run_command("diagnose", arguments.run, arguments)
+        shown = capsys.readouterr()
+        return status, shown.out, shown.err
+
+    return run
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Writes the output of a sample to a file."""
+
+    def write(name, kind="recorded"):
+        file = tmp_path / f"{name}.log"
+        file.write_text("\n".join(load(kind)[name]["output"]))
+        return file
+
+    return write
+
+
+def test_diagnose_explains_the_log_of_a_launcher(diagnose, log):
+    status, out, _ = diagnose("--output", log("torchrun"), "--exit-code", 1)
+    assert status == 0
+    rows = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert rows["class"] == "program"
+    assert rows["because"] == "ValueError: learning rate -1 is below 0"
+    assert rows["follows"] == "stop-job"
+    assert rows["place"] == "train.py:3 in <module>"
+
+
+def test_diagnose_finds_the_first_cause_among_several_workers(diagnose, log):
+    logs = [log("peer-killed"), log("xid-48", "documented"), log("peer-silent")]
+    argv = [word for one in logs for word in ("--output", one)]
+    status, out, _ = diagnose(*argv, "--node", "n7", "--json")
+    report = json.loads(out)
+    assert status == 0
+    assert report["root_cause"]["failure_class"] == "gpu-hardware"
+    assert report["root_cause"]["node"] == "n7"
+    assert report["response"]["action"] == "replace-node"
+    assert [one["is_echo"] for one in report["workers"]] == [True, False, True]
+
+
+def test_diagnose_reads_messages_of_the_kernel(diagnose, tmp_path):
+    kernel = tmp_path / "dmesg.txt"
+    kernel.write_text(
+        "[ 12.5] usb 1-1: new device\n"
+        "[ 99.1] Memory cgroup out of memory: Killed process 7 (python)\n"
+    )
+    status, out, _ = diagnose("--kernel", kernel, "--exit-code", 137)
+    assert (status, "out-of-memory-host" in out) == (0, True)
+
+
+def test_diagnose_reads_the_error_file_of_torchelastic(diagnose, tmp_path):
+    file = tmp_path / "error.json"
+    said = {
+        "message": "KeyError: 'lr'",
+        "extraInfo": {"py_callstack": "", "timestamp": 1},
+    }
+    file.write_text(json.dumps({"message": said}))
+    status, out, _ = diagnose("--error", file)
+    assert (status, "key-error" in out) == (0, True)
+
+
+def test_diagnose_says_when_nothing_explains_it(diagnose, tmp_path):
+    empty = tmp_path / "empty.log"
+    empty.touch()
+    status, out, _ = diagnose("--output", empty, "--exit-code", 1)
+    assert (status, "unknown" in out) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ((), "give what is to be explained"),
+        (("--output", "no/such.log"), "no/such.log: a file"),
+        (("--output", "."), ".: a file"),
+        (("--error", __file__), "this is none"),
+    ],
+)
+def test_diagnose_refuses_what_it_cannot_read_in_one_line(diagnose, argv, says):
+    status, out, err = diagnose(*argv)
+    assert (status, out) == (1, "")
+    assert says in err
+    assert err.count("\n") == 1
