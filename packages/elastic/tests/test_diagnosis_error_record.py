@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain_elastic.decisions.failures import ErrorRecord, Evidence, diagnose
@@ -168,6 +168,7 @@ def test_what_is_no_file_or_too_large_is_no_record(tmp_path):
         assert read_error_record(path) is None
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda s: st.lists(s) | (
     st.dictionaries(st.sampled_from(
         ["format", "type", "message", "traceback", "extraInfo", "py_callstack"]), s)

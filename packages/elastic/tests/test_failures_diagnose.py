@@ -82,6 +82,27 @@ def test_cause_of_a_cause_is_found_in_the_chain():
     assert cause_of(error=record) == "disk-full"
 
 
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (("torch.distributed.elastic.multiprocessing.api.SignalException",
+          "Process 7 got signal: 15"), "sigterm"),
+        (("ConnectionResetError", ""), "connection-lost"),
+        (("requests.exceptions.ConnectionError", "Connection reset"), "remote-store"),
+        (("urllib.error.URLError", "<urlopen error timed out>"), "remote-store"),
+        (("torch.distributed.DistBackendError",
+          "NCCL error in: x.cpp:1, invalid usage, ncclInvalidUsage: Duplicate GPU detected"),
+         "nccl-invalid-usage"),
+        (("torch.distributed.DistBackendError", "something new"), "nccl-error"),
+        (("RuntimeError", "Pin memory thread exited unexpectedly"), "dataloader-worker"),
+        (("job.errors.HTTPFetchError", "no"), "http-fetch-error"),
+        (("", "x"), "error"),
+    ],
+)  # fmt: skip
+def test_exception_is_known_by_its_type_or_its_message(error, cause):
+    assert cause_of(exit_code=1, error=ErrorRecord(*error)) == cause
+
+
 def test_words_in_lines_of_code_are_no_failure():
     text = (
         "Traceback (most recent call last):\n"

@@ -58,7 +58,10 @@ def test_command_takes_a_cluster(goodput, tmp_path):
     options = ["--cluster", str(file), "--days", "1", "--seeds", "1", "--json"]
     status, out, _ = goodput(*options, "--standbys", "2", "--nodes-per-copy", "3")
     assert status == 0
-    assert json.loads(out)["drivetrain"]["gpus"] == 72
+    few = json.loads(out)["drivetrain"]
+    assert few["gpus"] == 72
+    status, out, _ = goodput(*options, "--mtbf-gpu-h", "100")
+    assert json.loads(out)["drivetrain"]["mtbf_h"] < few["mtbf_h"] / 100
 
 
 @pytest.mark.extra

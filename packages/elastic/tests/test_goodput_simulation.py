@@ -218,7 +218,7 @@ def test_simulation_same_seed_gives_the_same_run():
 def test_simulation_rarer_failures_let_more_time_count(name):
     job = preset(name).config(num_nodes=256)
     found = [
-        simulate_many(job.rarer(factor), days=60, seeds=range(2)).goodput
+        simulate_many(job.rarer(factor), days=20, seeds=range(2)).goodput
         for factor in (0.02, 0.2, 2.0)
     ]
     assert found == sorted(found)
@@ -417,6 +417,33 @@ def test_config_from_a_cluster_leaves_out_those_that_stand_by():
         nodes_per_copy=4,
     )
     assert (job.num_nodes, job.num_devices, job.num_standbys) == (8, 64, 1)
+
+
+SWITCHED = """
+drivetrain_cluster: 1
+name: switched
+nodes:
+  - name: a
+    count: 64
+    devices: {kind: H100, count: 8, memory: 80GB}
+    nics: {count: 8, bandwidth: 400Gb/s, rails: %s}
+    switch: leaf
+switches: [{name: leaf, downlinks: 64}]
+"""
+
+
+@pytest.mark.parametrize(("rails", "nodes"), [("false", 8), ("true", 64)])
+def test_config_from_a_cluster_knows_what_a_switch_takes(rails, nodes):
+    job = GoodputConfig.from_cluster(
+        ClusterSpec.from_yaml(SWITCHED % rails),
+        recovery=RecoveryProfile(name="any"),
+        checkpoint=CheckpointPlan(interval_s=60.0),
+        mtbf_gpu_h=1000.0,
+    )
+    taken = {mode.name: mode.num_nodes for mode in job.modes}
+    assert (taken["switch"], taken["gpu"]) == (nodes, 1)
+    rate = usual_failures(1000.0)[0].rate_per_s(num_nodes=64, devices_per_node=8)
+    assert job.modes[0].rate_per_s(num_nodes=64, devices_per_node=8) == rate
 
 
 @pytest.mark.parametrize(

@@ -316,6 +316,25 @@ def test_slow_node_is_named_after_two_rounds_and_forgiven_after_a_good_one():
     assert verdict_of(FOUR, {"a": slow}, {}).is_good
 
 
+def test_node_that_is_slow_by_itself_and_with_others_is_slow_by_itself():
+    def rates(network):
+        return {"x_gflops": 100.0, "network_all_gather_gb_per_s": network}
+
+    def said(**other):
+        good = {n: {"measures": rates(9.0)} for n in FOUR}
+        return {**good, **{n: {"measures": m} for n, m in other.items()}}
+
+    both = {"x_gflops": 30.0, "network_all_gather_gb_per_s": 1.0}
+    first = said(a=both, b=rates(1.0))
+    verdict = verdict_of(FOUR, first, said(a=both, c=rates(1.0)))
+    assert verdict.slow == ("a",)
+    assert verdict.opinions["a"].measure == "x_gflops"
+    network = said(a=rates(1.0), c=rates(1.0))
+    verdict = verdict_of(FOUR, said(a=rates(1.0), b=rates(1.0)), network)
+    assert verdict.slow == ("a",)
+    assert verdict.opinions["a"].measure == "network_all_gather_gb_per_s"
+
+
 def test_among_many_nodes_that_vary_a_slow_one_has_to_stand_out():
     nodes = tuple(f"n{i}" for i in range(20))
     said = {n: {"measures": {"x_gflops": 20.0 * (i + 1)}} for i, n in enumerate(nodes)}

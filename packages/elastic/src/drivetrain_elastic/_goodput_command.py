@@ -149,11 +149,11 @@ def _job(arguments: argparse.Namespace, name: str) -> GoodputConfig:
         )
         if value is not None
     }
-    if arguments.mtbf_gpu_h is not None:
-        options["modes"] = usual_failures(arguments.mtbf_gpu_h)
     if arguments.cluster is not None:
         config = _of_cluster(arguments, system, options)
     else:
+        if arguments.mtbf_gpu_h is not None:
+            options["modes"] = usual_failures(arguments.mtbf_gpu_h)
         per_node = 8 if arguments.gpus_per_node is None else arguments.gpus_per_node
         gpus = _GPUS if arguments.gpus is None else arguments.gpus
         if per_node < 1 or gpus < 1 or gpus % per_node:
@@ -184,6 +184,8 @@ def _of_cluster(
         message = "--gpus-per-node is what --cluster says: give one of them"
         raise ProgramError(message)
     usual = {name: one.value for name, one in system.job.items()}
+    if arguments.mtbf_gpu_h is not None:
+        usual["mtbf_gpu_h"] = arguments.mtbf_gpu_h
     return GoodputConfig.from_cluster(
         ClusterSpec.load(arguments.cluster),
         recovery=system.profile(),

@@ -88,6 +88,7 @@ class LocalJob:
         self,
         *options: str,
         start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
+        name: str | None = None,
     ) -> subprocess.Popen[bytes]:
         """Starts an agent as the next node.
 
@@ -95,15 +96,17 @@ class LocalJob:
             *options: More options of the command.
             start: Starts it, as `subprocess.Popen` does; on a node of a
                 `faults.Network`, for one.
+            name: Of the node; that of one that has ended, to start it again.
         """
-        name = f"node{len(self.nodes)}"
+        is_first = not self.nodes or name == next(iter(self.nodes))
+        name = name or f"node{len(self.nodes)}"
         command = [sys.executable, "-m", "drivetrain_elastic.cli", "run"]
         command += ["--node", name, "--rdzv-endpoint", self.address]
         command += ["--token-file", str(self.folder / "token")]
-        if not self.nodes and self._keeps_master:
+        if is_first and self._keeps_master:
             command += ["--journal", str(self.folder / "job.db")]
         command += [*self._options, *options, *self._program]
-        with self._output(name).open("wb") as output:
+        with self._output(name).open("ab") as output:
             self.nodes[name] = start(
                 command,
                 stdin=subprocess.DEVNULL,

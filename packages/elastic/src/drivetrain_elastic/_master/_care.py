@@ -175,11 +175,11 @@ class Care:
         if alert.HasField("failure"):
             self.diagnoses.take(node, node, alert.failure)
 
-    def lose_node(self, node: str, why: str) -> None:
-        """Notes that nothing is heard of a node any more, with its workers."""
+    def lose_workers(self, names: Sequence[str], node: str, why: str) -> None:
+        """Notes that workers are gone with their node, or with its agent."""
         self._late.discard(node)
-        for worker, at in self._node_of.items():
-            if at == node and self.diagnoses.of(worker) is None:
+        for worker in names:
+            if worker in self._node_of and self.diagnoses.of(worker) is None:
                 found = Diagnosis(FailureClass.NODE_LOST, "silent", node, why, worker)
                 self.diagnoses.add(found)
                 return

@@ -274,6 +274,9 @@ class Nodes:
         known = [w.name for w in self._state.workers.values() if w.node == node.name]
         gone = [name for name in known if name not in here]
         self._miss(gone, f"is gone with an agent of node {node.name}")
+        if gone:
+            # A new agent is there, sooner than the silence of the last one was noticed.
+            self._care.lose_workers(gone, node.name, "its agent has ended")
         self._state.remove(gone)
         for report in reports:
             self._take_report(node, report)
@@ -365,7 +368,7 @@ class Nodes:
         gone = [name for name in here if name not in finished]
         if is_loss:
             self._miss(gone, f"is gone with node {node.name}")
-            self._care.lose_node(node.name, why)
+            self._care.lose_workers(gone, node.name, why)
             self._care.time.lose()
         self._state.remove(gone)
         self._nodes.pop(node.name, None)

@@ -315,8 +315,8 @@ class _Case:
             ratios[name] = median / rates[node]
         if not ratios:
             return None
-        # The worst of them, for which the others may be no more than consequences.
-        name = max(sorted(ratios), key=lambda one: ratios[one])
+        # A node that is slow by itself is slow with others too, and not the other way.
+        name = min(ratios, key=lambda one: (is_of_network(one), -ratios[one], one))
         rate, median = self._best[name][node], self.medians[name]
         times = sum(self._counts(name, one, node) for _, one in self._of[node])
         reason = (

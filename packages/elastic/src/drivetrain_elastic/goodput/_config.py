@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_core import ProgramError
 from drivetrain_elastic.decisions.failures import ResponseConfig
 from drivetrain_elastic.goodput._checks import check_number, check_whole
-from drivetrain_elastic.goodput._modes import FailureMode, usual_failures
+from drivetrain_elastic.goodput._modes import (
+    LLAMA3_MTBF_GPU_H,
+    FailureMode,
+    usual_failures,
+)
 
 if TYPE_CHECKING:
     from drivetrain_core.services import ClusterSpec
@@ -144,11 +148,19 @@ class GoodputConfig:
         return replace(self, modes=tuple(mode.rarer(factor) for mode in self.modes))
 
     @classmethod
-    def from_cluster(cls, spec: ClusterSpec, **options: Any) -> GoodputConfig:
+    def from_cluster(
+        cls,
+        spec: ClusterSpec,
+        *,
+        mtbf_gpu_h: float = LLAMA3_MTBF_GPU_H,
+        **options: Any,
+    ) -> GoodputConfig:
         """Returns a job that has all nodes of a cluster, but those that stand by.
 
         Args:
-            spec: The cluster; all nodes have as many devices.
+            spec: The cluster; all nodes have as many devices. A switch takes those nodes
+                with it that hang on it, where their number is known.
+            mtbf_gpu_h: Mean hours of one GPU between interruptions of its job.
             options: The other arguments of the configuration.
 
         Raises:
@@ -171,4 +183,21 @@ class GoodputConfig:
                 f"for one copy of {per_copy} nodes beside {num_standbys} that stand by"
             )
             raise ProgramError(message)
-        return cls(num_nodes=num_nodes, devices_per_node=counts.pop(), **options)
+        usual = usual_failures(mtbf_gpu_h, **_nodes_per_switch(spec))
+        return cls(
+            num_nodes=num_nodes,
+            devices_per_node=counts.pop(),
+            **{"modes": usual, **options},
+        )
+
+
+def _nodes_per_switch(spec: ClusterSpec) -> dict[str, int]:
+    """Returns how many nodes hang on a switch, if the cluster's description says so."""
+    ports = {one.name: one.downlinks for one in spec.switches}
+    known = [
+        ports[group.switch] // (1 if group.nics.rails else group.nics.count)
+        for group in spec.nodes
+        if group.switch is not None and group.nics is not None
+    ]
+    most = max(known, default=0)
+    return {"nodes_per_switch": most} if most else {}

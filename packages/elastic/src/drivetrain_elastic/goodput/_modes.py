@@ -235,7 +235,7 @@ _LLAMA3 = (
 
 
 def usual_failures(
-    mtbf_gpu_h: float = LLAMA3_MTBF_GPU_H,
+    mtbf_gpu_h: float = LLAMA3_MTBF_GPU_H, *, nodes_per_switch: int = 32
 ) -> tuple[FailureMode, ...]:
     """Returns failures in the shares in which Llama 3's training had them.
 
@@ -244,9 +244,10 @@ def usual_failures(
     Args:
         mtbf_gpu_h: Mean hours of one GPU between interruptions of its job; by default
             Llama 3's, 50,676.
+        nodes_per_switch: How many nodes a switch takes with it.
 
     Raises:
-        ProgramError: It is not more than 0.
+        ProgramError: A number is not more than 0.
 
     Example:
         >>> [mode.name for mode in usual_failures()][:3]
@@ -256,7 +257,11 @@ def usual_failures(
     if mtbf_gpu_h == 0 or math.isinf(mtbf_gpu_h):
         message = f"mtbf_gpu_h must be more than 0 and finite, got {mtbf_gpu_h:g}"
         raise ProgramError(message)
-    return tuple(
+    modes = [
         mode.rarer(mtbf_gpu_h * _LLAMA3_INTERRUPTIONS / count)
         for count, mode in _LLAMA3
+    ]
+    return tuple(
+        replace(mode, num_nodes=nodes_per_switch) if mode.name == "switch" else mode
+        for mode in modes
     )

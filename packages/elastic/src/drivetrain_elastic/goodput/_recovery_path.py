@@ -33,6 +33,7 @@ _RESTARTS = {"max_restarts": 10, "window_s": 3600.0, "quick_s": 5.0}
 _MOST_TRIES = 10
 # How often a step is looked at where no heartbeat is given.
 _LOOK_S = 1.0
+_SHORTEST_S = 1e-3
 
 
 class Path(NamedTuple):
@@ -70,7 +71,7 @@ class Paths:
             node: Where.
         """
         profile = self._config.recovery
-        steps = [(Loss.DETECTION, self._detection_s(now_s, mode.sign))]
+        steps = [(Loss.DETECTION, self._detection_s(mode.sign))]
         at_s = now_s + steps[0][1]
         for _ in range(_MOST_TRIES):
             steps.append((Loss.DIAGNOSIS, profile.diagnose_s))
@@ -90,34 +91,35 @@ class Paths:
                 return Path(steps, action)
             # It did not help: all is set up again, and fails again.
             at_s += wait_s + self._try_s()
-            again_s = self._detection_s(at_s, mode.sign)
+            again_s = self._detection_s(mode.sign)
             steps += [(Loss.RESTART, self._try_s()), (Loss.DETECTION, again_s)]
             at_s += again_s
         # The ladder never gets there, as when its window is shorter than it takes to try.
         return Path([*steps, (Loss.PEOPLE, profile.operator_s)], mode.cure)
 
-    def _detection_s(self, now_s: float, sign: Sign) -> float:
+    def _detection_s(self, sign: Sign) -> float:
         profile = self._config.recovery
         if sign == Sign.EXIT:
             return profile.exit_s
         if sign == Sign.NODE_LOST:
-            return self._silence_s(now_s)
+            return self._silence_s()
         return self._stuck_s() if sign == Sign.HANG else 0.0
 
-    def _silence_s(self, now_s: float) -> float:
+    def _silence_s(self) -> float:
         """Returns after how long a node that is gone counts as lost."""
         profile = self._config.recovery
         if profile.node_timeout_s == 0:
             return 0.0
-        heard_s = now_s - self._dice.random() * profile.heartbeat_s
-        at_s, silent = now_s, {"node": heard_s}
+        # Its last word was up to a heartbeat before.
+        heard_s = {"node": -self._dice.random() * profile.heartbeat_s}
+        at_s = 0.0
         while True:
-            presence = judge_presence(at_s, silent, timeout_s=profile.node_timeout_s)
+            presence = judge_presence(at_s, heard_s, timeout_s=profile.node_timeout_s)
             if presence.lost:
-                return at_s - now_s
+                return at_s
             assert presence.wait_s is not None
             # A sum of floats may fall short of the time-out by a rounding error.
-            at_s += max(presence.wait_s, 1e-6)
+            at_s += max(presence.wait_s, _SHORTEST_S)
 
     def _stuck_s(self) -> float:
         """Returns after how long a step that does not end counts as stuck."""
@@ -127,7 +129,7 @@ class Paths:
         limits = {"frozen_s": math.inf, "stuck_s": profile.hang_timeout_s}
         # It had begun before it hung, and is looked at with each heartbeat.
         began_s = self._dice.random() * min(self._config.step_s, profile.hang_timeout_s)
-        period_s = profile.heartbeat_s or _LOOK_S
+        period_s = max(profile.heartbeat_s or _LOOK_S, _SHORTEST_S)
         at_s = math.floor((profile.hang_timeout_s - began_s) / period_s) * period_s
         while True:
             signs = Signs(0.0, 0.0, "R", "computing", began_s + at_s)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["BitReport", "probe_bits"]
 
 _BATCH, _LENGTH, _WIDTH, _HEADS = 4, 64, 128, 4
-_NUM_WORDS = 4 << 20
+_NUM_WORDS = 1 << 20
 # As 64-bit words: all zeros, all ones, and each bit unlike its neighbours.
 _PATTERNS = (0, -1, 0x5555555555555555, -0x5555555555555556)
 _ODD = 2654435761
@@ -55,7 +55,7 @@ def probe_bits(
 ) -> BitReport:
     """Computes a block of a transformer forward and backward, and moves bits in memory.
 
-    It takes one thread and some 100 MB, changes nothing of the process's settings, and
+    It takes one thread and some 50 MB, changes nothing of the process's settings, and
     draws no random number.
 
     Args:
@@ -168,7 +168,7 @@ def _fixed(shape: tuple[int, ...], number: int) -> Tensor:
 
 def _integers(device: torch.device) -> dict[str, str]:
     """Returns a digest of whole numbers that were multiplied and shifted."""
-    words = torch.arange(_NUM_WORDS // 16, dtype=torch.int64, device=device)
+    words = torch.arange(_NUM_WORDS // 4, dtype=torch.int64, device=device)
     for shift in (7, 13, 29):
         words = (words * _ODD) ^ (words >> shift)
     return {"the integers": _digest_of(words)}

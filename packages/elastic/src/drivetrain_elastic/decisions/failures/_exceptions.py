@@ -33,13 +33,19 @@ _PROGRAM_TYPES = frozenset({
 # What these say is decided by their type alone, if nothing in their message is known.
 _TYPES = {
     "KeyboardInterrupt": Clue(FailureClass.KILLED, "interrupted", ""),
+    # torchrun raises it when it is told to end.
+    "SignalException": Clue(FailureClass.KILLED, "sigterm", "", is_echo=True),
     "MemoryError": Clue(FailureClass.OUT_OF_MEMORY, "out-of-memory-host", ""),
     "OutOfMemoryError": Clue(FailureClass.OUT_OF_MEMORY, "out-of-memory-cuda", ""),
-    "ConnectionError": Clue(
-        FailureClass.INTERCONNECT, "connection-lost", "", False, True
-    ),
-    "ConnectionAbortedError": Clue(
-        FailureClass.INTERCONNECT, "connection-lost", "", False, True
+    **dict.fromkeys(
+        (
+            "BrokenPipeError",
+            "ConnectionAbortedError",
+            "ConnectionError",
+            "ConnectionRefusedError",
+            "ConnectionResetError",
+        ),
+        Clue(FailureClass.INTERCONNECT, "connection-lost", "", False, True),
     ),
     "TimeoutError": Clue(FailureClass.INTERCONNECT, "timeout", "", False, True),
     "DistBackendError": Clue(FailureClass.INTERCONNECT, "nccl-error", "", False, True),

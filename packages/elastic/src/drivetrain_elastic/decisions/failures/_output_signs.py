@@ -68,10 +68,12 @@ OUTPUT_SIGNS: tuple[Sign, ...] = (
         r"nvlink error was detected",
         r"uncorrectable nvlink error",
     ),
+    *_nobodys(_PROGRAM, "device-assert", r"device-side assert triggered"),
     *_nobodys(
         _PROGRAM,
-        "device-assert",
-        r"device-side assert triggered",
+        "nccl-invalid-usage",
+        r"ncclinvalid(?:usage|argument)",
+        r"duplicate gpu detected",
     ),
     *_at_node(
         _MEMORY,
@@ -130,6 +132,8 @@ OUTPUT_SIGNS: tuple[Sign, ...] = (
         r"\b(?:s3|gcs|azure|hdfs|oss)\w{0,40}(?:error|exception)\b",
         r"please reduce your request rate",
         r"google\.api_core\.exceptions",
+        r"\b(?:requests|urllib3?|aiohttp)\.(?:\w{0,30}exceptions|error)\b",
+        r"\bhuggingface_hub\.errors\b",
     ),
     *_at_node(
         _MEETING,
@@ -163,6 +167,7 @@ OUTPUT_SIGNS: tuple[Sign, ...] = (
         _GPU,
         "gpu-unavailable",
         r"no cuda-capable device",
+        r"cuda driver version is insufficient",
         r"no cuda gpus are available",
         r"cuda driver initialization failed",
         r"cuda unknown error",
@@ -228,6 +233,7 @@ OUTPUT_SIGNS: tuple[Sign, ...] = (
         _CRASH,
         "dataloader-worker",
         r"dataloader worker \(pid.{0,60}exited unexpectedly",
+        r"pin memory thread exited unexpectedly",
         r"dataloader worker \(pid.{0,30}is killed by signal",
     ),
     *_echo(

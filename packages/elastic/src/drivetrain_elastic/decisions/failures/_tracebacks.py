@@ -48,23 +48,25 @@ def find_tracebacks(lines: Sequence[str]) -> list[ErrorRecord]:
         if (begin := _BEGIN.match(line)) is None:
             continue
         prefix = begin[1]
-        own = [one.removeprefix(prefix) for one in lines[at : at + _MOST_LINES]]
-        end = _end_of(own)
+        end = _end_of(lines, at, prefix)
         if end is None:
             continue
-        last = _LAST.match(own[end])
+        own = [one.removeprefix(prefix) for one in lines[at : end + 4]]
+        size = end + 1 - at
+        last = _LAST.match(own[size - 1])
         assert last is not None
-        text = "\n".join([causes, *own[: end + 1]]).lstrip("\n")
-        chain = next((t for t in own[end + 1 : end + 4] if t.startswith(_CHAINS)), "")
+        text = "\n".join([causes, *own[:size]]).lstrip("\n")
+        chain = next((t for t in own[size:] if t.startswith(_CHAINS)), "")
         causes = f"{text}\n{chain}" if chain else ""
         if not chain and last[1].rpartition(".")[2] not in _SUMMARIES:
             found.append(ErrorRecord(last[1], last[2] or "", text))
     return found
 
 
-def _end_of(lines: Sequence[str]) -> int | None:
+def _end_of(lines: Sequence[str], begin: int, prefix: str) -> int | None:
     """Returns which line says what was raised; None if the traceback is cut off."""
-    for at, line in enumerate(lines[1:], 1):
+    for at in range(begin + 1, min(len(lines), begin + _MOST_LINES)):
+        line = lines[at].removeprefix(prefix)
         if _BEGIN.match(line):
             return None
         if line and not line[0].isspace() and _LAST.match(line):
