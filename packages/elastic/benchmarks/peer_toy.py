@@ -38,8 +38,13 @@ class Toy:
     def compute(self):
         """Computes gradients, and sleeps for what a real model would compute."""
         self.optimizer.zero_grad()
-        self.model(torch.randn(8, 32)).square().mean().backward()
+        self.loss(range(8)).backward()
+
+    def loss(self, indices):
+        """Returns the loss of samples, after a pause."""
+        loss = self.model(torch.randn(len(indices), 32)).square().mean()
         time.sleep(PAUSE_S)
+        return loss
 
     def gradients(self):
         return [parameter.grad for parameter in self.model.parameters()]

@@ -400,3 +400,42 @@ def test_live_table_of_a_master_that_is_gone_says_so(tmp_path):
     with client:
         show_live(client, console=Console(file=out, width=160), num_times=1)
     assert "no master answers" in out.getvalue()
+
+
+def test_node_that_was_lost_may_come_back_but_not_again_and_again(agent):
+    b = agent("b", min_workers=1)
+    b.ready(0)
+    b.world()
+    master = agent.masters[0]
+    for at in range(3):
+        a = agent("a", pid=10 + at, min_workers=1, master=master)
+        assert a.next("welcome")
+        a.ready(at)
+        assert len(b.world()[1]) == 2
+        a.hang_up()
+        wait_for(master, lambda s: len(s.nodes) == 1 or b.beat())
+        assert len(b.world()[1]) == 1
+    subject, reason = wait_for_event(master, "excluded", alive=[b])
+    assert subject == "a"
+    assert reason.startswith("node-lost, silent")
+    why = [reason for kind, _, reason in events_of(master) if kind == "diagnosis"]
+    assert len(why) == 3
+
+
+def test_worker_that_was_slow_before_it_failed_is_told_of_twice(agent):
+    a, b = agent("a"), agent("b")
+    for one in (a, b):
+        one.ready(0, 1)
+    for one in (a, b):
+        one.world()
+    master = agent.masters[0]
+    for number in range(3):
+        a.say(heartbeat=beat_of("a", {0: 0.1, 1: 0.1}, number=number))
+        b.say(heartbeat=beat_of("b", {0: 0.1, 1: 0.3}, number=number))
+    wait_for_event(master, "diagnosis", alive=(a, b))
+    hang = pb.Failure(failure_class="hang", cause="stuck", evidence="x")
+    b.report(failed("b", 1, hang))
+    while len([e for e in events_of(master) if e[0] == "diagnosis"]) < 2:
+        a.beat()
+    last = [reason for kind, _, reason in events_of(master) if kind == "diagnosis"][-1]
+    assert last.startswith("hang, stuck")

@@ -29,6 +29,7 @@ _SUSPICIOUS = frozenset(
     {FailureClass.CRASH, FailureClass.STRAGGLER, FailureClass.UNKNOWN}
 )
 _CHECK_AGAIN_S = 600.0
+_TIMES_LOST = 3
 
 
 class StopJob(NamedTuple):
@@ -77,7 +78,7 @@ class ShowStacks(NamedTuple):
     reason: str
 
 
-Order = StopJob | Exclude | Check | ShowStacks
+_Order = StopJob | Exclude | Check | ShowStacks
 
 
 class Look(NamedTuple):
@@ -88,7 +89,7 @@ class Look(NamedTuple):
         wait_s: After how many seconds to look again.
     """
 
-    orders: list[Order]
+    orders: list[_Order]
     wait_s: float
 
 
@@ -222,7 +223,7 @@ class Care:
             now_s: The time, on the master's monotonic clock.
             heard_s: When each node was last heard of.
         """
-        orders: list[Order] = []
+        orders: list[_Order] = []
         waits = [_SOON_S, self._look_for_late_ones(now_s, heard_s)]
         judged, wait_s = self.diagnoses.judge(now_s)
         waits.append(wait_s)
@@ -280,7 +281,7 @@ class Care:
                 votes.pop(bad, None)
         return [Exclude(bad, f"its check: {why}", True) for bad, why in found.items()]
 
-    def _suspect(self, now_s: float, one: Judged) -> list[Order]:
+    def _suspect(self, now_s: float, one: Judged) -> list[_Order]:
         """Has a node checked whose worker has failed in a way that may be its fault."""
         found = one.diagnosis
         node = found.node or self._node_of.get(found.worker, "")
@@ -292,7 +293,7 @@ class Care:
         self._checked_s[node] = now_s
         return [Check(node, f"{found.failure_class}, {found.cause}")]
 
-    def _follow(self, one: Judged) -> list[Order]:
+    def _follow(self, one: Judged) -> list[_Order]:
         found, response = one.diagnosis, one.response
         what = f"{found.failure_class}, {found.cause}: {found.reason}"
         then = f"{response.action}: {response.reason}"
@@ -300,16 +301,20 @@ class Care:
         before = self._step_at.get(found.failure_class)
         self._step_at[found.failure_class] = self.training.step
         is_program = found.failure_class == FailureClass.PROGRAM
-        if response.action == Action.STOP_JOB and not is_program:
+        goes_on = before is not None and self.training.step > before
+        if response.action == Action.STOP_JOB and not is_program and goes_on:
             # What a person would do now is to start it again, which it does by itself.
-            if before is not None and self.training.step > before:
-                self._note(
-                    "goes-on", found.worker, "it has made steps since the last time"
-                )
-                return []
+            why = "it has made steps since the last time"
+            self._note("goes-on", found.worker, why)
+            return []
         if response.action == Action.STOP_JOB:
             who = f"{found.worker} has failed, {what} ({response.reason})"
             return [StopJob(f"{who}\n{one.traceback}".rstrip())]
+        if found.failure_class == FailureClass.NODE_LOST:
+            # Silence says nothing of the hardware, unless it comes again and again.
+            times = self.diagnoses.count(found.failure_class, found.node)
+            if times < _TIMES_LOST:
+                return []
         if response.action == Action.REPLACE_NODE and found.node:
             broken = {
                 FailureClass.GPU_HARDWARE,

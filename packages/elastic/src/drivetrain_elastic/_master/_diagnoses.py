@@ -73,6 +73,7 @@ class Diagnoses:
         self._config = ResponseConfig()
         self._incidents: list[Incident] = []
         self._by_worker: dict[str, Diagnosis] = {}
+        self._taken: set[str] = set()
         self._waiting: list[tuple[Finding, str]] = []
         self._recent: list[Finding] = []
         self.excluded: dict[str, Excluded] = {}
@@ -89,6 +90,8 @@ class Diagnoses:
                 time.monotonic() - lost_s, FailureClass(failure_class), *rest
             )
             self._incidents.append(incident._replace(action=Action(incident.action)))
+            if incident.failure_class != FailureClass.STRAGGLER:
+                self._taken.add(incident.worker)
             self._by_worker[incident.worker] = Diagnosis(
                 incident.failure_class,
                 incident.cause,
@@ -119,6 +122,15 @@ class Diagnoses:
         """Returns why a worker has failed, if that is known."""
         return self._by_worker.get(worker)
 
+    def count(self, failure_class: FailureClass, node: str) -> int:
+        """Returns how often a node has failed so, within the time that counts."""
+        since_s = time.monotonic() - self._config.window_s
+        return sum(
+            one.failure_class == failure_class and one.node == node
+            for one in self._incidents
+            if one.at_s > since_s
+        )
+
     def take(self, worker: str, node: str, failure: pb.Failure) -> bool:
         """Takes what an agent has found; returns whether it is news.
 
@@ -127,8 +139,11 @@ class Diagnoses:
             node: Where it ran.
             failure: What was found.
         """
-        if worker in self._by_worker and worker != node:
+        if worker in self._taken:
             return False
+        if worker != node:
+            # It fails once, though it may have been slow before.
+            self._taken.add(worker)
         try:
             failure_class = FailureClass(failure.failure_class)
         except ValueError:

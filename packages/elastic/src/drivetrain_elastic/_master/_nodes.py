@@ -85,6 +85,8 @@ class Nodes:
         self._welcome = pb.Welcome(incarnation=incarnation, heartbeat_s=heartbeat_s)
         self._timeout_s = timeout_s
         self._nodes: dict[str, Node] = {}
+        # Of nodes that are gone as well.
+        self._machines: dict[str, str] = {}
         self._state = MembershipState()
         self._config: MembershipConfig | None = None
         self._patience_s = 0.0
@@ -209,6 +211,7 @@ class Nodes:
                 raise DuplicateNodeError(message)
             node.line.close()
         is_new = node.take_agent(hello)
+        self._machines[name] = node.machine
         node.line, node.heard_s = Line(), time.monotonic()
         if name not in self._state.nodes:
             self._state.nodes.append(name)
@@ -425,28 +428,27 @@ class Nodes:
 
     def _exclude(self, order: Exclude) -> None:
         """Excludes a node, unless the job needs it and it may still work."""
-        node = self._nodes.get(order.node)
-        if node is None:
-            return
-        if not (order.is_broken or self._can_do_without(node)):
+        machine = self._machines.get(order.node, order.node)
+        if not (order.is_broken or self._can_do_without(order.node)):
             why = f"{order.reason}; it stays, since no other could take its place"
-            self._note("not-excluded", node.name, why)
+            self._note("not-excluded", order.node, why)
             return
-        if not self._care.diagnoses.exclude(node.machine, node.name, order.reason):
+        if not self._care.diagnoses.exclude(machine, order.node, order.reason):
             return
-        self._note("excluded", node.name, order.reason)
-        if node.line is not None:
+        self._note("excluded", order.node, order.reason)
+        node = self._nodes.get(order.node)
+        if node is not None and node.line is not None:
             why = f"it is excluded: {order.reason}"
             self.leave(node.name, _EXCLUDED_S, why, exit_code=1)
 
-    def _can_do_without(self, node: Node) -> bool:
+    def _can_do_without(self, node: str) -> bool:
         """Whether workers of other nodes, and those that stand by, are enough."""
         assert self._config is not None
         able = {Status.MEMBER, Status.STANDBY}
         others = [
             one
             for one in self._state.workers.values()
-            if one.node != node.name and one.status in able
+            if one.node != node and one.status in able
         ]
         return len(others) >= self._config.min_workers
 

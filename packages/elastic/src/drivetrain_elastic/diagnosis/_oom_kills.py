@@ -21,7 +21,8 @@ def count_oom_kills(
         proc: Where processes are.
 
     Returns:
-        None if that is not known: another system, or a process that has ended.
+        The number; or None, if that is not known, on another system or of a process that
+            has ended.
 
     Example:
         >>> count_oom_kills(root="/no/such/folder")

@@ -125,6 +125,7 @@ class FailureMode:
 # interruptions in 54 days of 16,384 GPUs.
 _LLAMA3_INTERRUPTIONS = 419
 LLAMA3_MTBF_GPU_H = 54 * 24 * 16_384 / _LLAMA3_INTERRUPTIONS
+"""The hours of one GPU between failures of Llama 3's training."""
 
 # The rows of that table by what they come to here. Which sign a row shows is our reading:
 # the table has causes only, and a network that fails is taken for one that hangs.

@@ -27,7 +27,7 @@ __all__ = [
     "with_input",
 ]
 
-MTBF = "mtbf_h"
+_MTBF = "mtbf_h"
 _RECOVERY = tuple(
     one.name
     for one in fields(RecoveryProfile)
@@ -60,7 +60,7 @@ def input_names() -> tuple[str, ...]:
         >>> input_names()[0]
         'mtbf_h'
     """
-    return (MTBF, *_RECOVERY, *_CHECKPOINT, *_JOB)
+    return (_MTBF, *_RECOVERY, *_CHECKPOINT, *_JOB)
 
 
 def get_input(config: GoodputConfig, name: str) -> float:
@@ -74,7 +74,7 @@ def get_input(config: GoodputConfig, name: str) -> float:
         ProgramError: There is none of that name.
     """
     _check_name(name)
-    if name == MTBF:
+    if name == _MTBF:
         return config.mtbf_s / 3600.0
     value: float | None = getattr(_owner(config, name), name)
     return math.inf if value is None else value
@@ -98,7 +98,7 @@ def with_input(config: GoodputConfig, name: str, value: float) -> GoodputConfig:
         7200
     """
     _check_name(name)
-    if name == MTBF:
+    if name == _MTBF:
         if not value > 0 or math.isinf(value):
             message = f"mtbf_h must be more than 0 and finite, got {value:g}"
             raise ProgramError(message)
@@ -222,7 +222,7 @@ def break_even(
         most: The largest factor that is tried.
 
     Returns:
-        The factor, to about a tenth: below 1 where the job has too little even so, down
+        The factor to about a tenth, below 1 where the job has too little even so, down
         to 1 / `most`, and None where not even the largest is too much. `mtbf_h` is
         divided by it.
 
@@ -235,7 +235,7 @@ def break_even(
     seeds = tuple(seeds)
 
     def is_enough(factor: float) -> bool:
-        ratio = 1 / factor if name == MTBF else factor
+        ratio = 1 / factor if name == _MTBF else factor
         job = with_input(config, name, _scaled(config, name, ratio))
         return simulate_many(job, days=days, seeds=seeds).goodput >= target
 
