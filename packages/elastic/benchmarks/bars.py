@@ -15,8 +15,8 @@ from care_overhead import care_overhead
 from diagnosis import decision_layer, network_overhead
 from effective_time import effective_time
 from failover import failover
-from journal_kills import journal_kills
 from goodput import predicted, published, speed
+from journal_kills import journal_kills
 from losses import losses_fp32, losses_fp64
 from node_check import real as real_check
 from node_check import simulated as simulated_check

@@ -141,9 +141,7 @@ async def watch():
 
     diagnostician = Diagnostician("node", tempfile.gettempdir(), Output(None))
     diagnostician.start()
-    node = NodeWatch(
-        diagnostician, alert=lambda alert: None, is_training=lambda: True
-    )
+    node = NodeWatch(diagnostician, alert=lambda alert: None, is_training=lambda: True)
     print("watching", flush=True)
     running = asyncio.create_task(node.run())
     while True:

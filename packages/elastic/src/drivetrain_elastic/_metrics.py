@@ -141,7 +141,11 @@ def _of_nodes(status: pb.Status) -> Iterator[Any]:
     yield from _gauges(
         (
             ("node_silent_seconds", "Since it was heard of.", lambda n: n.silent_s),
-            ("node_cpu_share", "Of all its processors.", lambda n: n.hardware.cpu_share),
+            (
+                "node_cpu_share",
+                "Of all its processors.",
+                lambda n: n.hardware.cpu_share,
+            ),
             ("node_memory_bytes", "In use.", lambda n: n.hardware.memory_used),
             ("node_alerts", "What is not as it should be.", lambda n: len(n.alerts)),
         ),
