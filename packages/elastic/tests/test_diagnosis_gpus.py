@@ -79,6 +79,15 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, gpu):
         return f"GPU-{gpu}".encode()
 
+    def nvmlDeviceGetName(self, gpu):
+        return b"NVIDIA H200"
+
+    def nvmlDeviceGetMemoryInfo(self, gpu):
+        return SimpleNamespace(used=3 << 30, total=141 << 30)
+
+    def nvmlDeviceGetUtilizationRates(self, gpu):
+        return SimpleNamespace(gpu=87, memory=10)
+
     def nvmlDeviceGetTotalEccErrors(self, gpu, kind, counter):
         return self.ecc[gpu]
 
@@ -133,6 +142,8 @@ def test_healthy_gpus_have_nothing_to_tell(nvml):
         first, second = watch.read()
     assert (first.uuid, second.uuid) == ("GPU-0", "GPU-1")
     assert (second.index, second.temperature_c, second.missing) == (1, 61.0, "")
+    assert (first.name, first.busy_share) == ("NVIDIA H200", 0.87)
+    assert (first.memory_used, first.memory_total) == (3 << 30, 141 << 30)
     # Errors of before are none of this job's.
     assert second.ecc_uncorrected == 0
     assert watch.why_missing == ""

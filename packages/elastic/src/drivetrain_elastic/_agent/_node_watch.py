@@ -181,6 +181,10 @@ def _gpu_message(one: GpuReading) -> pb.Gpu:
     ]
     return pb.Gpu(
         number=one.index,
+        name=one.name,
+        busy_share=one.busy_share,
+        memory_used=one.memory_used,
+        memory_total=one.memory_total,
         temperature_c=one.temperature_c or 0.0,
         ecc_errors=one.ecc_uncorrected,
         fault=", ".join(faults) or one.missing,

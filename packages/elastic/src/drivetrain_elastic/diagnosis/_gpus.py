@@ -193,6 +193,7 @@ class _Gpu:
         self.xids: list[int] = []
         self.handle = self._ask(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
         self.uuid = _text(self._ask(lambda: nvml.nvmlDeviceGetUUID(self.handle)) or "")
+        self._name = _text(self._ask(lambda: nvml.nvmlDeviceGetName(self.handle)) or "")
         self._first_ecc = self._ecc()
         self._first_up, self._first_errors = self._links()
 
@@ -211,6 +212,8 @@ class _Gpu:
             )
         )
         recovery = self._recovery()
+        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(self.handle))
+        busy = self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(self.handle))
         return GpuReading(
             uuid=self.uuid,
             index=self._index,
@@ -225,6 +228,10 @@ class _Gpu:
             nvlinks_down=0 if up is None else len((self._first_up or set()) - up),
             temperature_c=None if heat is None else float(heat),
             is_throttled=bool(slowed and slowed & _SLOWED_BY_HARDWARE),
+            name=self._name,
+            busy_share=0.0 if busy is None else busy.gpu / 100,
+            memory_used=0 if memory is None else int(memory.used),
+            memory_total=0 if memory is None else int(memory.total),
         )
 
     def _ask(self, call: Callable[[], Any]) -> Any:

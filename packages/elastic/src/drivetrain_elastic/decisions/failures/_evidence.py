@@ -45,6 +45,10 @@ class GpuReading:
         nvlinks_down: Links that were up at the first reading and are not now.
         temperature_c: How hot it is; None if that is not known.
         is_throttled: Whether the hardware slows it down, for its heat or its power.
+        name: Its model; empty if that is not known.
+        busy_share: Of the time lately, from 0 to 1.
+        memory_used: Bytes of its memory.
+        memory_total: All of them; 0 if that is not known.
     """
 
     uuid: str = ""
@@ -60,6 +64,10 @@ class GpuReading:
     nvlinks_down: int = 0
     temperature_c: float | None = None
     is_throttled: bool = False
+    name: str = ""
+    busy_share: float = 0.0
+    memory_used: int = 0
+    memory_total: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
