@@ -117,7 +117,9 @@ def run(fault):
 
 def be_node(arguments):
     """Is one of the nodes."""
-    from drivetrain_elastic.health import CheckConfig, check_nodes
+    from drivetrain_elastic.health import CheckConfig
+    from drivetrain_elastic.health._bench import Bench
+    from drivetrain_elastic.health._check_nodes import check_together
     from drivetrain_elastic.health._tcp_meeting import tcp_meeting
 
     config = CheckConfig(
@@ -129,11 +131,13 @@ def be_node(arguments):
     )
     print("ready", flush=True)
     sys.stdin.readline()
-    if arguments.fault:
-        threading.Thread(target=spoil, args=(arguments.fault,), daemon=True).start()
     host, port = "127.0.0.1", arguments.port
-    with tcp_meeting(host, port, num_nodes=4, node=arguments.node) as store:
-        verdict = check_nodes(store, arguments.node, 4, config)
+    with Bench(config) as bench:
+        bench.start()
+        if arguments.fault:
+            threading.Thread(target=spoil, args=(arguments.fault,), daemon=True).start()
+        with tcp_meeting(host, port, num_nodes=4, node=arguments.node) as store:
+            verdict = check_together(store, arguments.node, 4, config, bench).verdict
     print(json.dumps({n: o.outcome for n, o in verdict.opinions.items()}), flush=True)
 
 

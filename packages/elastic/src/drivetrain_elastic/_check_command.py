@@ -106,10 +106,14 @@ def _check(arguments: argparse.Namespace) -> int:
         report = check_node(config, node=node)
         _show_json(_of_report(report)) if arguments.json else _show_report(report)
         return 0 if report.is_good else 1
+    from drivetrain_elastic.health._bench import Bench
     from drivetrain_elastic.health._check_nodes import check_together
 
-    with _store(arguments, node) as store:
-        together = check_together(store, node, arguments.nodes, config)
+    with Bench(config) as bench:
+        # Before there is a connection to a master, with threads of its own.
+        bench.start()
+        with _store(arguments, node) as store:
+            together = check_together(store, node, arguments.nodes, config, bench)
     if arguments.json:
         _show_json(_of_nodes(together))
     else:

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core import DistributedError
 from drivetrain_elastic._agent._process import describe_exit
 from drivetrain_elastic.health._checks import CHECKS
+from drivetrain_elastic.health._fork import Fork, may_fork
 from drivetrain_elastic.health._task import Found
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ class Bench:
 
     def __init__(self, config: CheckConfig) -> None:
         self._config = config
-        self._server: subprocess.Popen[bytes] | None = None
+        self._server: subprocess.Popen[bytes] | Fork | None = None
         self._control: socket.socket | None = None
 
     def measure(
@@ -151,12 +153,17 @@ class Bench:
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._server = subprocess.Popen(
-                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            descriptor = theirs.fileno()
+            if may_fork():
+                # It takes two seconds of a processor to import torch again.
+                self._server = Fork(partial(_serve, descriptor), descriptor)
+            else:
+                self._server = subprocess.Popen(
+                    [sys.executable, "-P", "-m", _MODULE, str(descriptor)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[descriptor],
+                    start_new_session=True,
+                )
         self._control = ours
         ours.settimeout(_START_S)
         try:
@@ -213,6 +220,13 @@ class Bench:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _serve(descriptor: int) -> None:
+    # Imported late: it imports torch.
+    from drivetrain_elastic.health._measure_server import serve
+
+    serve(descriptor)
 
 
 def _messages(channel: socket.socket, end_s: float) -> Any:

@@ -91,6 +91,7 @@ def check_together(
     node: str,
     nodes: int | Sequence[str],
     config: CheckConfig | None = None,
+    bench: Bench | None = None,
 ) -> Together:
     """Does what `check_nodes` does, and returns what was measured as well.
 
@@ -99,6 +100,7 @@ def check_together(
         node: The name of this one.
         nodes: The names of all, or how many there are.
         config: What is checked, and for how long.
+        bench: Makes the measurements; by default one of its own.
 
     Raises:
         ProgramError: Names are not unique, or nodes are checked differently.
@@ -106,13 +108,15 @@ def check_together(
             be measured here.
     """
     config = config or CheckConfig()
-    with Bench(config) as bench:
-        bench.start()
+    if bench is None:
+        with Bench(config) as own:
+            own.start()
+            return check_together(store, node, nodes, config, own)
 
-        def measure(group: tuple[str, ...], meeting: Store) -> NodeReport:
-            return measure_node(bench, config, node, group, meeting)
+    def measure(group: tuple[str, ...], meeting: Store) -> NodeReport:
+        return measure_node(bench, config, node, group, meeting)
 
-        return confer(store, node, nodes, config, measure)
+    return confer(store, node, nodes, config, measure)
 
 
 def confer(

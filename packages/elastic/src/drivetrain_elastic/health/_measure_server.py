@@ -28,7 +28,7 @@ from drivetrain_elastic.health._checks import CHECKS
 from drivetrain_elastic.health._parent_store import ParentStore
 from drivetrain_elastic.health._task import CheckFailedError, NotHereError, Task
 
-__all__ = ["main"]
+__all__ = ["serve"]
 
 _MOST_BYTES = 64
 _MOMENT_S = 1.0
@@ -36,11 +36,15 @@ _MOMENT_S = 1.0
 _EXPENDABLE = "1000"
 
 
-def main() -> None:
-    """Serves until the other end is closed; in a fork, makes one measurement instead."""
+def serve(descriptor: int) -> None:
+    """Serves until the other end is closed; in a fork, makes one measurement instead.
+
+    Args:
+        descriptor: A socket of packets.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
-    control = socket.socket(fileno=int(sys.argv[1]))
+    control = socket.socket(fileno=descriptor)
     gc.collect()
     gc.freeze()
     control.send(b"ready")
@@ -63,8 +67,8 @@ def main() -> None:
             # Here as well: whoever comes first, the group is there to be killed.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
-            for descriptor in descriptors:
-                os.close(descriptor)
+            for given in descriptors:
+                os.close(given)
             control.send(str(pid).encode())
 
 
@@ -131,4 +135,4 @@ def _limit(memory_bytes: int | None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(int(sys.argv[1]))
