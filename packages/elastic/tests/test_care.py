@@ -10,6 +10,7 @@ from fake_agent import FAILED, events_of, wait_for, wait_for_event, worker
 from drivetrain_elastic import Master
 from drivetrain_elastic._client import MasterClient, RefusedError
 from drivetrain_elastic._live_table import show_live
+from drivetrain_elastic._master._diagnoses import Diagnoses
 from drivetrain_elastic.protocol import _messages as pb
 
 GPU = pb.Failure(
@@ -439,3 +440,14 @@ def test_worker_that_was_slow_before_it_failed_is_told_of_twice(agent):
         a.beat()
     last = [reason for kind, _, reason in events_of(master) if kind == "diagnosis"][-1]
     assert last.startswith("hang, stuck")
+
+
+def test_failures_count_for_long_enough_that_slow_hangs_add_up():
+    diagnoses = Diagnoses([])
+    usual_s = diagnoses._config.window_s
+    diagnoses.expect_hangs(600.0)
+    assert diagnoses._config.window_s == usual_s
+    diagnoses.expect_hangs(2400.0)
+    assert diagnoses._config.window_s > 4 * 2400.0
+    diagnoses.expect_hangs(float("inf"))
+    assert diagnoses._config.window_s < float("inf")

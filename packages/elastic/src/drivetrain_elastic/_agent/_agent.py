@@ -279,6 +279,7 @@ class Agent:
             unit=config.workers_per_copy,
             last_call_s=config.last_call_s,
             patience_s=config.patience_s,
+            stuck_s=config.stuck_s,
         )
         return pb.Hello(
             node=config.node,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain_core import ProgramError
@@ -29,6 +31,8 @@ _ECHO_S = 2.0
 # Failures so close to each other may have one cause.
 _TOGETHER_S = 5.0
 _MOST = 10_000
+# Failures that take so long to be noticed must still fit into the window.
+_HANGS = 6
 
 
 class Excluded(NamedTuple):
@@ -121,6 +125,16 @@ class Diagnoses:
     def of(self, worker: str) -> Diagnosis | None:
         """Returns why a worker has failed, if that is known."""
         return self._by_worker.get(worker)
+
+    def expect_hangs(self, stuck_s: float) -> None:
+        """Has failures count for long enough that hangs add up.
+
+        Args:
+            stuck_s: How long it may take until one is noticed.
+        """
+        if math.isfinite(stuck_s):
+            window_s = max(self._config.window_s, _HANGS * stuck_s)
+            self._config = replace(self._config, window_s=window_s)
 
     def count(self, failure_class: FailureClass, node: str) -> int:
         """Returns how often a node has failed so, within the time that counts."""

@@ -196,6 +196,7 @@ class Nodes:
             raise ProgramError(message)
         self._refuse_excluded(hello)
         self._agree(hello.terms)
+        self._care.diagnoses.expect_hangs(hello.terms.stuck_s)
         self._care.time.begin()
         node = self._nodes.setdefault(name, Node(name=name))
         if node.line is not None:

@@ -131,18 +131,20 @@ class Hello(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., agent: _Optional[str] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class Terms(_message.Message):
-    __slots__ = ("min_workers", "max_workers", "unit", "last_call_s", "patience_s")
+    __slots__ = ("min_workers", "max_workers", "unit", "last_call_s", "patience_s", "stuck_s")
     MIN_WORKERS_FIELD_NUMBER: _ClassVar[int]
     MAX_WORKERS_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
     LAST_CALL_S_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
+    STUCK_S_FIELD_NUMBER: _ClassVar[int]
     min_workers: int
     max_workers: int
     unit: int
     last_call_s: float
     patience_s: float
-    def __init__(self, min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ..., unit: _Optional[int] = ..., last_call_s: _Optional[float] = ..., patience_s: _Optional[float] = ...) -> None: ...
+    stuck_s: float
+    def __init__(self, min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ..., unit: _Optional[int] = ..., last_call_s: _Optional[float] = ..., patience_s: _Optional[float] = ..., stuck_s: _Optional[float] = ...) -> None: ...
 
 class WorkerReports(_message.Message):
     __slots__ = ("reports",)
