@@ -437,6 +437,7 @@ def test_losses_of_sharded_copies_do_not_show_a_kill(job, undisturbed):
     check_losses(job, undisturbed)
 
 
+@pytest.mark.faults
 def test_sharded_copy_that_loses_a_rank_is_replaced_as_a_whole(job, tmp_path):
     script = Path(tmp_path, "script.py")
     script.write_text(SHARDED)

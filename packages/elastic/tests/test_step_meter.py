@@ -136,6 +136,17 @@ def test_windows_hold_the_same_steps_on_all_ranks(meter, clock):
     assert meter.times().window.number == 1
 
 
+def test_samples_of_a_window_are_counted(meter, clock):
+    meter.find_world()
+    meter.enter_world(1, 0)
+    for number in (1, 2, 3, 4):
+        meter.begin_step(number)
+        meter.add_samples(number)
+        meter.wait()
+        meter.end_step()
+    assert meter.times().window.num_samples == pytest.approx(3.5)
+
+
 def test_only_the_last_worlds_are_kept(meter, clock):
     for epoch in range(1, 10):
         meter.find_world()

@@ -79,6 +79,23 @@ def test_a_section_of_ones_own_is_named():
     assert found.excess_s == pytest.approx(0.49)
 
 
+@pytest.mark.parametrize("samples", [(2, 1, 1), (3, 3, 2), (1, 1, 0)])
+def test_a_rank_with_more_samples_is_no_straggler(samples):
+    # What each sample takes, and what a step takes without any.
+    times = {f"w{at}": {"compute": 0.02 + 0.1 * n} for at, n in enumerate(samples)}
+    given = {f"w{at}": float(n) for at, n in enumerate(samples)}
+    windows = [Window(number, times, given) for number in range(5)]
+    assert names(windows) == []
+
+
+def test_a_slow_rank_is_found_whatever_samples_the_others_have():
+    given = {"w0": 3.0, "w1": 2.0, "w2": 2.0, "w3": 3.0}
+    times = {worker: {"compute": 0.1 * n} for worker, n in given.items()}
+    times["w3"] = {"compute": 0.6}
+    windows = [Window(number, times, given) for number in range(5)]
+    assert names(windows, StragglerConfig(score=3.0)) == ["w3"]
+
+
 def test_the_slowest_comes_first_and_its_node_is_named_once():
     found = judge_stragglers(windows_of(0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.4), CONFIG)
     assert [one.worker for one in found] == ["w6", "w5"]

@@ -221,8 +221,8 @@ class ElasticLoop:
                 if not self._enter():
                     return False
                 continue
-            self._seats.report_phase("waiting")
             if self.is_done or self._has_news:
+                self._seats.report_phase("waiting")
                 # This rank goes, and sees to it first that nobody lacks its gradients.
                 try:
                     self._count_vote()
@@ -276,6 +276,7 @@ class ElasticLoop:
         for at, (indices, weight) in enumerate(parts):
             if at == len(parts) - 1:
                 self._training.reducer.send_with(self._world.peers)
+            self._meter.add_samples(len(indices))
             yield Part(indices, weight * factor)
 
     def _finish(self) -> None:
@@ -307,6 +308,8 @@ class ElasticLoop:
             self._meter.end_step()
             self._seats.report_times(self._meter.times())
         self._seats.report_step(self.step, time.monotonic() - self._began_s)
+        # What the script does there is its own affair: it may evaluate, or save.
+        self._seats.report_phase("between steps")
 
     def _reduce(self, world: World) -> bool:
         """Sums gradients over all ranks; returns whether one knows of a newer world.

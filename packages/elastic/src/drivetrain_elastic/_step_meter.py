@@ -34,6 +34,7 @@ class SectionWindow(NamedTuple):
         num_steps: How many they are.
         sections_s: The median time of a step in each section of this rank's own.
         step_s: The median time of a whole step.
+        num_samples: That this rank had in a step, on average.
     """
 
     number: int
@@ -41,6 +42,7 @@ class SectionWindow(NamedTuple):
     num_steps: int
     sections_s: dict[str, float]
     step_s: float
+    num_samples: float = 0.0
 
 
 class Times(NamedTuple):
@@ -102,6 +104,8 @@ class StepMeter:
         self._section, self._since_s = "", clock()
         self._spent: dict[str, float] = {}
         self._steps: list[tuple[dict[str, float], float]] = []
+        # In all steps, before the last one, and before those of the window.
+        self._num_samples = self._num_samples_before = self._samples_before = 0
         self._is_in_step = False
         self._began_s = self._ended_s = 0.0
         # Of the world before.
@@ -131,6 +135,7 @@ class StepMeter:
             self._forming_since_s = now_s
         self._is_in_step = False
         self._steps.clear()
+        self._num_samples = self._num_samples_before
         self._note("waiting for a world", is_waiting=False)
 
     def enter_world(self, epoch: int, step: int) -> None:
@@ -195,6 +200,10 @@ class StepMeter:
             self._enter(before, self._clock())
             self._note("computing", is_waiting=False)
 
+    def add_samples(self, num: int) -> None:
+        """Notes that this rank computes on so many samples, in the step in hand."""
+        self._num_samples += num
+
     def wait(self, name: str = "all-reduce") -> None:
         """Notes that this rank has computed all, and waits for the others."""
         if self._device_timer is not None and self._section == COMPUTE:
@@ -254,6 +263,9 @@ class StepMeter:
         window = self._times.window
         if (self._step - 1) % self._window_steps == 0:
             self._steps.clear()
+        if not self._steps:
+            self._samples_before = self._num_samples_before
+        self._num_samples_before = self._num_samples
         self._steps.append((spent, step_s))
         if self._step % self._window_steps == 0:
             if len(self._steps) == self._window_steps:
@@ -274,6 +286,7 @@ class StepMeter:
             num_steps=self._window_steps,
             sections_s=sections_s,
             step_s=statistics.median(step_s for _, step_s in self._steps),
+            num_samples=(self._num_samples - self._samples_before) / self._window_steps,
         )
 
     # ---- the operation in hand ----

@@ -115,7 +115,8 @@ class TrainingWatch:
             if len(told) < min(_FEWEST, len(self._members)):
                 continue
             sections = {name: dict(one.sections_s) for name, one in told.items()}
-            window = Window(number, sections)
+            samples = {name: one.num_samples for name, one in told.items()}
+            window = Window(number, sections, samples)
             self._windows.append(window)
             self._compare(window)
             closed.append((next(iter(told.values())).num_steps, window))
@@ -129,7 +130,7 @@ class TrainingWatch:
                 worker: sections.get(section, 0.0)
                 for worker, sections in window.sections_s.items()
             }
-            for worker, score in score_window(seconds).items():
+            for worker, score in score_window(seconds, window.num_samples).items():
                 is_long = score.excess_s >= self._config.least_s
                 ratio = score.ratio if is_long else min(score.ratio, 1.0)
                 if worker not in slowness or ratio > slowness[worker].ratio:

@@ -14,6 +14,7 @@ import math
 import statistics
 from collections import Counter
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain_core import ProgramError
@@ -80,10 +81,12 @@ class Window(NamedTuple):
     Attributes:
         number: Which one.
         sections_s: For each worker, the median time of a step in each section, in seconds.
+        num_samples: That each worker had in a step; empty if all had as many.
     """
 
     number: int
     sections_s: Mapping[str, Mapping[str, float]]
+    num_samples: Mapping[str, float] = MappingProxyType({})
 
 
 class Score(NamedTuple):
@@ -128,17 +131,41 @@ class Straggler(NamedTuple):
         )
 
 
-def score_window(seconds: Mapping[str, float]) -> dict[str, Score]:
+def score_window(
+    seconds: Mapping[str, float],
+    num_samples: Mapping[str, float] = MappingProxyType({}),
+) -> dict[str, Score]:
     """Compares each worker with all others in one section.
+
+    Who has more samples than others takes longer for that, and who has fewer takes longer
+    for each: a worker must stand out both ways.
 
     Args:
         seconds: The median time of a step, by worker. What is no time is left out.
+        num_samples: That each worker had in a step; empty if all had as many.
 
     Example:
         >>> scores = score_window({"a": 1.0, "b": 1.02, "c": 0.98, "d": 1.5})
         >>> round(scores["d"].ratio, 2), scores["d"].score > 6, scores["a"].ratio < 1.1
         (1.5, True, True)
     """
+    scores = _compare(seconds)
+    if len(set(num_samples.values())) < 2:
+        return scores
+    each = {
+        worker: own_s / num_samples[worker]
+        for worker, own_s in seconds.items()
+        if num_samples.get(worker, 0) > 0
+    }
+    per_sample = _compare(each)
+    return {
+        worker: min(one, per_sample[worker]._replace(excess_s=one.excess_s))
+        for worker, one in scores.items()
+        if worker in per_sample
+    }
+
+
+def _compare(seconds: Mapping[str, float]) -> dict[str, Score]:
     sound = {w: s for w, s in seconds.items() if math.isfinite(s) and s >= 0}
     scores = {}
     for worker, own_s in sound.items():
@@ -183,7 +210,7 @@ def judge_stragglers(
                 for worker, sections in window.sections_s.items()
                 if section in sections
             }
-            for worker, one in score_window(seconds).items():
+            for worker, one in score_window(seconds, window.num_samples).items():
                 is_slow = one.ratio >= config.ratio and one.score >= config.score
                 if is_slow and one.excess_s >= config.least_s:
                     num_slow[worker, section] += 1

@@ -315,7 +315,7 @@ class Account(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., forming_s: _Optional[float] = ..., redone_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., steps_s: _Optional[float] = ..., outside_s: _Optional[float] = ..., saving_s: _Optional[float] = ...) -> None: ...
 
 class SectionWindow(_message.Message):
-    __slots__ = ("number", "epoch", "num_steps", "sections_s", "step_s")
+    __slots__ = ("number", "epoch", "num_steps", "sections_s", "step_s", "num_samples")
     class SectionsSEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -328,12 +328,14 @@ class SectionWindow(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     SECTIONS_S_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     number: int
     epoch: int
     num_steps: int
     sections_s: _containers.ScalarMap[str, float]
     step_s: float
-    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., num_steps: _Optional[int] = ..., sections_s: _Optional[_Mapping[str, float]] = ..., step_s: _Optional[float] = ...) -> None: ...
+    num_samples: float
+    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., num_steps: _Optional[int] = ..., sections_s: _Optional[_Mapping[str, float]] = ..., step_s: _Optional[float] = ..., num_samples: _Optional[float] = ...) -> None: ...
 
 class ToAgent(_message.Message):
     __slots__ = ("welcome", "world", "command")
