@@ -91,6 +91,8 @@ def under_torchrun(faults, seconds):
             *("-m", "torch.distributed.run", "--standalone", "--max-restarts", "1000"),
             *("--nproc-per-node", str(_RANKS)),
             *script,
+            # With its default, a group cannot be made again after a worker was killed.
+            env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         )
         job.wait_until_whole(_RANKS, 20, timeout_s=120.0)
 

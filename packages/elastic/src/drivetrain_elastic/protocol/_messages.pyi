@@ -107,7 +107,7 @@ class Goodbye(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "host", "pid", "num_slots", "workers", "terms", "agent", "broken", "leave", "machine")
+    __slots__ = ("node", "host", "pid", "num_slots", "workers", "terms", "agent", "broken", "leave", "machine", "alerts", "check")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,8 @@ class Hello(_message.Message):
     BROKEN_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
+    ALERTS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     pid: int
@@ -128,7 +130,9 @@ class Hello(_message.Message):
     broken: Broken
     leave: LeaveRequest
     machine: str
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., agent: _Optional[str] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., machine: _Optional[str] = ...) -> None: ...
+    alerts: _containers.RepeatedCompositeFieldContainer[Alert]
+    check: CheckResult
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., agent: _Optional[str] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., machine: _Optional[str] = ..., alerts: _Optional[_Iterable[_Union[Alert, _Mapping]]] = ..., check: _Optional[_Union[CheckResult, _Mapping]] = ...) -> None: ...
 
 class Terms(_message.Message):
     __slots__ = ("min_workers", "max_workers", "unit", "last_call_s", "patience_s", "stuck_s")
@@ -338,14 +342,26 @@ class SectionWindow(_message.Message):
     def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., num_steps: _Optional[int] = ..., sections_s: _Optional[_Mapping[str, float]] = ..., step_s: _Optional[float] = ..., num_samples: _Optional[float] = ...) -> None: ...
 
 class ToAgent(_message.Message):
-    __slots__ = ("welcome", "world", "command")
+    __slots__ = ("welcome", "world", "command", "notice")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     WORLD_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     world: World
     command: Command
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., world: _Optional[_Union[World, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ...) -> None: ...
+    notice: Notice
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., world: _Optional[_Union[World, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+
+class Notice(_message.Message):
+    __slots__ = ("kind", "subject", "reason")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    subject: str
+    reason: str
+    def __init__(self, kind: _Optional[str] = ..., subject: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("incarnation", "heartbeat_s")
