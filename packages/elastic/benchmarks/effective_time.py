@@ -6,6 +6,7 @@ The share is steps x the usual time of a step / time, as MegaScale defines it
 (arXiv 2402.15627, section 5).
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -117,7 +118,8 @@ def play(faults, seconds, pid_of):
         pid = pid_of(rank)
         if pid is not None:
             number = signal.SIGKILL if kind == "kill" else signal.SIGSTOP
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
     time.sleep(max(0.0, began_s + seconds - time.monotonic()))
     return began_s
 

@@ -11,6 +11,9 @@ from drivetrain_elastic import Master
 from drivetrain_elastic._client import MasterClient, RefusedError
 from drivetrain_elastic._live_table import show_live
 from drivetrain_elastic._master._diagnoses import Diagnoses
+from drivetrain_elastic._master._time_keeper import TimeKeeper
+from drivetrain_elastic._master._training_watch import TrainingWatch
+from drivetrain_elastic.decisions.failures import Diagnosis, FailureClass
 from drivetrain_elastic.protocol import _messages as pb
 
 GPU = pb.Failure(
@@ -138,12 +141,13 @@ def test_it_is_the_machine_that_is_excluded_not_the_name(agent):
 
 
 def test_node_that_may_still_work_stays_if_nobody_can_take_its_place(pair):
-    a, _, master = pair(min_workers=4)
+    a, b, master = pair(min_workers=4)
     soft = pb.Failure(
-        failure_class="straggler", cause="slow-compute", evidence="x", blames_node=True
+        failure_class="interconnect", cause="link-down", evidence="x", blames_node=True
     )
-    a.report(failed("a", 0, soft))
-    subject, reason = wait_for_event(master, "not-excluded")
+    for slot in range(3):
+        a.report(failed("a", slot, soft))
+    subject, reason = wait_for_event(master, "not-excluded", alive=(a, b))
     assert subject == "a"
     assert "no other could take its place" in reason
     assert not status_of(master).excluded
@@ -259,7 +263,10 @@ def beat_of(node, times, *, number=0, epoch=1, step=10):
     )
 
 
-def test_straggler_is_named_and_its_node_excluded_if_others_can_go_on(pair):
+def test_straggler_is_named_and_its_node_excluded_if_others_can_go_on(
+    pair, monkeypatch
+):
+    monkeypatch.setattr("drivetrain_elastic._master._care._SLOW_S", 0.1)
     a, b, master = pair()
     for number in range(3):
         a.say(heartbeat=beat_of("a", {0: 0.1, 1: 0.1}, number=number))
@@ -267,6 +274,7 @@ def test_straggler_is_named_and_its_node_excluded_if_others_can_go_on(pair):
     subject, reason = wait_for_event(master, "straggler")
     assert subject == "b/1"
     assert "3.00 times as long as the others in 'compute'" in reason
+    assert wait_for_event(master, "excluded", alive=(a, b))[0] == "b"
     assert b.next("command").what == pb.Command.LEAVE
     assert "straggler, slow-compute" in status_of(master).excluded[0].reason
 
@@ -451,3 +459,104 @@ def test_failures_count_for_long_enough_that_slow_hangs_add_up():
     assert diagnoses._config.window_s > 4 * 2400.0
     diagnoses.expect_hangs(float("inf"))
     assert diagnoses._config.window_s < float("inf")
+
+
+def test_light_work_of_one_rank_is_no_straggler(pair):
+    a, b, master = pair()
+
+    def beat(node, outside_s, number):
+        found = beat_of(node, {0: 0.05, 1: 0.05}, number=number)
+        found.workers[0].window.sections_s["outside"] = outside_s
+        found.workers[1].window.sections_s["outside"] = 0.0001
+        return found
+
+    for number in range(6):
+        a.say(heartbeat=beat("a", 0.004, number))
+        b.say(heartbeat=beat("b", 0.0001, number))
+    wait_for(master, lambda s: s.nodes[0].workers[0].slowness)
+    assert "straggler" not in [kind for kind, *_ in events_of(master)]
+
+
+def test_work_between_steps_is_named_but_puts_no_node_out(pair, monkeypatch):
+    monkeypatch.setattr("drivetrain_elastic._master._care._SLOW_S", 0.0)
+    a, b, master = pair()
+    for number in range(4):
+        found = beat_of("a", {0: 0.05, 1: 0.05}, number=number)
+        found.workers[0].window.sections_s["outside"] = 0.5
+        found.workers[1].window.sections_s["outside"] = 0.001
+        a.say(heartbeat=found)
+        found = beat_of("b", {0: 0.05, 1: 0.05}, number=number)
+        for one in found.workers:
+            one.window.sections_s["outside"] = 0.001
+        b.say(heartbeat=found)
+    subject, reason = wait_for_event(master, "straggler", alive=(a, b))
+    assert (subject, "'outside'" in reason) == ("a/0", True)
+    wait_for_event(master, "diagnosis", alive=(a, b))
+    assert not status_of(master).excluded
+
+
+def test_evaluation_between_steps_is_no_hang(agent):
+    a = agent("a", min_workers=1)
+    a.ready(0)
+    a.world()
+    watch = TrainingWatch()
+    watch.enter(1, ["a/0"])
+    one = pb.WorkerProgress(name="a/0", step=5, step_s=0.1, phase="between steps")
+    watch.take([one])
+    now_s = time.monotonic()
+    assert watch.look(now_s + 100.0)[0] == ""
+    assert watch.look(now_s + 400.0)[0].startswith("no step for 4")
+    one.phase, one.step = "computing", 6
+    watch.take([one])
+    assert watch.look(time.monotonic() + 6.0)[0].startswith("no step for ")
+
+
+def test_steps_that_leap_are_no_steps():
+    watch = TrainingWatch()
+    watch.enter(1, ["a/0"])
+    for step in (5, 1 << 63, 6):
+        watch.take([pb.WorkerProgress(name="a/0", step=step, step_s=0.1)])
+    assert watch.step == 6
+
+
+def test_job_that_gets_on_between_failures_goes_on_also_under_the_next_master():
+    records = []
+    first = Diagnoses(records)
+    hang = Diagnosis(FailureClass.HANG, "stuck", "a", "x", "a/0")
+    for at in range(9):
+        first.add(hang._replace(worker=f"a/{at}"))
+        first.judge(time.monotonic(), step=at * 100)
+    second = Diagnoses([])
+    assert all(second.replay(record) for record in records)
+    second.add(hang._replace(worker="a/x"))
+    (judged,), _ = second.judge(time.monotonic(), step=1000)
+    assert judged.gets_on
+    second.add(hang._replace(worker="a/y"))
+    (judged,), _ = second.judge(time.monotonic(), step=1000)
+    assert not judged.gets_on
+
+
+def test_ended_job_keeps_its_ledger_for_the_next_master():
+    records = []
+    first = TimeKeeper(records, lambda _: "")
+    first.begin()
+    first.enter(1, ["a"], [], "start", [])
+    account = pb.Account(epoch=1, num_steps=10, steps_s=1e-4)
+    first.take([pb.WorkerProgress(name="a", accounts=[account])])
+    first.end()
+    ledger = first.ledger()
+    second = TimeKeeper([], lambda _: "")
+    for record in records:
+        assert second.replay(record)
+    assert second.ledger().num_steps == ledger.num_steps == 10
+    assert second.ledger().total_s == pytest.approx(ledger.total_s, abs=1e-3)
+
+
+def test_times_that_nobody_has_are_bounded():
+    keeper = TimeKeeper([], lambda _: "")
+    keeper.begin()
+    keeper.enter(1, ["a", "b"], [], "start", [])
+    for name in "ab":
+        account = pb.Account(epoch=1, steps_s=1.7e308, forming_s=1.7e308)
+        keeper.take([pb.WorkerProgress(name=name, accounts=[account])])
+    assert keeper.ledger().effective_s < 1e11

@@ -23,7 +23,7 @@ def clock():
 
 @pytest.fixture
 def meter(clock):
-    return StepMeter(torch.device("cpu"), window_steps=2, clock=clock)
+    return StepMeter(torch.device("cpu"), window_steps=2, told_s=0.0, clock=clock)
 
 
 def make_step(meter, clock, number, *, compute=0.1, wait=0.02):
@@ -134,6 +134,22 @@ def test_windows_hold_the_same_steps_on_all_ranks(meter, clock):
     make_step(meter, clock, 3)
     make_step(meter, clock, 4)
     assert meter.times().window.number == 1
+
+
+def test_of_short_steps_the_same_windows_are_told_by_ranks_that_differ(clock):
+    told = []
+    for compute in (0.01, 0.018):
+        meter = StepMeter(torch.device("cpu"), window_steps=2, told_s=0.5, clock=clock)
+        meter.find_world()
+        meter.enter_world(1, 0)
+        numbers = set()
+        for number in range(1, 401):
+            make_step(meter, clock, number, compute=compute, wait=0.0)
+            if meter.times().window is not None:
+                numbers.add(meter.times().window.number)
+        told.append(numbers)
+    assert len(told[0] & told[1]) >= 10
+    assert max(len(one) for one in told) <= 40
 
 
 def test_samples_of_a_window_are_counted(meter, clock):

@@ -84,7 +84,7 @@ def table_of(status: pb.Status, events: Sequence[Any]) -> Group:
         ("memory", "right"),
         ("alerts", "left"),
     ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for node in status.nodes:
         _add_node(table, node)
     time_ledger = status.time
@@ -121,7 +121,9 @@ def _add_node(table: Table, node: Any) -> None:
     alerts = Text(", ".join(one.kind for one in node.alerts), "red")
     first = [node.node, f"{hardware.cpu_share:.0%}", memory]
     if not node.workers:
-        table.add_row(first[0], "", "", "", "", "", "", first[1], first[2], alerts)
+        table.add_row(
+            Text(first[0]), "", "", "", "", "", "", first[1], first[2], alerts
+        )
     for at, one in enumerate(node.workers):
         is_first = at == 0
         slower = Text(
@@ -129,12 +131,12 @@ def _add_node(table: Table, node: Any) -> None:
             "red" if one.slowness >= _SLOW else "",
         )
         table.add_row(
-            first[0] if is_first else "",
-            one.name.rsplit("/", 1)[-1],
+            Text(first[0] if is_first else ""),
+            Text(one.name.rsplit("/", 1)[-1]),
             str(one.rank) if one.rank >= 0 else one.status,
             str(one.step),
             f"{one.step_s:.3f}" if one.step_s else "",
-            f"{one.phase} {one.phase_s:.1f} s",
+            Text(f"{one.phase} {one.phase_s:.1f} s"),
             slower,
             first[1] if is_first else "",
             first[2] if is_first else "",

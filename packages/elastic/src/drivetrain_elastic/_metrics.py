@@ -128,7 +128,8 @@ def _of_the_job(status: pb.Status) -> Iterator[Any]:
         "In steps that count, at full strength and speed.",
         [((), time.effective_s)],
     )
-    yield _counter(
+    # It may fall, when a cause is found for what had none.
+    yield _gauge(
         "lost_seconds",
         "Not effective, by what they were lost in and its cause.",
         [((row.what, row.cause), row.seconds) for row in time.lost],

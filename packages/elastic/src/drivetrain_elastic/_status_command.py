@@ -53,7 +53,7 @@ def populate_status_parsers(commands: Any) -> None:
             one.add_argument(
                 "--watch",
                 action="store_true",
-                help="show it live, until a key of Ctrl-C",
+                help="show it live, until Ctrl-C",
             )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from drivetrain_elastic._sections import APPLY, COMPUTE, OUTSIDE, OWN, SAVE, WAIT
 from drivetrain_elastic.decisions.time_ledger import Account
 
 if TYPE_CHECKING:
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["SectionWindow", "StepMeter", "Times"]
 
-# What a rank computes by itself; the rest of a step is waiting.
-COMPUTE, APPLY, OUTSIDE, SAVE, WAIT = "compute", "apply", "outside", "save", "wait"
-_OWN = frozenset({COMPUTE, APPLY, OUTSIDE})
 _NUM_WORLDS = 4
 _MOST_SECTIONS = 32
+# How long a window is shown at least: some beats.
+_WINDOW_S = 1.5
+_NAME_CHARACTERS = 64
 
 
 class SectionWindow(NamedTuple):
@@ -63,6 +64,7 @@ class StepMeter:
     Args:
         device: On which it computes. What a GPU does is timed by events in its stream.
         window_steps: How many steps make up a window.
+        told_s: How long a window is shown at least; of short ones not all are.
         count: Returns how many collectives this rank has entered, in all worlds.
         record: Where each operation is noted; None for nowhere.
         clock: In seconds.
@@ -87,12 +89,14 @@ class StepMeter:
         device: torch.device,
         *,
         window_steps: int = 10,
+        told_s: float = _WINDOW_S,
         count: Callable[[], int] = int,
         record: FlightRecord | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
         self._window_steps = window_steps
+        self._told_s = told_s
         self._count = count
         self._record = record
         self._device_timer = _DeviceTimer(device) if device.type != "cpu" else None
@@ -192,6 +196,7 @@ class StepMeter:
     def section(self, name: str) -> Iterator[None]:
         """Counts what is done within under a name of its own, in place of computing."""
         before = self._section
+        name = name.encode(errors="replace").decode()[:_NAME_CHARACTERS]
         self._enter(name, self._clock())
         self._note(name, is_waiting=False)
         try:
@@ -268,14 +273,26 @@ class StepMeter:
         self._num_samples_before = self._num_samples
         self._steps.append((spent, step_s))
         if self._step % self._window_steps == 0:
-            if len(self._steps) == self._window_steps:
+            if len(self._steps) == self._window_steps and self._is_told():
                 window = self._window()
             self._steps.clear()
         self._times = Times(dict(self._accounts), window)
 
+    def _is_told(self) -> bool:
+        """Whether the window that is whole now is one of those that are told.
+
+        Of short steps not all windows are, or beats would miss some, and others on each
+        rank. Ranks that differ by a factor of two still tell some of the same.
+        """
+        longest_s = self._window_steps * max(self._usual_s, 1e-6)
+        every = 1
+        while every * longest_s < self._told_s:
+            every *= 2
+        return (self._step // self._window_steps - 1) % every == 0
+
     def _window(self) -> SectionWindow:
         names = {name for spent, _ in self._steps for name in spent} - {WAIT, SAVE}
-        kept = sorted(names | _OWN)[:_MOST_SECTIONS]
+        kept = sorted(names | OWN)[:_MOST_SECTIONS]
         sections_s = {
             name: statistics.median(spent.get(name, 0.0) for spent, _ in self._steps)
             for name in kept

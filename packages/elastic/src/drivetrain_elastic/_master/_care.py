@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from drivetrain_elastic._master._diagnoses import Diagnoses, Judged
 from drivetrain_elastic._master._time_keeper import TimeKeeper
 from drivetrain_elastic._master._training_watch import TrainingWatch
+from drivetrain_elastic._sections import OUTSIDE
 from drivetrain_elastic.decisions.check_votes import convicted
 from drivetrain_elastic.decisions.failures import Action, Diagnosis, FailureClass
 
@@ -30,6 +31,8 @@ _SUSPICIOUS = frozenset(
 )
 _CHECK_AGAIN_S = 600.0
 _TIMES_LOST = 3
+# How long a worker is slow before its node is excluded.
+_SLOW_S = 30.0
 
 
 class StopJob(NamedTuple):
@@ -113,8 +116,8 @@ class Care:
         self._late_s = late_s
         self._late: set[str] = set()
         self._node_of: dict[str, str] = {}
-        # The last step when a class of failures was last seen.
-        self._step_at: dict[FailureClass, int] = {}
+        # Workers that are slow, with when that was found, and what follows if they stay so.
+        self._slow: dict[str, tuple[float, Exclude]] = {}
         self._epoch = 0
         self._checked_s: dict[str, float] = {}
         self._votes: dict[str, dict[str, str]] = {}
@@ -153,6 +156,9 @@ class Care:
         for one in new:
             self._note("straggler", one.worker, one.reason)
             node = self._node_of.get(one.worker, "")
+            if one.section == OUTSIDE:
+                # What a script does between steps, such as logging on one rank, is its own.
+                node = ""
             self.diagnoses.add(
                 Diagnosis(
                     FailureClass.STRAGGLER,
@@ -202,7 +208,7 @@ class Care:
             cause = "collectives failed"
         else:
             cause = "join"
-        self.time.enter(world.epoch, world.members, before, cause, dead)
+        self.time.enter(world.epoch, world.members, before, cause, gone)
         self._compare(world, state)
 
     def _compare(self, world: World, state: MembershipState) -> None:
@@ -225,7 +231,7 @@ class Care:
         """
         orders: list[_Order] = []
         waits = [_SOON_S, self._look_for_late_ones(now_s, heard_s)]
-        judged, wait_s = self.diagnoses.judge(now_s)
+        judged, wait_s = self.diagnoses.judge(now_s, self.training.step)
         waits.append(wait_s)
         for one in judged:
             orders += self._follow(one)
@@ -236,6 +242,7 @@ class Care:
             self._note("hang", str(self._epoch), why)
             self.training.ask(now_s)
             orders.append(ShowStacks(why))
+        orders += self._leave_out_slow_ones(now_s)
         found, silent, wait_s = self.training.find_silent(now_s)
         waits.append(wait_s)
         if found:
@@ -245,6 +252,17 @@ class Care:
     def ask_for_flights(self) -> None:
         """Notes that all agents are asked what their workers did last."""
         self.training.ask(time.monotonic())
+
+    def _leave_out_slow_ones(self, now_s: float) -> list[Exclude]:
+        """Returns which nodes are excluded, since they have been slow for long enough."""
+        orders = []
+        for worker, (since_s, order) in list(self._slow.items()):
+            if not self.training.is_slow(worker):
+                del self._slow[worker]
+            elif now_s - since_s >= _SLOW_S:
+                del self._slow[worker]
+                orders.append(order)
+        return orders
 
     def _look_for_late_ones(
         self, now_s: float, heard_s: Mapping[str, float]
@@ -276,6 +294,7 @@ class Care:
         self._note("check", node, result.reason)
         self._votes[node] = dict(result.faulty)
         found = convicted(self._votes, present)
+        found = {bad: why for bad, why in found.items() if bad in present}
         for bad in found:
             for votes in self._votes.values():
                 votes.pop(bad, None)
@@ -298,11 +317,8 @@ class Care:
         what = f"{found.failure_class}, {found.cause}: {found.reason}"
         then = f"{response.action}: {response.reason}"
         self._note("diagnosis", found.worker or found.node, f"{what}; {then}")
-        before = self._step_at.get(found.failure_class)
-        self._step_at[found.failure_class] = self.training.step
         is_program = found.failure_class == FailureClass.PROGRAM
-        goes_on = before is not None and self.training.step > before
-        if response.action == Action.STOP_JOB and not is_program and goes_on:
+        if response.action == Action.STOP_JOB and not is_program and one.gets_on:
             # What a person would do now is to start it again, which it does by itself.
             why = "it has made steps since the last time"
             self._note("goes-on", found.worker, why)
@@ -322,5 +338,10 @@ class Care:
                 FailureClass.CORRUPTION,
             }
             is_broken = found.failure_class in broken
-            return [Exclude(found.node, f"{what} ({response.reason})", is_broken)]
+            order = Exclude(found.node, f"{what} ({response.reason})", is_broken)
+            if found.failure_class == FailureClass.STRAGGLER:
+                # Something else may be going on there for a moment.
+                self._slow[found.worker] = (time.monotonic(), order)
+                return []
+            return [order]
         return []

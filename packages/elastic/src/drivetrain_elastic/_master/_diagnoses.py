@@ -58,11 +58,13 @@ class Judged(NamedTuple):
         diagnosis: Why it has failed.
         response: What follows.
         traceback: Of the program's error, if it was one.
+        gets_on: Whether steps were made since the last failure of its class.
     """
 
     diagnosis: Diagnosis
     response: Response
     traceback: str
+    gets_on: bool = False
 
 
 class Diagnoses:
@@ -78,6 +80,8 @@ class Diagnoses:
         self._incidents: list[Incident] = []
         self._by_worker: dict[str, Diagnosis] = {}
         self._taken: set[str] = set()
+        # The last step when a class of failures was last seen.
+        self._step_at: dict[FailureClass, int] = {}
         self._waiting: list[tuple[Finding, str]] = []
         self._recent: list[Finding] = []
         self.excluded: dict[str, Excluded] = {}
@@ -88,14 +92,17 @@ class Diagnoses:
         """Takes a record of the journal; returns whether it was one of these."""
         if record.kind == "incident":
             # A time of another master's clock: that it is past is all that is known.
-            at_s, failure_class, *rest = record.body
+            at_s, failure_class, *rest, step = record.body
             lost_s = max(0.0, time.time() - at_s)
             incident = Incident(
                 time.monotonic() - lost_s, FailureClass(failure_class), *rest
             )
             self._incidents.append(incident._replace(action=Action(incident.action)))
-            if incident.failure_class != FailureClass.STRAGGLER:
+            # What a node told before any worker failed of it may come again.
+            is_of_a_worker = incident.worker != incident.node
+            if is_of_a_worker and incident.failure_class != FailureClass.STRAGGLER:
                 self._taken.add(incident.worker)
+            self._step_at[incident.failure_class] = step
             self._by_worker[incident.worker] = Diagnosis(
                 incident.failure_class,
                 incident.cause,
@@ -116,7 +123,7 @@ class Diagnoses:
         """Returns records that take the place of all that were written."""
         now_s = time.monotonic()
         return [
-            *(_incident_record(one, now_s) for one in self._incidents[-_MOST:]),
+            *(self._record(one, now_s) for one in self._incidents[-_MOST:]),
             *(Record("excluded", list(one)) for one in self.excluded.values()),
         ]
 
@@ -182,11 +189,12 @@ class Diagnoses:
         self._recent.append(finding)
         self._waiting.append((finding, traceback))
 
-    def judge(self, now_s: float) -> tuple[list[Judged], float | None]:
+    def judge(self, now_s: float, step: int) -> tuple[list[Judged], float | None]:
         """Returns what follows from failures, and when to ask again, in seconds.
 
         Args:
             now_s: The time, on the master's monotonic clock.
+            step: The last one that was made.
         """
         judged, waiting = [], []
         self._recent = [f for f in self._recent if now_s - f.at_s < _TOGETHER_S]
@@ -207,8 +215,11 @@ class Diagnoses:
                 judged.append(Judged(found, response, ""))
                 continue
             response = respond(now_s, found, self._incidents, self._config)
+            before = self._step_at.get(found.failure_class)
+            self._step_at[found.failure_class] = step
             self._note(now_s, found, response)
-            judged.append(Judged(found, response, traceback))
+            gets_on = before is not None and step > before
+            judged.append(Judged(found, response, traceback, gets_on))
         self._waiting = waiting
         soonest = [finding.at_s + _ECHO_S - now_s for finding, _ in waiting]
         return judged, min(soonest, default=None)
@@ -224,7 +235,12 @@ class Diagnoses:
             found.place,
         )
         self._incidents.append(incident)
-        self._records.append(_incident_record(incident, now_s))
+        self._records.append(self._record(incident, now_s))
+
+    def _record(self, one: Incident, now_s: float) -> Record:
+        at_s = time.time() - (now_s - one.at_s)
+        step = self._step_at.get(one.failure_class, 0)
+        return Record("incident", [at_s, *one[1:], step])
 
     # ---- machines ----
 
@@ -249,8 +265,3 @@ class Diagnoses:
             raise ProgramError(message)
         del self.excluded[machine]
         self._records.append(Record("readmitted", machine))
-
-
-def _incident_record(one: Incident, now_s: float) -> Record:
-    at_s = time.time() - (now_s - one.at_s)
-    return Record("incident", [at_s, *one[1:]])

@@ -49,6 +49,10 @@ _NAP_S = 0.5
 _LONGEST_WAIT_S = 1.0
 # How long the workers of a node that is excluded have to leave.
 _EXCLUDED_S = 30.0
+# What people should see in the output of any agent.
+_NOTICES = frozenset(
+    {"excluded", "hang", "not-excluded", "silent", "straggler", "straggler-over"}
+)
 
 
 class DuplicateNodeError(ProgramError):
@@ -233,7 +237,10 @@ class Nodes:
 
     def _refuse_excluded(self, hello: pb.Hello) -> None:
         excluded = self._care.diagnoses.excluded.get(hello.machine or hello.node)
-        if excluded is not None:
+        known = self._nodes.get(hello.node)
+        is_leaving = known is not None and known.agent == hello.agent and known.leave
+        # One that is still about to leave is told so again.
+        if excluded is not None and not is_leaving:
             message = (
                 f"machine {excluded.machine!r} is excluded from this job: "
                 f"{excluded.reason}; `drivetrain-elastic readmit {excluded.machine}` lets "
@@ -245,6 +252,14 @@ class Nodes:
         """Takes what was said before, and may not have been heard or written."""
         if hello.HasField("broken"):
             self._take_broken(hello.broken)
+        known = dict(node.alerts)
+        node.alerts.clear()
+        for alert in hello.alerts:
+            node.take_alert(alert)
+            if alert.kind not in known or alert.HasField("failure"):
+                self._care.take_alert(node.name, alert)
+        if hello.HasField("check"):
+            self._take_check(node, hello.check)
         leave = hello.leave if hello.HasField("leave") else node.leave
         if leave is not None:
             self.leave(node.name, leave.within_s, leave.reason, leave.exit_code)
@@ -437,10 +452,10 @@ class Nodes:
         if not self._care.diagnoses.exclude(machine, order.node, order.reason):
             return
         self._note("excluded", order.node, order.reason)
-        node = self._nodes.get(order.node)
-        if node is not None and node.line is not None:
-            why = f"it is excluded: {order.reason}"
-            self.leave(node.name, _EXCLUDED_S, why, exit_code=1)
+        why = f"it is excluded: {order.reason}"
+        for node in list(self._nodes.values()):
+            if node.machine == machine and node.line is not None:
+                self.leave(node.name, _EXCLUDED_S, why, exit_code=1)
 
     def _can_do_without(self, node: str) -> bool:
         """Whether workers of other nodes, and those that stand by, are enough."""
@@ -558,6 +573,9 @@ class Nodes:
     def _note(self, kind: str, subject: str, reason: str) -> None:
         logger.info("%s %s: %s", kind, subject, reason)
         self._records.append(self._events.make(kind, subject, reason))
+        if kind in _NOTICES:
+            notice = pb.Notice(kind=kind, subject=subject, reason=reason)
+            self._tell_all(pb.ToAgent(notice=notice))
 
     def _tell_all(self, message: Any) -> None:
         for node in self._nodes.values():

@@ -24,6 +24,8 @@ __all__ = ["TimeKeeper"]
 _KIND = "time"
 # So many of the last worlds may still be told of by their ranks.
 _NUM_OPEN = 4
+# Nobody has spent more; what is more is no time.
+_MOST_S = 1e10
 
 
 class _World:
@@ -65,6 +67,8 @@ class TimeKeeper:
         # What passed since is that by the wall clock, which may have been set meanwhile.
         since_s = max(0.0, time.time() - body["at_s"])
         self._began_s = time.monotonic() - body["elapsed_s"] - since_s
+        if body["is_over"]:
+            self._ended_s = self._began_s + body["elapsed_s"]
         for epoch, size, cause, shortage, account, straggler_s in body["worlds"]:
             facts = WorldFacts(
                 epoch, size, cause, shortage, Account(*account), straggler_s
@@ -92,6 +96,7 @@ class TimeKeeper:
             {
                 "at_s": time.time(),
                 "elapsed_s": time.monotonic() - self._began_s,
+                "is_over": self._ended_s is not None,
                 "worlds": [
                     [
                         w.epoch,
@@ -127,8 +132,14 @@ class TimeKeeper:
 
     def end(self) -> None:
         """Notes that the job has ended."""
-        if self._ended_s is None:
-            self._ended_s = time.monotonic()
+        if self._ended_s is not None:
+            return
+        self._ended_s = time.monotonic()
+        facts = [self._facts(one) for one in self._open.values()]
+        self._closed |= {one.epoch: one for one in facts}
+        self._open.clear()
+        if self._began_s is not None:
+            self._records.append(self._record(facts))
 
     def lose(self) -> None:
         """Notes that a worker of the world is gone."""
@@ -183,12 +194,12 @@ class TimeKeeper:
                 world = self._open.get(told.epoch)
                 if world is not None:
                     world.accounts[one.name] = Account(
-                        told.forming_s,
-                        told.redone_s,
+                        min(told.forming_s, _MOST_S),
+                        min(told.redone_s, _MOST_S),
                         told.num_steps,
-                        told.steps_s,
-                        told.outside_s,
-                        told.saving_s,
+                        min(told.steps_s, _MOST_S),
+                        min(told.outside_s, _MOST_S),
+                        min(told.saving_s, _MOST_S),
                     )
 
     def slow_down(self, epoch: int, lost_s: float) -> None:

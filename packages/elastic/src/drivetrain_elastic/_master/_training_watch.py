@@ -14,6 +14,7 @@ from drivetrain_elastic.decisions.stragglers import (
     StragglerConfig,
     Window,
     judge_stragglers,
+    own_time,
     score_window,
 )
 
@@ -28,6 +29,9 @@ __all__ = ["Slowness", "TrainingWatch"]
 _NUM_LATE = 2
 _FEWEST = 2
 _FLIGHTS_S = 1.0
+_MOST_STEPS = 1_000_000
+# What a worker calls the time in which its script has the word.
+_OUTSIDE = "between steps"
 
 
 class Slowness(NamedTuple):
@@ -64,6 +68,7 @@ class TrainingWatch:
         self._open: dict[int, dict[str, pb.SectionWindow]] = {}
         self._windows: deque[Window] = deque(maxlen=self._config.num_windows)
         self._stragglers: dict[str, Straggler] = {}
+        self._phases: dict[str, str] = {}
         self._last_step = 0
         self._last_step_s = time.monotonic()
         self._usual_s = 0.0
@@ -81,6 +86,7 @@ class TrainingWatch:
         self._windows.clear()
         self._stragglers.clear()
         self.slowness.clear()
+        self._phases.clear()
         self._is_hanging, self._asked_s = False, None
         # Until a step is made it is not known how long one takes in this world.
         self._usual_s, self._last_step_s = 0.0, time.monotonic()
@@ -93,7 +99,10 @@ class TrainingWatch:
         for one in workers:
             if one.name not in self._members:
                 continue
-            if one.step > self._last_step:
+            self._phases[one.name] = one.phase
+            # One that leaps is no count of steps.
+            is_step = not self._last_step or one.step - self._last_step < _MOST_STEPS
+            if one.step > self._last_step and is_step:
                 self._last_step, self._last_step_s = one.step, time.monotonic()
                 self.step = max(self.step, one.step)
                 self._usual_s = one.step_s
@@ -125,13 +134,16 @@ class TrainingWatch:
     def _compare(self, window: Window) -> None:
         slowness: dict[str, Slowness] = {}
         names = {name for one in window.sections_s.values() for name in one}
+        share_s = self._config.least_share * own_time(window)
+        least_s = max(self._config.least_s, share_s)
         for section in sorted(names):
             seconds = {
-                worker: sections.get(section, 0.0)
+                worker: sections[section]
                 for worker, sections in window.sections_s.items()
+                if section in sections
             }
             for worker, score in score_window(seconds, window.num_samples).items():
-                is_long = score.excess_s >= self._config.least_s
+                is_long = score.excess_s >= least_s
                 ratio = score.ratio if is_long else min(score.ratio, 1.0)
                 if worker not in slowness or ratio > slowness[worker].ratio:
                     own_s = dict(window.sections_s[worker])
@@ -147,6 +159,10 @@ class TrainingWatch:
         over = [one for name, one in self._stragglers.items() if name not in now]
         self._stragglers = now
         return new, over
+
+    def is_slow(self, worker: str) -> bool:
+        """Whether a worker counts as slow now."""
+        return worker in self._stragglers
 
     def lost_s(self, num_steps: int, window: Window) -> float:
         """Returns what the steps of a window took longer for the slowest rank.
@@ -174,7 +190,11 @@ class TrainingWatch:
     def look(self, now_s: float) -> tuple[str, float]:
         """Returns why all seem to hang, the first time; and when to look again, in s."""
         verdict = judge_progress(
-            now_s, self._last_step_s, self._usual_s, self._progress
+            now_s,
+            self._last_step_s,
+            self._usual_s,
+            self._progress,
+            is_outside=_OUTSIDE in self._phases.values(),
         )
         if not verdict.is_hanging or self._is_hanging or len(self._members) == 0:
             return "", verdict.wait_s

@@ -17,6 +17,8 @@ class ProgressConfig:
     Args:
         factor: No step was made for so many times as long as one usually takes.
         floor_s: And for so long at least.
+        outside_s: And for so long while a rank is between two steps, where its script may
+            evaluate.
 
     Raises:
         ProgramError: A value is out of range.
@@ -24,13 +26,14 @@ class ProgressConfig:
 
     factor: float = 10.0
     floor_s: float = 5.0
+    outside_s: float = 300.0
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        if not (self.factor > 1 and self.floor_s > 0):
+        if not (self.factor > 1 and self.floor_s > 0 and self.outside_s > 0):
             message = (
-                "factor must be more than 1 and floor_s more than 0, got "
-                f"{self.factor} and {self.floor_s}"
+                "factor must be more than 1, floor_s and outside_s more than 0, got "
+                f"{self.factor}, {self.floor_s} and {self.outside_s}"
             )
             raise ProgramError(message)
 
@@ -50,7 +53,12 @@ class ProgressVerdict(NamedTuple):
 
 
 def judge_progress(
-    now_s: float, last_step_s: float, usual_s: float, config: ProgressConfig
+    now_s: float,
+    last_step_s: float,
+    usual_s: float,
+    config: ProgressConfig,
+    *,
+    is_outside: bool = False,
 ) -> ProgressVerdict:
     """Decides whether a training hangs.
 
@@ -59,6 +67,7 @@ def judge_progress(
         last_step_s: When a rank of the world last told of a new step.
         usual_s: How long a step usually takes; 0 while none was made, when nothing is known.
         config: The limits.
+        is_outside: Whether a rank is between two steps.
 
     Example:
         >>> judge_progress(107.0, 100.0, 0.5, ProgressConfig()).reason
@@ -68,7 +77,8 @@ def judge_progress(
     """
     if usual_s <= 0:
         return ProgressVerdict(False, "", config.floor_s)
-    limit_s = max(config.floor_s, config.factor * usual_s)
+    floor_s = config.outside_s if is_outside else config.floor_s
+    limit_s = max(floor_s, config.factor * usual_s)
     still_s = now_s - last_step_s
     if still_s < limit_s:
         return ProgressVerdict(False, "", limit_s - still_s)

@@ -28,6 +28,7 @@ __all__ = [
     "StragglerConfig",
     "Window",
     "judge_stragglers",
+    "own_time",
     "score_window",
     "slow_nodes",
 ]
@@ -36,6 +37,7 @@ __all__ = [
 _NORMAL = 1.4826
 # Ranks that happen to be all equally fast would make the smallest difference infinite.
 _LEAST_SPREAD = 0.01
+_FEWEST, _MANY = 2, 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +49,9 @@ class StragglerConfig:
         score: It is at least so many deviations above the median of the others.
         num_slow: k: in so many windows.
         num_windows: n: of so many, the last ones.
-        least_s: What takes less time is not compared.
+        least_s: What is slower by less time is no matter.
+        least_share: And what is slower by less than this share of the time that ranks
+            spend by themselves in a step.
 
     Raises:
         ProgramError: A value is out of range.
@@ -58,13 +62,15 @@ class StragglerConfig:
     num_slow: int = 3
     num_windows: int = 5
     least_s: float = 0.001
+    least_share: float = 0.1
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        if not (self.ratio > 1 and self.score >= 0 and self.least_s >= 0):
+        least = min(self.score, self.least_s, self.least_share)
+        if not (self.ratio > 1 and least >= 0):
             message = (
-                "ratio must be more than 1, score and least_s at least 0, got "
-                f"{self.ratio}, {self.score} and {self.least_s}"
+                "ratio must be more than 1, score, least_s and least_share at least 0, "
+                f"got {self.ratio}, {self.score}, {self.least_s} and {self.least_share}"
             )
             raise ProgramError(message)
         if not 1 <= self.num_slow <= self.num_windows:
@@ -168,12 +174,15 @@ def score_window(
 def _compare(seconds: Mapping[str, float]) -> dict[str, Score]:
     sound = {w: s for w, s in seconds.items() if math.isfinite(s) and s >= 0}
     scores = {}
+    all_s = list(sound.values())
+    among_all = _middle_of(all_s) if len(all_s) > _MANY else None
     for worker, own_s in sound.items():
-        others = [s for other, s in sound.items() if other != worker]
-        if not others:
+        if len(all_s) < _FEWEST:
             continue
-        middle = statistics.median(others)
-        spread = _NORMAL * statistics.median(abs(s - middle) for s in others)
+        # Among many, one more or less hardly changes what is usual.
+        middle, spread = among_all or _middle_of(
+            [s for other, s in sound.items() if other != worker]
+        )
         spread = max(spread, _LEAST_SPREAD * middle)
         excess = own_s - middle
         if middle <= 0:
@@ -182,6 +191,25 @@ def _compare(seconds: Mapping[str, float]) -> dict[str, Score]:
             ratio, score = own_s / middle, excess / spread
         scores[worker] = Score(ratio, score, excess)
     return scores
+
+
+def own_time(window: Window) -> float:
+    """Returns the time that ranks spend by themselves in a step, by their median.
+
+    Args:
+        window: The window.
+    """
+    sums = [
+        math.fsum(s for s in sections.values() if math.isfinite(s) and s >= 0)
+        for sections in window.sections_s.values()
+    ]
+    return statistics.median(sums) if sums else 0.0
+
+
+def _middle_of(seconds: list[float]) -> tuple[float, float]:
+    """Returns the median, and how far values usually lie from it."""
+    middle = statistics.median(seconds)
+    return middle, _NORMAL * statistics.median(abs(s - middle) for s in seconds)
 
 
 def judge_stragglers(
@@ -204,6 +232,7 @@ def judge_stragglers(
     num_slow: Counter[tuple[str, str]] = Counter()
     last: dict[tuple[str, str], Score] = {}
     for window in windows[-config.num_windows :]:
+        least_s = max(config.least_s, config.least_share * own_time(window))
         for section in _sections(window.sections_s.values()):
             seconds = {
                 worker: sections[section]
@@ -212,7 +241,7 @@ def judge_stragglers(
             }
             for worker, one in score_window(seconds, window.num_samples).items():
                 is_slow = one.ratio >= config.ratio and one.score >= config.score
-                if is_slow and one.excess_s >= config.least_s:
+                if is_slow and one.excess_s >= least_s:
                     num_slow[worker, section] += 1
                     last[worker, section] = one
     found = [
