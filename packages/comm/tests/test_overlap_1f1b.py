@@ -87,7 +87,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(1, marks=pytest.mark.faults),
+        2,
+        pytest.param(4, marks=pytest.mark.faults),
+    ],
+)
 def test_bits_are_those_of_torchs_schedule(size):
     run_ranks(compare, size, CASES)
 

@@ -63,7 +63,7 @@ def exact():
         assert len(again) == len(expected)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.faults), 2])
 def test_training_is_the_same_bits(size):
     run_ranks(exact, size)
 
@@ -234,6 +234,7 @@ def compiled():
     return found
 
 
+@pytest.mark.faults
 def test_a_compiled_model_trains_the_same():
     for found in run_ranks(compiled, 2):
         assert found[0] == found[1]
@@ -294,7 +295,7 @@ def plan(world):
     return found[0]
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.faults), 2])
 def test_a_plan_may_hold_it(world):
     run_ranks(plan, world, world)
 

@@ -93,7 +93,14 @@ def all_cases():
     compare((2, 7, 4), 9, 1, True, {"num_chunks": 2})
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(1, marks=pytest.mark.faults),
+        2,
+        pytest.param(3, marks=pytest.mark.faults),
+    ],
+)
 def test_numbers_and_state_dicts_are_those_of_torchs_styles(size):
     run_ranks(all_cases, size)
 
@@ -171,6 +178,7 @@ def compiled():
             torch.testing.assert_close(each, expected)
 
 
+@pytest.mark.faults
 def test_a_compiled_model_may_hold_them():
     run_ranks(compiled, 2)
 

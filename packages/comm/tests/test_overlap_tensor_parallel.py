@@ -137,7 +137,14 @@ def all_cases(size):
             scatter_case((4, 4, 4)[:size], 0, dtype, path, None, True, False, True)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(1, marks=pytest.mark.faults),
+        pytest.param(2, marks=pytest.mark.faults),
+        3,
+    ],
+)
 def test_results_and_gradients_are_those_of_the_plain_path(size):
     run_ranks(all_cases, size, size, timeout_s=120)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from drivetrain_elastic.decisions.failures import Evidence, diagnose
+from drivetrain_elastic.decisions.failures import ErrorRecord, Evidence, diagnose
 from drivetrain_elastic.diagnosis import GpuWatch
 
 
@@ -272,3 +272,33 @@ def test_real_library_says_why_there_is_nothing_or_reads():
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     with GpuWatch() as watch:
         assert bool(watch.read()) != bool(watch.why_missing) or not watch.read()
+
+
+def test_what_happened_long_ago_explains_nothing_now():
+    nvml, now = FakeNvml(), [0.0]
+    with GpuWatch(nvml, within_s=60.0, clock=lambda: now[0]) as watch:
+        nvml.ecc[0] = 5
+        nvml.links[0] = [1, 0]
+        nvml.events.append((0, 94))
+        before = watch.read()[0]
+        assert (before.ecc_uncorrected, before.nvlinks_down, before.xids) == (1, 1, (94,))
+        now[0] = 59.0
+        assert watch.read()[0].xids == (94,)
+        now[0] = 119.5
+        after = watch.read()[0]
+        assert (after.ecc_uncorrected, after.nvlinks_down, after.xids) == (0, 0, ())
+        error = ErrorRecord("KeyError", "'lr'")
+        found = diagnose(Evidence(worker="a/0", node="a", error=error, gpus=(after,)))
+        assert (found.failure_class, found.node) == ("program", "")
+
+
+def test_old_xid_counts_as_long_as_the_gpu_needs_a_reset():
+    nvml, now = FakeNvml(), [0.0]
+    with GpuWatch(nvml, within_s=60.0, clock=lambda: now[0]) as watch:
+        nvml.events.append((0, 95))
+        nvml.recovery[0] = 1
+        watch.read()
+        now[0] = 1000.0
+        assert watch.read()[0].xids == (95,)
+        nvml.recovery[0] = 0
+        assert watch.read()[0].xids == ()

@@ -161,3 +161,37 @@ def test_virtual_ports_are_sampled_where_there_are_no_others(tmp_path):
 def test_options_that_cannot_be_are_refused(system, options, says):
     with pytest.raises(ProgramError, match=says):
         NetworkSampler(root=system.root, **options)
+
+
+def test_link_that_flapped_long_ago_explains_nothing_now(system):
+    now = [0.0]
+    sampler = NetworkSampler(root=system.root, within_s=60.0, clock=lambda: now[0])
+
+    def downs():
+        return {one.name: one.num_link_downs for one in sampler.readings()}["mlx5_0/1"]
+
+    system.set("infiniband/mlx5_0/ports/1/counters/link_downed", 3)
+    now[0] = 30.0
+    assert downs() == 2
+    now[0] = 89.0
+    assert downs() == 2
+    now[0] = 90.0
+    assert downs() == 0
+
+
+def test_thread_keeps_what_readings_are_compared_with(system):
+    now = [0.0]
+    sampler = NetworkSampler(
+        root=system.root, interval_s=0.001, within_s=60.0, clock=lambda: now[0]
+    )
+    system.set("infiniband/mlx5_0/ports/1/counters/link_downed", 3)
+    with sampler:
+        now[0] = 10_000.0
+        # The tick after it has read the counters is one that has begun later.
+        for _ in range(2):
+            wait_for(sampler, lambda s: s["eth0"])
+            sampler.take()
+        wait_for(sampler, lambda s: len(s["eth0"]) >= 2)
+        now[0] = 10_060.0
+        port = {one.name: one for one in sampler.readings()}["mlx5_0/1"]
+    assert port.num_link_downs == 0

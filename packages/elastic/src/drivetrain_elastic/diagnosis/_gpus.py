@@ -6,10 +6,13 @@ import contextlib
 import logging
 import queue
 import threading
+import time
+from collections import deque
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from drivetrain_elastic.decisions.failures import GpuReading
+from drivetrain_elastic.diagnosis._baseline import Baseline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,13 +47,27 @@ class GpuWatch:
     Args:
         nvml: The module `pynvml`, or what stands for it in a test; None imports it.
         timeout_s: How long to wait for the driver.
+        within_s: How far back a reading looks: what happened before explains nothing that
+            happens now.
+        clock: Tells the time in seconds, and does not go back.
+
+    Raises:
+        ProgramError: A time is not one.
 
     Attributes:
         why_missing: Why nothing can be read; empty if it can.
     """
 
-    def __init__(self, nvml: Any = None, *, timeout_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        nvml: Any = None,
+        *,
+        timeout_s: float = 2.0,
+        within_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.why_missing = ""
+        self._every_s = Baseline[int](within_s).every_s
         self._timeout_s = timeout_s
         self._driver: _Driver | None = None
         self._known: tuple[GpuReading, ...] = ()
@@ -62,7 +79,7 @@ class GpuWatch:
             except ImportError:
                 self._miss(f"GPUs are asked through nvidia-ml-py: {_INSTALL}")
                 return
-        self._driver = _Driver(nvml)
+        self._driver = _Driver(nvml, within_s, clock)
         threading.Thread(target=self._run, name="drivetrain-gpus", daemon=True).start()
         self.read()
 
@@ -72,11 +89,21 @@ class GpuWatch:
             logger.info("GPUs are not watched: %s", why)
 
     def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
+        driver = self._driver
+        assert driver is not None
+        while True:
+            try:
+                call = self._calls.get(timeout=self._every_s)
+            except queue.Empty:
+                # So that there is something to compare with when it is asked for.
+                driver.read()
+                continue
+            if call is None:
+                return
             call()
 
     def read(self) -> tuple[GpuReading, ...]:
-        """Returns the state of each GPU, against that of the first reading.
+        """Returns the state of each GPU, against that of about `within_s` ago.
 
         Returns:
             As many as there were at first, with what could not be read; nothing without
@@ -124,8 +151,12 @@ class GpuWatch:
 class _Driver:
     """The calls of the driver's library, all from one thread."""
 
-    def __init__(self, nvml: Any) -> None:
+    def __init__(
+        self, nvml: Any, within_s: float, clock: Callable[[], float]
+    ) -> None:
         self._nvml = nvml
+        self._within_s = within_s
+        self._clock = clock
         self._is_open = False
         self._gpus: list[_Gpu] = []
         self._events: Any = None
@@ -137,7 +168,7 @@ class _Driver:
             if not self._is_open:
                 self._open()
             self._take_events()
-            found = tuple(gpu.read() for gpu in self._gpus)
+            found = tuple(gpu.read(self._clock()) for gpu in self._gpus)
         except Exception as error:  # noqa: BLE001
             # A library that is not there, of another version, or broken: training goes on.
             self.why_missing = f"the driver says: {error}"
@@ -149,7 +180,10 @@ class _Driver:
         nvml = self._nvml
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
-        self._gpus = [_Gpu(nvml, index) for index in range(count)]
+        now_s = self._clock()
+        self._gpus = [
+            _Gpu(nvml, index, now_s, self._within_s) for index in range(count)
+        ]
         self._is_open = True
         with contextlib.suppress(nvml.NVMLError, AttributeError):
             self._events = nvml.nvmlEventSetCreate()
@@ -170,7 +204,7 @@ class _Driver:
                 uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
                 for gpu in self._gpus:
                     if gpu.uuid == uuid:
-                        gpu.xids.append(int(event.eventData))
+                        gpu.xids.append((self._clock(), int(event.eventData)))
 
     def close(self) -> None:
         """Gives the library back."""
@@ -182,27 +216,39 @@ class _Driver:
             self._nvml.nvmlShutdown()
 
 
-class _Gpu:
-    """One GPU, and what its counters said at first."""
+class _Counts(NamedTuple):
+    """What the counters of a GPU said: errors of its memory, links that are up, theirs."""
 
-    def __init__(self, nvml: Any, index: int) -> None:
+    ecc: int
+    up: frozenset[int]
+    errors: int
+
+
+class _Gpu:
+    """One GPU, and what its counters said a while ago."""
+
+    def __init__(self, nvml: Any, index: int, now_s: float, within_s: float) -> None:
         self._nvml = nvml
         self._index = index
         self._missing = ""
         self._is_lost = False
-        self.xids: list[int] = []
+        # When each was taken, and its number.
+        self.xids: deque[tuple[float, int]] = deque(maxlen=_MOST_EVENTS)
         self.handle = self._ask(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
         self.uuid = _text(self._ask(lambda: nvml.nvmlDeviceGetUUID(self.handle)) or "")
         self._name = _text(self._ask(lambda: nvml.nvmlDeviceGetName(self.handle)) or "")
-        self._first_ecc = self._ecc()
-        self._first_up, self._first_errors = self._links()
+        self._before = Baseline[_Counts](within_s)
+        self._counts = _Counts(0, frozenset(), 0)
+        self._counts = self._count()
+        self._before.add(now_s, self._counts)
 
-    def read(self) -> GpuReading:
-        """Returns what it is now; what cannot be read is as it was at first."""
+    def read(self, now_s: float) -> GpuReading:
+        """Returns what it is now; what cannot be read is as it was last."""
         self._missing, nvml = "", self._nvml
         rows = self._ask(lambda: nvml.nvmlDeviceGetRemappedRows(self.handle))
-        ecc = self._ecc()
-        up, errors = self._links()
+        now, before = self._count(), self._before.at(now_s)
+        self._counts = now
+        self._before.add(now_s, now)
         slowed = self._ask(
             lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(self.handle)
         )
@@ -219,19 +265,36 @@ class _Gpu:
             index=self._index,
             missing=self._missing,
             is_lost=self._is_lost,
-            xids=tuple(self.xids),
+            xids=self._recent_xids(now_s, is_broken=self._is_lost or bool(recovery)),
             recovery=recovery,
-            ecc_uncorrected=max(0, ecc - self._first_ecc),
+            ecc_uncorrected=max(0, now.ecc - before.ecc),
             remap_pending=bool(rows and rows[2]),
             remap_failed=bool(rows and rows[3]),
-            nvlink_errors=max(0, errors - self._first_errors),
-            nvlinks_down=0 if up is None else len((self._first_up or set()) - up),
+            nvlink_errors=max(0, now.errors - before.errors),
+            nvlinks_down=len(before.up - now.up),
             temperature_c=None if heat is None else float(heat),
             is_throttled=bool(slowed and slowed & _SLOWED_BY_HARDWARE),
             name=self._name,
             busy_share=0.0 if busy is None else busy.gpu / 100,
             memory_used=0 if memory is None else int(memory.used),
             memory_total=0 if memory is None else int(memory.total),
+        )
+
+    def _recent_xids(self, now_s: float, *, is_broken: bool) -> tuple[int, ...]:
+        """Returns the Xids that may explain what happens now.
+
+        Those of a GPU that is lost, or that needs a reset, say why it still is.
+        """
+        since_s = now_s - self._before.within_s
+        return tuple(xid for at_s, xid in self.xids if is_broken or at_s > since_s)
+
+    def _count(self) -> _Counts:
+        ecc = self._ecc()
+        up, errors = self._links()
+        last = self._counts
+        return _Counts(
+            last.ecc if ecc is None else ecc,
+            *((last.up, last.errors) if up is None else (frozenset(up), errors)),
         )
 
     def _ask(self, call: Callable[[], Any]) -> Any:
@@ -250,7 +313,7 @@ class _Gpu:
             self._missing = self._missing or f"{type(error).__name__}: {error}"
         return None
 
-    def _ecc(self) -> int:
+    def _ecc(self) -> int | None:
         nvml = self._nvml
         count = self._ask(
             lambda: nvml.nvmlDeviceGetTotalEccErrors(
@@ -259,7 +322,7 @@ class _Gpu:
                 nvml.NVML_VOLATILE_ECC,
             )
         )
-        return int(count) if count is not None else 0
+        return None if count is None else int(count)
 
     def _recovery(self) -> str:
         nvml = self._nvml

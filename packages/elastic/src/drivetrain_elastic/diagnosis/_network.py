@@ -10,10 +10,14 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from drivetrain_core import ProgramError
 from drivetrain_elastic.decisions.failures import NicReading
+from drivetrain_elastic.diagnosis._baseline import Baseline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["NetworkSampler"]
 
@@ -69,7 +73,7 @@ class NetworkSampler:
     """Reads counters of network ports from a thread of its own, between start and close.
 
     Sent and received bytes are read at each tick and kept for a while; links and errors,
-    which are slower to read, only when they are asked for.
+    which are slower to read, a few times a minute and when they are asked for.
 
     Args:
         ports: Which ones, as `eth0` or `mlx5_0/1`; None for all that have hardware, or
@@ -77,6 +81,9 @@ class NetworkSampler:
         root: Where the system tells of them.
         interval_s: How long to wait between two ticks.
         keep_s: How long samples are kept for `take`.
+        within_s: How far back `readings` looks: what happened before explains nothing that
+            happens now.
+        clock: Tells the time in seconds, and does not go back.
 
     Raises:
         ProgramError: A time is not one, or there is no such port.
@@ -94,6 +101,8 @@ class NetworkSampler:
         root: str | Path = "/sys/class",
         interval_s: float = 0.008,
         keep_s: float = 30.0,
+        within_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not (0 < interval_s <= keep_s < math.inf):
             message = (
@@ -116,7 +125,10 @@ class NetworkSampler:
             port.name: deque(maxlen=math.ceil(keep_s / interval_s))
             for port in self._ports
         }
-        self._first = {port.name: _counts(port) for port in self._ports}
+        self._clock = clock
+        self._before = Baseline[dict[str, _Counts]](within_s)
+        self._before_lock = threading.Lock()
+        self._before.add(clock(), self._count())
         # Held while it runs: waiting for a lock takes less of a core than for an event.
         self._running = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -160,10 +172,14 @@ class NetworkSampler:
         }
 
     def readings(self) -> tuple[NicReading, ...]:
-        """Returns the links and errors of all ports, now and since this was made."""
+        """Returns the links and errors of all ports, now and since `within_s` ago."""
         found = []
+        counts, now_s = self._count(), self._clock()
+        with self._before_lock:
+            before = self._before.at(now_s)
+            self._before.add(now_s, counts)
         for port in self._ports:
-            first, now = self._first[port.name], _counts(port)
+            first, now = before[port.name], counts[port.name]
             found.append(
                 NicReading(
                     name=port.name,
@@ -177,6 +193,19 @@ class NetworkSampler:
             )
         return tuple(found)
 
+    def _count(self) -> dict[str, _Counts]:
+        return {port.name: _counts(port) for port in self._ports}
+
+    def _remember(self) -> None:
+        """Keeps what the slow counters say, if it is time for it."""
+        now_s = self._clock()
+        with self._before_lock:
+            is_due = self._before.is_due(now_s)
+        if is_due:
+            counts = self._count()
+            with self._before_lock:
+                self._before.add(now_s, counts)
+
     def _run(self) -> None:
         with contextlib.ExitStack() as stack:
             readers = [(_Data(port), self._samples[port.name]) for port in self._ports]
@@ -186,6 +215,7 @@ class NetworkSampler:
             while True:
                 for reader, samples in readers:
                     samples.append((time.monotonic(), reader.read()))
+                self._remember()
                 # Ticks that a busy machine has missed are not made up for.
                 now_s = time.monotonic()
                 due_s = max(due_s + self._interval_s, now_s)
