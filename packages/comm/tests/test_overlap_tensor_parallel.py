@@ -398,8 +398,15 @@ def takes_part(path, outcome):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("outcome", ["dies", "is stuck"])
-@pytest.mark.parametrize("path", ["direct", "ring"])
+@pytest.mark.parametrize(
+    ("path", "outcome"),
+    [
+        ("direct", "dies"),
+        ("direct", "is stuck"),
+        ("ring", "dies"),
+        pytest.param("ring", "is stuck", marks=pytest.mark.faults),
+    ],
+)
 def test_a_lost_rank_is_an_error_of_the_others(path, outcome):
     found = run_ranks(takes_part, 3, path, outcome, process_group=False)
     assert found[1] in ("dead", "stuck")
@@ -518,5 +525,6 @@ def compiles():
         assert all(map(torch.equal, *found))
 
 
+@pytest.mark.faults
 def test_compiled_functions_may_call_it():
     run_ranks(compiles, 2)
