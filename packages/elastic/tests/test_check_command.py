@@ -5,6 +5,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from torch.distributed import FileStore
 
 from drivetrain_core.commands import run_command
 from drivetrain_elastic import _check_command as command
@@ -30,9 +31,6 @@ def reports(monkeypatch):
 
     def of_one(**said):
         report = NodeReport("a", {"x_gflops": 12.345}, **said)
-        monkeypatch.setattr(
-            "drivetrain_elastic.health._check_node.check_node", lambda *_, **__: report
-        )
         monkeypatch.setattr(
             "drivetrain_elastic.health.check_node", lambda *_, **__: report
         )
@@ -160,3 +158,26 @@ def test_file_of_switches_is_a_table_of_names(capsys, tmp_path, reports):
     place.write_text('{"a": "s1"}')
     reports[0]()
     assert run("--switches", str(place)) == 0
+
+
+def test_check_of_nothing_has_not_passed(capsys):
+    assert run("--node", "a", "--checks", "exchange") == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing was checked"
+
+
+def test_threads_that_computed_are_shown(reports, capsys, monkeypatch):
+    report = NodeReport("a", {"compute_gflops": 12.0})
+    monkeypatch.setattr("drivetrain_elastic.health.check_node", lambda *_, **__: report)
+    assert run("--num-threads", "3") == 0
+    assert "threads 3" in capsys.readouterr().out.splitlines()
+
+
+def test_file_of_an_earlier_check_is_refused(capsys, tmp_path):
+    where = ["--nodes", "2", *QUICK, "--init-method", f"file://{tmp_path}/store"]
+    # Who holds it keeps the file from being removed with the last node.
+    with ThreadPoolExecutor(2) as pool:
+        held = FileStore(f"{tmp_path}/store", 3)
+        assert list(pool.map(lambda node: run("--node", node, *where), "ab")) == [0, 0]
+    assert run("--node", "c", *where) == 1
+    assert "was used by an earlier check" in capsys.readouterr().err
+    del held

@@ -105,3 +105,42 @@ def test_worker_without_a_process_keeps_nobody_waiting():
         await crew.stop("enough", grace_s=math.inf)
 
     assert run(scenario)[1] == 0
+
+
+def fail_one(*, examine, is_spare=False):
+    """Lets a worker die, and what finds out why do what a test wants."""
+
+    async def scenario(crew, launcher):
+        crew._diagnostician.examine = examine
+        (worker,) = crew.workers.values()
+        worker.is_spare = is_spare
+        launcher.may_start.release()
+        while not launcher.pids or worker.process is None:
+            await asyncio.sleep(0.001)
+        os.kill(launcher.pids[0], signal.SIGKILL)
+        while not crew._deaths_s:
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*crew._examinations)
+
+    return [one for one in run(scenario)[0] if one.HasField("failure")]
+
+
+def test_failure_is_reported_though_its_examination_fails(caplog):
+    async def examine(*_, **__):
+        message = "no driver, \udcff"
+        raise RuntimeError(message)
+
+    (report,) = fail_one(examine=examine)
+    assert report.state == pb.WorkerReport.FAILED
+    failure = report.failure
+    assert (failure.failure_class, failure.cause) == ("unknown", "not-examined")
+    assert "no driver" in failure.evidence
+    assert "no driver" in caplog.text
+
+
+def test_failure_of_a_worker_that_only_stands_by_is_not_the_jobs():
+    async def examine(worker, *_, **__):
+        return worker, pb.Failure(failure_class="program")
+
+    assert len(fail_one(examine=examine)) == 1
+    assert fail_one(examine=examine, is_spare=True) == []

@@ -281,7 +281,11 @@ def test_what_happened_long_ago_explains_nothing_now():
         nvml.links[0] = [1, 0]
         nvml.events.append((0, 94))
         before = watch.read()[0]
-        assert (before.ecc_uncorrected, before.nvlinks_down, before.xids) == (1, 1, (94,))
+        assert (before.ecc_uncorrected, before.nvlinks_down, before.xids) == (
+            1,
+            1,
+            (94,),
+        )
         now[0] = 59.0
         assert watch.read()[0].xids == (94,)
         now[0] = 119.5

@@ -149,29 +149,47 @@ def test_node_that_never_comes_is_named_and_not_waited_for_again(kind, tmp_path,
             stores = stores_of(HashStore())
         outcomes = play(stores, "ab", config=QUICK, wanted=["a", "b", "z"])
     verdict = verdict_of_all(outcomes)
-    assert verdict.faulty == ("z",)
-    assert verdict.opinions["z"].reason == "did not come within 0.5 s"
+    assert (verdict.faulty, verdict.absent) == ((), ("z",))
+    assert verdict.notes[-1] == "z did not come within 0.5 s"
+    assert not verdict.is_good
     assert verdict.opinions["a"].outcome == Outcome.PASSED
 
 
 def test_nodes_without_names_that_never_come_are_counted():
     verdict = verdict_of_all(play(stores_of(HashStore()), "ab", config=QUICK, wanted=4))
-    assert verdict.faulty == ("(one of 4) 1", "(one of 4) 2")
+    assert verdict.faulty == ()
+    assert verdict.absent == ("(one of 4) 1", "(one of 4) 2")
     assert not verdict.is_good
 
 
 def test_node_that_comes_too_late_is_told_so():
     store = HashStore()
     play(stores_of(store), "ab", config=QUICK, wanted=["a", "b", "z"])
+    with pytest.raises(ProgramError, match="which is over, or z came too late"):
+        play(stores_of(store), "z", config=QUICK, wanted=["a", "b", "z"])
+
+
+def test_node_that_comes_while_a_check_goes_on_is_told_so():
+    store = HashStore()
+    play(stores_of(store), "ab", config=QUICK, wanted=["a", "b", "z"])
+    store.delete_key("over/said/")
     with pytest.raises(
         DistributedError, match=r"begun without z, which came after 0\.5 s"
     ):
         play(stores_of(store), "z", config=QUICK, wanted=["a", "b", "z"])
 
 
-def test_two_nodes_of_one_name_and_a_store_that_was_used_are_refused():
+def test_store_of_an_earlier_check_is_refused():
     store = HashStore()
     play(stores_of(store), "a")
+    with pytest.raises(ProgramError, match="was used by an earlier check"):
+        play(stores_of(store), "a")
+
+
+def test_two_nodes_of_one_name_are_refused():
+    store = HashStore()
+    play(stores_of(store), "a")
+    store.delete_key("over/said/")
     with pytest.raises(ProgramError, match="two nodes call themselves a, or another"):
         play(stores_of(store), "a")
 
@@ -179,6 +197,7 @@ def test_two_nodes_of_one_name_and_a_store_that_was_used_are_refused():
 def test_one_node_too_many_is_refused():
     store = HashStore()
     play(stores_of(store), "a")
+    store.delete_key("over/said/")
     with pytest.raises(
         ProgramError, match="this check is of 1 nodes, and b is one more"
     ):

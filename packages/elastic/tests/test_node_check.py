@@ -404,3 +404,14 @@ def test_nodes_and_groups_that_make_no_sense_are_refused():
         pair("ab", [(("a", "b"),)], None)
     with pytest.raises(ProgramError, match="faults are for nodes that exist, got z"):
         rehearse("ab", {"z": NodeFault.DEAD}, seed=0)
+
+
+def test_check_that_could_not_be_made_is_no_missing_measure():
+    measures = {"compute_gflops": 9.0}
+    said = [Result(0, n, (n,), measures) for n in "abc"]
+    said.append(Result(0, "d", ("d",), not_made={"compute": "out of memory"}))
+    groups = tuple((n,) for n in "abcd")
+    config = NodeCheckConfig(has_exchange=False)
+    assert judge("abcd", [groups], said, config).is_good
+    said[-1] = Result(0, "d", ("d",))
+    assert not judge("abcd", [groups], said, config).is_good

@@ -104,8 +104,11 @@ def _check(arguments: argparse.Namespace) -> int:
     node = arguments.node or socket.gethostname()
     if arguments.nodes == 1:
         report = check_node(config, node=node)
-        _show_json(_of_report(report)) if arguments.json else _show_report(report)
-        return 0 if report.is_good else 1
+        if arguments.json:
+            _show_json(_of_report(report))
+        else:
+            _show_report(report, config.num_threads)
+        return 0 if report.is_good and report.is_checked else 1
     from drivetrain_elastic.health._bench import Bench
     from drivetrain_elastic.health._check_nodes import check_together
 
@@ -117,7 +120,7 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _show_json(_of_nodes(together))
     else:
-        _show_nodes(together)
+        _show_nodes(together, config.num_threads)
     return 0 if together.verdict.is_good else 1
 
 
@@ -209,7 +212,11 @@ def _by_url(arguments: argparse.Namespace, node: str) -> Iterator[Store]:
 
 
 def _of_report(report: NodeReport) -> dict[str, Any]:
-    found = {**report._asdict(), "is_good": report.is_good}
+    found = {
+        **report._asdict(),
+        "is_good": report.is_good,
+        "is_checked": report.is_checked,
+    }
     del found["received"]
     return found
 
@@ -223,6 +230,7 @@ def _of_nodes(together: Together) -> dict[str, Any]:
         "medians": verdict.medians,
         "rates": _best(together),
         "notes": list(verdict.notes),
+        "absent": list(verdict.absent),
         "this": _of_report(together.report),
     }
 
@@ -237,17 +245,21 @@ def _best(together: Together) -> dict[str, dict[str, float]]:
     return found
 
 
-def _show_report(report: NodeReport) -> None:
+def _show_report(report: NodeReport, num_threads: int) -> None:
     rows = [("measure", report.node)]
     rows += [(name, f"{rate:.4g}") for name, rate in report.measures.items()]
     _show_table(rows)
+    _show_threads(report, num_threads)
     for build, digest in report.digests.items():
         _say(f"bits {digest}: {build}")
     _show_faults(report)
-    _say(f"{report.node} {'has passed' if report.is_good else 'has FAILED'}")
+    if not report.is_checked:
+        _say("nothing was checked")
+    else:
+        _say(f"{report.node} {'has passed' if report.is_good else 'has FAILED'}")
 
 
-def _show_nodes(together: Together) -> None:
+def _show_nodes(together: Together, num_threads: int) -> None:
     report, verdict = together.report, together.verdict
     rows = [("measure", report.node, "median", "lowest", "on")]
     for name, rates in _best(together).items():
@@ -257,6 +269,7 @@ def _show_nodes(together: Together) -> None:
         shown = "-" if median is None else f"{median:.4g}"
         rows.append((name, mine, shown, f"{rates[lowest]:.4g}", lowest))
     _show_table(rows)
+    _show_threads(report, num_threads)
     _show_faults(report)
     for note in verdict.notes:
         _say(f"note: {note}")
@@ -278,6 +291,13 @@ def _show_faults(report: NodeReport) -> None:
             _say(f"{report.node} failed: {why}")
     for name, why in report.skipped.items():
         _say(f"skipped {name}: {why}")
+    for name, why in report.not_made.items():
+        _say(f"not made {name}: {why}")
+
+
+def _show_threads(report: NodeReport, num_threads: int) -> None:
+    if "compute_gflops" in report.measures:
+        _say(f"threads {num_threads}")
 
 
 def _show_table(rows: Sequence[Sequence[str]]) -> None:

@@ -12,12 +12,18 @@ from drivetrain_core import ProgramError
 if TYPE_CHECKING:
     import argparse
 
-    from drivetrain_elastic.decisions.failures import Diagnosis, ErrorRecord, Response
+    from drivetrain_elastic.decisions.failures import (
+        Diagnosis,
+        ErrorRecord,
+        Evidence,
+        Response,
+    )
 
 __all__ = ["populate_diagnose_parser"]
 
 _NODE = "the node"
 _KERNEL_BYTES = 1 << 20
+_NO_FAILURE = "no-failure"
 
 
 def populate_diagnose_parser(parser: argparse.ArgumentParser) -> None:
@@ -98,10 +104,33 @@ def _diagnose(arguments: argparse.Namespace) -> int:
         workers = [Evidence(worker="the worker", **common)]
     found = [diagnose(one) for one in workers]
     root = root_cause([Finding(0.0, one) for one in found])
+    if root.cause == _NO_FAILURE:
+        if arguments.exit_code is None:
+            raise ProgramError(_nothing(arguments, workers, kernel))
+        if arguments.json:
+            _show_json(root, None, found)
+        else:
+            _say(f"{root.reason}: no failure")
+        return 0
     response = respond(0.0, root, [])
     show = _show_json if arguments.json else _show
     show(root, response, found)
     return 1 if root.failure_class == FailureClass.UNKNOWN else 0
+
+
+def _nothing(
+    arguments: argparse.Namespace, workers: list[Evidence], kernel: str
+) -> str:
+    """Returns that nothing is known of what was read, and what would help."""
+    num_lines = sum(len(one.output.splitlines()) for one in workers)
+    num_lines += len(kernel.splitlines())
+    num_files = len(arguments.output) + bool(arguments.kernel)
+    lines = "1 line" if num_lines == 1 else f"{num_lines} lines"
+    files = "1 file" if num_files == 1 else f"{num_files} files"
+    return (
+        f"nothing that is known was found in {lines} of {files}; give --exit-code, or "
+        "--error with the file in which a worker's exception was written"
+    )
 
 
 def _checked(name: str) -> Path:
@@ -150,14 +179,19 @@ def _show(root: Diagnosis, response: Response, found: list[Diagnosis]) -> None:
         if text:
             _say(f"{name:8} {text}")
     if len(found) > 1:
-        echoes = sum(one.is_echo for one in found)
-        _say(f"{'others':8} {len(found) - 1}, {echoes} of all only lost the others")
+        lost = sum(one.is_echo and one.cause != _NO_FAILURE for one in found)
+        lost -= root.is_echo
+        num = len(found) - 1
+        others = "1 other" if num == 1 else f"{num} others"
+        _say(f"{'and':8} {others}, of which {lost} only lost contact")
 
 
-def _show_json(root: Diagnosis, response: Response, found: list[Diagnosis]) -> None:
+def _show_json(
+    root: Diagnosis, response: Response | None, found: list[Diagnosis]
+) -> None:
     report = {
         "root_cause": root._asdict(),
-        "response": response._asdict(),
+        "response": None if response is None else response._asdict(),
         "workers": [one._asdict() for one in found],
     }
     _say(json.dumps(report, indent=2))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core import ProgramError
 from drivetrain_elastic._agent._crew import Crew
-from drivetrain_elastic._agent._diagnostician import Diagnostician
+from drivetrain_elastic._agent._diagnostician import Diagnostician, first_line
 from drivetrain_elastic._agent._final_reports import FinalReports
 from drivetrain_elastic._agent._flights import flights_of
 from drivetrain_elastic._agent._folder import make_folder
@@ -139,6 +139,8 @@ class Agent:
         self._leave_code = 0
         self._leaving: asyncio.Task[None] | None = None
         self._diagnostician: Diagnostician | None = None
+        self._watch: NodeWatch | None = None
+        self._last_check: pb.CheckResult | None = None
 
     def run(self) -> int:
         """Runs the job's part on this node and returns the exit code for it.
@@ -218,7 +220,8 @@ class Agent:
                 if task.done() and not task.cancelled() and task.exception():
                     task.result()
             outcome = self._outcome.result()
-            logger.info("this node has ended with %d: %s", *outcome[:2])
+            short = first_line(outcome.reason)
+            logger.info("this node has ended with %d: %s", outcome.exit_code, short)
             self.reason = outcome.reason
             return outcome.exit_code
         finally:
@@ -292,13 +295,15 @@ class Agent:
             broken=self._broken,
             leave=self._leave_request(),
             machine=config.machine or config.node,
+            alerts=self._watch.alerts() if self._watch is not None else (),
+            check=self._last_check,
         )
 
     def _heartbeat(self) -> pb.Heartbeat:
         workers = self._crew.workers.values()
         return pb.Heartbeat(
             workers=[one.progress() for one in workers],
-            hardware=self._watch.hardware(),
+            hardware=self._watch.hardware() if self._watch is not None else None,
         )
 
     def _trains(self) -> bool:
@@ -310,7 +315,8 @@ class Agent:
         logger.log(
             logging.INFO if alert.is_over else logging.WARNING,
             "%s%s: %s",
-            *("no longer " if alert.is_over else "", alert.kind, alert.reason),
+            *("no longer " if alert.is_over else "", alert.kind),
+            first_line(alert.reason),
         )
         self._line.send(pb.FromAgent(alert=alert))
 
@@ -330,11 +336,15 @@ class Agent:
             world = message.world
             is_here = any(one.node == self._config.node for one in world.members)
             where = "" if is_here else ", without this node"
-            logger.info("world %d%s: %s", world.epoch, where, world.reason)
+            logger.info("world %d%s: %s", world.epoch, where, first_line(world.reason))
             self._final_reports.settle(message.world)
             self._crew.show_world(message.world)
         elif what == "command":
             self._obey(message.command)
+        elif what == "notice":
+            notice = message.notice
+            short = first_line(notice.reason)
+            logger.warning("%s %s: %s", notice.kind, notice.subject, short)
 
     def _obey(self, command: pb.Command) -> None:
         if command.what == pb.Command.STOP_ALL:
@@ -356,7 +366,7 @@ class Agent:
     async def _show_stacks(self, reason: str) -> None:
         await asyncio.sleep(_DUMP_S)
         for worker in self._crew.workers.values():
-            if worker.process is not None:
+            if worker.process is not None and not worker.is_spare:
                 text = take_stacks(self._path, worker.process.pid)
                 logger.warning("%s; the stacks of %s:\n%s", reason, worker.name, text)
 
@@ -371,7 +381,7 @@ class Agent:
         self._leave_end_s = min(self._leave_end_s, time.monotonic() + within_s)
         if self._leaving is not None:
             return
-        logger.info("this node leaves within %.1f s: %s", within_s, reason)
+        logger.info("this node leaves within %.1f s: %s", within_s, first_line(reason))
         self._leave_reason = reason
         self._crew.ask_to_leave(reason, within_s)
         self._leaving = asyncio.create_task(self._wait_for_leaving())
@@ -446,8 +456,7 @@ class Agent:
             while not self._line.is_open:
                 await asyncio.sleep(_LOOK_S)
             result = await self._check_first()
-            logger.info("the check of this node: %s", result.reason)
-            self._line.send(pb.FromAgent(check=result))
+            self._report_check(result)
             if result.is_faulty:
                 logger.error("this node does not train: %s", result.reason)
                 await self._outcome
@@ -465,9 +474,15 @@ class Agent:
         )
 
     async def _check_on_suspicion(self, reason: str) -> None:
-        logger.info("this node is checked: %s", reason)
-        result = await self._check.alone()
+        logger.info("this node is checked: %s", first_line(reason))
+        self._report_check(await self._check.alone())
+
+    def _report_check(self, result: pb.CheckResult) -> None:
+        if self._outcome.done():
+            # The job has ended under the check, which has found nothing then.
+            return
         logger.info("the check of this node: %s", result.reason)
+        self._last_check = result
         self._line.send(pb.FromAgent(check=result))
 
     async def _look_after_workers(self) -> None:

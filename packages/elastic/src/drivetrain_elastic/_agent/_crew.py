@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import DistributedError
+from drivetrain_elastic._agent._diagnostician import clean_text, first_line
 from drivetrain_elastic._agent._process import ChildProcess, describe_exit
 from drivetrain_elastic._agent._worker import LocalWorker, Stage
 from drivetrain_elastic._stacks import DUMP_SIGNAL
+from drivetrain_elastic.decisions.failures import FailureClass
 from drivetrain_elastic.decisions.liveness import Health, judge_liveness
 from drivetrain_elastic.decisions.respawn import judge_respawn
 from drivetrain_elastic.diagnosis import count_oom_kills
@@ -222,9 +224,11 @@ class Crew:
                 worker.link.send("leave", reason=reason, within_s=within_s)
 
     def dump_stacks(self) -> None:
-        """Lets all workers write down what they are doing."""
+        """Lets all workers that have a place write down what they are doing."""
         for worker in self.workers.values():
-            if worker.link is not None and worker.process is not None:
+            if worker.is_spare or worker.link is None:
+                continue
+            if worker.process is not None:
                 worker.process.signal_alone(DUMP_SIGNAL)
 
     # ---- dying ----
@@ -265,7 +269,7 @@ class Crew:
             return
         why = describe_exit(exit_code)
         if worker.why_killed:
-            why = f"was killed: {worker.why_killed}"
+            why = f"was killed: {first_line(worker.why_killed)}"
         elif worker.stage == Stage.FINISHED:
             self._part(worker, pb.WorkerReport.FINISHED, why, exit_code)
             return
@@ -291,6 +295,7 @@ class Crew:
             self._report([_final(worker, state, why, exit_code)])
         if worker.link is not None:
             worker.link.close()
+        self._diagnostician.forget(worker)
 
     def _bury(
         self,
@@ -309,7 +314,8 @@ class Crew:
             del self.workers[one.name]
             if one is not worker:
                 self.kill(one, f"{worker.name}, which shares its copy, {why}")
-                logger.warning("worker %s is killed: %s", one.name, one.why_killed)
+                short = first_line(one.why_killed)
+                logger.warning("worker %s is killed: %s", one.name, short)
             if one.link is not None:
                 one.link.close()
         reports = [
@@ -325,6 +331,8 @@ class Crew:
         if self._is_ending:
             if reports:
                 self._report(reports)
+            for one in copy:
+                self._diagnostician.forget(one)
             return
         never_ready = worker.stage == Stage.STARTING and not self._was_ready
         hopeless = is_own_fault and never_ready
@@ -334,26 +342,45 @@ class Crew:
             self._report(reports)
         # Others wait for the next world, but not for the reason; unless there is no next one.
         task = asyncio.create_task(
-            self._examine(worker, exit_code, reports if is_given_up else [], why)
+            self._examine(copy, worker, exit_code, why, reports if is_given_up else [])
         )
         self._examinations.add(task)
         task.add_done_callback(self._examinations.discard)
 
     async def _examine(
         self,
+        copy: list[LocalWorker],
         worker: LocalWorker,
         exit_code: int,
-        reports: list[pb.WorkerReport],
         why: str,
+        reports: list[pb.WorkerReport],
     ) -> None:
-        """Reports why a worker has failed, with what else waits for that."""
-        failure = await self._diagnostician.examine(worker, exit_code, is_asked=False)
-        if not any(one.name == worker.name for one in reports):
-            final = _final(worker, pb.WorkerReport.FAILED, why, exit_code)
-            reports = [final, *reports]
-        for report in reports:
-            if report.name == worker.name:
-                report.failure.CopyFrom(failure)
+        """Reports why a copy has failed, with what else waits for that."""
+        who, siblings = worker, [one for one in copy if one is not worker]
+        try:
+            who, failure = await self._diagnostician.examine(
+                worker, exit_code, is_asked=False, siblings=siblings
+            )
+        except Exception as error:
+            # Whatever cannot be read, or is not understood: the master must hear of the end.
+            logger.exception("why worker %s has failed is not known", worker.name)
+            failure = pb.Failure(
+                failure_class=FailureClass.UNKNOWN.value,
+                cause="not-examined",
+                evidence=clean_text(f"the examination failed: {error!r}"),
+            )
+        finally:
+            for one in copy:
+                self._diagnostician.forget(one)
+        if worker.is_spare:
+            # It had no place: the job makes its steps without it.
+            return
+        found = [one for one in reports if one.name == who.name]
+        if not found:
+            reason = why if who is worker else who.why_killed
+            found = [_final(who, pb.WorkerReport.FAILED, reason, exit_code)]
+            reports = [*found, *reports]
+        found[0].failure.CopyFrom(failure)
         self._report(reports)
 
     def _refill(
@@ -438,7 +465,11 @@ def _final(
     worker: LocalWorker, state: pb.WorkerReport.State, why: str, exit_code: int
 ) -> pb.WorkerReport:
     return pb.WorkerReport(
-        name=worker.name, slot=worker.slot, state=state, reason=why, exit_code=exit_code
+        name=worker.name,
+        slot=worker.slot,
+        state=state,
+        reason=clean_text(why),
+        exit_code=exit_code,
     )
 
 

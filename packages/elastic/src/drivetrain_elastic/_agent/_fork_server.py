@@ -8,6 +8,7 @@ of the agent, which is a subreaper: it outlives this process, and dies with the 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain_elastic._agent._parent import end_with_parent
-from drivetrain_elastic.diagnosis import install_error_record
+from drivetrain_elastic.diagnosis import install_error_record, write_error_record
 
 __all__ = ["main"]
 
@@ -104,6 +105,18 @@ def _become_worker(request: dict[str, Any], descriptors: list[int]) -> None:
 
 def _run(request: dict[str, Any]) -> None:
     """Runs the program as Python would."""
+    try:
+        _run_program(request)
+    except SystemExit as end:
+        # `sys.exit("no license")` is an error with a text, and `sys.excepthook` is not called.
+        path = os.environ.get("DRIVETRAIN_ELASTIC_ERROR_FILE")
+        if path and end.code is not None and not isinstance(end.code, int):
+            with contextlib.suppress(Exception):  # the text is still to be shown
+                write_error_record(path, end)
+        raise
+
+
+def _run_program(request: dict[str, Any]) -> None:
     sys.argv = list(request["program"])
     target = sys.argv[0]
     if request["is_module"]:

@@ -23,6 +23,13 @@ logger = logging.getLogger(__name__)
 # The check bounds itself; this is for one that does not even do that.
 _MOST_S = 900.0
 _BAD = {"faulty", "slow"}
+# How the check says that it goes on, or is over, without this one.
+_TOO_LATE = (
+    "two nodes call themselves",
+    "has begun without",
+    "is one more",
+    "which is over",
+)
 
 
 class NodeCheck:
@@ -51,17 +58,22 @@ class NodeCheck:
     ) -> pb.CheckResult:
         """Checks this node with the others, and the others with it.
 
+        A node that has started again, or comes too late, is checked by itself.
+
         Args:
             num_nodes: How many there are.
             address: Of the master, where they meet.
             join_s: How long those that are there wait for the others.
         """
-        return await self._run(
+        found = await self._run(
             [
                 *("--nodes", str(num_nodes), "--rdzv-endpoint", address),
                 *("--join-s", str(join_s), "--id", "start"),
             ]
         )
+        if not found.faulty and any(said in found.reason for said in _TOO_LATE):
+            return await self.alone()
+        return found
 
     async def _run(self, options: list[str]) -> pb.CheckResult:
         async with self._lock:
@@ -105,7 +117,8 @@ def _result(node: str, found: dict[str, Any]) -> pb.CheckResult:
     """Returns what the master is to know of a check."""
     if "nodes" not in found:
         if found["is_good"]:
-            return pb.CheckResult(reason="passed, alone")
+            said = "passed, alone" if found["is_checked"] else "nothing was checked"
+            return pb.CheckResult(reason="; ".join([said, *_not_made(found)])[:300])
         faults = [f"{name}: {why}" for name, why in found["failures"].items()]
         faults += [
             one for one in (found["network_failure"], found["wrong_bits"]) if one
@@ -120,6 +133,12 @@ def _result(node: str, found: dict[str, Any]) -> pb.CheckResult:
         return pb.CheckResult(is_faulty=True, reason=bad[node], faulty=bad)
     own = found["nodes"].get(node)
     said = "was not waited for" if own is None else own["reason"]
-    return pb.CheckResult(
-        reason=f"{said}, with {len(found['nodes'])} nodes", faulty=bad
-    )
+    said = f"{said}, with {len(found['nodes'])} nodes"
+    if found["absent"]:
+        said += f"; did not come: {', '.join(found['absent'])}"
+    said = "; ".join([said, *_not_made(found["this"])])
+    return pb.CheckResult(reason=said[:300], faulty=bad)
+
+
+def _not_made(found: dict[str, Any]) -> list[str]:
+    return [f"{name} not made: {why}" for name, why in found["not_made"].items()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import math
 import os
 import socket
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from drivetrain_elastic._agent._diagnostician import clean_text
 from drivetrain_elastic.decisions.alerts import (
     AlertConfig,
     NodeReading,
@@ -25,12 +28,14 @@ from drivetrain_elastic.decisions.traffic import (
 from drivetrain_elastic.protocol import _messages as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from drivetrain_elastic._agent._diagnostician import Diagnostician
     from drivetrain_elastic.decisions.failures import GpuReading
 
 __all__ = ["NodeWatch"]
+
+logger = logging.getLogger(__name__)
 
 _TRAFFIC_S = 0.1
 _NODE_S = 0.5
@@ -65,26 +70,49 @@ class NodeWatch:
         self._last_rates: dict[str, tuple[float, int, int]] = {}
         self._rates: dict[str, tuple[float, float]] = {}
         self._was_training = False
+        self._broken: list[pb.Alert] = []
+        self._failing: set[str] = set()
 
     def alerts(self) -> list[pb.Alert]:
         """Returns all that the node is alarmed about, for a master that is new."""
-        return [pb.Alert(kind=kind, reason=why) for kind, why in self._alerts.items()]
+        now = [_alert(kind, why) for kind, why in self._alerts.items()]
+        return [*now, *self._broken]
 
     async def run(self) -> None:
         """Watches until it is cancelled."""
-        psutil.cpu_percent()
+        with self._bearing("processors"):
+            psutil.cpu_percent()
         next_node_s = next_gpus_s = 0.0
         while True:
-            self._look_at_traffic()
+            with self._bearing("traffic"):
+                self._look_at_traffic()
             now_s = time.monotonic()
             if now_s >= next_gpus_s:
                 next_gpus_s = now_s + _GPUS_S
-                await self._look_at_devices()
+                with self._bearing("devices"):
+                    await self._look_at_devices()
             if now_s >= next_node_s:
                 next_node_s = now_s + _NODE_S
-                self._measure_rates()
-                self._judge()
+                with self._bearing("rates of the network"):
+                    self._measure_rates()
+                with self._bearing("memory and devices"):
+                    self._judge()
             await asyncio.sleep(_TRAFFIC_S)
+
+    @contextlib.contextmanager
+    def _bearing(self, what: str) -> Iterator[None]:
+        """Lets the agent go on if something of its node cannot be read."""
+        try:
+            yield
+        except Exception as error:
+            # Containers hide files, devices vanish, drivers break: no reason to stop training.
+            if what not in self._failing:
+                self._failing.add(what)
+                logger.warning(
+                    "the %s of this node cannot be read: %s: %s",
+                    *(what, type(error).__name__, error),
+                    exc_info=True,
+                )
 
     def _look_at_traffic(self) -> None:
         now_s, is_training = time.monotonic(), self._is_training()
@@ -113,9 +141,11 @@ class NodeWatch:
             self._judge()
 
     async def _look_at_devices(self) -> None:
-        self._gpus = await asyncio.to_thread(self._diagnostician.gpus)
+        self._gpus = await self._diagnostician.read_gpus()
         for kind, failure in await self._diagnostician.look():
-            self._alert(pb.Alert(kind=kind, reason=failure.evidence, failure=failure))
+            alert = pb.Alert(kind=kind, reason=failure.evidence, failure=failure)
+            self._broken.append(alert)
+            self._alert(alert)
 
     def _judge(self) -> None:
         memory = psutil.virtual_memory()
@@ -130,9 +160,9 @@ class NodeWatch:
         news = news_of(self._alerts, now)
         self._alerts = now
         for kind, why in news.begun.items():
-            self._alert(pb.Alert(kind=kind, reason=why))
+            self._alert(_alert(kind, why))
         for kind, why in news.over.items():
-            self._alert(pb.Alert(kind=kind, reason=why, is_over=True))
+            self._alert(_alert(kind, why, is_over=True))
 
     def _measure_rates(self) -> None:
         now_s = time.monotonic()
@@ -147,29 +177,38 @@ class NodeWatch:
                 self._rates[name] = received, sent
 
     def hardware(self) -> pb.Hardware:
-        """Returns what a heartbeat says of the node."""
-        memory = psutil.virtual_memory()
+        """Returns what a heartbeat says of the node, as far as it can be read."""
+        found = pb.Hardware(pod=_pod(), missing=self._diagnostician.missing)
+        with self._bearing("addresses"):
+            found.addresses.extend(_addresses())
+        with self._bearing("processors"):
+            found.cpu_share = psutil.cpu_percent() / 100
+        with self._bearing("memory"):
+            memory = psutil.virtual_memory()
+            found.memory_used = memory.total - memory.available
+            found.memory_total = memory.total
+        with self._bearing("GPUs"):
+            found.gpus.extend([_gpu_message(one) for one in self._gpus])
+        with self._bearing("network ports"):
+            found.nics.extend(self._nics())
+        return found
+
+    def _nics(self) -> list[pb.Nic]:
         up = {name: one.isup for name, one in psutil.net_if_stats().items()}
-        counters = psutil.net_io_counters(pernic=True)
-        return pb.Hardware(
-            addresses=_addresses(),
-            pod=_pod(),
-            cpu_share=psutil.cpu_percent() / 100,
-            memory_used=memory.total - memory.available,
-            memory_total=memory.total,
-            gpus=[_gpu_message(one) for one in self._gpus],
-            nics=[
-                pb.Nic(
-                    name=name,
-                    received=self._rates.get(name, (0.0, 0.0))[0],
-                    sent=self._rates.get(name, (0.0, 0.0))[1],
-                    errors=one.errin + one.errout + one.dropin + one.dropout,
-                    is_up=up.get(name, False),
-                )
-                for name, one in counters.items()
-            ],
-            missing=self._diagnostician.missing,
-        )
+        return [
+            pb.Nic(
+                name=name,
+                received=self._rates.get(name, (0.0, 0.0))[0],
+                sent=self._rates.get(name, (0.0, 0.0))[1],
+                errors=one.errin + one.errout + one.dropin + one.dropout,
+                is_up=up.get(name, False),
+            )
+            for name, one in psutil.net_io_counters(pernic=True).items()
+        ]
+
+
+def _alert(kind: str, why: str, *, is_over: bool = False) -> pb.Alert:
+    return pb.Alert(kind=kind, reason=clean_text(why), is_over=is_over)
 
 
 def _gpu_message(one: GpuReading) -> pb.Gpu:

@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
+import threading
+import time
+from collections import deque
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from drivetrain_elastic.diagnosis import read_output_tail
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["Output"]
 
@@ -20,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 16
+_QUEUE_BYTES = 8 << 20
+_CLOSE_S = 5.0
+_FLUSH_S = 0.5
+_ROOM_S = 0.01
 
 
 class Output:
@@ -38,6 +46,7 @@ class Output:
         self._tee = tee
         self._pumps: set[asyncio.Task[None]] = set()
         self._tails: dict[str, _Tail] = {}
+        self._logs: list[_Log] = []
         self._shown = {
             "stdout": _Sink(1, "the agent's standard output"),
             "stderr": _Sink(2, "the agent's standard error"),
@@ -72,7 +81,9 @@ class Output:
         if not self._tee:
             with log:
                 return os.dup(log.fileno())
-        return self._pump(_Log(log), shown, name)
+        self._logs = [one for one in self._logs if not one.is_done()]
+        self._logs.append(_Log(log))
+        return self._pump(self._logs[-1], shown, name)
 
     def _pump(self, kept: _Log | _Tail, shown: _Sink, name: str) -> int:
         """Returns where to write what is to be kept, and shown."""
@@ -98,32 +109,113 @@ class Output:
         self._tails.pop(name, None)
 
     async def close(self) -> None:
-        """Waits until all that workers wrote is where it belongs."""
-        if self._pumps:
-            await asyncio.wait(self._pumps, timeout=5.0)
-            for pump in self._pumps:
+        """Waits until all that workers wrote is where it belongs, but not for long."""
+        end_s = time.monotonic() + _CLOSE_S
+        pumps = set(self._pumps)
+        if pumps:
+            await asyncio.wait(pumps, timeout=_CLOSE_S)
+            for pump in pumps:
                 pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+        places: list[_Sink | _Log] = [*self._logs, *self._shown.values()]
+        for place in places:
+            place.close()
+        end_s = max(end_s, time.monotonic() + _FLUSH_S)
+        while time.monotonic() < end_s and not all(one.is_done() for one in places):
+            await asyncio.sleep(_ROOM_S)
 
 
 class _Sink:
     """One of the places where output goes; that it fails is no worker's affair.
 
+    A thread writes, since whoever reads a terminal or a pipe may stop to; what does not fit
+    into the queue meanwhile is lost.
+
     Args:
         descriptor: Where it writes to.
         name: For people.
+        done: Called, by the thread, when it is closed and all is written.
     """
 
-    def __init__(self, descriptor: int, name: str) -> None:
+    def __init__(
+        self, descriptor: int, name: str, done: Callable[[], None] | None = None
+    ) -> None:
         self._descriptor = descriptor
         self._name = name
+        self._done = done
+        self._chunks: deque[bytes] = deque()
+        self._num_bytes = 0
+        self._num_lost = 0
+        self._change = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
         self._has_failed = False
 
+    def has_room(self) -> bool:
+        """Whether a chunk would be taken now."""
+        with self._change:
+            return self._num_bytes < _QUEUE_BYTES
+
     def write(self, data: bytes) -> None:
+        """Takes all of it, to be written soon; or loses it, and says so later."""
+        with self._change:
+            if self._is_closed or self._num_bytes >= _QUEUE_BYTES:
+                self._num_lost += len(data)
+                return
+            self._chunks.append(data)
+            self._num_bytes += len(data)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="drivetrain-output", daemon=True
+                )
+                self._thread.start()
+            self._change.notify()
+
+    def close(self) -> None:
+        """Ends it, once all is written; does not wait."""
+        with self._change:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._change.notify()
+            if self._thread is None and self._done is not None:
+                self._done()
+
+    def is_done(self) -> bool:
+        """Whether it is closed, and all is written."""
+        thread = self._thread
+        return self._is_closed and (thread is None or not thread.is_alive())
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._chunks or self._is_closed)
+                if not self._chunks:
+                    break
+                data = self._chunks.popleft()
+            self._write_all(data)
+            with self._change:
+                self._num_bytes -= len(data)
+                num_lost, self._num_lost = self._num_lost, 0
+            if num_lost:
+                logger.warning(
+                    "%d bytes of the output of workers are lost: %s was not read",
+                    *(num_lost, self._name),
+                )
+        if self._done is not None:
+            self._done()
+
+    def _write_all(self, data: bytes) -> None:
         """Writes all of it; or loses it, and says so the first time."""
+        view = memoryview(data)
         try:
-            while data:
-                data = data[os.write(self._descriptor, data) :]
-        except OSError as error:
+            while view:
+                try:
+                    view = view[os.write(self._descriptor, view) :]
+                except BlockingIOError:
+                    # Somebody has made it so for all that share it.
+                    select.select([], [self._descriptor], [])
+        except (OSError, ValueError) as error:
             # The disk may have room again, so that the next piece is tried.
             if not self._has_failed:
                 self._has_failed = True
@@ -138,16 +230,23 @@ class _Log:
     """
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._sink = _Sink(file.fileno(), str(file.name))
+        self._sink = _Sink(file.fileno(), str(file.name), file.close)
+
+    def has_room(self) -> bool:
+        """Whether a chunk would be taken now."""
+        return self._sink.has_room()
 
     def write(self, data: bytes) -> None:
-        """Writes all of it; or loses it, and says so the first time."""
+        """Writes all of it soon; or loses it, and says so the first time."""
         self._sink.write(data)
 
     def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+        """Closes the file, once all is written; does not wait."""
+        self._sink.close()
+
+    def is_done(self) -> bool:
+        """Whether the file is closed."""
+        return self._sink.is_done()
 
 
 class _Tail:
@@ -155,6 +254,10 @@ class _Tail:
 
     def __init__(self) -> None:
         self._data = b""
+
+    def has_room(self) -> bool:
+        """Whether a chunk would be taken now: it always is."""
+        return True
 
     def write(self, data: bytes) -> None:
         """Keeps the end of it, with what came before."""
@@ -177,6 +280,10 @@ async def _pump(read_end: int, kept: _Log | _Tail, shown: _Sink, name: str) -> N
     begins_line, prefix = True, f"[{name}] ".encode() if name else b""
     with contextlib.closing(kept), contextlib.closing(transport):
         while chunk := await reader.read(_CHUNK_BYTES):
+            while not kept.has_room():
+                # A file is to be whole: the worker waits for a slow disk, as it would
+                # if it wrote there itself.
+                await asyncio.sleep(_ROOM_S)
             kept.write(chunk)
             # Between "\r" a line is written over, as by a progress bar: it is one.
             text = chunk[:-1].replace(b"\n", b"\n" + prefix) + chunk[-1:]

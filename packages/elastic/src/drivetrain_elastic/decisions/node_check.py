@@ -82,12 +82,14 @@ class CheckVerdict(NamedTuple):
         medians: Of the nodes' best rates, by the measure's name.
         notes: What cannot be told, and why.
         num_rounds: After how many rounds.
+        absent: Who did not come: nothing is known of them.
     """
 
     opinions: dict[str, Opinion]
     medians: dict[str, float]
     notes: tuple[str, ...]
     num_rounds: int
+    absent: tuple[str, ...] = ()
 
     @property
     def faulty(self) -> tuple[str, ...]:
@@ -106,8 +108,10 @@ class CheckVerdict(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        """Whether all nodes have passed."""
-        return len(self._those(Outcome.PASSED)) == len(self.opinions)
+        """Whether all nodes have come and passed."""
+        return not self.absent and len(self._those(Outcome.PASSED)) == len(
+            self.opinions
+        )
 
     def _those(self, outcome: Outcome) -> tuple[str, ...]:
         return tuple(n for n, o in self.opinions.items() if o.outcome == outcome)

@@ -55,6 +55,7 @@ class Result(NamedTuple):
         wrong_bits: How the node contradicts itself in computing the same thing twice.
         digests: Of a fixed computation: by the build and device that made it, which have
             to agree for digests to be compared.
+        not_made: Why checks could not be made, by their names, which is no fault.
     """
 
     round_number: int
@@ -66,6 +67,7 @@ class Result(NamedTuple):
     received: str = ""
     wrong_bits: str = ""
     digests: Mapping[str, str] = {}
+    not_made: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -353,7 +355,7 @@ def _believe(
     """Enters what a node says of itself and of its group."""
     failures = [f"{name}: {why}" for name, why in sorted(result.failures.items())]
     missing = sorted(expected.keys() - result.measures.keys())
-    if missing and not failures:
+    if missing and not failures and not result.not_made:
         num, num_all = expected[missing[0]]
         failures.append(f"has no {missing[0]}, which {num} of {num_all} nodes have")
     for name, rate in sorted(result.measures.items()):

@@ -151,9 +151,7 @@ class GpuWatch:
 class _Driver:
     """The calls of the driver's library, all from one thread."""
 
-    def __init__(
-        self, nvml: Any, within_s: float, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, nvml: Any, within_s: float, clock: Callable[[], float]) -> None:
         self._nvml = nvml
         self._within_s = within_s
         self._clock = clock

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -42,12 +43,14 @@ class Outcome(NamedTuple):
     Attributes:
         found: What it has found; None if it has not.
         skipped: Why there is nothing to measure; empty if there is.
+        not_made: Why it could not be made, which says nothing of the node; empty if not.
         failed: Why it has failed; empty if it has not.
     """
 
     found: Found | None = None
     skipped: str = ""
     failed: str = ""
+    not_made: str = ""
 
 
 class Bench:
@@ -108,7 +111,7 @@ class Bench:
                 if "found" in message:
                     self._end()
                     return Outcome(found=Found(**message["found"]))
-                if "skipped" in message or "failed" in message:
+                if message.keys() & {"skipped", "failed", "not_made"}:
                     self._end()
                     return Outcome(**message)
                 if "doing" in message:
@@ -123,6 +126,12 @@ class Bench:
             if is_late or code is None:
                 return Outcome(failed=f"no result within {limit_s:.3g} s{doing}")
             said = f"{doing}{_last_line(output)}"
+            if code == -signal.SIGKILL:
+                # Its limit has not killed it. It is the first that the kernel takes.
+                why = "from outside, as the kernel does when memory is used up"
+                return Outcome(
+                    not_made=f"its process {describe_exit(code)} {why}{said}"
+                )
             return Outcome(failed=f"its process {describe_exit(code)}{said}")
 
     def _fork(self, channel: socket.socket, output: IO[bytes]) -> None:

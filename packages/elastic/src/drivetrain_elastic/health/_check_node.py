@@ -30,6 +30,8 @@ class NodeReport(NamedTuple):
         measures: Rates, by names that say the unit; more is better.
         failures: Why checks have failed, by their names.
         skipped: Why there was nothing to check, by the names of checks.
+        not_made: Why checks could not be made, by their names: memory or a disk was used
+            up, which is no fault.
         network_failure: Why a check with other nodes has failed; empty if none has.
         received: A digest of what it has received from the other nodes of its group.
         wrong_bits: How the node contradicts itself in computing the same thing twice.
@@ -44,11 +46,17 @@ class NodeReport(NamedTuple):
     received: str = ""
     wrong_bits: str = ""
     digests: Mapping[str, str] = {}
+    not_made: Mapping[str, str] = {}
 
     @property
     def is_good(self) -> bool:
         """Whether nothing has failed."""
         return not (self.failures or self.network_failure or self.wrong_bits)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether anything was checked at all."""
+        return bool(self.measures or self.digests or self.received) or not self.is_good
 
 
 def check_node(
@@ -98,6 +106,7 @@ def measure_node(
     digests: dict[str, str] = {}
     failures: dict[str, str] = {}
     skipped: dict[str, str] = {}
+    not_made: dict[str, str] = {}
     wrong: list[str] = []
     network: list[str] = []
     received: list[str] = []
@@ -130,8 +139,17 @@ def measure_node(
                 # All of a group have to do without it, or it is no group.
                 received += [f"no {name}"] if is_paired else []
                 continue
+            if outcome.not_made:
+                not_made[name] = outcome.not_made
+                if own is not None:
+                    own.set(f"not made/{node}", "")
+                    received.append(f"no {name}")
+                continue
             failed = outcome.failed
-        if is_paired:
+        if own is not None and (others := _without(own, group)):
+            not_made[name] = f"{' and '.join(others)} could not make it"
+            received.append(f"no {name}")
+        elif is_paired:
             network.append(f"{name}: {failed}")
         else:
             failures[name] = failed
@@ -144,7 +162,13 @@ def measure_node(
         received=" ".join(received),
         wrong_bits="; ".join(wrong),
         digests=digests,
+        not_made=not_made,
     )
+
+
+def _without(store: Store, group: tuple[str, ...]) -> list[str]:
+    """Returns who of a group could not make a check, so that no other could."""
+    return [one for one in group if store.check([f"not made/{one}"])]
 
 
 def _meet(store: Store, node: str, group: tuple[str, ...], end_s: float) -> str:

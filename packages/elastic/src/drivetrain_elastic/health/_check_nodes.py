@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch.distributed.distributed_c10d import PrefixStore
 
 from drivetrain_core import DistributedError, ProgramError
-from drivetrain_elastic.decisions.node_check import Opinion, Outcome, judge
+from drivetrain_elastic.decisions.node_check import judge
 from drivetrain_elastic.decisions.node_pairs import pair
 from drivetrain_elastic.decisions.node_results import most_rounds
 from drivetrain_elastic.health._bench import Bench
@@ -168,9 +168,11 @@ def confer(
         ]
         rounds.append(groups)
         verdict = judge(names, rounds, results, judging)
-    reason = f"did not come within {config.join_s:g} s"
-    opinions = {one: Opinion(Outcome.FAULTY, reason) for one in absent}
-    verdict = verdict._replace(opinions={**verdict.opinions, **opinions})
+    table.end()
+    if absent:
+        # A node that was not there is not known to be faulty.
+        note = f"{', '.join(absent)} did not come within {config.join_s:g} s"
+        verdict = verdict._replace(notes=(*verdict.notes, note), absent=tuple(absent))
     return Together(verdict, tuple(results), report)
 
 
@@ -180,6 +182,13 @@ def _join(
     """Returns who has come, in the order of nodes, and who has not."""
     until_s = time.monotonic() + config.join_s
     _check_names(node, nodes)
+    if table.is_over():
+        message = (
+            f"this store was used by an earlier check, which is over, or {node} came too "
+            "late for this one: remove the file, or name another one, or give the check "
+            "another id"
+        )
+        raise ProgramError(message)
     if table.enter(f"node {node}") > 1:
         message = (
             f"two nodes call themselves {node}, or another check was made with this "

@@ -27,6 +27,7 @@ from drivetrain_elastic._agent._parent import adopt_orphans, children, end_with_
 from drivetrain_elastic.health._checks import CHECKS
 from drivetrain_elastic.health._parent_store import ParentStore
 from drivetrain_elastic.health._task import CheckFailedError, NotHereError, Task
+from drivetrain_elastic.health._want import want_of
 
 __all__ = ["serve"]
 
@@ -118,7 +119,14 @@ def _measure(server: int, channel: int, output: int) -> NoReturn:
     except NotHereError as error:
         tell(skipped=str(error))
     except CheckFailedError as error:
-        tell(failed=str(error))
+        if want_of(error):
+            tell(not_made=str(error))
+        else:
+            tell(failed=str(error))
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not (want := want_of(error)):
+            raise
+        tell(not_made=want)
     else:
         tell(found=found._asdict())
     # Threads of libraries, and connections to others, are of no concern any more.

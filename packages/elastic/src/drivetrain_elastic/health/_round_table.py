@@ -44,6 +44,22 @@ class RoundTable:
         except RuntimeError as error:
             raise _gone(place, error) from error
 
+    def end(self) -> None:
+        """Says that this check is over, to whoever finds the store afterwards."""
+        self.say("over", "", "")
+
+    def is_over(self) -> bool:
+        """Returns whether an earlier check has ended here.
+
+        Raises:
+            DistributedError: The store is gone.
+        """
+        phase = "over"
+        try:
+            return self._store.check([f"{phase}/said/"])
+        except RuntimeError as error:
+            raise _gone(phase, error) from error
+
     def say(self, phase: str, name: str, text: str) -> None:
         """Leaves a text under a name.
 

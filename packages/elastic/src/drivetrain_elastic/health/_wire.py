@@ -16,7 +16,7 @@ __all__ = ["read_result", "write_result"]
 
 _MOST_CHARACTERS, _MOST_ENTRIES, _MOST_NAME = 1 << 16, 512, 300
 _TEXTS = ("network_failure", "received", "wrong_bits")
-_TABLES = ("failures", "digests")
+_TABLES = ("failures", "digests", "not_made")
 
 
 def write_result(report: NodeReport, group: tuple[str, ...]) -> str:
@@ -75,7 +75,7 @@ def _read(text: str, round_number: int, node: str, group: tuple[str, ...]) -> Re
     measures = {
         name: _number(name, value) for name, value in _table(said, "measures").items()
     }
-    failures, digests = (
+    failures, digests, not_made = (
         {key: _text(key, value) for key, value in _table(said, name).items()}
         for name in _TABLES
     )
@@ -86,6 +86,7 @@ def _read(text: str, round_number: int, node: str, group: tuple[str, ...]) -> Re
         received=received,
         wrong_bits=wrong,
         digests=digests,
+        not_made=not_made,
     )
 
 

@@ -33,6 +33,7 @@ from drivetrain_elastic.decisions.failures._kernel_signs import (
     EXPLAINING,
     OUT_OF_MEMORY,
 )
+from drivetrain_elastic.decisions.failures._launchers import clue_of_launcher
 from drivetrain_elastic.decisions.failures._output_signs import (
     OUTPUT_SIGNS,
     telling_lines,
@@ -220,6 +221,10 @@ def _ended(evidence: Evidence) -> Clue:
         if said is not None and (is_abort or said.failure_class == FailureClass.CRASH):
             return said._replace(place=place)
         return by_code._replace(place=place)
+    if said is None or said.is_echo:
+        launched = _of_launcher(lines, said)
+        if launched is not None:
+            return launched
     if said is None and evidence.exit_code == 2 and _is_usage(lines):
         return Clue(FailureClass.PROGRAM, "usage", lines[-1] or lines[-2], False)
     return said if said is not None else by_code
@@ -239,9 +244,19 @@ def _first_cause(raised: Clue, lines: Sequence[str]) -> Clue:
     if not raised.is_echo:
         return raised
     said = find_sign(telling_lines(lines), OUTPUT_SIGNS)
-    if said is None or said.is_echo or said.failure_class not in _MAKE_ECHOES:
-        return raised
-    return said._replace(place=raised.place)
+    if said is not None and not said.is_echo and said.failure_class in _MAKE_ECHOES:
+        return said._replace(place=raised.place)
+    return _of_launcher(lines, said) or raised
+
+
+def _of_launcher(lines: Sequence[str], said: Clue | None) -> Clue | None:
+    """Returns what a launcher says of another worker, if that explains what was said."""
+    clue = clue_of_launcher(lines)
+    if clue is None or (clue.cause == "abort" and said is not None):
+        # Libraries abort a process whose collective has failed.
+        return None
+    stacks = _stacks(lines) if clue.failure_class == FailureClass.CRASH else ""
+    return clue._replace(place=clue.place or find_place(stacks, is_newest_first=True))
 
 
 def _stacks(lines: Sequence[str]) -> str:

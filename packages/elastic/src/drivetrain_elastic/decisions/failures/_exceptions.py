@@ -86,4 +86,4 @@ def clue_of_error(error: ErrorRecord) -> Clue:
     if known is None:
         cause = _WORDS.sub("-", name).strip("-").lower()[:_MOST_CAUSE] or "error"
         return Clue(FailureClass.PROGRAM, cause, said, False, place=place)
-    return known._replace(reason=known.reason or said, place=place)
+    return known._replace(reason=known.reason.rstrip(": ") or said, place=place)

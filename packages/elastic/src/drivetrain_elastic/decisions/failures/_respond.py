@@ -141,6 +141,8 @@ class ResponseConfig:
             of them replaced.
         same_place_nodes: On how many nodes a program crashes, or hangs, at the same place
             until it is taken for the program's own fault.
+        same_place_apart_s: How long after each other that has to happen. What stalls
+            several nodes at once, as a disk that all share, is no proof of the program.
         blameless: How many restarts there are for failures of a class for which no node
             can be blamed, beyond those of its ladder.
 
@@ -151,12 +153,19 @@ class ResponseConfig:
     window_s: float = 3600.0
     ladders: Mapping[str, Ladder] = field(default_factory=lambda: LADDERS)
     same_place_nodes: int = 2
+    same_place_apart_s: float = 60.0
     blameless: int = 5
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
         if math.isnan(self.window_s) or self.window_s <= 0:
             message = f"window_s must be more than 0 seconds, got {self.window_s}"
+            raise ProgramError(message)
+        if not 0 <= self.same_place_apart_s < math.inf:
+            message = (
+                "same_place_apart_s must be a number of seconds from 0, got "
+                f"{self.same_place_apart_s}"
+            )
             raise ProgramError(message)
         if self.same_place_nodes < 2 or self.blameless < 0:
             message = (
@@ -203,7 +212,9 @@ def respond(
     key, ladder = _ladder_of(diagnosis.failure_class, diagnosis.cause, config)
     recent = [one for one in past if one.at_s > now_s - config.window_s]
     what = f"{diagnosis.failure_class}: {diagnosis.cause}"
-    if (nodes := _same_place(diagnosis, recent)) >= config.same_place_nodes:
+    if (
+        nodes := _same_place(now_s, diagnosis, recent, config)
+    ) >= config.same_place_nodes:
         reason = f"{what} at {diagnosis.place} on {nodes} nodes: it is the program"
         return Response(Action.STOP_JOB, reason)
     same = [
@@ -237,15 +248,24 @@ def _ladder_of(
     return key, config.ladders[key]
 
 
-def _same_place(diagnosis: Diagnosis, recent: Sequence[Incident]) -> int:
-    """Returns on how many nodes the program has failed like this at this place."""
+def _same_place(
+    now_s: float,
+    diagnosis: Diagnosis,
+    recent: Sequence[Incident],
+    config: ResponseConfig,
+) -> int:
+    """Returns on how many nodes, one after the other, the program has failed there."""
     if diagnosis.failure_class not in _OF_THE_PROGRAM or not diagnosis.place:
         return 0
     this = (diagnosis.failure_class, diagnosis.cause, diagnosis.place)
-    nodes = {
-        one.node for one in recent if (one.failure_class, one.cause, one.place) == this
-    }
-    return len((nodes | {diagnosis.node}) - {""})
+    nodes, last_s = {diagnosis.node} - {""}, now_s
+    for one in sorted(recent, key=lambda one: one.at_s, reverse=True):
+        is_this = (one.failure_class, one.cause, one.place) == this
+        is_apart = last_s - one.at_s >= config.same_place_apart_s
+        if is_this and is_apart and one.node and one.node not in nodes:
+            nodes.add(one.node)
+            last_s = one.at_s
+    return len(nodes)
 
 
 def _since_replaced(node: str, same: Sequence[Incident]) -> list[Incident]:
