@@ -355,6 +355,7 @@ def test_time_is_accounted_for_also_by_the_next_master(pair, job, agent):
 # ---- for people and programs ----
 
 
+@pytest.mark.extra
 def test_metrics_are_served(tmp_path, agent):
     with Master(tmp_path / "own.db", metrics="127.0.0.1:0") as master:
         a = agent("a", master=master, min_workers=1)
