@@ -48,8 +48,18 @@ public_modules += [
         "topology",
     )
 ]
-public_modules += [f"drivetrain_elastic.{n}"
-    for n in ("decisions.failures", "diagnosis", "faults", "goodput", "health", "journal", "testing")]
+public_modules += [
+    f"drivetrain_elastic.{n}"
+    for n in (
+        "decisions.failures",
+        "diagnosis",
+        "faults",
+        "goodput",
+        "health",
+        "journal",
+        "testing",
+    )
+]
 exclude_patterns = ["_build", "reports"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3

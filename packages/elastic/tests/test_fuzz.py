@@ -44,13 +44,24 @@ def value(dice, field):
     return dice.choice(fits)
 
 
+def is_map(field):
+    return field.type == Field.TYPE_MESSAGE and (
+        field.message_type.GetOptions().map_entry
+    )
+
+
 def message(dice, kind):
     """Returns a message of a kind, with some of its fields."""
     made = kind()
     for field in kind.DESCRIPTOR.fields:
         if dice.random() < 0.3:
             continue
-        if field.is_repeated:
+        if is_map(field):
+            key, entry = field.message_type.fields
+            found = getattr(made, field.name)
+            for _ in range(dice.choice([0, 1, 2, 5])):
+                found[value(dice, key)] = value(dice, entry)
+        elif field.is_repeated:
             values = [value(dice, field) for _ in range(dice.choice([0, 1, 2, 5]))]
             getattr(made, field.name).extend(values)
         elif field.type == Field.TYPE_MESSAGE:
