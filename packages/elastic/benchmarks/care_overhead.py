@@ -61,9 +61,12 @@ def make_work():
         for _ in range(num):
             data @ data
 
-    began_s = time.perf_counter()
-    work(200)
-    num = max(1, round(200 * _STEP_S / (time.perf_counter() - began_s)))
+    num = 200
+    for _ in range(4):
+        # The first ones take longer.
+        began_s = time.perf_counter()
+        work(num)
+        num = max(1, round(num * _STEP_S / (time.perf_counter() - began_s)))
     return lambda: work(num)
 
 

@@ -214,7 +214,7 @@ def worker(folder):
             time.sleep(0.02)
             kind = fault.read_text() if fault.exists() else ""
             if kind == "slow":
-                slow_until = step.number + 80
+                slow_until = step.number + 250
             elif kind:
                 fail(kind, folder)
             if kind:
