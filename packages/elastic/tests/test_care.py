@@ -275,6 +275,8 @@ def test_straggler_is_named_and_its_node_excluded_if_others_can_go_on(
     assert subject == "b/1"
     assert "3.00 times as long as the others in 'compute'" in reason
     assert wait_for_event(master, "excluded", alive=(a, b))[0] == "b"
+    # It was checked first.
+    assert b.next("command").what == pb.Command.CHECK
     assert b.next("command").what == pb.Command.LEAVE
     assert "straggler, slow-compute" in status_of(master).excluded[0].reason
 

@@ -294,7 +294,6 @@ class Care:
         self._note("check", node, result.reason)
         self._votes[node] = dict(result.faulty)
         found = convicted(self._votes, present)
-        found = {bad: why for bad, why in found.items() if bad in present}
         for bad in found:
             for votes in self._votes.values():
                 votes.pop(bad, None)
@@ -304,8 +303,10 @@ class Care:
         """Has a node checked whose worker has failed in a way that may be its fault."""
         found = one.diagnosis
         node = found.node or self._node_of.get(found.worker, "")
-        is_left = one.response.action in {Action.STOP_JOB, Action.REPLACE_NODE}
-        if not node or is_left or found.failure_class not in _SUSPICIOUS:
+        is_slow = found.failure_class == FailureClass.STRAGGLER
+        goes = one.response.action in {Action.STOP_JOB, Action.REPLACE_NODE}
+        # One that is slow stays for a while, in which its check may say why.
+        if not node or (goes and not is_slow) or found.failure_class not in _SUSPICIOUS:
             return []
         if now_s - self._checked_s.get(node, -_CHECK_AGAIN_S) < _CHECK_AGAIN_S:
             return []

@@ -16,7 +16,7 @@ def convicted(
     """Returns the nodes that are faulty, with the reason.
 
     Who says so of itself is believed. Of another one it takes more than half of those that
-    are there: a node that lies cannot put out the others.
+    are there: a node that lies cannot put out the others. Who is not there is left alone.
 
     Args:
         votes: Whom each node has found faulty, and why.
@@ -39,4 +39,4 @@ def convicted(
     for node, reasons in accused.items():
         if node not in found and 2 * len(reasons) > len(present):
             found[node] = reasons[0]
-    return found
+    return {node: why for node, why in found.items() if node in present}

@@ -30,7 +30,6 @@ __all__ = [
     "judge_stragglers",
     "own_time",
     "score_window",
-    "slow_nodes",
 ]
 
 # The deviation of normally distributed values is this times their median absolute deviation.
@@ -251,30 +250,6 @@ def judge_stragglers(
         for s in [one.excess_s]
     ]
     return tuple(sorted(found, key=lambda one: -one.excess_s))
-
-
-def slow_nodes(
-    stragglers: Iterable[Straggler], node_of: Mapping[str, str]
-) -> dict[str, Straggler]:
-    """Returns the nodes that are slow as a whole, with the slowest worker of each.
-
-    Where only some workers of a node are slow, its network and memory are not to blame,
-    but a device may be: the node is named all the same if it has such a worker at least.
-
-    Args:
-        stragglers: The slowest first.
-        node_of: The node of each worker of the world.
-
-    Example:
-        >>> slow = Straggler("a/1", "compute", 1.5, 9.0, 3, 0.1)
-        >>> list(slow_nodes([slow], {"a/1": "a", "b/1": "b"}))
-        ['a']
-    """
-    found: dict[str, Straggler] = {}
-    for one in stragglers:
-        if one.worker in node_of:
-            found.setdefault(node_of[one.worker], one)
-    return found
 
 
 def _sections(sections: Iterable[Mapping[str, float]]) -> list[str]:
