@@ -235,10 +235,11 @@ def test_silent_node_is_late_before_it_is_lost(agent):
 def test_alerts_are_shown_until_they_are_over(pair):
     a, _, master = pair()
     a.say(alert=pb.Alert(kind="traffic", reason="nothing is sent"))
-    status = wait_for(master, lambda s: s.nodes[0].alerts)
-    assert status.nodes[0].alerts[0].kind == "traffic"
+    status = wait_for(master, lambda s: any(node.alerts for node in s.nodes))
+    found = {node.node: [one.kind for one in node.alerts] for node in status.nodes}
+    assert found == {"a": ["traffic"], "b": []}
     a.say(alert=pb.Alert(kind="traffic", reason="nothing is sent", is_over=True))
-    wait_for(master, lambda s: not s.nodes[0].alerts)
+    wait_for(master, lambda s: not any(node.alerts for node in s.nodes))
 
 
 def beat_of(node, times, *, number=0, epoch=1, step=10):
@@ -286,7 +287,7 @@ def test_windows_of_an_older_world_blame_nobody(pair):
     for number in range(5):
         a.say(heartbeat=beat_of("a", {0: 0.1, 1: 0.1}, number=number, epoch=0))
         b.say(heartbeat=beat_of("b", {0: 0.1, 1: 0.3}, number=number, epoch=0))
-    wait_for(master, lambda s: s.nodes[1].workers and s.nodes[1].workers[0].step)
+    wait_for(master, lambda s: all(w.step for node in s.nodes for w in node.workers))
     assert "straggler" not in [kind for kind, *_ in events_of(master)]
 
 
@@ -390,7 +391,13 @@ def test_live_table_shows_workers_alerts_and_events(pair):
     a.say(heartbeat=beat_of("a", {0: 0.1, 1: 0.1}, number=0))
     b.say(heartbeat=beat_of("b", {0: 0.1, 1: 0.3}, number=0))
     a.say(alert=pb.Alert(kind="traffic", reason="nothing is sent"))
-    wait_for(master, lambda s: s.nodes[0].alerts and s.nodes[1].workers[1].slowness)
+    wait_for(
+        master,
+        lambda s: (
+            any(node.alerts for node in s.nodes)
+            and any(w.slowness > 2 for node in s.nodes for w in node.workers)
+        ),
+    )
     out = io.StringIO()
     with MasterClient(master.address, master.token) as client:
         show_live(client, console=Console(file=out, width=160), num_times=1)
@@ -476,7 +483,9 @@ def test_light_work_of_one_rank_is_no_straggler(pair):
     for number in range(6):
         a.say(heartbeat=beat("a", 0.004, number))
         b.say(heartbeat=beat("b", 0.0001, number))
-    wait_for(master, lambda s: s.nodes[0].workers[0].slowness)
+    wait_for(
+        master, lambda s: all(w.slowness for node in s.nodes for w in node.workers)
+    )
     assert "straggler" not in [kind for kind, *_ in events_of(master)]
 
 
