@@ -1,0 +1,156 @@
+"""The shape of a mesh of ranks: how many there are along each axis.
+
+The axes stand from the slowest to the fastest: ranks that differ only along the last
+one are neighbours, on one node where that is possible. Along `tensor` the most is said
+in a step, along `pipeline` the least.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from drivetrain_core._errors import Code, PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["AXES", "DATA_AXES", "MeshShape"]
+
+DATA_AXES = ("replicate", "shard", "expert")
+"""The axes along which ranks have different samples."""
+
+AXES = ("pipeline", *DATA_AXES, "context", "tensor")
+"""All axes, from the slowest to the fastest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeshShape:
+    """How many ranks there are along each axis.
+
+    Args:
+        pipeline: Stages, each with its own consecutive blocks of the model.
+        replicate: Copies of the model, whose gradients are averaged.
+        shard: Ranks that share one copy: parameters, gradients and optimizer state.
+        expert: Ranks that share the experts of a mixture, with samples of their own.
+        context: Ranks that share the sequence of each sample.
+        tensor: Ranks that share each matrix.
+
+    Raises:
+        PlanError: A number is below one.
+
+    Example:
+        >>> shape = MeshShape(pipeline=2, shard=2, tensor=2)
+        >>> shape.size, shape.data_size
+        (8, 2)
+        >>> shape.coordinates(5)["pipeline"], shape.coordinates(5)["tensor"]
+        (1, 1)
+        >>> print(shape)
+        pipeline=2 shard=2 tensor=2
+    """
+
+    pipeline: int = 1
+    replicate: int = 1
+    shard: int = 1
+    expert: int = 1
+    context: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        """Checks that there is a rank along every axis."""
+        for axis, number in self.items():
+            if type(number) is not int or number < 1:
+                raise PlanError(
+                    Code.CONFIG,
+                    "mesh",
+                    because=f"{axis} must be an integer of at least 1, got {number!r}",
+                )
+
+    @property
+    def size(self) -> int:
+        """Returns the number of ranks."""
+        return math.prod(number for _, number in self.items())
+
+    @property
+    def data_size(self) -> int:
+        """Returns how many parts a global batch is split into over the ranks."""
+        return self.replicate * self.shard * self.expert
+
+    def items(self) -> Iterator[tuple[str, int]]:
+        """Yields each axis and the number of ranks along it, the slowest first."""
+        for axis in AXES:
+            yield axis, getattr(self, axis)
+
+    def used(self) -> dict[str, int]:
+        """Returns the axes with more than one rank, the slowest first."""
+        return {axis: number for axis, number in self.items() if number > 1}
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Returns where a rank lies along each axis.
+
+        Args:
+            rank: From 0 to `size - 1`.
+
+        Raises:
+            ValueError: There is no such rank.
+        """
+        if not 0 <= rank < self.size:
+            message = f"rank must be from 0 to {self.size - 1}, got {rank}"
+            raise ValueError(message)
+        found = {}
+        for axis, number in reversed(list(self.items())):
+            rank, found[axis] = divmod(rank, number)
+        return {axis: found[axis] for axis in AXES}
+
+    def data_rank(self, rank: int) -> int:
+        """Returns which part of a global batch a rank reads.
+
+        Example:
+            >>> [MeshShape(pipeline=2, shard=2).data_rank(rank) for rank in range(4)]
+            [0, 1, 0, 1]
+        """
+        place = self.coordinates(rank)
+        part = 0
+        for axis in DATA_AXES:
+            part = part * getattr(self, axis) + place[axis]
+        return part
+
+    def __str__(self) -> str:
+        """Returns the axes that are used, `one rank` if none is."""
+        return " ".join(f"{k}={v}" for k, v in self.used().items()) or "one rank"
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, object], world_size: int) -> MeshShape:
+        """Returns the shape for a number of ranks, one axis of data filled in.
+
+        Where neither `replicate` nor `shard` is given (or is None), `shard` takes what
+        the others leave; where one of them is None, that one does.
+
+        Args:
+            numbers: Ranks along each axis that is given; None where it is left open.
+            world_size: Ranks in all.
+
+        Raises:
+            PlanError: The axes do not multiply to the number of ranks.
+
+        Example:
+            >>> print(MeshShape.of({"tensor": 2, "pipeline": 2}, 8))
+            pipeline=2 shard=2 tensor=2
+        """
+        given = {axis: n for axis, n in numbers.items() if n is not None}
+        open_axis = next((a for a in ("shard", "replicate") if a not in given), None)
+        shape = cls(**given)  # type: ignore[arg-type]
+        if open_axis is not None and world_size % shape.size == 0:
+            shape = cls(**given, **{open_axis: world_size // shape.size})  # type: ignore[arg-type]
+        if shape.size != world_size:
+            fixed = "x".join(str(n) for n in given.values()) or "1"
+            raise PlanError(
+                Code.NOT_DIVISIBLE,
+                "mesh",
+                because=f"{shape} has {shape.size} ranks ({fixed}), and there are "
+                f"{world_size}",
+                fix=f"use axes whose product is {world_size}, or leave shard open "
+                "and use a divisor of it",
+            )
+        return shape
