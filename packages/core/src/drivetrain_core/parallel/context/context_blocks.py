@@ -1,0 +1,102 @@
+"""Makes the blocks of a model run on this rank's part of the sequence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from drivetrain_core._forward import Forward, wrap_forward
+from drivetrain_core.parallel.context.ulysses import (
+    SharedAttention,
+    gather_sequence,
+    sizes_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import nn
+
+    from drivetrain_core.parallel.exchange import Exchange
+
+__all__ = ["share_sequence"]
+
+_DIM = 1
+
+
+class _Length:
+    """How many positions the sequence has that is in the blocks now."""
+
+    def __init__(self) -> None:
+        self.whole = 0
+
+
+def share_sequence(
+    blocks: Sequence[nn.Module],
+    exchange: Exchange,
+    hidden: str,
+    split: Mapping[str, int],
+) -> None:
+    """Changes blocks in place: the first splits the hidden state, the last joins it.
+
+    Gradients of all parameters must be averaged over the ranks of the axis.
+
+    Args:
+        blocks: In the order in which they run.
+        exchange: The axis.
+        hidden: The key of the hidden state among a block's arguments.
+        split: The dimension of the positions in other arguments, by key.
+    """
+    length = _Length()
+    last = len(blocks) - 1
+    for index, block in enumerate(blocks):
+        wrap_forward(
+            block,
+            _sharing(
+                exchange,
+                length,
+                {**split, hidden: _DIM} if index == 0 else split,
+                hidden if index == 0 else "",
+                joins=index == last,
+            ),
+        )
+
+
+def _sharing(
+    exchange: Exchange,
+    length: _Length,
+    split: Mapping[str, int],
+    hidden: str,
+    *,
+    joins: bool,
+) -> Any:
+    def around(forward: Forward) -> Forward:
+        def run(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
+            keyed = [(pytree.keystr(path), leaf) for path, leaf in leaves]
+            if hidden:
+                length.whole = dict(keyed)[hidden].shape[_DIM]
+            sizes = sizes_of(length.whole, exchange.size)
+            parts = [
+                leaf.split(sizes, split[key])[exchange.rank]
+                if key in split and isinstance(leaf, torch.Tensor)
+                else leaf
+                for key, leaf in keyed
+            ]
+            own_args, own_kwargs = pytree.tree_unflatten(parts, spec)
+            with SharedAttention(exchange, sizes):
+                out = forward(self, *own_args, **own_kwargs)
+            return _joined(out, exchange, sizes) if joins else out
+
+        return run
+
+    return around
+
+
+def _joined(out: Any, exchange: Exchange, sizes: list[int]) -> Any:
+    if isinstance(out, torch.Tensor):
+        return gather_sequence(out, exchange, _DIM, sizes)
+    first, *rest = out
+    return type(out)((gather_sequence(first, exchange, _DIM, sizes), *rest))

@@ -1,0 +1,1 @@
+"""Expert parallel: the ranks of an axis share the experts of a mixture."""
