@@ -24,8 +24,18 @@ collect_ignore_glob += [
 ]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked `gpu` and `multigpu` where there are too few GPUs."""
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Leaves out what is marked `faults` unless `-m` asks for it; skips GPU tests.
+
+    Tests marked `gpu` and `multigpu` are skipped where there are too few GPUs.
+    """
+    if "faults" not in (config.getoption("markexpr", default="") or ""):
+        long = [item for item in items if item.get_closest_marker("faults")]
+        if long:
+            config.hook.pytest_deselected(items=long)
+            items[:] = [item for item in items if item not in long]
     needs = {"gpu": 1, "multigpu": 2}
     marked = [
         (i, n) for i in items for m, n in needs.items() if i.get_closest_marker(m)

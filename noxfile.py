@@ -195,14 +195,18 @@ def faults(session: nox.Session) -> None:
 
     `-- --json FILE` keeps the table of the storage's.
     """
-    install(session, "checkpoint", "comm", "elastic", "memory", groups=["test"])
+    groups = ["test", "test-extra"]
+    install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
     options = ["--faults-json" if o == "--json" else o for o in session.posargs]
     tests = "packages/checkpoint/tests"
     kills = [f"{tests}/faults", f"{tests}/test_crash.py"]
     session.run(*PYTEST, "-m", "faults", *kills, *options)
     session.run(*PYTEST, "-m", "faults", "packages/elastic/tests")
-    for package in ("memory", "comm"):
+    adapters = [f"{tests}/test_{n}.py" for n in ("accelerate", "folders", "lightning")]
+    session.run(*PYTEST, "-m", "faults", *adapters, f"{tests}/test_transformers.py")
+    for package in ("memory", "comm", "core"):
         session.run(*PYTEST, "-m", "faults", f"packages/{package}/tests")
+    session.run(*PYTEST, "-m", "faults", "integration")
 
 
 @nox.session

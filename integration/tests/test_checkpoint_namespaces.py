@@ -182,6 +182,7 @@ def test_lost_node_comes_back_from_the_memory_of_its_peers(network, start, tmp_p
     assert answers(again.all("restore", 8)) == [[5, True]] * 3
 
 
+@pytest.mark.faults
 def test_node_cut_off_during_a_replica_costs_the_replica_only(network, start, tmp_path):
     for node in range(3):
         network.shape(node, Link(rate_mbit_per_s=40))

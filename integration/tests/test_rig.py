@@ -192,6 +192,7 @@ def left(pid):
     ]
 
 
+@pytest.mark.faults
 def test_training_agrees_on_all_ranks_and_with_itself():
     pytest.importorskip("torch")
     scenario = Scenario(

@@ -73,6 +73,7 @@ def save_on_one_rank(folder):
     return restored(Checkpointer(folder, job="folders"))
 
 
+@pytest.mark.faults
 def test_one_rank_of_several_saves_alone_and_all_restore(tmp_path):
     assert run_ranks(save_on_one_rank, 2, str(tmp_path)) == [(1, 1)] * 2
     (found,) = list_checkpoints(tmp_path)

@@ -97,7 +97,9 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("resume", ["last.ckpt", "last"])
+@pytest.mark.parametrize(
+    "resume", ["last.ckpt", pytest.param("last", marks=pytest.mark.faults)]
+)
 def test_killed_training_resumes_to_the_same_weights(tmp_path, whole, resume):
     folder, ended = tmp_path / "b", tmp_path / "ended.pt"
     # Six epochs of four steps: it is killed in the first step after the third.
@@ -237,6 +239,7 @@ def test_file_of_lightning_itself_is_read(io, tmp_path):
     assert io.load_checkpoint(path)["global_step"] == 4
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_two_ranks_save_on_the_first_and_resume_on_both(tmp_path):
     folder, result = tmp_path / "run", tmp_path / "result.pt"

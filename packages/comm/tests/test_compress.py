@@ -165,7 +165,14 @@ def train_all(all_settings, dtype, num_steps):
 
 
 @needs_engine
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        pytest.param(torch.float64, marks=pytest.mark.faults),
+        torch.bfloat16,
+    ],
+)
 def test_casts_are_stock_within_rounding(dtype):
     kinds = [None, {"compression": "fp16"}, {"compression": "bf16"}]
     found = run_ranks(train_all, 4, kinds, dtype, 3, process_group=False, timeout_s=120)

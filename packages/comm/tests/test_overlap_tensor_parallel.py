@@ -141,8 +141,8 @@ def all_cases(size):
     "size",
     [
         pytest.param(1, marks=pytest.mark.faults),
-        pytest.param(2, marks=pytest.mark.faults),
-        3,
+        2,
+        pytest.param(3, marks=pytest.mark.faults),
     ],
 )
 def test_results_and_gradients_are_those_of_the_plain_path(size):

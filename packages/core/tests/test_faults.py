@@ -16,7 +16,7 @@ from drivetrain_core import accelerate, register, unregister
 from drivetrain_core._child_process import servers
 from drivetrain_core.testing import FAULTS, FaultyOptimization
 
-TRIAL_S = 9.0
+TRIAL_S = 12.0
 EXPECTED = {
     "hang": ("HANG", "in _break"),
     "daemon": ("HANG", "in _break"),
@@ -125,7 +125,9 @@ accelerate(
 """
 
 
-@pytest.mark.parametrize("signal_name", ["SIGINT", "SIGKILL"])
+@pytest.mark.parametrize(
+    "signal_name", ["SIGINT", pytest.param("SIGKILL", marks=pytest.mark.faults)]
+)
 def test_interrupted_search_leaves_no_process(tmp_path, signal_name):
     import signal
 

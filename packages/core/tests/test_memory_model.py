@@ -47,6 +47,7 @@ def structure(*passes, exact=True):
     )
 
 
+@pytest.mark.faults
 @given(
     a=st.tuples(st.integers(0, 99), st.integers(0, 99)),
     b=st.tuples(st.integers(0, 99), st.integers(0, 99)),

@@ -224,6 +224,7 @@ def searched_placed():
     return str(accelerated.plan), codes
 
 
+@pytest.mark.faults
 def test_search_allows_unused_parameters_when_ddp_asks_for_it():
     (plan, codes), (other, _) = run_ranks(searched_placed, 2, timeout_s=240.0)
     assert plan == other

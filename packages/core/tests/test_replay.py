@@ -83,6 +83,7 @@ def failing(folder, script):
     return done
 
 
+@pytest.mark.faults
 def test_module_that_cannot_be_pickled_runs_again(tmp_path):
     trials, done = run(tmp_path, SCRIPT, "-m", "train", "--size", "3")
     assert [code for code, _ in trials] == [""]
@@ -97,6 +98,7 @@ def test_search_of_the_command_line_runs_the_script_again(tmp_path):
     assert [trial["code"] for trial in found["report"]["trials"]] == [""]
 
 
+@pytest.mark.faults
 def test_earlier_calls_get_the_plans_that_they_were_given(tmp_path):
     twice = SCRIPT.replace(
         "records =",
@@ -123,6 +125,7 @@ records =""",
     assert [code for code, _ in trials] == [""]
 
 
+@pytest.mark.faults
 def test_script_without_that_call_when_it_runs_again_is_told(tmp_path):
     script = "import os\nif 'DRIVETRAIN_TRIAL' in os.environ: raise SystemExit\n"
     done = failing(tmp_path, script + SCRIPT)

@@ -91,6 +91,7 @@ def test_master_that_is_killed_is_replaced_and_no_worker_notices(job, undisturbe
     check_losses(job, undisturbed)
 
 
+@pytest.mark.faults
 def test_master_may_be_killed_again_and_again_also_as_it_starts(job):
     job = job()
     job.wait_for_step(3, num_workers=3)
@@ -113,6 +114,7 @@ def next_master(job, before):
         time.sleep(0.01)
 
 
+@pytest.mark.faults
 def test_others_go_on_while_a_place_is_empty(job, undisturbed):
     # As if the agent had been started by another launcher.
     job = job("--standbys", "0", "--min-workers", "2", env={"RANK": "7"})
@@ -426,6 +428,7 @@ os.write(1, f"digest {json.dumps(digest)}\\n".encode())
 """
 
 
+@pytest.mark.faults
 def test_losses_of_sharded_copies_do_not_show_a_kill(job, undisturbed):
     # Under torchrun, whose store its workers would look for.
     around = {"TORCHELASTIC_USE_AGENT_STORE": "True"}

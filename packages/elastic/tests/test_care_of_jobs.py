@@ -147,6 +147,7 @@ def test_each_lost_second_has_its_cause(job):
     assert job.wait(90.0) == {"node0": 0}
 
 
+@pytest.mark.faults
 def test_check_before_training_keeps_no_healthy_node_away(job):
     job = job("--check", "start", steps=5)
     assert job.wait(120.0) == {"node0": 0}, job.text()

@@ -63,6 +63,7 @@ def test_node_leaves_with_a_signal_and_another_one_comes(job):
     assert "the agent got SIGTERM" in job.text()
 
 
+@pytest.mark.faults
 def test_only_node_leaves_when_another_one_has_the_state(job, tmp_path):
     job = job("--standbys", "0", arguments=ENDLESS, keeps_master=False)
     with Master(tmp_path / "job.db", address=job.address, token=job.token):
@@ -85,6 +86,7 @@ def test_only_node_leaves_when_another_one_has_the_state(job, tmp_path):
     assert "leaving when another one has the state" in job.text()
 
 
+@pytest.mark.faults
 def test_node_with_the_master_leaves_and_its_agent_stays(job):
     job = job("--standbys", "0", arguments=ENDLESS)
     keeper = job.start_node()
