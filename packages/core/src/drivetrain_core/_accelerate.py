@@ -36,6 +36,7 @@ from drivetrain_core._probe import default_device, make_context, probe_world
 from drivetrain_core._program import ForwardFunction, LossFunction, Program
 from drivetrain_core._ranks import agree, decide, require_same
 from drivetrain_core._replay import begin_call, current_script, remember_plan
+from drivetrain_core.parallel.agreed_plan import agreed_plan
 from drivetrain_core.search.budget import Budget
 from drivetrain_core.search.objective import Objective, read_objective
 from drivetrain_core.search.options import read_options
@@ -250,9 +251,10 @@ def accelerate(
     agree(lambda: require_usable(plan.choices, context), world, "check")
     if plan_out is not None and world.rank == 0:
         logger.info("plan written to %s", plan.save(plan_out))
+    parallel = agreed_plan(program, module, batches[0], plan.choices, context.world)
     # In two parts, so that a rank that fails alone leaves none waiting for it.
     state = agree(
-        lambda: prepare(program, module, source, plan, context, target),
+        lambda: prepare(program, module, source, plan, context, target, parallel),
         world,
         "prepare",
     )

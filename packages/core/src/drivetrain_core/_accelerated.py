@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from drivetrain_core._watch import Promise, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    import torch
 
     from drivetrain_core._context import Context
     from drivetrain_core._plan import Plan
@@ -106,7 +106,7 @@ class Accelerated:
         Returns:
             The norm before, as a plain tensor.
         """
-        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
+        norm = self.train_step.clip(max_norm)
         # Of sharded gradients it is a DTensor, whose whole value needs every rank.
         full = getattr(norm, "full_tensor", None)
         return full() if full is not None else norm

@@ -16,6 +16,8 @@ from drivetrain_core._optimization import Choice, Phase
 from drivetrain_core._registry import find
 from drivetrain_core._state import TrainingState
 from drivetrain_core._step import TrainStep
+from drivetrain_core.parallel.micro_batches import micro_batches_of
+from drivetrain_core.parallel.resolve import asks_for_mesh, mesh_of
 from drivetrain_core.services.batch_plan import BatchPlan
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from drivetrain_core._optimizer_source import OptimizerSource
     from drivetrain_core._plan import Plan
     from drivetrain_core._program import Program
+    from drivetrain_core.parallel.parallel_plan import ParallelPlan
 
 __all__ = ["build", "finish", "prepare"]
 
@@ -38,6 +41,7 @@ def build(
     plan: Plan,
     context: Context,
     device: torch.device,
+    parallel: ParallelPlan | None = None,
 ) -> Accelerated:
     """Returns the program with a plan applied: `prepare` and `finish` in one.
 
@@ -45,7 +49,8 @@ def build(
         PlanError: An optimization failed. Global settings are put back; the model is
             not to be used any further.
     """
-    return finish(program, prepare(program, model, source, plan, context, device), plan)
+    state = prepare(program, model, source, plan, context, device, parallel)
+    return finish(program, state, plan)
 
 
 def prepare(
@@ -55,8 +60,11 @@ def prepare(
     plan: Plan,
     context: Context,
     device: torch.device,
+    parallel: ParallelPlan | None = None,
 ) -> TrainingState:
-    """Applies what concerns this rank alone; no rank waits for another here.
+    """Applies what comes before the averaging of gradients.
+
+    Where there is a mesh, it is made here: ranks wait for one another then.
 
     Args:
         program: The user's program.
@@ -65,12 +73,18 @@ def prepare(
         plan: What to apply; it must have been checked.
         context: The facts that the plan was checked against.
         device: Where to train.
+        parallel: What each axis of a mesh does to the model, if the plan has a mesh.
 
     Raises:
         PlanError: An optimization failed, as in `build`.
     """
+    world = context.world
+    data_size, data_rank = world.size, world.rank
+    if asks_for_mesh(plan.choices):
+        shape = mesh_of(plan.choices, world.size)
+        data_size, data_rank = shape.data_size, shape.data_rank(world.rank)
     whole = BatchPlan(
-        world_size=context.world.size,
+        world_size=data_size,
         global_batch=context.batch.size,
         num_micro_batches=1,
     )
@@ -86,9 +100,13 @@ def prepare(
             program.data,
             context.loop.loader,
             whole,
-            context.world.rank,
+            data_rank,
             program.seed,
         ),
+        loss_of=program.loss_of,
+        data_size=data_size,
+        data_rank=data_rank,
+        parallel_plan=parallel,
     )
     with _undone_on_error(state):
         for choice in plan.choices:
@@ -108,14 +126,21 @@ def finish(program: Program, state: TrainingState, plan: Plan) -> Accelerated:
         for phase, choice in by_phase:
             if Phase.SHARD <= phase <= Phase.OPTIMIZER:
                 _apply_one(state, choice)
-        optimizer = state.optimizer_source.build(state.module)
+        optimizer = state.optimizer_source.build(state.owned())
         _require_own_parameters(optimizer, state)
         for phase, choice in by_phase:
             if phase > Phase.OPTIMIZER:
                 _apply_one(state, choice)
+        batch_size = state.context.batch.size
+        if state.stages and not state.is_planned("micro_batch"):
+            assert state.parallel_mesh is not None
+            stages = state.parallel_mesh.shape.pipeline
+            state.num_micro_batches = micro_batches_of(
+                plan.choices, stages, batch_size, state.data_size
+            )
         batch_plan = BatchPlan(
-            world_size=state.context.world.size,
-            global_batch=state.context.batch.size,
+            world_size=state.data_size,
+            global_batch=batch_size,
             num_micro_batches=state.num_micro_batches,
         )
         if state.device.type != "cpu" and state.context.loop.sample_on_host:
@@ -164,7 +189,7 @@ def _require_own_parameters(
 
     It would run, and train nothing.
     """
-    trained: Iterable[torch.Tensor] = state.module.parameters()
+    trained: Iterable[torch.Tensor] = state.owned().parameters()
     if isinstance(optimizer, MasterWeightOptimizer):
         trained = optimizer.masters.values()
     own = {id(parameter) for parameter in trained}

@@ -14,6 +14,7 @@ from drivetrain_core._errors import Code, PlanError, PlanFormatError
 from drivetrain_core._optimization import Choice, Numerics, Reject, Slot
 from drivetrain_core._plan import Plan
 from drivetrain_core._registry import find
+from drivetrain_core.parallel.resolve import asks_for_mesh, mesh_of
 
 if TYPE_CHECKING:
     from drivetrain_core._context import Context
@@ -129,13 +130,25 @@ def arrange(choices: Iterable[Choice]) -> tuple[Choice, ...]:
 def complete(choices: Sequence[Choice], context: Context) -> tuple[Choice, ...]:
     """Returns choices with what the world asks for: with several ranks, `ddp`.
 
-    Without gradient averaging the replicas would drift apart in silence.
+    Without gradient averaging the replicas would drift apart in silence. Of a mesh, the
+    ranks that its axes leave share a model, unless it asks for copies: `fsdp`.
     """
     if context.world.size == 1:
         return tuple(choices)
     if any(find(c.name).slot is Slot.DATA_PARALLEL for c in choices):
         return tuple(choices)
-    return arrange([*choices, Choice("ddp", find("ddp").normalize(None))])
+    name = "fsdp" if _leaves_shards(choices, context.world.size) else "ddp"
+    return arrange([*choices, Choice(name, find(name).normalize(None))])
+
+
+def _leaves_shards(choices: Sequence[Choice], world_size: int) -> bool:
+    if not asks_for_mesh(choices):
+        return False
+    try:
+        return mesh_of(choices, world_size).shard > 1
+    except PlanError:
+        # The mesh's own check says what is wrong with it.
+        return False
 
 
 def problems(choices: Sequence[Choice], context: Context) -> list[Problem]:

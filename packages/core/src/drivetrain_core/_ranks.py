@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from drivetrain_core._context import WorldFacts
 
-__all__ = ["agree", "decide", "require_same"]
+__all__ = ["agree", "decide", "require_same", "share"]
 
 _T = TypeVar("_T")
 
@@ -49,21 +49,47 @@ def decide(find_plan: Callable[[], Plan], world: WorldFacts, limit_s: float) -> 
             "drivetrain_core.init_process_group() before accelerate"
         )
         raise DistributedError(message)
+    plan: Plan | None = None
+
+    def find() -> dict[str, Any]:
+        nonlocal plan
+        plan = find_plan()
+        return plan.to_dict()
+
+    found = share(find, world, limit_s + _SLACK_S, "decide on a plan")
+    return Plan.from_dict(found) if plan is None else plan
+
+
+def share(
+    find: Callable[[], dict[str, Any]], world: WorldFacts, limit_s: float, what: str
+) -> dict[str, Any]:
+    """Returns what rank 0 finds, on every rank.
+
+    Args:
+        find: Called on rank 0 alone; returns what JSON can hold.
+        world: The ranks.
+        limit_s: How long the others wait for it.
+        what: What rank 0 does meanwhile, for the message.
+
+    Raises:
+        DistributedError: Rank 0 did not answer, or it failed, and this is another rank.
+    """
     if world.size == 1:
-        return find_plan()
-    store, key = meeting_store("plan")
+        return find()
+    store, key = meeting_store("share")
     if world.rank == 0:
         try:
-            plan = find_plan()
+            found = find()
         except BaseException as error:
             store.set(key, json.dumps({"error": _describe(error)}))
             raise
-        store.set(key, json.dumps({"plan": plan.to_dict()}))
-        return plan
-    answer = _wait(store, key, limit_s + _SLACK_S, "rank 0 to decide on a plan")
+        store.set(key, json.dumps({"found": found}))
+        return found
+    answer = _wait(store, key, limit_s, f"rank 0 to {what}")
     if "error" in answer:
         raise _as_error(answer["error"], 0)
-    return Plan.from_dict(answer["plan"])
+    shared: dict[str, Any] = answer["found"]
+    return shared
 
 
 def agree(action: Callable[[], _T], world: WorldFacts, name: str) -> _T:

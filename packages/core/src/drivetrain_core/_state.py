@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core._blocks import repeated_blocks
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
         OptimizerSource,
         OptimizerWrapper,
     )
+    from drivetrain_core.parallel.device_mesh import ParallelMesh
+    from drivetrain_core.parallel.parallel_plan import ParallelPlan
+    from drivetrain_core.parallel.pipeline import StageModule
 
 __all__ = ["TrainingState"]
 
@@ -37,6 +42,12 @@ class TrainingState:
         loader: What the loop iterates over.
         num_micro_batches: Forward and backward passes of one optimizer step.
         mesh: The device mesh, once a parallel optimization made one.
+        loss_of: Returns the loss of a model on a batch, as the program computes it.
+        data_size: Parts that a global batch is split into over the ranks.
+        data_rank: Which of them this rank reads.
+        parallel_plan: What each axis of a mesh does to the model, if there is one.
+        parallel_mesh: The mesh by the names of its axes, once it was made.
+        stages: This rank's stages of a pipeline; empty without one.
         set_gradient_sync: Turns the reduction of gradients between ranks on or off
             for the next backward; None when there is nothing to reduce.
         undo: Called in reverse order to put global settings back.
@@ -51,6 +62,12 @@ class TrainingState:
     loader: Iterable[Any]
     num_micro_batches: int = 1
     mesh: torch.distributed.device_mesh.DeviceMesh | None = None
+    loss_of: Callable[[nn.Module, Any], torch.Tensor]
+    data_size: int = 1
+    data_rank: int = 0
+    parallel_plan: ParallelPlan | None = None
+    parallel_mesh: ParallelMesh | None = None
+    stages: list[StageModule] = field(default_factory=list)
     set_gradient_sync: Callable[[bool], None] | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)
 
@@ -76,6 +93,33 @@ class TrainingState:
     def set_optimizer_options(self, **options: Any) -> None:
         """Sets options such as `fused` on every group of the optimizer to be built."""
         self.optimizer_source = self.optimizer_source.with_options(**options)
+
+    def models(self) -> list[nn.Module]:
+        """Returns what this rank has of the model: one module for each of its stages."""
+        return [stage.model for stage in self.stages] or [self.module]
+
+    def owned(self) -> nn.Module:
+        """Returns a module that holds all that this rank has of the model.
+
+        Its names are those of the model: several stages of a rank have different ones.
+        """
+        if len(self.stages) < 2:
+            return self.models()[0]
+        from drivetrain_core.parallel.stage_list import StageList
+
+        return StageList(self.models())
+
+    def units(self) -> list[tuple[nn.Module, list[nn.Module]]]:
+        """Returns what data parallel wraps: each root with the blocks inside it."""
+        if self.stages:
+            return [(stage, list(stage.blocks)) for stage in self.stages]
+        return [(self.module, self.blocks())]
+
+    def blocks(self) -> list[nn.Module]:
+        """Returns this rank's repeated blocks, in order; none if there are none."""
+        if self.stages:
+            return [block for stage in self.stages for block in stage.blocks]
+        return repeated_blocks(self.module, self.context.model.blocks)
 
     def planned_config(self, name: str) -> Config:
         """Returns the configuration of an optimization of this plan, or an empty one."""

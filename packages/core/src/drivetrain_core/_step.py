@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain_core._batch import batch_size, split_batch
+from drivetrain_core._clip import clip_grad_norm, copies
 from drivetrain_core._program import check_loss, default_forward, default_loss
 from drivetrain_core.services.batch_plan import BatchPlan, RankBatch
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from drivetrain_core._program import Program
     from drivetrain_core._state import TrainingState
     from drivetrain_core._watch import Watch
+    from drivetrain_core.parallel.pipeline import PipelineStep
 
 __all__ = ["TrainStep"]
 
@@ -47,7 +49,7 @@ class TrainStep:
     ) -> None:
         """Resolves everything that does not change between steps."""
         self._model = state.model
-        self._parameters = list(state.module.parameters())
+        self._parameters = list(state.owned().parameters())
         self._forward = program.forward or default_forward
         self._loss = program.loss or default_loss
         self._max_grad_norm = program.max_grad_norm
@@ -57,7 +59,9 @@ class TrainStep:
         self._two_pass: Any = optimizer if hasattr(optimizer, "perturb") else None
         self._scheduler = scheduler
         self._num_micro_batches = state.num_micro_batches
-        self._plan = batch_plan.for_rank(state.context.world.rank)
+        self._plan = batch_plan.for_rank(state.data_rank)
+        self._pipeline = _pipeline(state)
+        self._clipped = copies(state) if state.parallel_mesh is not None else None
         self._size = sum(self._plan.sizes)
         self._whole = self._plan.weights == (1.0,)
         self.watch: Watch | None = None
@@ -86,6 +90,8 @@ class TrainStep:
 
     def accumulate(self, batch: Any) -> torch.Tensor:
         """Adds the batch's gradient to `.grad` and returns its loss, detached."""
+        if self._pipeline is not None:
+            return self._run_pipeline(self._pipeline, batch)
         if self._whole:
             loss = self._loss(self._forward(self._model, batch), batch)
             check_loss(loss)
@@ -108,6 +114,11 @@ class TrainStep:
         assert total is not None
         return total
 
+    def _run_pipeline(self, pipeline: PipelineStep, batch: Any) -> torch.Tensor:
+        shares = self._shares(batch_size(batch))
+        parts = split_batch(batch, shares.sizes)
+        return pipeline.run(parts, list(shares.weights))
+
     def second_pass(self, batch: Any) -> None:
         """Runs the batch again where the optimizer asks for it, at its own weights.
 
@@ -129,7 +140,13 @@ class TrainStep:
 
     def _clip(self) -> None:
         if self._max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+            self.clip(self._max_grad_norm)
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Scales gradients down to a total norm over all ranks; returns the norm."""
+        if self._clipped is None:
+            return torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
+        return clip_grad_norm(self._parameters, max_norm, copies_of=self._clipped)
 
     def _shares(self, size: int) -> RankBatch:
         """Returns the split for a batch; the last one of an epoch may be smaller."""
@@ -138,6 +155,29 @@ class TrainStep:
         # Every rank's last batch has the same size (the loader sees to it), so the
         # weights need no word from the other ranks.
         num_parts = min(self._num_micro_batches, size)
+        if self._pipeline is not None:
+            # The micro-batches of a pipeline are equal.
+            num_parts = max(n for n in range(1, num_parts + 1) if size % n == 0)
         return BatchPlan(
             world_size=1, global_batch=size, num_micro_batches=num_parts
         ).for_rank(0)
+
+
+def _pipeline(state: TrainingState) -> PipelineStep | None:
+    """Returns what drives the stages of this rank; None without a pipeline."""
+    if not state.stages:
+        return None
+    from drivetrain_core.parallel.pipeline import PipelineStep
+
+    mesh, plan = state.parallel_mesh, state.parallel_plan
+    assert mesh is not None
+    assert plan is not None
+    assert plan.pipeline is not None
+    schedule = state.planned_config("schedule").get("kind", "1f1b")
+    return PipelineStep(
+        state.stages,
+        plan.pipeline,
+        schedule=str(schedule),
+        group=mesh.group("pipeline"),
+        device=state.device,
+    )

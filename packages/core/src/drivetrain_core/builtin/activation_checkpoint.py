@@ -12,7 +12,6 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from drivetrain_core._blocks import repeated_blocks
 from drivetrain_core._errors import Code
 from drivetrain_core._forward import Forward, wrap_forward
 from drivetrain_core._optimization import (
@@ -114,7 +113,7 @@ class ActivationCheckpoint(BaseOptimization):
 
     def apply(self, state: TrainingState, config: Config) -> None:
         """Wraps the forward of the chosen blocks."""
-        blocks = repeated_blocks(state.module, state.context.model.blocks)
+        blocks = state.blocks()
         step = _k(config) if config["mode"] == "every_k" else 1
         for block in blocks[::step]:
             wrap_forward(block, _recompute(selective=config["mode"] == "selective"))

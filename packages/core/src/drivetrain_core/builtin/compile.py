@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core._blocks import repeated_blocks
 from drivetrain_core._compile_in_place import compile_in_place
 from drivetrain_core._errors import Code
 from drivetrain_core._optimization import (
@@ -74,5 +73,5 @@ class Compile(BaseOptimization):
         if config["scope"] == "whole":
             compile_in_place(state.module)
             return
-        for block in repeated_blocks(state.module, state.context.model.blocks):
+        for block in state.blocks():
             compile_in_place(block)

@@ -19,6 +19,8 @@ from drivetrain_core._optimization import (
     Slot,
 )
 
+from drivetrain_core.parallel.resolve import asks_for_mesh
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -61,11 +63,17 @@ class Ddp(BaseOptimization):
         self, context: Context, config: Config, plan: Sequence[Choice]
     ) -> Ok | Reject:
         """Rejects a single rank, and batches with less than a sample a rank."""
-        del config, plan
-        return needs_world(context)
+        del config
+        return needs_world(context, parts=1 if asks_for_mesh(plan) else None)
 
     def apply(self, state: TrainingState, config: Config) -> None:
-        """Wraps the model."""
+        """Wraps the model; over a mesh, this rank's part of it."""
+        if state.parallel_mesh is not None:
+            # Inside pipelines and around shards DDP itself hangs or fails.
+            from drivetrain_core.parallel.averaging import average_copies
+
+            average_copies(state)
+            return
         index = None if state.device.type == "cpu" else [state.device.index or 0]
         replica = DistributedDataParallel(
             state.model,
@@ -83,19 +91,25 @@ class Ddp(BaseOptimization):
         state.set_gradient_sync = sync
 
 
-def needs_world(context: Context) -> Ok | Reject:
-    """Rejects a single rank, and global batches smaller than the world."""
+def needs_world(context: Context, parts: int | None = None) -> Ok | Reject:
+    """Rejects a single rank, and global batches with fewer samples than parts.
+
+    Args:
+        context: The facts.
+        parts: Parts that a global batch is split into; one a rank if None.
+    """
     world, batch = context.world.size, context.batch.size
+    parts = world if parts is None else parts
     if world == 1:
         return Reject(
             Code.NEEDS_WORLD,
             "there is one rank, and nothing to average with",
             "launch with torchrun, and call drivetrain_core.init_process_group()",
         )
-    if batch < world:
+    if batch < parts:
         return Reject(
             Code.NOT_DIVISIBLE,
-            f"a global batch of {batch} has no sample for each of {world} ranks",
-            f"use a global batch of at least {world}",
+            f"a global batch of {batch} has no sample for each of {parts} ranks",
+            f"use a global batch of at least {parts}",
         )
     return Ok()

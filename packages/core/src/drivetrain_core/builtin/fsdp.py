@@ -10,7 +10,6 @@ from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.utils import _sync_module_states
 
-from drivetrain_core._blocks import repeated_blocks
 from drivetrain_core._errors import Code
 from drivetrain_core._optimization import (
     BaseOptimization,
@@ -24,6 +23,7 @@ from drivetrain_core._optimization import (
     Slot,
 )
 from drivetrain_core.builtin.ddp import needs_world
+from drivetrain_core.parallel.resolve import asks_for_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -72,12 +72,12 @@ class Fsdp(BaseOptimization):
         self, context: Context, config: Config, plan: Sequence[Choice]
     ) -> Ok | Reject:
         """Rejects one rank, BatchNorm, uneven groups, and ties across blocks."""
-        del plan
-        answer = needs_world(context)
+        meshed = asks_for_mesh(plan)
+        answer = needs_world(context, parts=1 if meshed else None)
         if isinstance(answer, Reject):
             return answer
         group, world = config["shard_size"], context.world.size
-        if isinstance(group, int) and world % group:
+        if not meshed and isinstance(group, int) and world % group:
             return Reject(
                 Code.NOT_DIVISIBLE,
                 f"shard_size {group} does not divide the {world} ranks",
@@ -99,6 +99,18 @@ class Fsdp(BaseOptimization):
 
     def apply(self, state: TrainingState, config: Config) -> None:
         """Shards the blocks, then the root, which must never be left out."""
+        reshard = config["zero"] == 3
+        options: dict[str, Any] = {}
+        # bf16_params: fp32 shards are the masters, gathered as bf16, reduced in fp32.
+        if state.planned_config("precision").get("dtype") == "bf16_params":
+            options["mp_policy"] = MixedPrecisionPolicy(
+                param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+            )
+        if state.parallel_mesh is not None:
+            from drivetrain_core.parallel.averaging import average_shards
+
+            average_shards(state, reshard=reshard, **options)
+            return
         world = state.context.world.size
         group = config["shard_size"]
         shape: tuple[int, ...] = (world,)
@@ -106,16 +118,10 @@ class Fsdp(BaseOptimization):
         if isinstance(group, int) and group < world:
             shape, names = (world // group, group), ("replicate", "shard")
         state.mesh = init_device_mesh(state.device.type, shape, mesh_dim_names=names)
-        options: dict[str, Any] = {"mesh": state.mesh}
-        # bf16_params: fp32 shards are the masters, gathered as bf16, reduced in fp32.
-        if state.planned_config("precision").get("dtype") == "bf16_params":
-            options["mp_policy"] = MixedPrecisionPolicy(
-                param_dtype=torch.bfloat16, reduce_dtype=torch.float32
-            )
+        options["mesh"] = state.mesh
         # As DDP does: else the shards of ranks with other weights would be mixed.
         _sync_module_states(state.module, _get_default_group(), _SYNC_BYTES, 0, ())
-        reshard = config["zero"] == 3
-        for block in repeated_blocks(state.module, state.context.model.blocks):
+        for block in state.blocks():
             fully_shard(block, reshard_after_forward=reshard, **options)
         # The root holds what no block does; its backward follows at once.
         root: Any = fully_shard(state.module, reshard_after_forward=False, **options)

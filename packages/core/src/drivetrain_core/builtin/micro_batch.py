@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core._errors import Code
+from drivetrain_core._errors import Code, PlanError
 from drivetrain_core._optimization import (
     BaseOptimization,
     Choice,
@@ -16,6 +16,7 @@ from drivetrain_core._optimization import (
     Reject,
     Slot,
 )
+from drivetrain_core.parallel.resolve import asks_for_mesh, mesh_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,7 +58,6 @@ class MicroBatch(BaseOptimization):
         self, context: Context, config: Config, plan: Sequence[Choice]
     ) -> Ok | Reject:
         """Rejects a loop that core does not drive, BatchNorm, and empty parts."""
-        del plan
         num = config["num"]
         assert isinstance(num, int)
         if num == 1:
@@ -74,11 +74,12 @@ class MicroBatch(BaseOptimization):
                 "BatchNorm statistics depend on the size of the micro-batch",
                 "use GroupNorm or LayerNorm, or keep one micro-batch",
             )
-        if num > context.local_batch:
+        local = _local_batch(context, plan)
+        if num > local:
             return Reject(
                 Code.UNEVEN_MICROBATCH,
-                f"a rank's batch of {context.local_batch} has no {num} parts",
-                f"use at most {context.local_batch} micro-batches",
+                f"a rank's batch of {local} has no {num} parts",
+                f"use at most {local} micro-batches",
             )
         return Ok()
 
@@ -87,3 +88,14 @@ class MicroBatch(BaseOptimization):
         num = config["num"]
         assert isinstance(num, int)
         state.num_micro_batches = num
+
+
+def _local_batch(context: Context, plan: Sequence[Choice]) -> int:
+    if not asks_for_mesh(plan):
+        return context.local_batch
+    try:
+        shape = mesh_of(plan, context.world.size)
+    except PlanError:
+        # The mesh's own check says what is wrong with it.
+        return context.local_batch
+    return context.batch.size // shape.data_size

@@ -66,9 +66,7 @@ class ParallelMesh:
         return f"ParallelMesh({self.shape})"
 
 
-def create_mesh(
-    *, device_type: str | None = None, **axes: int | None
-) -> ParallelMesh:
+def create_mesh(*, device_type: str | None = None, **axes: int | None) -> ParallelMesh:
     """Returns the mesh of all ranks of this job, with a group for each axis.
 
     Every rank calls it. Ranks that differ along the last axis only are neighbours.
@@ -93,7 +91,9 @@ def create_mesh(
         [('pipeline=2', 0), ('pipeline=2', 1)]
     """
     if not torch.distributed.is_initialized():
-        message = "a mesh needs a process group; call drivetrain_core.init_process_group()"
+        message = (
+            "a mesh needs a process group; call drivetrain_core.init_process_group()"
+        )
         raise DistributedError(message)
     world = torch.distributed.get_world_size()
     shape = MeshShape.of(axes, world)

@@ -98,5 +98,3 @@ def compare(expected: Evidence, found: Evidence) -> str:
     if not worst <= GRADIENT_TOLERANCE:
         return f"the gradient of {name!r} is {worst:.1%} away"
     return ""
-
-

@@ -119,5 +119,3 @@ def _as_local(layer: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
     finally:
         for name in shown:
             del vars(layer)[name]
-
-

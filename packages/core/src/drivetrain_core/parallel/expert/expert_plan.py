@@ -141,8 +141,8 @@ def _that_take_tokens(
 
         handles.append(module.register_forward_pre_hook(look, with_kwargs=True))
     try:
-        with torch.no_grad():
-            loss_of(model, batch)
+        # With gradients: a program may refuse a loss that has none.
+        loss_of(model, batch)
     finally:
         for handle in handles:
             handle.remove()
@@ -185,8 +185,6 @@ def _verdict(
     return _compare_experts(expected, found, shared)
 
 
-
-
 def _without(evidence: Evidence, names: set[str]) -> Evidence:
     rest = {n: g for n, g in evidence.gradients.items() if n not in names}
     return Evidence(evidence.loss, rest)
@@ -199,7 +197,5 @@ def _compare_experts(
         name: torch.stack([one.gradients[name] for one in expected]).mean(0)
         for name in shared
     }
-    whole = {
-        name: torch.cat([one.gradients[name] for one in found]) for name in shared
-    }
+    whole = {name: torch.cat([one.gradients[name] for one in found]) for name in shared}
     return compare(Evidence(0.0, mean), Evidence(0.0, whole))

@@ -140,9 +140,11 @@ def _run(
     from drivetrain_core import _meters
     from drivetrain_core._build import build
     from drivetrain_core._context import WorldFacts
-    from drivetrain_core._cycle import cycle
+    from drivetrain_core._cycle import cycle, guard_batches
     from drivetrain_core._optimizer_source import OptimizerSource
     from drivetrain_core._plan import Plan
+    from drivetrain_core.parallel.agreed_plan import agreed_plan
+    from drivetrain_core.parallel.resolve import asks_for_mesh
 
     world = spec["world_size"]
     device = torch.device(payload.device_type)
@@ -163,7 +165,11 @@ def _run(
     model = program.build_model()
     source = OptimizerSource.of(program.optimizer, model)
     plan = Plan.from_dict(spec["plan"])
-    accelerated = build(program, model, source, plan, context, device)
+    parallel = None
+    if asks_for_mesh(plan.choices):
+        batches = payload.guard_batches or guard_batches(program.data)
+        parallel = agreed_plan(program, model, batches[0], plan.choices, context.world)
+    accelerated = build(program, model, source, plan, context, device, parallel)
     if spec["observed"]:
         seen = _observed(spec, payload, program, accelerated)
     else:

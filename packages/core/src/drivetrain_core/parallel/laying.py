@@ -1,0 +1,104 @@
+"""Leaves this rank its part of the model: stage, shards of matrices, sequence, experts.
+
+Everything that needs another rank happens here in one order on all ranks. What averages
+gradients comes later, around what is left.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.utils import _sync_module_states
+
+from drivetrain_core._blocks import repeated_blocks
+from drivetrain_core._errors import Code, PlanError
+from drivetrain_core.parallel.context.context_blocks import share_sequence
+from drivetrain_core.parallel.device_mesh import ParallelMesh, create_mesh
+from drivetrain_core.parallel.exchange import GroupExchange
+from drivetrain_core.parallel.expert.expert_layers import distribute, share_experts
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from drivetrain_core._state import TrainingState
+    from drivetrain_core.parallel.parallel_plan import ParallelPlan
+
+__all__ = ["lay_out"]
+
+_SYNC_BYTES = 250 << 20
+
+
+def lay_out(state: TrainingState) -> None:
+    """Makes the mesh, and changes the model in place into this rank's part of it.
+
+    Args:
+        state: The program under construction; it holds the plan of the axes.
+
+    Raises:
+        PlanError: There is no such plan, or it is for another number of ranks.
+    """
+    plan = state.parallel_plan
+    if plan is None:
+        raise PlanError(
+            Code.REQUIRES,
+            "mesh",
+            because="nobody has planned how the model is laid over the mesh",
+            fix="apply it through accelerate",
+        )
+    mesh = create_mesh(device_type=state.device.type, **dict(plan.shape.items()))
+    state.parallel_mesh, state.mesh = mesh, mesh.device_mesh
+    if not any(p.is_meta for p in state.module.parameters()):
+        # Ranks may have drawn other weights; parts of them must not be mixed.
+        group = torch.distributed.group.WORLD
+        _sync_module_states(state.module, group, _SYNC_BYTES, 0, ())  # type: ignore[arg-type]
+    if plan.pipeline is not None:
+        _keep_stages(state, plan, mesh)
+    for model in state.models():
+        _share(model, plan, mesh)
+    if plan.context is not None:
+        _share_sequence(state, plan, mesh)
+
+
+def _keep_stages(state: TrainingState, plan: ParallelPlan, mesh: ParallelMesh) -> None:
+    from drivetrain_core.parallel.pipeline import build_stages, stages_of_rank
+
+    assert plan.pipeline is not None
+    schedule = state.planned_config("schedule")
+    mine = stages_of_rank(
+        str(schedule.get("kind", "1f1b")),
+        rank=mesh.place["pipeline"],
+        num_ranks=plan.shape.pipeline,
+        stages_per_rank=plan.pipeline.num_stages // plan.shape.pipeline,
+    )
+    state.stages = build_stages(state.module, plan.pipeline, mine, state.loss_of)
+
+
+def _share(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh) -> None:
+    tensor, expert = mesh.axis("tensor"), mesh.axis("expert")
+    if plan.tensor is not None:
+        from drivetrain_core.parallel.tensor import apply_tensor_plan
+
+        assert tensor is not None
+        apply_tensor_plan(model, tensor, plan.tensor, missing_ok=True)
+    if plan.expert is not None:
+        assert expert is not None
+        here = dict(model.named_modules())
+        layers = [here[name] for name in plan.expert.layers if name in here]
+        exchange = GroupExchange(expert.get_group())
+        share_experts(layers, exchange, distribute(expert))
+
+
+def _share_sequence(
+    state: TrainingState, plan: ParallelPlan, mesh: ParallelMesh
+) -> None:
+    axis = mesh.axis("context")
+    assert plan.context is not None
+    assert axis is not None
+    exchange = GroupExchange(axis.get_group())
+    if state.stages:
+        lists = [list(stage.blocks) for stage in state.stages]
+    else:
+        lists = [repeated_blocks(state.module, state.context.model.blocks)]
+    for blocks in lists:
+        share_sequence(blocks, exchange, plan.context.hidden, plan.context.split)

@@ -1,0 +1,74 @@
+"""How a model is laid over a mesh: what each axis does to it, as plain data.
+
+It is made and proven on one rank, from the model as written, and sent to the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_core.parallel.mesh_shape import MeshShape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from drivetrain_core.parallel.context.context_plan import ContextPlan
+    from drivetrain_core.parallel.expert.expert_plan import ExpertPlan
+    from drivetrain_core.parallel.pipeline import PipelinePlan
+    from drivetrain_core.parallel.tensor import TensorPlan
+
+__all__ = ["ParallelPlan"]
+
+# Where the plan of each axis stands; imported when a mesh has the axis.
+_KINDS = {
+    "tensor": ("drivetrain_core.parallel.tensor", "TensorPlan"),
+    "pipeline": ("drivetrain_core.parallel.pipeline", "PipelinePlan"),
+    "context": ("drivetrain_core.parallel.context.context_plan", "ContextPlan"),
+    "expert": ("drivetrain_core.parallel.expert.expert_plan", "ExpertPlan"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelPlan:
+    """What each axis of a mesh does to one model.
+
+    Args:
+        shape: The mesh.
+        tensor: How matrices are shared; None where that axis has one rank.
+        pipeline: Which blocks each stage has; None likewise.
+        context: How the sequence is shared; None likewise.
+        expert: How experts are shared; None likewise.
+    """
+
+    shape: MeshShape
+    tensor: TensorPlan | None = None
+    pipeline: PipelinePlan | None = None
+    context: ContextPlan | None = None
+    expert: ExpertPlan | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain data."""
+        plain: dict[str, Any] = {"shape": dict(self.shape.items())}
+        for name in _KINDS:
+            part = getattr(self, name)
+            plain[name] = None if part is None else part.to_dict()
+        return plain
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ParallelPlan:
+        """Returns the plan that `to_dict` wrote."""
+        parts: dict[str, Any] = {}
+        for name, (module, kind) in _KINDS.items():
+            if data[name] is not None:
+                found = getattr(importlib.import_module(module), kind)
+                parts[name] = found.from_dict(data[name])
+        return cls(shape=MeshShape(**data["shape"]), **parts)
+
+    def fingerprint(self) -> str:
+        """Returns a hash of all of it, which ranks compare."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

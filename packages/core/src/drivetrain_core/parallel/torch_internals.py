@@ -1,0 +1,109 @@
+"""What is private in torch and needed here, in one place, with clear errors."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_core._errors import MissingLibraryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["flatten_mesh", "per_rank", "replicate_module", "simulated_ranks"]
+
+# Names of process groups count up from here, so that none of a simulation is that of a
+# group of the job.
+_FIRST_SIMULATED_GROUP = 1 << 40
+
+
+def flatten_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
+    """Returns a mesh of several axes as one axis.
+
+    Args:
+        mesh: A slice of the job's mesh.
+        name: That of the new axis.
+    """
+    flatten = getattr(mesh, "_flatten", None)
+    if flatten is None:
+        raise MissingLibraryError(_missing("DeviceMesh._flatten"))
+    found: DeviceMesh = flatten(name)
+    return found
+
+
+def replicate_module(module: Any, **options: Any) -> Any:
+    """Averages the gradients of a module, as FSDP2 does without shards."""
+    try:
+        from torch.distributed._composable.replicate_with_fsdp import replicate
+    except ImportError as error:
+        what = "torch.distributed._composable.replicate_with_fsdp"
+        raise MissingLibraryError(_missing(what)) from error
+    return replicate(module, **options)
+
+
+@contextmanager
+def simulated_ranks(number: int) -> Iterator[DeviceMesh]:
+    """Runs what is inside as so many ranks at once, in this process.
+
+    Every tensor made inside has a value for each rank, and collectives exchange them.
+    A process group that the job has stays as it is, and is hidden inside. Only one
+    thread may be in here at a time.
+
+    Args:
+        number: Ranks; the mesh that is handed in has them along one axis, `tensor`.
+    """
+    import torch.distributed.distributed_c10d as c10d
+    from torch.distributed.device_mesh import init_device_mesh
+
+    try:
+        from torch.distributed._local_tensor import LocalTensorMode
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+    except ImportError as error:
+        raise MissingLibraryError(_missing("LocalTensorMode")) from error
+    if not hasattr(c10d, "_world") or not hasattr(c10d, "_World"):
+        raise MissingLibraryError(_missing("distributed_c10d._World"))
+    outside = c10d._world
+    rank = outside.default_pg.rank() if outside.default_pg is not None else -1
+    c10d._world = _simulated_world()
+    try:
+        c10d.init_process_group("fake", store=FakeStore(), rank=0, world_size=number)
+        with LocalTensorMode(number):
+            yield init_device_mesh("cpu", (number,), mesh_dim_names=("tensor",))
+    finally:
+        for name in list(c10d._world.pg_names.values()):
+            c10d._unregister_process_group(name)
+        c10d._world = outside
+        torch_c10d = sys.modules["torch._C._distributed_c10d"]
+        torch_c10d._set_global_rank(rank)
+
+
+def _simulated_world() -> Any:
+    """Returns what torch.distributed knows of process groups: none as yet."""
+    import torch.distributed.distributed_c10d as c10d
+
+    class World(c10d._World):
+        pg_map: Any = {}
+        pg_names: Any = {}
+        pg_group_ranks: Any = {}
+        pg_backend_config: Any = {}
+        tags_to_pg: Any = {}
+        pg_to_tag: Any = {}
+        group_count: Any = _FIRST_SIMULATED_GROUP
+
+    return World()
+
+
+def per_rank(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the value that each simulated rank has; one where all have the same."""
+    values = getattr(tensor, "_local_tensors", None)
+    return [tensor] if values is None else [values[rank] for rank in sorted(values)]
+
+
+def _missing(what: str) -> str:
+    import torch
+
+    return f"torch {torch.__version__} has no {what}; torch 2.11 to 2.13 have it"
