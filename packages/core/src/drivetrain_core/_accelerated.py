@@ -67,6 +67,7 @@ class Accelerated:
         self.device = state.device
         self.mesh = state.mesh
         self.train_step = step
+        self._state = state
         self._set_gradient_sync = state.set_gradient_sync
         self._undo = state.undo
         self._watch: Watch | None = None
@@ -74,6 +75,14 @@ class Accelerated:
     def __iter__(self) -> Iterator[Any]:
         """Yields model, optimizer and loader."""
         return iter((self.model, self.optimizer, self.loader))
+
+    def models(self) -> list[torch.nn.Module]:
+        """Returns what this rank has of the model.
+
+        That is the module, or under a pipeline one module for each stage of this rank,
+        with the names of the model and without the blocks of other stages.
+        """
+        return self._state.models()
 
     def hold_to_promise(self) -> None:
         """Times the first steps of `train_step` beside what the plan promised."""

@@ -80,7 +80,9 @@ def _share(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh) -> None:
         from drivetrain_core.parallel.tensor import apply_tensor_plan
 
         assert tensor is not None
-        apply_tensor_plan(model, tensor, plan.tensor, missing_ok=True)
+        apply_tensor_plan(
+            model, tensor, plan.tensor, missing_ok=True, src_data_rank=None
+        )
     if plan.expert is not None:
         assert expert is not None
         here = dict(model.named_modules())

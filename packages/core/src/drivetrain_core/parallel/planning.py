@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["plan_parallel"]
 
+_TENSOR_OPTIONS = {"sequence": "sequence_parallel", "loss_parallel": "loss_parallel"}
+
 
 def plan_parallel(
     program: Program,
@@ -52,13 +54,13 @@ def plan_parallel(
     if shape.tensor > 1:
         from drivetrain_core.parallel.tensor import plan_tensor_parallel
 
+        wanted = {
+            option: True
+            for option, name in _TENSOR_OPTIONS.items()
+            if name in names
+        }
         parts["tensor"] = plan_tensor_parallel(
-            model,
-            micro,
-            loss_of,
-            shape.tensor,
-            sequence="sequence_parallel" in names,
-            loss_parallel="loss_parallel" in names,
+            model, micro, loss_of, shape.tensor, **wanted
         )
     if shape.context > 1:
         parts["context"] = plan_context_parallel(model, micro, loss_of, shape.context)

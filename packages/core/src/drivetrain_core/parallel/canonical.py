@@ -1,0 +1,52 @@
+"""What this rank holds, by the names, shapes and offsets of the model as written.
+
+A mesh changes what there is: a stage has some blocks, and a fused matrix stands in parts.
+Under canonical names all of it is what any other mesh, or none, would have.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.distributed.tensor import DTensor
+
+from drivetrain_core.parallel.tensor.canonical import canonical_slices
+from drivetrain_core.services.state_source import TensorPart
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+__all__ = ["canonical_parts"]
+
+
+def canonical_parts(
+    model: nn.Module, tensors: Mapping[str, Tensor]
+) -> list[TensorPart]:
+    """Returns the parts of tensors that belong to the parameters of a model.
+
+    Args:
+        model: This rank's model, or a stage of it.
+        tensors: One for each of some parameters, such as its gradient, of its shape
+            and layout, by the parameter's name in the model.
+    """
+    slices = canonical_slices(model)
+    found = []
+    for name, tensor in tensors.items():
+        local, offset = tensor, (0,) * tensor.dim()
+        if isinstance(tensor, DTensor):
+            local = tensor.to_local()
+            chunk = tensor.__create_chunk_list__()[0]  # type: ignore[no-untyped-call]
+            offset = tuple(chunk.offsets)
+        whole = slices[name]
+        found.append(
+            TensorPart(
+                name=whole.name,
+                global_shape=tuple(whole.global_shape),
+                dtype=tensor.dtype,
+                offset=tuple(a + b for a, b in zip(whole.offset, offset, strict=True)),
+                local=local,
+            )
+        )
+    return found
