@@ -272,7 +272,7 @@ def look(payload, choices, *, baseline=False, trajectory=False):
         )
         return observe(
             accelerated,
-            [_rank_part(batch, context, cpu) for batch in payload.guard_batches],
+            [_rank_part(batch, accelerated, cpu) for batch in payload.guard_batches],
             seed=program.seed,
             noise=baseline,
             num_steps=TRAJECTORY_STEPS if baseline or trajectory else FIRST_STEPS,

@@ -110,17 +110,18 @@ def cell(name, mesh):
 
 def parts_of(accelerated):
     """Returns this rank's part of each gradient, and the axes that it is shared along."""
-    from drivetrain_core.parallel.canonical import canonical_parts
+    from drivetrain_core.parallel.canonical import aliases_of, canonical_parts
 
+    aliases = aliases_of(accelerated.parallel_plan)
     parts, shared = [], {}
     for model in accelerated.models():
         named = dict(model.named_parameters())
         gradients = {n: p.grad for n, p in named.items() if p.grad is not None}
-        for part in canonical_parts(model, gradients):
+        for part in canonical_parts(model, gradients, aliases):
             local = part.local.clone()
             parts.append((part.name, part.global_shape, part.offset, local))
         for part, parameter in zip(
-            canonical_parts(model, named), named.values(), strict=True
+            canonical_parts(model, named, aliases), named.values(), strict=True
         ):
             placements = getattr(parameter, "placements", ())
             mesh = getattr(parameter, "device_mesh", None)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from drivetrain_core._plan import Plan
     from drivetrain_core._state import TrainingState
     from drivetrain_core._step import TrainStep
+    from drivetrain_core.parallel.parallel_plan import ParallelPlan
     from drivetrain_core.search.report.report import Report
 
 __all__ = ["Accelerated"]
@@ -83,6 +84,40 @@ class Accelerated:
         with the names of the model and without the blocks of other stages.
         """
         return self._state.models()
+
+    @property
+    def data_size(self) -> int:
+        """Returns how many parts a global batch is split into over the ranks."""
+        return self._state.data_size
+
+    @property
+    def data_rank(self) -> int:
+        """Returns which part of a global batch this rank reads."""
+        return self._state.data_rank
+
+    @property
+    def is_meshed(self) -> bool:
+        """Returns whether the model is laid over a mesh of several axes."""
+        return self._state.parallel_mesh is not None
+
+    @property
+    def is_staged(self) -> bool:
+        """Returns whether this rank has stages of a pipeline."""
+        return bool(self._state.stages)
+
+    @property
+    def parallel_plan(self) -> ParallelPlan | None:
+        """Returns what each axis of a mesh does to the model; None without one."""
+        return self._state.parallel_plan
+
+    def ties_of_stages(self) -> tuple[tuple[str, ...], ...]:
+        """Returns the groups of names that share a parameter across stages."""
+        plan = self.parallel_plan
+        if plan is None or plan.pipeline is None:
+            return ()
+        return tuple(
+            tuple(dict.fromkeys(one.names.values())) for one in plan.pipeline.shared
+        )
 
     def hold_to_promise(self) -> None:
         """Times the first steps of `train_step` beside what the plan promised."""

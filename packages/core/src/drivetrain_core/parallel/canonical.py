@@ -18,11 +18,31 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-__all__ = ["canonical_parts"]
+    from drivetrain_core.parallel.parallel_plan import ParallelPlan
+
+__all__ = ["aliases_of", "canonical_parts"]
+
+
+def aliases_of(plan: ParallelPlan | None) -> dict[str, str]:
+    """Returns the first name of parameters that some stage holds under another one.
+
+    Args:
+        plan: What each axis of a mesh does to the model, if there is one.
+    """
+    if plan is None or plan.pipeline is None:
+        return {}
+    return {
+        name: one.name
+        for one in plan.pipeline.shared
+        for name in one.names.values()
+        if name != one.name
+    }
 
 
 def canonical_parts(
-    model: nn.Module, tensors: Mapping[str, Tensor]
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    aliases: Mapping[str, str] | None = None,
 ) -> list[TensorPart]:
     """Returns the parts of tensors that belong to the parameters of a model.
 
@@ -30,8 +50,9 @@ def canonical_parts(
         model: This rank's model, or a stage of it.
         tensors: One for each of some parameters, such as its gradient, of its shape
             and layout, by the parameter's name in the model.
+        aliases: The first name of parameters that a stage holds under another one.
     """
-    slices = canonical_slices(model)
+    slices, aliases = canonical_slices(model), aliases or {}
     found = []
     for name, tensor in tensors.items():
         local, offset = tensor, (0,) * tensor.dim()
@@ -42,7 +63,7 @@ def canonical_parts(
         whole = slices[name]
         found.append(
             TensorPart(
-                name=whole.name,
+                name=aliases.get(whole.name, whole.name),
                 global_shape=tuple(whole.global_shape),
                 dtype=tensor.dtype,
                 offset=tuple(a + b for a, b in zip(whole.offset, offset, strict=True)),

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["flatten_mesh", "per_rank", "replicate_module", "simulated_ranks"]
+__all__ = [
+    "flatten_mesh",
+    "is_replicated",
+    "keep_donated_buffers",
+    "on_each_rank",
+    "per_rank",
+    "replicate_module",
+    "simulated_ranks",
+]
 
 # Names of process groups count up from here, so that none of a simulation is that of a
 # group of the job.
@@ -45,6 +53,37 @@ def replicate_module(module: Any, **options: Any) -> Any:
     return replicate(module, **options)
 
 
+def is_replicated(module: Any) -> bool:
+    """Returns whether `replicate_module` has wrapped a module."""
+    home = sys.modules.get("torch.distributed._composable.replicate_with_fsdp")
+    kind = getattr(home, "ReplicateModule", None)
+    return kind is not None and isinstance(module, kind)
+
+
+@contextmanager
+def keep_donated_buffers(keep: bool) -> Iterator[None]:
+    """Lets a compiled block run backwards in two halves, as zero-bubble schedules do.
+
+    Compiled code gives buffers of the forward to its backward, which may then run only
+    once. What is compiled inside of this context does not.
+
+    Args:
+        keep: Whether to do so; nothing changes otherwise.
+    """
+    if not keep:
+        yield
+        return
+    try:
+        import torch._functorch.config as functorch
+    except ImportError as error:
+        raise MissingLibraryError(_missing("torch._functorch.config")) from error
+    if not hasattr(functorch, "donated_buffer"):
+        yield
+        return
+    with functorch.patch(donated_buffer=False):
+        yield
+
+
 @contextmanager
 def simulated_ranks(number: int) -> Iterator[DeviceMesh]:
     """Runs what is inside as so many ranks at once, in this process.
@@ -54,7 +93,7 @@ def simulated_ranks(number: int) -> Iterator[DeviceMesh]:
     thread may be in here at a time.
 
     Args:
-        number: Ranks; the mesh that is handed in has them along one axis, `tensor`.
+        number: Ranks; the mesh that is handed in has them along one axis.
     """
     import torch.distributed.distributed_c10d as c10d
     from torch.distributed.device_mesh import init_device_mesh
@@ -72,7 +111,8 @@ def simulated_ranks(number: int) -> Iterator[DeviceMesh]:
     try:
         c10d.init_process_group("fake", store=FakeStore(), rank=0, world_size=number)
         with LocalTensorMode(number):
-            yield init_device_mesh("cpu", (number,), mesh_dim_names=("tensor",))
+            # Torch keeps results of layouts by mesh: a real mesh must not equal this one.
+            yield init_device_mesh("cpu", (number,), mesh_dim_names=("simulated",))
     finally:
         for name in list(c10d._world.pg_names.values()):
             c10d._unregister_process_group(name)
@@ -101,6 +141,48 @@ def per_rank(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Returns the value that each simulated rank has; one where all have the same."""
     values = getattr(tensor, "_local_tensors", None)
     return [tensor] if values is None else [values[rank] for rank in sorted(values)]
+
+
+def all_gather(x: torch.Tensor, dim: int, group: Any) -> torch.Tensor:
+    """Returns the parts of all ranks of a group, joined along a dimension."""
+    import torch.distributed._functional_collectives as funcol
+
+    # Its name up to torch 2.12 is deprecated in 2.13.
+    gather = getattr(funcol, "all_gather_single", None) or funcol.all_gather_tensor
+    found: torch.Tensor = funcol.wait_tensor(gather(x, dim, group))
+    return found
+
+
+def reduce_scatter(x: torch.Tensor, dim: int, group: Any) -> torch.Tensor:
+    """Returns this rank's part, along a dimension, of the sum over a group."""
+    import torch.distributed._functional_collectives as funcol
+
+    scatter = getattr(funcol, "reduce_scatter_single", None)
+    scatter = scatter or funcol.reduce_scatter_tensor
+    found: torch.Tensor = funcol.wait_tensor(scatter(x, "sum", dim, group))
+    return found
+
+
+def all_reduce(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """Returns the sum over the ranks of a group."""
+    import torch.distributed._functional_collectives as funcol
+
+    found: torch.Tensor = funcol.wait_tensor(funcol.all_reduce(x, "sum", group))
+    return found
+
+
+def on_each_rank(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor itself; in a simulation, with a value for each rank.
+
+    A tensor from outside of the simulation is left alone by it until it meets one from
+    inside, so what depends on the rank must not be computed from it before.
+    """
+    module = sys.modules.get("torch.distributed._local_tensor")
+    mode = module.enabled_local_tensor_mode() if module is not None else None
+    if mode is None or isinstance(tensor, module.LocalTensor):  # type: ignore[union-attr]
+        return tensor
+    found: torch.Tensor = mode.rank_map(lambda _: tensor)
+    return found
 
 
 def _missing(what: str) -> str:

@@ -29,19 +29,22 @@ _Drawn = tuple[tuple[int, ...], ...]
 _INNER = ("_loader", "_data", "batch_sampler", "_batches", "sampler", "generator")
 
 
-def draw(batches: Iterator[Any], *, seed: int, number: int = NUM_DRAWN) -> _Drawn:
+def draw(
+    batches: Iterator[Any], *, seed: int, number: int = NUM_DRAWN, copies: int = 1
+) -> _Drawn:
     """Returns the checksums of the samples of the next global batches.
 
     Args:
         batches: This rank's batches; with several ranks, all must call this.
         seed: Every global random generator is set to it first.
         number: Batches to draw.
+        copies: How many ranks read each sample; it is counted once.
     """
     _seed_everything(seed)
     mine = [row_checksums(next(batches)).tolist() for _ in range(number)]
     parts = zip(*gathered(mine), strict=True)
     # Within a batch the order is of no consequence, and ranks may share it anyhow.
-    return tuple(tuple(sorted(itertools.chain(*part))) for part in parts)
+    return tuple(tuple(sorted(itertools.chain(*part))[::copies]) for part in parts)
 
 
 def is_repeatable(

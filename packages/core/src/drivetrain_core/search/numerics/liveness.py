@@ -12,6 +12,7 @@ import torch
 
 from drivetrain_core._master_weights import MasterWeightOptimizer
 from drivetrain_core.search.numerics.checksum import gathered, tensor_checksum
+from drivetrain_core.search.numerics.view import View, full
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,7 +26,6 @@ __all__ = [
     "dropouts",
     "evaluating",
     "foreign",
-    "full",
     "poke",
     "rates",
     "ties",
@@ -45,13 +45,7 @@ def trained(accelerated: Accelerated) -> dict[str, torch.Tensor]:
     """
     if isinstance(accelerated.optimizer, MasterWeightOptimizer):
         return dict(accelerated.optimizer.masters)
-    return dict(accelerated.module.named_parameters())
-
-
-def full(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the whole of a tensor that may be sharded; every rank must call this."""
-    whole = getattr(tensor, "full_tensor", None)
-    return (whole() if whole is not None else tensor).detach()
+    return dict(View(accelerated).parameters())
 
 
 def checksums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -59,12 +53,12 @@ def checksums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     return {name: tensor_checksum(_local(tensor)) for name, tensor in tensors.items()}
 
 
-def apart(module: torch.nn.Module) -> tuple[str, ...]:
+def apart(view: View) -> tuple[str, ...]:
     """Returns the parameters that are not the same on every rank that holds them."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return ()
     # Of a shard nobody else has a copy: whole parameters are compared.
-    mine = {name: tensor_checksum(full(p)) for name, p in module.named_parameters()}
+    mine = {name: tensor_checksum(p) for name, p in view.whole(view.parameters())}
     seen = defaultdict(set)
     for sums in gathered(mine):
         for name, value in sums.items():
@@ -116,14 +110,21 @@ def poke(accelerated: Accelerated) -> Poked:
     follows its groups, also before the scheduler has changed anything.
     """
     optimizer = accelerated.optimizer
-    gradients = [p.grad for p in accelerated.module.parameters() if p.grad is not None]
+    gradients = list(View(accelerated).gradients().values())
     before = checksums(trained(accelerated))
-    norm = _norm(gradients)
+
+    def size() -> float:
+        if accelerated.is_meshed:
+            # What every rank has counts once; nothing is clipped to this.
+            return float(accelerated.train_step.clip(math.inf))
+        return _norm(gradients)
+
+    norm = size()
     found = Poked()
 
     def step(*args: Any, **kwargs: Any) -> Any:
         nonlocal found
-        left = _norm(gradients)
+        left = size()
         # What the optimizer keeps in its state shall be of the usual size.
         _scale(gradients, norm / max(left, 1e-30))
         groups = [group for group in optimizer.param_groups if "lr" in group]

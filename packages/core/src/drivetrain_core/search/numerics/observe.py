@@ -19,6 +19,7 @@ from drivetrain_core.search.numerics.observation import (
     Liveness,
     Observation,
 )
+from drivetrain_core.search.numerics.view import View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,37 +66,38 @@ def observe(
         drawn: What the loader yielded, as `draw` returns it.
         is_repeatable: Whether it yields the same again.
     """
-    module, step = accelerated.module, accelerated.train_step
+    view, step = View(accelerated), accelerated.train_step
+    module = _Together(accelerated.models())
     steps = [batches[i % len(batches)] for i in range(max(num_steps, FIRST_STEPS))]
-    modes = liveness.evaluating(module)
+    modes = frozenset(view.united(dict.fromkeys(_evaluating(accelerated), True)))
     # On the host: the device may have no room for the parameters twice.
     origin = _origin(accelerated) if noise else None
     with without_dropout(module):
         watched = liveness.trained(accelerated)
-        start, sums = _samples(watched), liveness.checksums(watched)
+        start, sums = _samples(view, watched), liveness.checksums(watched)
         torch.manual_seed(seed)
         with _counted(step) as counter:
             losses = [_mean(step.accumulate(steps[0]))]
-        gradient = _Gradient.of(module)
+        gradient = _Gradient.of(view)
         step.second_pass(steps[0])
         step.optimizer_step()
         rates = [liveness.rates(accelerated.optimizer)]
         for batch in steps[1:FIRST_STEPS]:
             losses.append(_mean(step(batch)))
             rates.append(liveness.rates(accelerated.optimizer))
-        moved = _changed(sums, liveness.checksums(watched))
-        updates = _travel(start, _samples(watched))
+        moved = _changed(view, sums, liveness.checksums(watched))
+        updates = _travel(start, _samples(view, watched))
         buffers = _samples(
-            {name: b for name, b in module.named_buffers() if not b.is_complex()}
+            view, {n: b for n, b in view.buffers().items() if not b.is_complex()}
         )
         counted = getattr(accelerated.scheduler, "last_epoch", None)
         losses += [_mean(step(batch)) for batch in steps[FIRST_STEPS:]]
         longer = len(steps) > FIRST_STEPS
-        journey = _travel(start, _samples(watched)) if longer else {}
+        journey = _travel(start, _samples(view, watched)) if longer else {}
         loss_noise, gradient_noise = 0.0, 0.0
         if noise:
             loss_noise, gradient_noise = _noise(accelerated, steps[0], seed)
-    apart = liveness.apart(module)
+    apart = liveness.apart(view)
     stir = _stir(accelerated, steps[0], seed)
     poked = _poke(accelerated, steps[0], seed)
     swayed = _swayed(accelerated, origin, steps, seed) if origin else _Swayed()
@@ -113,14 +115,14 @@ def observe(
         swayed_updates=swayed.updates,
         swayed_journey=swayed.journey,
         accounting=Accounting(
-            **counter.total(),
+            **counter.total(view.copies),
             drawn=drawn,
             is_repeatable=is_repeatable,
             world_size=accelerated.context.world.size,
             num_micro_batches=step._num_micro_batches,
         ),
         liveness=Liveness(
-            ties=liveness.ties(module),
+            ties=_ties(accelerated),
             apart=apart,
             foreign=liveness.foreign(accelerated),
             evaluating=modes,
@@ -178,15 +180,16 @@ class _Gradient(NamedTuple):
     samples: dict[str, tuple[float, ...]]
 
     @classmethod
-    def of(cls, module: torch.nn.Module) -> _Gradient:
+    def of(cls, view: View) -> _Gradient:
         # One after the other: all of them together may not fit a second time.
-        named = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+        named = view.gradients()
+        number = view.number(named)
         norms, samples = {}, {}
-        for name, gradient in named.items():
-            whole = _real(liveness.full(gradient).to_dense())
+        for name, gradient in view.whole(named):
+            whole = _real(gradient.to_dense())
             norms[name] = float(whole.norm())
-            samples[name] = _picked(whole, len(named))
-        return cls(norms, samples)
+            samples[name] = _picked(whole, number)
+        return cls(view.united(norms), view.united(samples))
 
     def away_from(self, other: _Gradient) -> float:
         """Returns the largest relative difference of a parameter that matters."""
@@ -212,8 +215,14 @@ class _Counter:
         self.rows += batch_size(batch)
         self.content += int(row_checksums(batch).sum())
 
-    def total(self) -> dict[str, int]:
-        """Returns the sums over all ranks."""
+    def total(self, copies: int) -> dict[str, int]:
+        """Returns the sums over all ranks; nothing where ranks share samples.
+
+        Args:
+            copies: How many ranks read each sample.
+        """
+        if copies > 1:
+            return {}
         parts = gathered((self.rows, self.content))
         return {
             "rows": sum(rows for rows, _ in parts),
@@ -250,7 +259,7 @@ def _noise(accelerated: Accelerated, batch: Any, seed: int) -> tuple[float, floa
     found = []
     for again in (seed, seed, seed + 1):
         loss = _pass(accelerated, batch, again)
-        found.append((loss, _Gradient.of(accelerated.module)))
+        found.append((loss, _Gradient.of(View(accelerated))))
         accelerated.optimizer.zero_grad(set_to_none=True)
     (first, gradient), *others = found
     return (
@@ -261,7 +270,7 @@ def _noise(accelerated: Accelerated, batch: Any, seed: int) -> tuple[float, floa
 
 def _stir(accelerated: Accelerated, batch: Any, seed: int) -> float | None:
     """Returns how much dropout changes the loss from seed to seed."""
-    if not liveness.dropouts(accelerated.module):
+    if not liveness.dropouts(_Together(accelerated.models())):
         return None
     losses = []
     for other in (seed, seed + 1):
@@ -271,7 +280,7 @@ def _stir(accelerated: Accelerated, batch: Any, seed: int) -> float | None:
 
 
 def _poke(accelerated: Accelerated, batch: Any, seed: int) -> liveness.Poked:
-    with without_dropout(accelerated.module):
+    with without_dropout(_Together(accelerated.models())):
         _pass(accelerated, batch, seed)
         accelerated.train_step.second_pass(batch)
         return liveness.poke(accelerated)
@@ -310,13 +319,14 @@ def _swayed(
     with torch.no_grad():
         for tensor in watched.values():
             tensor.copy_(tensor.bfloat16())
-    start, step = _samples(watched), accelerated.train_step
+    view = View(accelerated)
+    start, step = _samples(view, watched), accelerated.train_step
     with without_dropout(accelerated.module):
         torch.manual_seed(seed)
         losses = [_mean(step(batch)) for batch in steps[:FIRST_STEPS]]
-        updates = _travel(start, _samples(watched))
+        updates = _travel(start, _samples(view, watched))
         losses += [_mean(step(batch)) for batch in steps[FIRST_STEPS:]]
-    return _Swayed(tuple(losses), updates, _travel(start, _samples(watched)))
+    return _Swayed(tuple(losses), updates, _travel(start, _samples(view, watched)))
 
 
 def _on_host(state: dict[str, Any]) -> dict[str, Any]:
@@ -329,9 +339,11 @@ def _pass(accelerated: Accelerated, batch: Any, seed: int) -> float:
     return _mean(accelerated.train_step.accumulate(batch))
 
 
-def _changed(before: Mapping[str, int], after: Mapping[str, int]) -> frozenset[str]:
+def _changed(
+    view: View, before: Mapping[str, int], after: Mapping[str, int]
+) -> frozenset[str]:
     """Returns the names of what changed on any rank."""
-    mine = [name for name in before if before[name] != after[name]]
+    mine = [view.name(name) for name in before if before[name] != after[name]]
     return frozenset(name for names in gathered(mine) for name in names)
 
 
@@ -344,11 +356,31 @@ def _travel(
     }
 
 
-def _samples(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[float, ...]]:
-    return {
-        name: _picked(_real(liveness.full(tensor)), len(tensors))
-        for name, tensor in tensors.items()
-    }
+def _samples(
+    view: View, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, tuple[float, ...]]:
+    number = view.number(tensors)
+    return view.united(
+        {name: _picked(_real(tensor), number) for name, tensor in view.whole(tensors)}
+    )
+
+
+class _Together(torch.nn.Module):
+    """What a rank has of a model, to be looked through as one module."""
+
+    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+        super().__init__()
+        self.models = torch.nn.ModuleList(models)
+
+
+def _evaluating(accelerated: Accelerated) -> frozenset[str]:
+    return frozenset().union(*map(liveness.evaluating, accelerated.models()))
+
+
+def _ties(accelerated: Accelerated) -> tuple[tuple[str, ...], ...]:
+    """Returns the groups of names that share a parameter, over all stages as well."""
+    found = [group for model in accelerated.models() for group in liveness.ties(model)]
+    return (*found, *accelerated.ties_of_stages())
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

@@ -224,8 +224,9 @@ def _observed(
     )
 
     device, baseline = accelerated.device, spec["baseline"]
+    world = accelerated.context.world.size
     batches = payload.guard_batches or guard_batches(program.data)
-    parts = [_rank_part(batch, accelerated.context, device) for batch in batches]
+    parts = [_rank_part(batch, accelerated, device) for batch in batches]
     repeatable = baseline and is_repeatable(
         accelerated.loader, program.data, seed=program.seed
     )
@@ -239,7 +240,7 @@ def _observed(
             num_steps=TRAJECTORY_STEPS
             if baseline or spec["trajectory"]
             else FIRST_STEPS,
-            drawn=draw(drawn, seed=program.seed),
+            drawn=draw(drawn, seed=program.seed, copies=world // accelerated.data_size),
             is_repeatable=repeatable,
         )
         flops = _meters.count_flops(accelerated, parts[0]) if baseline else None
@@ -281,12 +282,12 @@ def _for_rank(program: Any, kind: str, rank: int) -> Any:
     return program
 
 
-def _rank_part(batch: Any, context: Any, device: Any) -> Any:
+def _rank_part(batch: Any, accelerated: Accelerated, device: Any) -> Any:
     from drivetrain_core._batch import batch_size, move_batch, split_batch
     from drivetrain_core.services.batch_plan import BatchPlan
 
     size = batch_size(batch)
-    world, rank = context.world.size, context.world.rank
+    world, rank = accelerated.data_size, accelerated.data_rank
     plan = BatchPlan(world_size=world, global_batch=size, num_micro_batches=1)
     sizes = [sum(plan.for_rank(other).sizes) for other in range(world)]
     return move_batch(split_batch(batch, sizes)[rank], device)
