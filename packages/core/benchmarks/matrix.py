@@ -262,7 +262,10 @@ def main():
 
 
 def write_markdown(table, names, columns):
-    lines = ["| family | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
+    lines = [
+        "| family | " + " | ".join(columns) + " |",
+        "| --- |" + " --- |" * len(columns),
+    ]
     for name in names:
         row = []
         for column in columns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ from drivetrain_core._optimizer_source import OptimizerSource
 from drivetrain_core._plan import Plan
 from drivetrain_core._plugins import SERVICES, clear_plugin_cache
 from drivetrain_core.testing._optimization import toy_context, toy_program
+
+# Some tests have helpers that lie beside them.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

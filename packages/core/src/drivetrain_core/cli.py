@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_core._errors import PluginError
 from drivetrain_core._plugins import COMMANDS, installed, load_plugin
 from drivetrain_core.commands import run_command
+from drivetrain_core.simulate.command import populate_simulate_parser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,6 +64,9 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--json", action="store_true", help="print JSON")
     doctor = _add(commands, "doctor", "check this machine and installation", _doctor)
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    populate_simulate_parser(
+        _add(commands, "simulate", "predict training on a cluster", lambda _: 0)
+    )
     _mount(commands)
 
 

@@ -95,7 +95,7 @@ def simulated_ranks(number: int) -> Iterator[DeviceMesh]:
     Args:
         number: Ranks; the mesh that is handed in has them along one axis.
     """
-    import torch.distributed.distributed_c10d as c10d
+    import torch.distributed.distributed_c10d as _c10d
     from torch.distributed.device_mesh import init_device_mesh
 
     try:
@@ -103,6 +103,7 @@ def simulated_ranks(number: int) -> Iterator[DeviceMesh]:
         from torch.testing._internal.distributed.fake_pg import FakeStore
     except ImportError as error:
         raise MissingLibraryError(_missing("LocalTensorMode")) from error
+    c10d: Any = _c10d
     if not hasattr(c10d, "_world") or not hasattr(c10d, "_World"):
         raise MissingLibraryError(_missing("distributed_c10d._World"))
     outside = c10d._world
@@ -149,7 +150,7 @@ def all_gather(x: torch.Tensor, dim: int, group: Any) -> torch.Tensor:
 
     # Its name up to torch 2.12 is deprecated in 2.13.
     gather = getattr(funcol, "all_gather_single", None) or funcol.all_gather_tensor
-    found: torch.Tensor = funcol.wait_tensor(gather(x, dim, group))
+    found: torch.Tensor = _wait(gather(x, dim, group))
     return found
 
 
@@ -159,7 +160,7 @@ def reduce_scatter(x: torch.Tensor, dim: int, group: Any) -> torch.Tensor:
 
     scatter = getattr(funcol, "reduce_scatter_single", None)
     scatter = scatter or funcol.reduce_scatter_tensor
-    found: torch.Tensor = funcol.wait_tensor(scatter(x, "sum", dim, group))
+    found: torch.Tensor = _wait(scatter(x, "sum", dim, group))
     return found
 
 
@@ -167,7 +168,15 @@ def all_reduce(x: torch.Tensor, group: Any) -> torch.Tensor:
     """Returns the sum over the ranks of a group."""
     import torch.distributed._functional_collectives as funcol
 
-    found: torch.Tensor = funcol.wait_tensor(funcol.all_reduce(x, "sum", group))
+    found: torch.Tensor = _wait(funcol.all_reduce(x, "sum", group))
+    return found
+
+
+def _wait(x: Any) -> torch.Tensor:
+    import torch.distributed._functional_collectives as funcol
+
+    wait: Any = funcol.wait_tensor
+    found: torch.Tensor = wait(x)
     return found
 
 

@@ -11,6 +11,7 @@ import psutil
 
 from drivetrain_core._compose import require_usable
 from drivetrain_core._errors import Code, PlanError, SearchError
+from drivetrain_core._optimization import Slot
 from drivetrain_core._plan import Plan, Rejected, describe
 from drivetrain_core._registry import failures
 from drivetrain_core.search.cache.cache import TrialCache
@@ -19,6 +20,7 @@ from drivetrain_core.search.decision import Decision
 from drivetrain_core.search.descent import Choices, Outcome, Skipped, descend
 from drivetrain_core.search.foresight.forecast import Forecaster
 from drivetrain_core.search.foresight.foresight import Foresight
+from drivetrain_core.search.foresight.mesh_order import Chosen, likely_meshes
 from drivetrain_core.search.process.leftovers import search_folder
 from drivetrain_core.search.process.payload import Payload, write_payload
 from drivetrain_core.search.process.trial import TrialRunner
@@ -37,7 +39,7 @@ from drivetrain_core.search.trials import Trials
 from drivetrain_core.search.why import cost_of_required, make_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from drivetrain_core._context import Context
     from drivetrain_core.search.options import SearchOptions
@@ -117,7 +119,15 @@ def search(
             on_cpu=on_cpu,
             limit_s=_FORECAST_PART * options.budget.seconds,
         )
-        return Search(context, written, options, trials, foresight, started).run()
+
+        def choose_meshes(space: Sequence[SlotSpace]) -> Chosen:
+            # Measured where there are meshes to choose from only.
+            meshes = any(entry.slot is Slot.MESH for entry in space)
+            return likely_meshes(space, payload, forecaster.rates if meshes else None)
+
+        return Search(
+            context, written, options, trials, foresight, started, choose_meshes
+        ).run()
 
 
 class Search:
@@ -130,6 +140,7 @@ class Search:
         trials: Runs the trials.
         foresight: What is expected of a plan before its trial.
         started: When the search began, in `time.monotonic` seconds.
+        choose_meshes: Leaves the meshes that are worth a trial; None leaves all.
     """
 
     def __init__(
@@ -140,9 +151,11 @@ class Search:
         trials: Trials,
         foresight: Foresight,
         started: float,
+        choose_meshes: Callable[[Sequence[SlotSpace]], Chosen] | None = None,
     ) -> None:
         """Keeps the parts."""
         self.context = context
+        self.choose_meshes = choose_meshes
         self.written = written
         self.options = options
         self.trials = trials
@@ -160,6 +173,9 @@ class Search:
         self.context = self.context.with_baseline(base.measurement)
         self.foresight.calibrate(base.choices, base.measurement)
         space = self.foresight.in_order(space, base.choices)
+        if self.choose_meshes is not None:
+            space, unlikely = self.choose_meshes(space)
+            self.skipped.extend(unlikely)
         self._descend(space, base)
         chosen, comparison, because = self.decision.decide(base, self.stopped)
         because += cost_of_required(self.trials.records, self.written, base.choices)

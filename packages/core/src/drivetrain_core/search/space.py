@@ -30,6 +30,7 @@ __all__ = [
 
 _ORDER = (
     Slot.PRECISION,
+    Slot.MESH,
     Slot.DATA_PARALLEL,
     Slot.COMPILE,
     Slot.OPTIMIZER_IMPL,

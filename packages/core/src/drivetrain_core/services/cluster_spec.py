@@ -10,7 +10,7 @@ cost report. A file looks like this; quantities carry their units:
         count: 2
         cores: 128
         memory: 2TiB
-        devices: {kind: NVIDIA H200, count: 8, memory: 141GB,
+        devices: {kind: NVIDIA H200, count: 8, memory: 141GB, memory_bandwidth: 4.8TB/s,
                   peak_flops: {bfloat16: 989TFLOP/s}}
         links: [{kind: NVLink, bandwidth: 450GB/s, latency: 2us}]
         nics: {count: 8, bandwidth: 400Gb/s, latency: 5us, rdma: true}
@@ -104,6 +104,8 @@ class Device(_Checked):
         type: The device type as torch calls it.
         peak_flops: The peak rate of one in operations a second, dense, by the name of
             the number format; what is unknown is left out.
+        memory_bandwidth_bytes_per_s: What one reads and writes of its memory in all;
+            0 where unknown.
     """
 
     kind: str = field(metadata=_as(Text()))
@@ -114,6 +116,9 @@ class Device(_Checked):
     )
     peak_flops: Mapping[str, float] = field(
         metadata=_as(Mapped(Amount(FLOPS), _DTYPES)), default_factory=dict
+    )
+    memory_bandwidth_bytes_per_s: float = field(
+        metadata=_as(Amount(BYTES_PER_SECOND), "memory_bandwidth"), default=0.0
     )
 
 

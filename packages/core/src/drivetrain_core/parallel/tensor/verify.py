@@ -1,0 +1,222 @@
+"""Whether a plan of tensor parallelism computes what one process does.
+
+All ranks are simulated in this process, so a wrong plan is found before any rank
+starts. The loss and every gradient are compared on every rank.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain_core._batch import map_tensors
+from drivetrain_core.parallel.tensor.apply import apply_tensor_plan
+from drivetrain_core.parallel.tensor.canonical import full_gradients
+from drivetrain_core.parallel.tensor.loss import local_loss, loss_context
+from drivetrain_core.parallel.torch_internals import (
+    on_each_rank,
+    per_rank,
+    simulated_ranks,
+)
+from drivetrain_core.search.numerics.liveness import without_dropout
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from drivetrain_core.parallel.tensor.plan import TensorPlan
+
+__all__ = [
+    "GRADIENT_TOLERANCE",
+    "LOSS_TOLERANCE",
+    "LossOf",
+    "Reference",
+    "Verdict",
+    "reference_of",
+    "run_tensor_plan",
+    "verify_tensor_plan",
+]
+
+LossOf = Callable[["nn.Module", Any], torch.Tensor]
+"""Returns the scalar loss of (model, batch)."""
+
+LOSS_TOLERANCE = 1e-5
+"""How far the loss may be off, relative to itself."""
+
+GRADIENT_TOLERANCE = 1e-3
+"""How far a gradient may be off, relative to its norm."""
+
+# A gradient that is zero but for rounding, as that of a key's bias, has no norm to be
+# compared with: it is held to this share of the largest norm among all gradients.
+_SMALLEST_NORM = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Reference:
+    """What one process computes.
+
+    Args:
+        loss: Of the batch.
+        gradients: By the name of the parameter.
+    """
+
+    loss: float
+    gradients: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Whether a plan is exact.
+
+    Args:
+        is_exact: Whether loss and gradients are those of one process.
+        because: What is wrong, in words; empty when the plan is exact.
+        loss_error: Of the loss, relative; NaN where the plan did not run.
+        worst: The parameter whose gradient is furthest off.
+        gradient_error: How far that is, relative.
+        has_run: Whether forward and backward ran to their end.
+    """
+
+    is_exact: bool
+    because: str = ""
+    loss_error: float = math.nan
+    worst: str = ""
+    gradient_error: float = math.nan
+    has_run: bool = True
+
+
+def reference_of(model: nn.Module, batch: Any, loss_of: LossOf) -> Reference:
+    """Returns loss and gradients of one process; the model is not changed."""
+    model = copy.deepcopy(model)
+    model.zero_grad(set_to_none=True)
+    with without_dropout(model):
+        loss = loss_of(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return Reference(loss=float(loss.detach()), gradients=gradients)
+
+
+def verify_tensor_plan(
+    model: nn.Module,
+    batch: Any,
+    loss_of: LossOf,
+    plan: TensorPlan,
+    *,
+    reference: Reference | None = None,
+) -> Verdict:
+    """Compares a plan with one process, on a copy of the model.
+
+    Args:
+        model: The user's model, in fp32 and with memory for two copies.
+        batch: A batch on the model's device.
+        loss_of: Returns the loss of (model, batch).
+        plan: Of this model.
+        reference: Of the same model and batch, where it is known.
+    """
+    reference = reference or reference_of(model, batch, loss_of)
+    try:
+        loss, gradients = _simulated(model, batch, loss_of, plan)
+    # Whatever the user's code raises when shapes are other than it expects.
+    except Exception as error:  # noqa: BLE001
+        return Verdict(is_exact=False, because=_first_line(error), has_run=False)
+    losses = [float(value) for value in per_rank(loss.detach())]
+    return _compare(losses, gradients, reference)
+
+
+def run_tensor_plan(
+    model: nn.Module, batch: Any, loss_of: LossOf, plan: TensorPlan
+) -> Verdict:
+    """Returns whether a plan runs, for a model whose values are not there.
+
+    Args:
+        model: On any device, `meta` included.
+        batch: A batch on the model's device.
+        loss_of: Returns the loss of (model, batch).
+        plan: Of this model.
+    """
+    try:
+        _simulated(model, batch, loss_of, plan)
+    # As above.
+    except Exception as error:  # noqa: BLE001
+        return Verdict(is_exact=False, because=_first_line(error), has_run=False)
+    return Verdict(is_exact=False, because="its values were not compared")
+
+
+def _simulated(
+    model: nn.Module, batch: Any, loss_of: LossOf, plan: TensorPlan
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Returns the loss and the gradients of a copy, with a value for each rank."""
+    model = copy.deepcopy(model)
+    model.zero_grad(set_to_none=True)
+    with simulated_ranks(plan.degree) as mesh, without_dropout(model):
+        apply_tensor_plan(model, mesh, plan, src_data_rank=None)
+        _give_each_rank_its_buffers(model)
+        with loss_context(plan):
+            loss = local_loss(loss_of(model, map_tensors(on_each_rank, batch)))
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss, full_gradients(model)
+
+
+def _give_each_rank_its_buffers(model: nn.Module) -> None:
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = on_each_rank(buffer)
+
+
+def _compare(
+    losses: list[float], gradients: dict[str, torch.Tensor], reference: Reference
+) -> Verdict:
+    scale = max(abs(reference.loss), 1e-12)
+    # A comparison with NaN is false, so the bounds are asked for, not their breach.
+    off = [abs(loss - reference.loss) / scale for loss in losses]
+    loss_error = next((error for error in off if math.isnan(error)), max(off))
+    errors = _gradient_errors(gradients, reference.gradients)
+    worst, error = max(
+        errors.items(),
+        key=lambda item: math.inf if math.isnan(item[1]) else item[1],
+        default=("", 0.0),
+    )
+    because = ""
+    if not loss_error <= LOSS_TOLERANCE:
+        because = f"the loss is off by {loss_error:.1e} of itself"
+    elif not error <= GRADIENT_TOLERANCE:
+        because = f"the gradient of {worst} is off by {error:.1e} of its norm"
+    return Verdict(
+        is_exact=not because,
+        because=because,
+        loss_error=loss_error,
+        worst=worst,
+        gradient_error=error,
+    )
+
+
+def _gradient_errors(
+    gradients: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
+) -> dict[str, float]:
+    """Returns how far each gradient is off on the rank where it is furthest off."""
+    norms = {name: float(g.norm()) for name, g in expected.items()}
+    floor = _SMALLEST_NORM * max(norms.values(), default=0.0)
+    errors = {}
+    for name in {**expected, **gradients}:
+        if name not in expected or name not in gradients:
+            errors[name] = math.inf
+            continue
+        scale = max(norms[name], floor, 1e-30)
+        off = [
+            float((value - expected[name]).norm()) / scale
+            if value.shape == expected[name].shape
+            else math.inf
+            for value in per_rank(gradients[name])
+        ]
+        errors[name] = next((e for e in off if math.isnan(e)), max(off))
+    return errors
+
+
+def _first_line(error: Exception) -> str:
+    line = str(error).strip().split("\n", 1)[0]
+    return f"{type(error).__name__}: {line}"[:200]

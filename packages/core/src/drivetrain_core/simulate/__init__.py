@@ -1,0 +1,1 @@
+"""Simulates training on clusters that are not at hand: `drivetrain simulate`."""

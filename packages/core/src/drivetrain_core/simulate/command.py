@@ -1,0 +1,284 @@
+"""The command `drivetrain simulate`: what training on a cluster would reach."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_core._errors import Code, PlanError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+    from drivetrain_core.parallel.cost import Ranking, StepOptions
+    from drivetrain_core.parallel.mesh_shape import MeshShape
+
+__all__ = ["populate_simulate_parser", "simulate"]
+
+_DEVICES_AT_MOST = 1 << 17
+
+
+def populate_simulate_parser(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `drivetrain simulate`, and sets what it runs."""
+    parser.set_defaults(run=_run)
+    add = parser.add_argument
+    add("--cluster", default="h100", help="a name or a file (default: %(default)s)")
+    add("--model", help="a name, or sizes as layers=32,hidden=4096,...")
+    add("--gpus", type=int, help="how many to use (default: all that a mesh names)")
+    add("--mesh", help="such as pipeline=8,tensor=8; shard takes the rest")
+    add("--global-batch", type=int, help="samples of a step (default: 4 per GPU)")
+    add("--micro-batch", type=int, help="samples of a pass (default: searched)")
+    add("--seq", type=int, help="tokens of a sample (default: the model's)")
+    add("--schedule", help="of the pipeline (default: searched)")
+    add("--stages-per-rank", type=int, help="stages of a rank (default: searched)")
+    add("--checkpointing", help="none, selective or full (default: searched)")
+    add("--zero", type=int, help="0 to 3 (default: 2 and 3 are tried)")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="another option of a step, such as overlap_tensor=0.9",
+    )
+    add("--top", type=int, default=5, help="meshes to show (default: %(default)s)")
+    add("--refused", action="store_true", help="show meshes that cannot run, and why")
+    add("--published", action="store_true", help="predict what others have published")
+    add("--ablation", action="store_true", help="predict MegaScale's ablation")
+    add("--json", action="store_true", help="print JSON")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.published or arguments.ablation:
+        _refuse_mixture(arguments)
+        text = _published(arguments) if arguments.published else _ablation(arguments)
+    else:
+        ranking = simulate(arguments)
+        text = _shown(ranking, arguments)
+    sys.stdout.write(f"{text}\n")
+    return 0
+
+
+def simulate(arguments: argparse.Namespace) -> Ranking:
+    """Returns the meshes for what the options describe, the fastest first.
+
+    Args:
+        arguments: The options of `drivetrain simulate`.
+
+    Raises:
+        PlanError: They describe no job, or none that can run.
+        ClusterSpecError: The cluster is unknown, or lacks what is needed.
+    """
+    from drivetrain_core.parallel.cost import SCHEDULES, Hardware, rank_meshes
+    from drivetrain_core.parallel.cost.step_options import CHECKPOINTING
+    from drivetrain_core.simulate.clusters import load_cluster
+    from drivetrain_core.simulate.models import load_model
+
+    if arguments.model is None:
+        raise PlanError(
+            Code.CONFIG,
+            "simulate",
+            because="--model is missing",
+            fix="name one, such as --model llama3-8b, or give its sizes",
+        )
+    spec = load_cluster(arguments.cluster)
+    if len(spec.nodes) > 1:
+        names = ", ".join(group.name for group in spec.nodes)
+        raise PlanError(
+            Code.NOT_APPLICABLE,
+            "simulate",
+            because=f"{spec.name} has several groups of nodes ({names}), and a mesh is "
+            "predicted on equal nodes",
+            fix="describe one group in a file of its own",
+        )
+    hardware = Hardware.of(spec.nodes[0])
+    profile = load_model(arguments.model, seq=arguments.seq)
+    shape, num_devices = _mesh(arguments)
+    global_batch = arguments.global_batch or 4 * num_devices
+    template = _template(arguments, global_batch)
+    known: dict[str, Any] = {}
+    if arguments.schedule is not None:
+        known["schedules"] = (_of("--schedule", arguments.schedule, SCHEDULES),)
+    if arguments.checkpointing is not None:
+        known["checkpointing"] = (
+            _of("--checkpointing", arguments.checkpointing, CHECKPOINTING),
+        )
+    if arguments.zero is not None:
+        known["zero"] = (template.zero,)
+    return rank_meshes(
+        profile,
+        hardware,
+        num_devices,
+        global_batch,
+        template=template,
+        shapes=None if shape is None else [shape],
+        micro_batches=_given(arguments.micro_batch),
+        stages_per_rank=_given(arguments.stages_per_rank),
+        **known,
+    )
+
+
+def _given(number: int | None) -> tuple[int, ...] | None:
+    return None if number is None else (number,)
+
+
+def _mesh(arguments: argparse.Namespace) -> tuple[MeshShape | None, int]:
+    """Returns the mesh that was named, if any, and the number of devices."""
+    from drivetrain_core.parallel.mesh_shape import AXES, MeshShape
+
+    if arguments.gpus is not None and not 1 <= arguments.gpus <= _DEVICES_AT_MOST:
+        raise PlanError(
+            Code.CONFIG,
+            "simulate",
+            because=f"--gpus must be from 1 to {_DEVICES_AT_MOST:,}, got "
+            f"{arguments.gpus}",
+        )
+    if arguments.mesh is None:
+        if arguments.gpus is None:
+            raise PlanError(
+                Code.CONFIG,
+                "simulate",
+                because="neither --gpus nor --mesh is given",
+                fix="say how many GPUs to use: --gpus 64",
+            )
+        return None, arguments.gpus
+    axes: dict[str, object] = {}
+    for item in arguments.mesh.split(","):
+        axis, _, number = (part.strip() for part in item.partition("="))
+        _of("--mesh", axis, AXES)
+        try:
+            axes[axis] = int(number)
+        except ValueError:
+            raise PlanError(
+                Code.CONFIG,
+                "mesh",
+                because=f"{axis} must be an integer, got {number!r}",
+                fix="write --mesh pipeline=8,tensor=8",
+            ) from None
+    if arguments.gpus is None:
+        shape = MeshShape(**axes)  # type: ignore[arg-type]
+    else:
+        shape = MeshShape.of(axes, arguments.gpus)
+    return shape, shape.size
+
+
+def _template(arguments: argparse.Namespace, global_batch: int) -> StepOptions:
+    from drivetrain_core.parallel.cost import StepOptions
+
+    fields = {f.name: f for f in dataclasses.fields(StepOptions)}
+    values: dict[str, Any] = {"global_batch": global_batch}
+    if arguments.zero is not None:
+        values["zero"] = arguments.zero
+    for item in arguments.set:
+        name, _, text = (part.strip() for part in item.partition("="))
+        _of("--set", name, fields)
+        values[name] = _parsed(name, text, fields[name].type)
+    return StepOptions(**values)
+
+
+def _parsed(name: str, text: str, kind: object) -> object:
+    if kind == "bool":
+        flags = {"true": True, "false": False}
+        if text.lower() in flags:
+            return flags[text.lower()]
+    elif kind == "str":
+        return text
+    else:
+        try:
+            return int(text) if kind == "int" else float(text)
+        except ValueError:
+            pass
+    what = {"bool": "true or false", "int": "an integer"}.get(str(kind), "a number")
+    raise PlanError(
+        Code.CONFIG, "simulate", because=f"{name} must be {what}, got {text!r}"
+    )
+
+
+def _of(option: str, name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    if name in known:
+        return name
+    near = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"; nearest: {near[0]}" if near else ""
+    raise PlanError(
+        Code.UNKNOWN,
+        "simulate",
+        because=f"{option} has {name!r}, which is none of {', '.join(known)}{hint}",
+    )
+
+
+def _refuse_mixture(arguments: argparse.Namespace) -> None:
+    for name in ("model", "gpus", "mesh"):
+        if getattr(arguments, name) is not None:
+            raise PlanError(
+                Code.CONFLICT,
+                "simulate",
+                because=f"--published and --ablation bring their own models and "
+                f"meshes, and --{name} was given",
+                fix=f"leave --{name} out",
+            )
+
+
+def _shown(ranking: Ranking, arguments: argparse.Namespace) -> str:
+    from drivetrain_core.simulate.tables import ranking_dict, ranking_table
+
+    if arguments.json:
+        return json.dumps(ranking_dict(ranking, arguments.top), indent=2)
+    lines = [
+        ranking_table(ranking, arguments.top),
+        "",
+        (
+            f"meshes that can run: {len(ranking.candidates)}, that cannot: "
+            f"{len(ranking.refused)}; ways to run a step that were predicted: "
+            f"{ranking.num_predictions} (simulation)"
+        ),
+    ]
+    if arguments.refused:
+        lines += [f"- {r.shape}: {r.because} ({r.code})" for r in ranking.refused]
+    return "\n".join(lines)
+
+
+def _published(arguments: argparse.Namespace) -> str:
+    from drivetrain_core.simulate.published import predict_row, published_rows
+    from drivetrain_core.simulate.tables import outcome_dict, rows_table, summary_table
+
+    outcomes = [predict_row(row) for row in published_rows()]
+    if arguments.json:
+        return json.dumps([outcome_dict(each) for each in outcomes], indent=2)
+    return f"{rows_table(outcomes)}\n\n{summary_table(outcomes)}"
+
+
+def _ablation(arguments: argparse.Namespace) -> str:
+    from drivetrain_core.simulate.ablation import best_at_scale, predict_ablation
+    from drivetrain_core.simulate.tables import (
+        ablation_table,
+        ranking_dict,
+        ranking_table,
+    )
+
+    outcomes = predict_ablation()
+    ranking, own = best_at_scale()
+    if arguments.json:
+        plain = {
+            "steps": [
+                {
+                    "name": each.step.name,
+                    "measured": each.step.measured,
+                    "predicted": each.predicted,
+                    "error": each.error,
+                }
+                for each in outcomes
+            ],
+            "at_scale": {
+                "own_mfu": own.mfu,
+                **ranking_dict(ranking, arguments.top),
+            },
+        }
+        return json.dumps(plain, indent=2)
+    return (
+        f"{ablation_table(outcomes)}\n\n12,288 GPUs, a batch of 6,144: MegaScale's own "
+        f"mesh is predicted to reach {own.mfu:.1%}\n\n"
+        f"{ranking_table(ranking, arguments.top)}"
+    )

@@ -1,0 +1,183 @@
+"""The command `drivetrain simulate`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+import pytest
+
+from drivetrain_core.commands import run_command
+from drivetrain_core.simulate.clusters import load_cluster
+from drivetrain_core.simulate.command import populate_simulate_parser
+from drivetrain_core.simulate.models import MODELS, load_model
+
+SMALL = "layers=8,hidden=512,heads=8,vocab=1000,seq=512"
+
+
+@pytest.fixture
+def simulate(capsys):
+    """Runs the command; returns its status, output and errors."""
+
+    def run(*argv):
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        populate_simulate_parser(parser)
+        arguments = parser.parse_args(list(argv))
+        status = run_command("drivetrain", arguments.run, arguments)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+def test_best_meshes_are_shown_with_reasons(simulate):
+    status, out, err = simulate(
+        *("--model", "llama3-8b", "--gpus", "64", "--top", "3", "--micro-batch", "1")
+    )
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("| mesh | run | step s | tokens/s/GPU | MFU |")
+    assert len([line for line in lines if line.startswith("| ")]) == 4
+    assert "x the time of the best" in lines[3]
+    assert "meshes that can run" in lines[-1]
+    assert "(simulation)" in lines[-1]
+
+
+def test_named_mesh_is_the_only_one(simulate):
+    status, out, _ = simulate(
+        *("--model", SMALL, "--gpus", "16", "--mesh", "pipeline=4,tensor=2", "--json"),
+        *("--global-batch", "32", "--schedule", "1f1b", "--micro-batch", "2"),
+        *("--checkpointing", "full", "--zero", "3"),
+    )
+    assert status == 0
+    (found,) = json.loads(out)["candidates"]
+    assert found["mesh"] == {"pipeline": 4, "shard": 2, "tensor": 2}
+    assert (found["schedule"], found["micro_batch"]) == ("1f1b", 2)
+    assert (found["checkpointing"], found["zero"]) == ("full", 3)
+    assert found["step_s"] == pytest.approx(sum(found["seconds"].values()))
+
+
+def test_mesh_alone_says_how_many_gpus(simulate):
+    status, out, _ = simulate("--model", SMALL, "--mesh", "shard=4,tensor=2", "--json")
+    assert status == 0
+    assert json.loads(out)["candidates"][0]["mesh"] == {"shard": 4, "tensor": 2}
+
+
+def test_options_of_a_step_can_be_set(simulate):
+    tokens = []
+    for share in ("0.0", "1.0"):
+        _, out, _ = simulate(
+            *("--model", SMALL, "--mesh", "tensor=8", "--json"),
+            *("--set", f"overlap_tensor={share}", "--set", "fused_kernels=true"),
+        )
+        tokens.append(json.loads(out)["candidates"][0]["tokens_per_s_per_device"])
+    assert tokens[1] > tokens[0]
+
+
+def test_cluster_of_a_file_is_read(simulate, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        load_cluster("h100").to_yaml().replace("3.35TB/s", "6.7TB/s"), encoding="utf-8"
+    )
+    both = []
+    for cluster in ("h100", str(file)):
+        _, out, _ = simulate(
+            "--cluster", cluster, "--model", SMALL, "--mesh", "shard=8", "--json"
+        )
+        both.append(json.loads(out)["candidates"][0]["step_s"])
+    assert both[1] < both[0]
+
+
+def test_refused_meshes_are_shown_on_request(simulate):
+    large = "layers=8,hidden=16384,heads=8,vocab=1000,seq=512"
+    argv = ("--model", large, "--gpus", "8", "--top", "1", "--schedule", "1f1b")
+    assert "needs at least" not in simulate(*argv)[1]
+    assert "- replicate=8: needs at least" in simulate(*argv, "--refused")[1]
+
+
+def test_published_rows_are_predicted(simulate):
+    status, out, _ = simulate("--published")
+    assert status == 0
+    assert "| torchtitan |" in out
+    plain = json.loads(simulate("--published", "--json")[1])
+    assert len(plain) == 173
+    assert {row["calibrates"] for row in plain} == {True, False}
+
+
+def test_ablation_is_predicted(simulate):
+    status, out, _ = simulate("--ablation", "--json", "--top", "2")
+    assert status == 0
+    plain = json.loads(out)
+    assert plain["steps"][0]["measured"] == 47.7
+    assert plain["steps"][1]["name"] == "parallel block"
+    assert len(plain["at_scale"]["candidates"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--gpus", "8"), "--model is missing"),
+        (("--model", SMALL), "neither --gpus nor --mesh is given"),
+        (("--model", "lama3-8b", "--gpus", "8"), "nearest: llama3-8b"),
+        (("--model", "layers=2", "--gpus", "8"), "lacks hidden, heads"),
+        (("--model", f"{SMALL},ffm=3", "--gpus", "8"), "no 'ffm'; nearest: ffn"),
+        (("--model", f"{SMALL},ffn=x", "--gpus", "8"), "ffn must be an integer"),
+        (("--model", SMALL, "--gpus", "0"), "--gpus must be from 1"),
+        (("--model", SMALL, "--gpus", "8", "--cluster", "h10"), "no cluster 'h10'"),
+        (("--model", SMALL, "--mesh", "tensr=2"), "--mesh has 'tensr'"),
+        (("--model", SMALL, "--mesh", "tensor=two"), "tensor must be an integer"),
+        (("--model", SMALL, "--mesh", "tensor"), "tensor must be an integer"),
+        (("--model", SMALL, "--gpus", "8", "--mesh", "tensor=3"), "and there are 8"),
+        (("--model", SMALL, "--gpus", "8", "--schedule", "2f"), "--schedule has '2f'"),
+        (("--model", SMALL, "--gpus", "8", "--zero", "7"), "zero must be one of"),
+        (("--model", SMALL, "--gpus", "8", "--set", "overlap=1"), "--set has"),
+        (
+            ("--model", SMALL, "--gpus", "8", "--set", "fused_kernels=perhaps"),
+            "fused_kernels must be true or false",
+        ),
+        (
+            ("--model", SMALL, "--gpus", "8", "--set", "overlap_data=much"),
+            "overlap_data must be a number",
+        ),
+        (("--model", "llama3-405b", "--gpus", "8"), "no mesh can run"),
+        (("--published", "--gpus", "8"), "leave --gpus out"),
+    ],
+)
+def test_bad_input_is_one_clear_line(simulate, argv, words):
+    status, out, err = simulate(*argv)
+    assert status == 1
+    assert out == ""
+    assert err.startswith("drivetrain: ")
+    assert len(err.splitlines()) == 1
+    assert words in err
+
+
+def test_groups_of_nodes_are_refused(simulate, tmp_path):
+    spec = load_cluster("h100")
+    more = dataclasses.replace(spec.nodes[0], name="more")
+    file = tmp_path / "two.yaml"
+    dataclasses.replace(spec, nodes=(*spec.nodes, more)).dump(file)
+    status, _, err = simulate("--cluster", str(file), "--model", SMALL, "--gpus", "8")
+    assert status == 1
+    assert "several groups of nodes (gpu, more)" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("gpt2-xl", 1.56),
+        ("gpt3-175b", 174.6),
+        ("llama2-13b", 13.02),
+        ("llama3-8b", 8.03),
+        ("llama3-70b", 70.55),
+        ("llama3-405b", 405.85),
+        ("mixtral-8x7b", 46.70),
+    ],
+)
+def test_named_models_have_the_size_of_their_name(name, billions):
+    assert load_model(name).num_parameters / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+def test_every_named_model_is_checked():
+    assert len(MODELS) == 7

@@ -1,0 +1,114 @@
+"""Published rows: that they are read right, and what is claimed of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from drivetrain_core._errors import ClusterSpecError
+from drivetrain_core.simulate.ablation import ABLATION, best_at_scale, predict_ablation
+from drivetrain_core.simulate.clusters import cluster_names, load_cluster
+from drivetrain_core.simulate.published import predict_row, published_rows
+from drivetrain_core.simulate.tables import (
+    ablation_table,
+    ranking_table,
+    rows_table,
+    summary_table,
+)
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    return [predict_row(row) for row in published_rows()]
+
+
+@pytest.fixture(scope="module")
+def largest():
+    return best_at_scale()
+
+
+def test_every_fourth_row_of_two_sources_calibrates():
+    rows = published_rows()
+    for source, number in (("llm-foundry", 33), ("Megatron-LM 2021", 3)):
+        flags = [row.calibrates for row in rows if row.source == source]
+        assert flags == [index % 4 == 0 for index in range(len(flags))]
+        assert sum(flags) == number
+    assert sum(row.calibrates for row in rows) == 36
+
+
+def test_sixteen_rows_that_test_are_within_a_tenth(outcomes):
+    tests = [each for each in outcomes if not each.row.calibrates]
+    near = [each for each in tests if abs(each.error) <= 0.10]
+    firm = [each for each in near if not each.row.is_recalled]
+    assert len(tests) == 137
+    assert len(near) >= 110
+    assert len(firm) >= 90
+    assert len({each.row.source for each in near}) >= 5
+
+
+def test_memory_is_within_fifteen_percent(outcomes):
+    errors = [e.memory_error for e in outcomes if e.memory_error is not None]
+    assert len(errors) == 9
+    assert max(map(abs, errors)) <= 0.15
+
+
+def test_meshes_of_nanotron_are_in_order_but_for_the_smallest_micro_batch(outcomes):
+    found = [
+        each
+        for each in outcomes
+        if each.row.source == "nanotron" and each.options.micro_batch > 1
+    ]
+    assert len(found) == 4
+    by_prediction = sorted(found, key=lambda each: -each.predicted)
+    assert by_prediction == sorted(found, key=lambda each: -each.row.measured)
+
+
+def test_llm_foundry_models_have_the_published_parameters(outcomes):
+    published = {"mpt-7b": 6_658_859_008, "mpt-70b": 64_862_437_376}
+    for each in outcomes:
+        if each.row.model in published and each.row.model_sizes["seq"] == 2048:
+            assert each.row.profile().num_parameters == published[each.row.model]
+
+
+def test_ablation_ends_where_megascale_does():
+    found = predict_ablation()
+    assert [each.step for each in found] == list(ABLATION)
+    assert abs(found[-1].error) <= 0.05
+    predicted = [each.predicted for each in found]
+    assert predicted == sorted(predicted)
+
+
+def test_a_plan_for_the_largest_job_is_above_megascales_own(largest):
+    ranking, own = largest
+    assert own.mfu == pytest.approx(0.552, rel=0.10)
+    best = ranking.best
+    assert best.shape.size == 12288
+    assert best.options.global_batch == 6144
+    assert best.prediction.mfu >= 0.58
+    assert best.prediction.memory_bytes < 80 * 2**30
+
+
+def test_tables_hold_every_row(outcomes, largest):
+    assert len(rows_table(outcomes).splitlines()) == len(outcomes) + 2
+    assert "[recall]" in rows_table(outcomes)
+    assert "| llm-foundry | tests | 97 |" in summary_table(outcomes)
+    assert len(ablation_table(predict_ablation()).splitlines()) == len(ABLATION) + 2
+    assert len(ranking_table(largest[0], 3).splitlines()) == 5
+
+
+@pytest.mark.parametrize("name", cluster_names())
+def test_shipped_clusters_are_complete(name):
+    spec = load_cluster(name)
+    (group,) = spec.nodes
+    assert spec.name == name
+    assert group.devices.count == 8
+    assert group.devices.memory_bandwidth_bytes_per_s > 1e12
+    assert group.devices.peak_flops["bfloat16"] > 1e14
+    assert group.links[0].bandwidth_bytes_per_s > 1e11
+    assert group.nics.rdma
+
+
+def test_unknown_cluster_names_its_neighbours(tmp_path):
+    with pytest.raises(ClusterSpecError, match="nearest: h100"):
+        load_cluster("h10")
+    with pytest.raises(ClusterSpecError, match="cannot be read"):
+        load_cluster(str(tmp_path / "none.yaml"))
