@@ -190,12 +190,14 @@ class Block(nn.Module):
         super().__init__()
         self.norm1 = nn.LayerNorm(WIDTH)
         self.attention = attention()
-        self.norm2 = nn.LayerNorm(WIDTH)
-        self.up = linear(WIDTH, ffn)
-        self.down = linear(ffn, WIDTH)
+        self.norm2 = nn.LayerNorm(WIDTH) if ffn else None
+        self.up = linear(WIDTH, ffn) if ffn else None
+        self.down = linear(ffn, WIDTH) if ffn else None
 
     def forward(self, x, bias):
         x = x + self.attention(self.norm1(x), bias=bias)
+        if self.up is None:
+            return x
         mixed = self.down(f.gelu(self.up(self.norm2(x))))
         # In place on the output of a matrix, which must not be a view.
         mixed += x

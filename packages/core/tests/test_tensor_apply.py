@@ -35,7 +35,7 @@ def planned(model, **options):
 
 @cache
 def plan_of(attention, **options):
-    return planned(make(attention, **options))
+    return planned(make(attention, ffn=0, **options))
 
 
 def train(model, options, batches):
@@ -62,7 +62,7 @@ def train_on_a_rank(attention, options, plan):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor
 
-    model = make(attention, tied=True)
+    model = make(attention, tied=True, ffn=0)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tensor",))
     apply_tensor_plan(model, mesh, TensorPlan.from_dict(plan))
     assert all(isinstance(p, DTensor) for p in model.parameters())
@@ -81,7 +81,7 @@ def test_apply_trains_as_one_process_does():
     cases = [(*kind, plan_of(kind[0], tied=True).to_dict()) for kind in kinds]
     for results in run_ranks(train_each_on_a_rank, 2, cases):
         for (attention, _), (seen, parameters) in zip(kinds, results, strict=True):
-            model = make(attention, tied=True)
+            model = make(attention, tied=True, ffn=0)
             expected = train(model, {}, batches_of(4))
             assert torch.tensor(seen).allclose(torch.tensor(expected), rtol=1e-5)
             for name, parameter in model.named_parameters():
@@ -91,7 +91,7 @@ def test_apply_trains_as_one_process_does():
 def split_loss_on_a_rank(plan):
     from torch.distributed.device_mesh import init_device_mesh
 
-    model, plan = make(tied=True), TensorPlan.from_dict(plan)
+    model, plan = make(tied=True, ffn=0), TensorPlan.from_dict(plan)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tensor",))
     apply_tensor_plan(model, mesh, plan)
     with loss_context(plan):
@@ -101,10 +101,10 @@ def split_loss_on_a_rank(plan):
 
 
 def test_apply_splits_the_loss_over_the_vocabulary():
-    plan = planned(make(tied=True), loss_parallel=True)
+    plan = planned(make(tied=True, ffn=0), loss_parallel=True)
     assert has_split_loss(plan)
     assert not has_split_loss(plan_of(Thirds))
-    model = make(tied=True)
+    model = make(tied=True, ffn=0)
     expected = loss_of(model, make_batch())
     expected.backward()
     for loss, gradients in run_ranks(split_loss_on_a_rank, 2, plan.to_dict()):
@@ -127,7 +127,7 @@ def train_sharded_on_a_rank(plan):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model = make(Thirds)
+    model = make(Thirds, ffn=0)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
     apply_tensor_plan(model, mesh["tensor"], TensorPlan.from_dict(plan))
     for block in model.blocks:
@@ -142,7 +142,7 @@ def train_sharded_on_a_rank(plan):
 
 @pytest.mark.faults
 def test_apply_composes_with_sharded_data_parallel():
-    model = make(Thirds)
+    model = make(Thirds, ffn=0)
     plan = plan_of(Thirds).to_dict()
     losses, norms = run_ranks(train_sharded_on_a_rank, 4, plan)[0]
     expected = train(model, {}, batches_of(4))
@@ -151,7 +151,7 @@ def test_apply_composes_with_sharded_data_parallel():
 
 
 def test_apply_names_each_part_by_the_slice_that_it_is():
-    model = make(Thirds)
+    model = make(Thirds, ffn=0)
     plan = plan_of(Thirds)
     with simulated_ranks(2) as mesh:
         apply_tensor_plan(model, mesh, plan)
@@ -160,13 +160,13 @@ def test_apply_names_each_part_by_the_slice_that_it_is():
     assert part.name == "blocks.0.attention.qkv.weight"
     assert part.global_shape == (96, 32)
     assert part.offset == (32, 0)
-    assert slices["blocks.0.up.weight"].name == "blocks.0.up.weight"
+    assert slices["norm.weight"].name == "norm.weight"
     names = {where.name for where in slices.values()}
-    assert names == {name for name, _ in make(Thirds).named_parameters()}
+    assert names == {name for name, _ in make(Thirds, ffn=0).named_parameters()}
 
 
 def test_apply_gives_back_the_values_that_it_split():
-    model = make(Thirds, tied=True)
+    model = make(Thirds, tied=True, ffn=0)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     plan = plan_of(Thirds, tied=True)
     with simulated_ranks(2) as mesh:
@@ -178,7 +178,7 @@ def test_apply_gives_back_the_values_that_it_split():
 
 
 def test_apply_leaves_out_the_blocks_of_other_stages():
-    model = make(Counting, blocks=3)
+    model = make(Counting, blocks=3, ffn=0)
     plan = planned(model)
     del model.blocks[1].attention
     model.blocks[2] = nn.Identity()
@@ -203,12 +203,14 @@ def test_apply_refuses_tied_parameters_that_are_split_in_two_ways():
         "head": ModuleStyle(style=Style.COLWISE),
     }
     with simulated_ranks(2) as mesh, pytest.raises(PlanError) as info:
-        apply_tensor_plan(make(tied=True), mesh, TensorPlan(degree=2, modules=styles))
+        apply_tensor_plan(
+            make(tied=True, ffn=0), mesh, TensorPlan(degree=2, modules=styles)
+        )
     assert info.value.code == "TIED_PARAMS"
 
 
 def test_plan_splits_the_sequence_between_matrices():
-    model = make(Normed)
+    model = make(Normed, ffn=0)
     plan = planned(model, sequence=True)
     assert plan.sequence == {"blocks": 0}
     assert plan.is_verified
@@ -217,7 +219,7 @@ def test_plan_splits_the_sequence_between_matrices():
 
 def test_plan_of_a_sequence_that_blocks_need_whole_is_refused():
     # Its bias is as long as the whole sequence, and its attention is the module's.
-    model = make(Biased)
+    model = make(Biased, ffn=0)
 
     class Mixed(nn.Module):
         """Mixes tokens outside of the matrices."""

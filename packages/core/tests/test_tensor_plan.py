@@ -46,8 +46,9 @@ def planned(model, degree=2, *, vocab=False, **options):
 
 
 @cache
-def plan_of(attention=Plain, **options):
-    return planned(make(attention, **options))
+def plan_of(attention):
+    """Returns the plan of blocks that are attention only."""
+    return planned(make(attention, ffn=0))
 
 
 def styles_of(plan, block="blocks.0."):
@@ -82,7 +83,7 @@ def test_plan_pairs_of_matrices_are_found_by_what_flows_between_them(degree):
 
 
 def test_plan_leaves_the_model_as_it_is():
-    model = make(Thirds, tied=True)
+    model = make(Thirds, tied=True, ffn=0)
     before = copy.deepcopy(model.state_dict())
     classes = [type(module) for module in model.modules()]
     planned(model)
@@ -128,7 +129,7 @@ def test_plan_sums_the_gradient_of_a_norm_that_heads_share():
 
 
 def test_verify_rejects_a_shared_norm_whose_gradient_is_not_summed():
-    model = make(Normed)
+    model = make(Normed, ffn=0)
     plan = plan_of(Normed)
     modules = {k: s for k, s in plan.modules.items() if s.style is not Style.PARTIAL}
     wrong = TensorPlan(degree=2, modules=modules, entries=plan.entries)
@@ -145,7 +146,7 @@ def test_plan_splits_a_parameter_with_a_number_for_each_head():
 
 
 def test_plan_divides_the_number_of_heads_where_code_counts_them():
-    model = make(Counting)
+    model = make(Counting, ffn=0)
     plan = planned(model)
     assert plan.attributes["blocks.0.attention"] == {"num_heads": HEADS // 2}
     # Without it the code runs, and is wrong.
@@ -254,7 +255,7 @@ def test_plan_for_fewer_than_two_ranks_is_refused(degree):
 
 def test_plan_on_meta_is_derived_and_says_that_it_is_not_verified():
     with torch.device("meta"):
-        model = make(Thirds, blocks=6)
+        model = make(Thirds, blocks=6, ffn=0)
         batch = torch.empty(3, 6, dtype=torch.long)
         plan = plan_tensor_parallel(model, batch, loss_of, 2, verify=False)
     assert not plan.is_verified
@@ -300,3 +301,28 @@ def test_verify_leaves_no_process_group_behind():
     verify_tensor_plan(make(), make_batch(), loss_of, TensorPlan(degree=2))
     assert not dist.is_initialized()
     assert HEAD * HEADS == WIDTH
+
+
+def test_plan_is_confirmed_for_blocks_that_only_look_alike():
+    class Late(Counting):
+        """Weighs features by one another, all of them, if it has one head."""
+
+        def forward(self, x, **kwargs):
+            if self.num_heads > 1:
+                return super().forward(x, **kwargs)
+            return self.out(self.v(x) * self.q(x).softmax(-1) + self.k(x))
+
+    model = make(Late, blocks=4, ffn=0)
+    model.blocks[3].attention.num_heads = 1
+    with pytest.raises(PlanError, match="it is not exact for this model") as info:
+        planned(model)
+    assert info.value.code == "NUMERICS"
+
+
+def test_plan_of_a_model_that_holds_a_function_of_itself_is_refused():
+    model = make(ffn=0)
+    whole = model.blocks[0].attention
+    whole.forward = lambda x, **kwargs: whole.out(whole.v(x))
+    with pytest.raises(PlanError, match="no parameter of the copy") as info:
+        planned(model)
+    assert info.value.code == "NOT_APPLICABLE"

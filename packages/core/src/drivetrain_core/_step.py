@@ -65,6 +65,31 @@ class TrainStep:
         self._size = sum(self._plan.sizes)
         self._whole = self._plan.weights == (1.0,)
         self.watch: Watch | None = None
+        self._divide_loss(state)
+
+    def _divide_loss(self, state: TrainingState) -> None:
+        """Computes the loss from shards of the output, where the plan says so."""
+        plan = None if state.parallel_plan is None else state.parallel_plan.tensor
+        if plan is None:
+            return
+        from drivetrain_core.parallel.tensor import (
+            has_split_loss,
+            local_loss,
+            loss_context,
+        )
+
+        if not has_split_loss(plan):
+            return
+        loss_of, accumulate = self._loss, self.accumulate
+
+        def divided(output: Any, batch: Any) -> torch.Tensor:
+            return local_loss(loss_of(output, batch))
+
+        def inside(batch: Any) -> torch.Tensor:
+            with loss_context(plan):
+                return accumulate(batch)
+
+        self._loss, self.accumulate = divided, inside  # type: ignore[method-assign]
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """Trains on one batch and returns its loss, detached.

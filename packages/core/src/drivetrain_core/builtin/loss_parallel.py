@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from drivetrain_core._errors import Code
 from drivetrain_core._optimization import (
     BaseOptimization,
     Choice,
@@ -43,8 +44,21 @@ class LossParallel(BaseOptimization):
     def check(
         self, context: Context, config: Config, plan: Sequence[Choice]
     ) -> Ok | Reject:
-        """Rejects a plan whose mesh has no tensor axis."""
-        del context, config
+        """Rejects a mesh without a tensor axis, or with a pipeline, and own loops."""
+        del config
+        mesh = next((c.config for c in plan if c.name == "mesh"), {})
+        if mesh.get("pipeline", 1) != 1:
+            return Reject(
+                Code.CONFLICT,
+                "the last stage of a pipeline has the whole output",
+                "use pipeline=1, or leave loss_parallel out",
+            )
+        if not context.loop.owns_step:
+            return Reject(
+                Code.STEP_NOT_OWNED,
+                "the loss and its backward run in a context that train_step opens",
+                "use train_step(batch), and do not pass own_loop=True",
+            )
         return needs_tensor_axis(plan)
 
     def apply(self, state: TrainingState, config: Config) -> None:

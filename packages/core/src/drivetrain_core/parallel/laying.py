@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.utils import _sync_module_states
 
-from drivetrain_core._blocks import repeated_blocks
 from drivetrain_core._errors import Code, PlanError
 from drivetrain_core.parallel.context.context_blocks import share_sequence
 from drivetrain_core.parallel.device_mesh import ParallelMesh, create_mesh
@@ -98,9 +97,10 @@ def _share_sequence(
     assert plan.context is not None
     assert axis is not None
     exchange = GroupExchange(axis.get_group())
-    if state.stages:
-        lists = [list(stage.blocks) for stage in state.stages]
-    else:
-        lists = [repeated_blocks(state.module, state.context.model.blocks)]
-    for blocks in lists:
-        share_sequence(blocks, exchange, plan.context.hidden, plan.context.split)
+    hidden, split = plan.context.hidden, plan.context.split
+    for stage in state.stages:
+        receives = stage.stage_index > 0
+        blocks = list(stage.blocks)
+        share_sequence(blocks, exchange, hidden, split, receives=receives)
+    if not state.stages:
+        share_sequence(state.blocks(), exchange, hidden, split)

@@ -11,11 +11,12 @@ from drivetrain_core._forward import Forward, wrap_forward
 from drivetrain_core.parallel.context.ulysses import (
     SharedAttention,
     gather_sequence,
+    scatter_sequence,
     sizes_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
@@ -38,6 +39,8 @@ def share_sequence(
     exchange: Exchange,
     hidden: str,
     split: Mapping[str, int],
+    *,
+    receives: bool = False,
 ) -> None:
     """Changes blocks in place: the first splits the hidden state, the last joins it.
 
@@ -48,6 +51,7 @@ def share_sequence(
         exchange: The axis.
         hidden: The key of the hidden state among a block's arguments.
         split: The dimension of the positions in other arguments, by key.
+        receives: Whether the hidden state comes from another stage of a pipeline.
     """
     length = _Length()
     last = len(blocks) - 1
@@ -57,8 +61,9 @@ def share_sequence(
             _sharing(
                 exchange,
                 length,
-                {**split, hidden: _DIM} if index == 0 else split,
+                split,
                 hidden if index == 0 else "",
+                scatter_sequence if receives else _own_part,
                 joins=index == last,
             ),
         )
@@ -69,6 +74,7 @@ def _sharing(
     length: _Length,
     split: Mapping[str, int],
     hidden: str,
+    take: Callable[..., torch.Tensor],
     *,
     joins: bool,
 ) -> Any:
@@ -79,12 +85,14 @@ def _sharing(
             if hidden:
                 length.whole = dict(keyed)[hidden].shape[_DIM]
             sizes = sizes_of(length.whole, exchange.size)
-            parts = [
-                leaf.split(sizes, split[key])[exchange.rank]
-                if key in split and isinstance(leaf, torch.Tensor)
-                else leaf
-                for key, leaf in keyed
-            ]
+            parts = []
+            for key, leaf in keyed:
+                if key == hidden:
+                    parts.append(take(leaf, exchange, _DIM, sizes))
+                elif key in split and isinstance(leaf, torch.Tensor):
+                    parts.append(_own_part(leaf, exchange, split[key], sizes))
+                else:
+                    parts.append(leaf)
             own_args, own_kwargs = pytree.tree_unflatten(parts, spec)
             with SharedAttention(exchange, sizes):
                 out = forward(self, *own_args, **own_kwargs)
@@ -93,6 +101,12 @@ def _sharing(
         return run
 
     return around
+
+
+def _own_part(
+    tensor: torch.Tensor, exchange: Exchange, dim: int, sizes: list[int]
+) -> torch.Tensor:
+    return tensor.split(sizes, dim)[exchange.rank]
 
 
 def _joined(out: Any, exchange: Exchange, sizes: list[int]) -> Any:

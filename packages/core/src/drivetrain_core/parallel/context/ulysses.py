@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from drivetrain_core.parallel.exchange import Exchange
 
-__all__ = ["SharedAttention", "gather_sequence", "sizes_of"]
+__all__ = ["SharedAttention", "gather_sequence", "scatter_sequence", "sizes_of"]
 
 _HEADS, _POSITIONS = -3, -2
 
@@ -84,12 +84,7 @@ class _Gather(torch.autograd.Function):
         ctx: Any, tensor: Tensor, exchange: Exchange, dim: int, sizes: list[int]
     ) -> Tensor:
         ctx.exchange, ctx.dim, ctx.sizes = exchange, dim, sizes
-        shape = list(tensor.shape)
-        shapes = []
-        for number in sizes:
-            shape[dim] = number
-            shapes.append(tuple(shape))
-        return torch.cat(exchange.all_gather(tensor, shapes), dim)
+        return _joined(tensor, exchange, dim, sizes)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -97,6 +92,51 @@ class _Gather(torch.autograd.Function):
         mine = gradient.split(ctx.sizes, ctx.dim)[ctx.exchange.rank]
         # Gradients are averaged over these ranks, and each has its own positions only.
         return mine * ctx.exchange.size, None, None, None
+
+
+class _Scatter(torch.autograd.Function):
+    """Takes this rank's positions of what all ranks got from the stage before.
+
+    That stage must get the gradient of the whole state on each rank, as the end of a
+    model gives it, and not its own positions with nothing around them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, exchange: Exchange, dim: int, sizes: list[int]
+    ) -> Tensor:
+        ctx.exchange, ctx.dim, ctx.sizes = exchange, dim, sizes
+        return tensor.split(sizes, dim)[exchange.rank].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        whole = _joined(gradient, ctx.exchange, ctx.dim, ctx.sizes)
+        return whole / ctx.exchange.size, None, None, None
+
+
+def _joined(tensor: Tensor, exchange: Exchange, dim: int, sizes: list[int]) -> Tensor:
+    shape = list(tensor.shape)
+    shapes = []
+    for number in sizes:
+        shape[dim] = number
+        shapes.append(tuple(shape))
+    return torch.cat(exchange.all_gather(tensor.contiguous(), shapes), dim)
+
+
+def scatter_sequence(
+    tensor: Tensor, exchange: Exchange, dim: int, sizes: list[int]
+) -> Tensor:
+    """Returns this rank's positions of a state that came from another stage.
+
+    Args:
+        tensor: All positions, equal on the ranks.
+        exchange: The axis.
+        dim: The dimension of the positions.
+        sizes: How many positions each rank has.
+    """
+    mine: Tensor = _Scatter.apply(tensor, exchange, dim, sizes)  # type: ignore[no-untyped-call]
+    return mine
 
 
 def gather_sequence(

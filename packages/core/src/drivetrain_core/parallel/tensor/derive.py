@@ -54,6 +54,8 @@ _MIN_VOCAB_SHARE = 0.02
 _MAX_WHOLE = 50_000_000
 """Parameters of a model that is verified with all its blocks in the end."""
 
+_SLOT = "tensor"
+
 _NUM_SAMPLES = 3
 """Samples that plans are compared on: a number that divides nothing by chance."""
 
@@ -106,13 +108,13 @@ def plan_tensor_parallel(
     if vocab or loss_parallel:
         builder.split_vocabularies()
     plan = builder.finish()
-    what = "tensor"
     if sequence:
-        plan, what = with_sequence(plan, flow, lists), "sequence_parallel"
-        trial.require(plan, what)
+        plan = with_sequence(plan, flow, lists)
+        trial.require(plan, "sequence_parallel")
     if loss_parallel:
-        plan, what = _with_split_loss(plan, flow), "loss_parallel"
-    trial.require(plan, what)
+        plan = _with_split_loss(plan, flow)
+        trial.require(plan, "loss_parallel")
+    trial.confirm(plan)
     return plan
 
 
@@ -164,7 +166,9 @@ class _Trial:
             self._reference = self._refer()
         self._present = {name for name, _ in self._model.named_modules()}
         size = sum(p.numel() for p in model.parameters())
-        self._whole = model if verify and size <= _MAX_WHOLE else None
+        is_short = len(self._present) < len(list(model.named_modules()))
+        fits = verify and size <= _MAX_WHOLE
+        self._whole = model if is_short and fits else None
 
     def _refer(self) -> Reference | None:
         if self.verify:
@@ -173,19 +177,23 @@ class _Trial:
         return None
 
     def require(self, plan: TensorPlan, what: str) -> None:
-        """Raises a `PlanError` unless a plan is exact, for all blocks where possible."""
-        if self._whole is not None:
-            whole = _float(copy.deepcopy(self._whole))
-            verdict = verify_tensor_plan(whole, self._batch, self._loss_of, plan)
-        else:
-            verdict = self(plan)
+        """Raises a `PlanError` unless a plan is exact."""
+        verdict = self(plan)
         if not verdict.is_exact:
-            raise PlanError(
-                Code.NUMERICS,
-                what,
-                because=f"it is not exact for this model: {verdict.because}",
-                fix="" if what == "tensor" else f"leave {what} out",
-            )
+            raise _inexact(what, verdict)
+
+    def confirm(self, plan: TensorPlan) -> None:
+        """Raises a `PlanError` unless a plan is exact for all blocks of the model.
+
+        Blocks that look alike may still differ, in a number that they hold. A model
+        that is too large for this is not asked.
+        """
+        if self._whole is None:
+            return
+        whole = _float(copy.deepcopy(self._whole))
+        verdict = verify_tensor_plan(whole, self._batch, self._loss_of, plan)
+        if not verdict.is_exact:
+            raise _inexact(_SLOT, verdict)
 
     def __call__(self, plan: TensorPlan) -> Verdict:
         """Returns whether a plan is exact, or, unverified, whether it runs."""
@@ -379,6 +387,15 @@ class _Builder:
 
     def _drop(self, names: tuple[str, ...], tried: str, because: str) -> None:
         self._dropped.append(Dropped(names=names, tried=tried, because=because))
+
+
+def _inexact(what: str, verdict: Verdict) -> PlanError:
+    return PlanError(
+        Code.NUMERICS,
+        what,
+        because=f"it is not exact for this model: {verdict.because}",
+        fix="" if what == "tensor" else f"leave {what} out",
+    )
 
 
 def _restricted(plan: TensorPlan, present: set[str]) -> TensorPlan:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from drivetrain_core._errors import Code, PlanError
 from drivetrain_core.parallel.tensor.styles import feature_dims, is_transposed
 from drivetrain_core.search.numerics.liveness import without_dropout
 
@@ -100,6 +101,9 @@ def trace_flow(
         model: On any device, `meta` included; it is not changed.
         batch: One batch on that device.
         loss_of: Returns the loss of (model, batch).
+
+    Raises:
+        PlanError: The loss depends on a tensor that is none of the model's.
     """
     model = copy.deepcopy(model)
     for parameter in model.parameters():
@@ -109,6 +113,17 @@ def trace_flow(
     with without_dropout(model), tracer.hooked(model):
         loss = loss_of(model, batch)
     return tracer.flow(loss, names)
+
+
+def _unknown_parameter(parameter: torch.Tensor) -> PlanError:
+    return PlanError(
+        Code.NOT_APPLICABLE,
+        "tensor",
+        because="the loss of a copy of the model depends on a tensor of shape "
+        f"{tuple(parameter.shape)} that is no parameter of the copy",
+        fix="register it as a parameter, and hold no function that is bound to one "
+        "of the model's modules",
+    )
 
 
 class _Mark(torch.autograd.Function):
@@ -220,6 +235,9 @@ class _Tracer:
             for name, nodes in self._inputs.items()
             if nodes
         }
+        for _, parameter in used:
+            if id(parameter) not in names:
+                raise _unknown_parameter(parameter)
         regions = []
         for root in dict.fromkeys(writers.values()):
             parameters = dict.fromkeys(

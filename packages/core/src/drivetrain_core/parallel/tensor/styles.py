@@ -441,7 +441,7 @@ def _change_arguments(
             if isinstance(key, int) and key < len(found):
                 found[key] = _changed(found[key], change)
             elif key in named:
-                named[key] = _changed(named[key], change)  # type: ignore[index]
+                named[key] = _changed(named[key], change)
         return tuple(found), named
 
     module.register_forward_pre_hook(hook, with_kwargs=True)
