@@ -13,9 +13,15 @@ import faults
 import imports
 import live
 import lost
+import matrix
 import memory
+import mesh_bugs
+import mesh_failure
+import mesh_search
 import overhead
+import planning
 import promise
+import published
 import readme
 import replay
 import rivals
@@ -64,6 +70,47 @@ BARS = (
         name="lost-to-memory",
         bound="<= 10% of trials, with half of the plans too large",
         measure=lost.measure,
+    ),
+    Bar(
+        name="mesh-matrix",
+        bound="15 families on 10 meshes: >= 85% run exactly with >= 70% of each block "
+        "shared, none wrong",
+        measure=matrix.measure,
+    ),
+    Bar(
+        name="mesh-silent-bugs",
+        bound="10 of 10 caught",
+        measure=mesh_bugs.measure,
+    ),
+    Bar(
+        name="rank-raises",
+        bound="all ranks end within the time-out of their group + 5 s",
+        measure=mesh_failure.measure,
+    ),
+    Bar(
+        name="planning",
+        bound="an 8B model for 64 GPUs in <= 60 s",
+        measure=planning.measure,
+    ),
+    Bar(
+        name="published-rows",
+        bound=">= 16 within 10% of MFU, memory within 15%",
+        measure=published.measure_rows,
+    ),
+    Bar(
+        name="published-order",
+        bound="measured meshes in their order",
+        measure=published.measure_order,
+    ),
+    Bar(
+        name="published-ablation",
+        bound=">= 58% MFU found where 55.2% was reported",
+        measure=published.measure_ablation,
+    ),
+    Bar(
+        name="mesh-search",
+        bound=">= 0.95 of the best measured mesh",
+        measure=mesh_search.measure,
     ),
     Bar(
         name="broken-trials",

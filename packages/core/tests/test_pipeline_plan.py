@@ -17,10 +17,19 @@ from drivetrain_core.parallel.pipeline import (
 from drivetrain_core.parallel.pipeline.costs import measure_costs
 from drivetrain_core.parallel.pipeline.needs import keep_all
 from drivetrain_core.parallel.pipeline.replicas import shadow
-from drivetrain_core.parallel.pipeline.sequential import prove
+from drivetrain_core.parallel.pipeline.sequential import (
+    find_shared,
+    prove,
+    stages_in_process,
+)
 from drivetrain_core.parallel.pipeline.trace import trace_blocks
 
 TOKENS, NOISE = (pm.token_loss, pm.token_batch()), (pm.noise_loss, pm.noise_batch())
+
+
+def with_shared(whole, plan, how):
+    shared, _ = find_shared(whole, stages_in_process(whole, plan, how[0]))
+    return dataclasses.replace(plan, shared=shared)
 
 
 def planned(kind, how=TOKENS, num_stages=2, **options):
@@ -106,14 +115,24 @@ def test_a_block_that_two_stages_run_is_seen_by_the_proof():
     twice = (plan.stages[0], dataclasses.replace(plan.stages[1], begin=1))
     assert prove(whole, plan, TOKENS[1], TOKENS[0]) == ""
     wrong = dataclasses.replace(plan, stages=twice)
+    assert "not summed" in prove(whole, wrong, TOKENS[1], TOKENS[0])
+    wrong = with_shared(whole, wrong, TOKENS)
     assert "the loss is" in prove(whole, wrong, TOKENS[1], TOKENS[0])
 
 
 def test_to_run_all_that_comes_before_the_blocks_everywhere_is_exact():
     whole = shadow(pm.build(pm.Conditioned))
     trace = trace_blocks(whole, lambda m: pm.noise_loss(m, NOISE[1]))
-    plan = keep_all(trace, ((0, 2), (2, 4)))
+    plan = with_shared(whole, keep_all(trace, ((0, 2), (2, 4))), NOISE)
     assert prove(whole, plan, NOISE[1], NOISE[0]) == ""
+
+
+def test_a_tie_whose_gradients_nobody_sums_is_seen_by_the_proof():
+    whole = shadow(pm.build(pm.Decoder))
+    plan = planned(pm.Decoder)
+    assert plan.shared
+    wrong = dataclasses.replace(plan, shared=())
+    assert "not summed" in prove(whole, wrong, TOKENS[1], TOKENS[0])
 
 
 def test_zeros_for_a_module_that_is_needed_are_seen_by_the_proof():

@@ -22,6 +22,7 @@ from drivetrain_core._errors import Code, PlanError
 from drivetrain_core.parallel.context.context_blocks import share_sequence
 from drivetrain_core.parallel.exchange import Exchange, rehearse
 from drivetrain_core.parallel.proof import Evidence, compare, evidence_of
+from drivetrain_core.search.numerics.liveness import without_dropout
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -89,6 +90,19 @@ def plan_context_parallel(
     if facts is None:
         raise _refusal(f"{type(model).__name__} has no list of blocks of one class")
     blocks = repeated_blocks(model, facts)
+    # Ranks that draw other dropout would compare chance.
+    with without_dropout(model):
+        return _planned(model, facts.container, blocks, batch, loss_of, degree)
+
+
+def _planned(
+    model: nn.Module,
+    container: str,
+    blocks: Sequence[nn.Module],
+    batch: Any,
+    loss_of: Callable[[nn.Module, Any], Tensor],
+    degree: int,
+) -> ContextPlan:
     arguments, expected, calls = _observe(model, blocks, batch, loss_of)
     if calls == 0:
         raise _refusal(
@@ -107,7 +121,7 @@ def plan_context_parallel(
     reasons = []
     for split in itertools.islice(_splits(arguments, hidden, length), _MOST_TRIES):
         plan = ContextPlan(
-            degree=degree, container=facts.container, hidden=hidden, split=split
+            degree=degree, container=container, hidden=hidden, split=split
         )
         reason = _verdict(model, batch, loss_of, plan, expected)
         if not reason:

@@ -18,6 +18,7 @@ from drivetrain_core.parallel.expert.expert_layers import (
     share_experts,
 )
 from drivetrain_core.parallel.proof import Evidence, compare, evidence_of
+from drivetrain_core.search.numerics.liveness import without_dropout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,7 +107,9 @@ def plan_expert_parallel(
             fix=f"use a divisor of {number}",
         )
     plan = ExpertPlan(degree=degree, layers=tuple(taken), num_experts=number)
-    reason = _verdict(model, batch, loss_of, plan)
+    # Ranks that draw other dropout would compare chance.
+    with without_dropout(model):
+        reason = _verdict(model, batch, loss_of, plan)
     if reason:
         raise PlanError(
             Code.NUMERICS,

@@ -176,18 +176,21 @@ def _best(
     wrong = []
     for make in ("least", "all"):
         try:
-            plan = (
+            cut = (
                 derive_plan(whole, trace, ranges, batch, loss_of)
                 if make == "least"
                 else keep_all(trace, ranges)
             )
+            plan = _with_shared(whole, cut, loss_of)
+        except PlanError:
+            raise
         except Exception as error:  # noqa: BLE001 - the model's code may raise anything
             wrong.append(f"{type(error).__name__}: {error}")
             continue
         reason = prove(whole, plan, batch, loss_of) if verify else ""
         if not reason:
             notes = () if make == "least" else (_shares_all(wrong[0]),)
-            return _with_shared(whole, replace(plan, notes=notes), loss_of)
+            return replace(plan, notes=notes)
         wrong.append(reason)
     raise PlanError(
         Code.NUMERICS,

@@ -17,7 +17,7 @@ from drivetrain_core._errors import Code, PlanError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["copy_structure", "meta_twin", "replace_module", "shadow", "shared_copy"]
+__all__ = ["copy_structure", "meta_twin", "replace_module", "shadow", "shared_copy", "without_memory"]
 
 
 def copy_structure(
@@ -85,6 +85,21 @@ def meta_twin(module: nn.Module) -> nn.Module:
     return copy_structure(
         module,
         lambda p: nn.Parameter(p.detach().to("meta"), requires_grad=False),
+        lambda b: b.detach().to("meta"),
+    )
+
+
+def without_memory(module: nn.Module) -> nn.Module:
+    """Returns a copy on the meta device that is as trainable as the original.
+
+    Example:
+        >>> copied = without_memory(nn.Linear(2, 3))
+        >>> copied.weight.is_meta, copied.weight.requires_grad
+        (True, True)
+    """
+    return copy_structure(
+        module,
+        lambda p: nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad),
         lambda b: b.detach().to("meta"),
     )
 

@@ -95,12 +95,28 @@ def prove(
         torch.manual_seed(0)
         try:
             stages = stages_in_process(whole, plan, loss_of)
+            unsummed = _unsummed(whole, stages, plan)
+            if unsummed:
+                return unsummed
             found = _staged_evidence(whole, stages, batch)
         except Exception as error:  # noqa: BLE001 - the model's code may raise anything
             return f"a stage fails: {type(error).__name__}: {error}"
         finally:
             whole.zero_grad(set_to_none=True)
     return compare(expected, _without_zeros(found))
+
+
+def _unsummed(
+    whole: nn.Module, stages: Sequence[StageModule], plan: PipelinePlan
+) -> str:
+    """Returns what several stages hold, and the plan sums no gradients of."""
+    # In this process they hold one parameter, whose gradient sums itself.
+    known = {one.name: dict(one.names) for one in plan.shared}
+    for one in find_shared(whole, stages)[0]:
+        if known.get(one.name) != dict(one.names):
+            where = " and ".join(map(str, one.names))
+            return f"stages {where} hold {one.name!r}, and its gradients are not summed"
+    return ""
 
 
 def _staged_evidence(
