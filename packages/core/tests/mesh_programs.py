@@ -64,6 +64,9 @@ class Model(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
         self.place = nn.Embedding(LENGTH, WIDTH)
+        # Of one shape: with one sample, both get one and the same gradient.
+        self.shift = nn.Parameter(torch.zeros(1, LENGTH, WIDTH))
+        self.tilt = nn.Parameter(torch.zeros(1, LENGTH, WIDTH))
         self.blocks = nn.ModuleList(Block(mixes) for _ in range(blocks))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCAB, bias=False)
@@ -74,6 +77,7 @@ class Model(nn.Module):
 
     def forward(self, ids):
         x = self.embed(ids) + self.place(torch.arange(ids.shape[1]))
+        x = x + (self.shift + self.tilt)
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

@@ -27,7 +27,7 @@ def several(cases, mixes=False):
 
 FOUR = [
     [("mesh", {"tensor": 2})],
-    [("mesh", {"tensor": 2, "replicate": 2})],
+    [("mesh", {"tensor": 2, "replicate": 2}), ("micro_batch", 4)],
     [("mesh", {"pipeline": 2}), ("fsdp", 2)],
     [("mesh", {"pipeline": 4}), ("micro_batch", 4)],
     [("mesh", {"pipeline": 2, "tensor": 2})],

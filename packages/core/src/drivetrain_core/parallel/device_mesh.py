@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from drivetrain_core._errors import DistributedError
 from drivetrain_core.parallel.mesh_shape import MeshShape
-from drivetrain_core.parallel.torch_internals import flatten_mesh
+from drivetrain_core.parallel.torch_internals import flatten_mesh, take_over_timeout
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -53,7 +53,9 @@ class ParallelMesh:
         if len(used) == 1:
             return self.device_mesh[used[0]]
         if used not in self._flat:
-            self._flat[used] = flatten_mesh(self.device_mesh[used], "_".join(used))
+            flat = flatten_mesh(self.device_mesh[used], "_".join(used))
+            take_over_timeout(flat)
+            self._flat[used] = flat
         return self._flat[used]
 
     def group(self, name: str) -> ProcessGroup | None:
@@ -104,4 +106,5 @@ def create_mesh(*, device_type: str | None = None, **axes: int | None) -> Parall
     mesh = init_device_mesh(
         device_type, tuple(used.values()), mesh_dim_names=tuple(used)
     )
+    take_over_timeout(mesh)
     return ParallelMesh(shape, mesh, torch.distributed.get_rank())

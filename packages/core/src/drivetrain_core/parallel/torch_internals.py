@@ -22,6 +22,7 @@ __all__ = [
     "per_rank",
     "replicate_module",
     "simulated_ranks",
+    "take_over_timeout",
 ]
 
 # Names of process groups count up from here, so that none of a simulation is that of a
@@ -41,6 +42,25 @@ def flatten_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
         raise MissingLibraryError(_missing("DeviceMesh._flatten"))
     found: DeviceMesh = flatten(name)
     return found
+
+
+def take_over_timeout(mesh: DeviceMesh) -> None:
+    """Gives the groups of a mesh the time-out of the job's own group.
+
+    Torch makes them with that of its backends, which is half an hour for some.
+
+    Args:
+        mesh: Any mesh.
+    """
+    import torch.distributed.distributed_c10d as c10d
+
+    whole = c10d._get_default_group()
+    timeout = getattr(whole._get_backend(whole._device_types[0]), "options", None)
+    seconds = getattr(timeout, "_timeout", None)
+    if seconds is None:
+        return
+    for group in mesh.get_all_groups():
+        c10d._set_pg_timeout(seconds, group)
 
 
 def replicate_module(module: Any, **options: Any) -> Any:

@@ -90,6 +90,29 @@ def _part(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
     return x.narrow(dim, mesh.get_local_rank() * size, size).clone()
 
 
+def own_gradient(x: torch.Tensor) -> torch.Tensor:
+    """Returns the same values; the gradient that goes back has memory of its own.
+
+    Two parameters may get one gradient, or a part of it: those of `a + b`, for example.
+    Autograd sees that of plain tensors, and not inside DTensors: what the next
+    micro-batch adds to one would be in the other as well.
+    """
+    found: torch.Tensor = _OwnGradient.apply(x)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _OwnGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        del ctx
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        del ctx
+        return grads[0].clone()
+
+
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

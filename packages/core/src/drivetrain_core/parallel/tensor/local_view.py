@@ -14,11 +14,13 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from drivetrain_core.parallel.tensor.exchange import enter
+from drivetrain_core.parallel.tensor.exchange import enter, own_gradient
 
 __all__ = ["Packed", "packed_of", "part_name", "view_locally"]
 
 _PACKED = "_packed_parameters"
+# The gradient of their weight is a product of its own, and shares no memory.
+_FRESH = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Packed:
@@ -102,6 +104,8 @@ def _local(name: str, partial: bool) -> Any:
         if not isinstance(parameter, DTensor) or parameter.device_mesh.ndim > 1:
             return parameter  # type: ignore[no-any-return]
         local: torch.Tensor = parameter.to_local()
+        if not (name == "weight" and isinstance(module, _FRESH)):
+            local = own_gradient(local)
         if partial and parameter.placements[0].is_replicate():
             return enter(local, parameter.device_mesh)
         return local
