@@ -76,6 +76,7 @@ def test_second_checkpointer_of_a_process_takes_the_job_over(tmp_path):
     assert restored(tmp_path) == 4
 
 
+@pytest.mark.faults
 def test_script_that_ends_waits_for_an_overlapped_copy(tmp_path):
     script = textwrap.dedent(
         """

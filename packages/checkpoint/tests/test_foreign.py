@@ -182,6 +182,7 @@ def _load_sharded(place):
     return found
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_ranks_load_their_own_shards(tmp_path):
     tensors = {"a": torch.rand(7, 3), "b": torch.rand(7, 3)}

@@ -75,7 +75,13 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kill_at", [5, pytest.param(11, marks=pytest.mark.faults)])
+@pytest.mark.parametrize(
+    "kill_at",
+    [
+        pytest.param(5, marks=pytest.mark.faults),
+        pytest.param(11, marks=pytest.mark.faults),
+    ],
+)
 def test_killed_training_resumes_to_the_same_weights(tmp_path, whole, kill_at):
     assert run(tmp_path, "killed", kill_at=kill_at) == -signal.SIGKILL
     # What looks like a newer checkpoint, and was never committed, is not taken.

@@ -113,6 +113,7 @@ def test_search_writes_plan_report_and_picture(script, tmp_path, capsys, monkeyp
     assert (sys.argv, sys.path[0]) == (argv, path)
 
 
+@pytest.mark.faults
 def test_search_prints_json_alone_as_a_module(script, tmp_path):
     command = [sys.executable, "-m", "drivetrain_core.cli", "search", "--json"]
     command += ["--budget", "90s", "--plan", "deep/plan.yaml", script]

@@ -98,7 +98,12 @@ REFUSED = [
     ([("mesh", {"pipeline": 4})], {"own_loop": True}, Code.STEP_NOT_OWNED, "itself"),
     ([("mesh", {"pipeline": 2}), ("micro_batch", 3)], {}, Code.UNEVEN_MICROBATCH, ""),
     ([("schedule", "gpipe")], {}, Code.REQUIRES, "mesh"),
-    ([("mesh", {"context": 2}), "sequence_parallel"], {}, Code.REQUIRES, "tensor axis"),
+    (
+        [("mesh", {"pipeline": 2}), "sequence_parallel"],
+        {},
+        Code.REQUIRES,
+        "tensor axis",
+    ),
     ([("mesh", {"pipeline": 2, "tensor": 2}), "loss_parallel"], {}, Code.CONFLICT, ""),
 ]
 

@@ -74,6 +74,7 @@ def test_worker_that_is_killed_is_replaced_and_losses_do_not_show_it(job, undist
     assert "bits a byte on held-out text" in job.text()
 
 
+@pytest.mark.faults
 def test_master_that_is_killed_is_replaced_and_no_worker_notices(job, undisturbed):
     job = job()
     status = job.wait_for_step(8, num_workers=3)

@@ -89,6 +89,7 @@ def torchruns(job, tmp_path):
             agent.wait(60)
 
 
+@pytest.mark.faults
 def test_torchrun_restarts_replaces_and_grows(torchruns):
     runs = torchruns("1:2")
     first = runs.start()

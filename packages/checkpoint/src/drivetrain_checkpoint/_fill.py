@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from drivetrain_checkpoint._pieces import DTYPES, is_plain_memory, layout_of
 from drivetrain_checkpoint._reads import digest, gathered, plan_fills
 from drivetrain_checkpoint._share import groups_of, read_alone, read_together
 from drivetrain_core import CheckpointError
+from drivetrain_core.services.chunked_tensor import ChunkedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,22 +53,23 @@ def fill(
         CheckpointError: It cannot be read.
     """
     entries = {entry.name: entry for entry in save.layout.tensors}
-    wanted = _wanted(team, targets)
-    locals_ = {name: _local(target) for name, target in targets.items()}
+    blocks = _blocks(team, targets)
+    locals_ = {block.key: block.local for block in blocks}
     classes: dict[bool, list[Fill]] = {False: [], True: []}
     problem: CheckpointError | None = None
     try:
-        for name, target in targets.items():
-            fills = list(
-                plan_fills(
+        for block in blocks:
+            fills = [
+                replace(one, name=block.key)
+                for one in plan_fills(
                     save.layout,
-                    entries[name],
-                    wanted[name],
+                    entries[block.name],
+                    block.wanted,
                     lambda rank: save.source(rank).slots(),
                 )
-            )
-            _check_covered(name, fills, wanted[name])
-            classes[hasattr(target, "to_local")] += fills
+            ]
+            _check_covered(block.name, fills, block.wanted)
+            classes[block.is_sharded] += fills
     except CheckpointError as error:
         problem = error
     reads = {key: gathered(fills) for key, fills in classes.items()}
@@ -157,20 +160,47 @@ def _group(team: Team, ranks: tuple[int, ...], groups: dict[Any, Any]) -> Any:
     return groups[ranks]
 
 
-def _wanted(team: Team, targets: Mapping[str, Tensor]) -> dict[str, Block]:
-    """Returns the block of each tensor that this rank holds."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """What this rank wants of a tensor, and where it goes.
+
+    Args:
+        name: The tensor.
+        key: A name of its own among all blocks.
+        wanted: The block.
+        local: Its memory.
+        is_sharded: Whether other ranks may want another.
+    """
+
+    name: str
+    key: str
+    wanted: Block
+    local: Tensor
+    is_sharded: bool
+
+
+def _blocks(team: Team, targets: Mapping[str, Tensor]) -> list[_Block]:
+    """Returns the blocks of each tensor that this rank holds."""
     layout = layout_of(
         {n: t for n, t in targets.items() if hasattr(t, "to_local")},
         team.world_size,
         team.group,
     )
     sharded = {entry.name: entry for entry in layout.tensors}
-    found: dict[str, Block] = {}
+    found = []
     for name, target in targets.items():
-        if name in sharded:
-            found[name] = layout.held(sharded[name], team.rank)
+        if isinstance(target, ChunkedTensor):
+            for number, (offset, local) in enumerate(target.local_chunks()):
+                ranges = zip(offset, local.shape, strict=True)
+                wanted: Block = tuple(((first, size),) for first, size in ranges)
+                # No name of a tensor has a zero byte: files have these names.
+                found.append(_Block(name, f"{name}\0{number}", wanted, local, True))
+        elif name in sharded:
+            wanted = layout.held(sharded[name], team.rank)
+            found.append(_Block(name, name, wanted, _local(target), True))
         else:
-            found[name] = tuple(((0, size),) for size in target.shape)
+            wanted = tuple(((0, size),) for size in target.shape)
+            found.append(_Block(name, name, wanted, _local(target), False))
     return found
 
 

@@ -4,8 +4,9 @@ A layout is the same on all ranks and for any number of them: the global shape o
 tensor, and how it is placed on a mesh of ranks. What a rank holds, and who holds what a
 reader wants, are computed from it. Placements are those of DTensor, applied from the
 first dimension of the mesh to the last: `R` (replicated), `S0` (split along dimension
-0), and `S0/2` (split along dimension 0 after a split into two that a later dimension of
-the mesh makes: FSDP on top of tensor parallelism).
+0), `S0/2` (split along dimension 0 after a split into two that a later dimension of
+the mesh makes: FSDP on top of tensor parallelism), and `S0:8,4,4` or `S0/2:8,4,4` (each of
+the sections of dimension 0 is split so by itself: query, key and value in one matrix).
 """
 
 from __future__ import annotations
@@ -155,8 +156,8 @@ class Layout:
             mesh.shape, coordinate, tensor.placements, strict=True
         ):
             if placement != "R":
-                dim, factor = _parse(placement)
-                block[dim] = _split(block[dim], places, place, factor)
+                dim, factor, sections = _parse(placement)
+                block[dim] = _split(block[dim], places, place, factor, sections)
         return tuple(block)
 
     def savers(
@@ -178,13 +179,16 @@ class Layout:
             if placement == "R":
                 found = [((*at, spare[axis]), block) for at, block in found]
                 continue
-            dim, factor = _parse(placement)
+            dim, factor, sections = _parse(placement)
             found = [
                 ((*at, place), (*block[:dim], part, *block[dim + 1 :]))
                 for at, block in found
-                for place in _candidates(block[dim], wanted[dim], places, factor)
+                for place in _candidates(
+                    block[dim], wanted[dim], places, factor, sections
+                )
                 if _meets(
-                    part := _split(block[dim], places, place, factor), wanted[dim]
+                    part := _split(block[dim], places, place, factor, sections),
+                    wanted[dim],
                 )
             ]
         for coordinate, block in found:
@@ -234,10 +238,12 @@ def _common(ours: Sequence[Range], theirs: Sequence[Range]) -> Iterator[Any]:
         at += length
 
 
-def _parse(placement: str) -> tuple[int, int]:
-    """Returns the dimension that is split, and into how many it was split before."""
-    dim, _, factor = placement.removeprefix("S").partition("/")
-    return int(dim), int(factor or 1)
+def _parse(placement: str) -> tuple[int, int, tuple[int, ...]]:
+    """Returns the dimension, into how many it was split before, and its sections."""
+    split, _, sizes = placement.removeprefix("S").partition(":")
+    dim, _, factor = split.partition("/")
+    sections = tuple(int(size) for size in sizes.split(",")) if sizes else ()
+    return int(dim), int(factor or 1), sections
 
 
 def _chunk(size: int, places: int, place: int) -> Range:
@@ -248,9 +254,26 @@ def _chunk(size: int, places: int, place: int) -> Range:
 
 
 def _split(
-    ranges: tuple[Range, ...], places: int, place: int, factor: int
+    ranges: tuple[Range, ...],
+    places: int,
+    place: int,
+    factor: int,
+    sections: tuple[int, ...] = (),
 ) -> tuple[Range, ...]:
-    """Returns the ranges that a place gets of these."""
+    """Returns the ranges that a place gets of these.
+
+    Example:
+        >>> _split(((0, 8),), 2, 1, 1, (4, 2, 2))
+        ((2, 2), (5, 1), (7, 1))
+    """
+    if sections:
+        ends = itertools.accumulate(sections)
+        inside = (
+            _within(ranges, end - size, end)
+            for size, end in zip(sections, ends, strict=True)
+        )
+        split = (_split(part, places, place, factor) for part in inside)
+        return tuple(_merged(itertools.chain(*split)))
     total = sum(length for _, length in ranges)
     parts: list[Range] = []
     for index in range(factor):
@@ -259,6 +282,12 @@ def _split(
         if length:
             parts += _take(ranges, outer + inner, length)
     return tuple(_merged(parts))
+
+
+def _within(ranges: Sequence[Range], begin: int, end: int) -> tuple[Range, ...]:
+    """Returns what of some ranges lies between two places."""
+    cut = ((max(at, begin), min(at + length, end)) for at, length in ranges)
+    return tuple((first, last - first) for first, last in cut if first < last)
 
 
 def _take(ranges: Sequence[Range], at: int, length: int) -> Iterator[Range]:
@@ -284,10 +313,14 @@ def _merged(ranges: Iterable[Range]) -> Iterator[Range]:
 
 
 def _candidates(
-    ranges: tuple[Range, ...], wanted: tuple[Range, ...], places: int, factor: int
+    ranges: tuple[Range, ...],
+    wanted: tuple[Range, ...],
+    places: int,
+    factor: int,
+    sections: tuple[int, ...],
 ) -> Iterable[int]:
     """Returns the places that may get some of what is wanted, few if they are few."""
-    if len(ranges) != 1 or factor != 1 or not wanted:
+    if len(ranges) != 1 or factor != 1 or sections or not wanted:
         return range(places)
     start, size = ranges[0]
     step = -(-size // places)

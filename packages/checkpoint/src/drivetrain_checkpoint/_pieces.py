@@ -202,7 +202,9 @@ def _placements(name: str, tensor: Any) -> tuple[str, ...]:
             found.append("R")
         elif hasattr(placement, "dim") and not placement.is_partial():
             dim = placement.dim % tensor.dim()
-            found.append(f"S{dim}" if factor == 1 else f"S{dim}/{factor}")
+            split = f"S{dim}" if factor == 1 else f"S{dim}/{factor}"
+            sections = ",".join(map(str, getattr(placement, "sections", ())))
+            found.append(f"{split}:{sections}" if sections else split)
         else:
             message = (
                 f"{name} is placed as {placement}, which a checkpoint cannot hold; "

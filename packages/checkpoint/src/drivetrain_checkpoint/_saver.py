@@ -15,6 +15,7 @@ from drivetrain_checkpoint._handle import SaveHandle
 from drivetrain_checkpoint._record import proposal_of, record_bytes, record_of
 from drivetrain_checkpoint._save_plan import EntryTexts, SavePlan
 from drivetrain_checkpoint._storage.open import place_of
+from drivetrain_checkpoint._united import has_parts, united
 from drivetrain_core import CheckpointError
 from drivetrain_core.services import StatePacker
 
@@ -156,7 +157,10 @@ class Saver:
 
     def _provide(self, state: Mapping[str, object]) -> str:
         """Makes sure that there is memory for a state; returns its plain half."""
-        packed = self.packer.pack(state)
+        if has_parts(state):
+            packed = united(self._job.team, lambda: self.packer.pack(state))
+        else:
+            packed = self.packer.pack(state)
         entries = self._entries.text(packed.entries)
         plan = self._planned(packed.tensors)
         self._memory.provide(plan, record_bytes(entries, plan))

@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from drivetrain_core._state import TrainingState
     from drivetrain_core._version import __version__
     from drivetrain_core._watch import Promise
+    from drivetrain_core.parallel.device_mesh import ParallelMesh, create_mesh
+    from drivetrain_core.parallel.mesh_shape import MeshShape
     from drivetrain_core.search.budget import Budget
     from drivetrain_core.search.objective import Objective, samples_per_cost
     from drivetrain_core.search.report.record import TrialRecord
@@ -93,6 +95,7 @@ __all__ = [
     "Estimate",
     "LoopFacts",
     "Measurement",
+    "MeshShape",
     "MissingLibraryError",
     "ModelFacts",
     "NamesError",
@@ -101,6 +104,7 @@ __all__ = [
     "Ok",
     "Optimization",
     "Option",
+    "ParallelMesh",
     "Phase",
     "Plan",
     "PlanError",
@@ -121,6 +125,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "canonical_name",
+    "create_mesh",
     "destroy_process_group",
     "init_process_group",
     "named_tensors",
@@ -179,6 +184,8 @@ _MODULES = {
     "_state": ("TrainingState",),
     "_version": ("__version__",),
     "_watch": ("Promise",),
+    "parallel.device_mesh": ("ParallelMesh", "create_mesh"),
+    "parallel.mesh_shape": ("MeshShape",),
     "search.budget": ("Budget",),
     "search.objective": ("Objective", "samples_per_cost"),
     "search.report.record": ("TrialRecord",),

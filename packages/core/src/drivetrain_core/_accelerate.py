@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from drivetrain_core._accelerated import Accelerated
     from drivetrain_core._context import Context
+    from drivetrain_core.parallel.meta.hollow import Weights
     from drivetrain_core.search.report.report import Report
 
 __all__ = ["accelerate"]
@@ -84,6 +85,7 @@ def accelerate(
     plan_out: str | os.PathLike[str] | None = None,
     progress: bool | Progress = True,
     seed: int = 0,
+    weights: Weights | Callable[[torch.nn.Module], object] = "build",
 ) -> Accelerated:
     """Returns the program made fast: ordinary PyTorch objects, and a step.
 
@@ -141,6 +143,15 @@ def accelerate(
         plan_out: Where to write the plan; nowhere when None.
         progress: Whether to show the search on standard error, or a `Progress`.
         seed: Seeds the weights of a model function and the shuffle across ranks.
+        weights: Where the first weights come from. `build`: from the model function,
+            on each rank. Otherwise the function is called without memory for
+            parameters, so that no process ever holds the whole model, the mesh of the
+            strategy is laid, and each rank makes its part alone. `reset`: drawn by the
+            model's own `_init_weights` or the modules' `reset_parameters`, from seed
+            and names, so that they are the same on any mesh. A function of a module,
+            as `nn.Module.apply` takes: drawn by that. `restore`: they are NaN until a
+            `Checkpointer` restores `Accelerated.state()`. Such a mesh is planned from
+            the flow of data, and not proven on values.
 
     Returns:
         An `Accelerated`, which unpacks to model, optimizer and loader.
@@ -198,6 +209,7 @@ def accelerate(
         scheduler=scheduler,
         max_grad_norm=max_grad_norm,
         seed=seed,
+        weights=weights,
     )
     if override.replay is not None:
         strategy = override.replay.next_call(program, strategy)
@@ -205,6 +217,12 @@ def accelerate(
     world = probe_world()
     open_ends = read_partial(strategy)
     searches = strategy == "auto" or open_ends is not None
+    if searches and weights != "build":
+        message = (
+            "a search measures the model with its weights, and needs weights='build'; "
+            "give a strategy, or search on a machine that holds the model"
+        )
+        raise ProgramError(message)
     program, module, source, context, batches = agree(
         lambda: _read(
             program, target, cluster, owns_step=not own_loop, searches=searches

@@ -167,28 +167,91 @@ class Accelerated:
         finally:
             self._set_gradient_sync(True)
 
+    def state(self) -> dict[str, Any]:
+        """Returns what a `Checkpointer` saves and restores of the program.
+
+        Under any mesh, or none, it is saved under the names, shapes and groups of the
+        model and the optimizer as written, so that it may be restored under another
+        mesh, or by a plain program with entries `model` and `optimizer`. It shows the
+        program as it is when it is saved, and may be kept.
+
+        Returns:
+            The entries `model` and `optimizer`, and `scheduler` if there is one.
+
+        Example:
+            >>> import tempfile
+            >>> from torch import nn, optim, ones
+            >>> from drivetrain_core import accelerate
+            >>> from drivetrain_core.services import DcpCheckpointer
+            >>> accelerated = accelerate(
+            ...     nn.Linear(2, 1), lambda p: optim.Adam(p), [ones(4, 2)],
+            ...     lambda output, batch: output.mean(), strategy=[])
+            >>> checkpointer = DcpCheckpointer(tempfile.mkdtemp())
+            >>> state = {**accelerated.state(), "position": 64}
+            >>> checkpointer.save(1, state).durable, checkpointer.restore(state)
+            (True, 1)
+        """
+        state: dict[str, Any] = self._entries() or {
+            "model": self.module,
+            "optimizer": self.optimizer,
+        }
+        if self.scheduler is not None:
+            state["scheduler"] = self.scheduler
+        return state
+
+    def _entries(self) -> dict[str, Any]:
+        """Returns model and optimizer over a mesh; nothing without one."""
+        if not self.is_meshed:
+            return {}
+        from drivetrain_core.parallel.state.entries import entries_of
+
+        return entries_of(self._state, self.optimizer)
+
     def state_dict(self) -> dict[str, Any]:
         """Returns model, optimizer and scheduler by canonical names, on this rank.
 
         Sharded tensors stay sharded: save them with torch.distributed.checkpoint or
-        a `Checkpointer`.
+        a `Checkpointer`. Over a mesh, a name stands for the blocks that this rank has
+        of it, and the optimizer's state is by parameter names; all of it can be loaded
+        by `torch.distributed.checkpoint.load` under another mesh.
+
+        Raises:
+            NamesError: Over a mesh, the optimizer's state has no names by parameter.
         """
         from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-        state = {
-            "model": get_model_state_dict(self.module),
-            "optimizer": self.optimizer.state_dict(),
-        }
+        entries = self._entries()
+        if entries:
+            from drivetrain_core.parallel.state.state_dict import laid_state_dict
+
+            state = laid_state_dict(**entries)
+        else:
+            state = {
+                "model": get_model_state_dict(self.module),
+                "optimizer": self.optimizer.state_dict(),
+            }
         if self.scheduler is not None:
             state["scheduler"] = self.scheduler.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned under the same plan and world size."""
+        """Restores what `state_dict` returned under the same plan and world size.
+
+        Over a mesh also what `torch.distributed.checkpoint.load` has loaded into it.
+
+        Raises:
+            CheckpointError: Over a mesh, it does not fit; nothing has been changed.
+        """
         from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
-        set_model_state_dict(self.module, state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        entries = self._entries()
+        if entries:
+            from drivetrain_core.parallel.state.state_dict import load_laid_state_dict
+
+            load_laid_state_dict(**entries, values=state)
+        else:
+            set_model_state_dict(self.module, state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
 

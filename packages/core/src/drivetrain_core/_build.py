@@ -16,6 +16,7 @@ from drivetrain_core._optimization import Choice, Phase
 from drivetrain_core._registry import find
 from drivetrain_core._state import TrainingState
 from drivetrain_core._step import TrainStep
+from drivetrain_core.parallel.meta.hollow import move_to
 from drivetrain_core.parallel.micro_batches import micro_batches_of
 from drivetrain_core.parallel.resolve import asks_for_mesh, mesh_of
 from drivetrain_core.services.batch_plan import BatchPlan
@@ -88,7 +89,7 @@ def prepare(
         global_batch=context.batch.size,
         num_micro_batches=1,
     )
-    module = model.to(device)
+    module = move_to(model, device)
     state = TrainingState(
         module=module,
         model=module,
@@ -126,8 +127,14 @@ def finish(program: Program, state: TrainingState, plan: Plan) -> Accelerated:
         for phase, choice in by_phase:
             if Phase.SHARD <= phase <= Phase.OPTIMIZER:
                 _apply_one(state, choice)
+        if program.weights != "build":
+            # Imported here: it takes a second, and most programs have their weights.
+            from drivetrain_core.parallel.meta.materialize import materialize
+
+            materialize(state, program.weights, program.seed)
         optimizer = state.optimizer_source.build(state.owned())
         _require_own_parameters(optimizer, state)
+        _require_one_pass(optimizer, state)
         for phase, choice in by_phase:
             if phase > Phase.OPTIMIZER:
                 _apply_one(state, choice)
@@ -180,6 +187,21 @@ def _apply_one(state: TrainingState, choice: Choice) -> None:
             choice.name,
             because=f"applying it failed: {type(error).__name__}: {error}",
         ) from error
+
+
+def _require_one_pass(optimizer: torch.optim.Optimizer, state: TrainingState) -> None:
+    """Refuses sharpness-aware optimizers in a pipeline.
+
+    They take one norm over all gradients, and see those of this rank's stages only.
+    """
+    if state.stages and hasattr(optimizer, "perturb"):
+        raise PlanError(
+            Code.CONFLICT,
+            "optimizer",
+            because=f"{type(optimizer).__name__} perturbs the weights by the norm of "
+            "the whole gradient, and a rank of a pipeline has that of its stages only",
+            fix="use pipeline=1, or an optimizer of one pass",
+        )
 
 
 def _require_own_parameters(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from drivetrain_core._state import TrainingState
 
-__all__ = ["clip_grad_norm", "copies"]
+__all__ = ["clip_grad_norm", "counted_parts"]
 
 
 @torch.no_grad()
@@ -22,19 +22,20 @@ def clip_grad_norm(
     parameters: Iterable[Tensor],
     max_norm: float,
     *,
-    copies_of: Callable[[Tensor], int],
+    counted: Callable[[Tensor], float],
     norm_type: float = 2.0,
 ) -> Tensor:
     """Scales gradients down to a total norm over all ranks, and returns it.
 
-    Each rank adds what it holds, divided by how many ranks hold the same, and one sum
-    over all ranks is the norm of the whole gradient: with tensors that are sharded,
-    replicated, on one stage of a pipeline or on several.
+    Each rank adds its part of what it holds, and one sum over all ranks is the norm of
+    the whole gradient: with tensors that are sharded, replicated, on one stage of a
+    pipeline or on several.
 
     Args:
         parameters: Those of this rank.
         max_norm: The largest norm that is left as it is.
-        copies_of: How many ranks hold what this rank holds of a parameter.
+        counted: Which part of a parameter's gradient this rank adds: one by the ranks
+            that hold the same, or none where another tensor stands for it.
         norm_type: The order of the norm; it may be infinite.
     """
     found = [(p, p.grad) for p in parameters if p.grad is not None]
@@ -43,11 +44,14 @@ def clip_grad_norm(
     total = torch.zeros((), dtype=torch.float32, device=device)
     is_largest = math.isinf(norm_type)
     for (parameter, _), gradient in zip(found, local, strict=True):
+        part = counted(parameter)
+        if part == 0.0:
+            continue
         norm = torch.linalg.vector_norm(gradient, norm_type, dtype=torch.float32)
         if is_largest:
             total = torch.maximum(total, norm)
         else:
-            total += norm**norm_type / copies_of(parameter)
+            total += norm**norm_type * part
     op = torch.distributed.ReduceOp
     torch.distributed.all_reduce(total, op.MAX if is_largest else op.SUM)
     if not is_largest:
@@ -58,8 +62,11 @@ def clip_grad_norm(
     return total
 
 
-def copies(state: TrainingState) -> Callable[[Tensor], int]:
-    """Returns how many ranks hold what this rank holds of a parameter.
+def counted_parts(state: TrainingState) -> Callable[[Tensor], float]:
+    """Returns which part of a parameter's gradient this rank adds to a norm.
+
+    A parameter that several stages hold counts on the first of them: the others hold
+    the same gradient, on this rank or on another one.
 
     Args:
         state: The program, laid over a mesh.
@@ -67,17 +74,20 @@ def copies(state: TrainingState) -> Callable[[Tensor], int]:
     assert state.parallel_mesh is not None
     mesh, plan = state.parallel_mesh, state.parallel_plan
     a_stage = mesh.shape.size // mesh.shape.pipeline
-    shared: dict[int, int] = {}
+    first: set[int] = set()
+    later: set[int] = set()
     if plan is not None and plan.pipeline is not None:
         for stage in state.stages:
             named = dict(stage.model.named_parameters(remove_duplicate=False))
             for one in plan.pipeline.shared:
-                ranks = {index % mesh.shape.pipeline for index in one.names}
-                for name in one.names.values():
-                    if name in named:
-                        shared[id(named[name])] = len(ranks)
+                name = one.names.get(stage.stage_index)
+                if name in named:
+                    leads = stage.stage_index == one.owner
+                    (first if leads else later).add(id(named[name]))
 
-    def of(parameter: Any) -> int:
+    def of(parameter: Any) -> float:
+        if id(parameter) in later - first:
+            return 0.0
         shards = 1
         for size, placement in zip(
             parameter.device_mesh.shape if hasattr(parameter, "device_mesh") else (),
@@ -85,7 +95,7 @@ def copies(state: TrainingState) -> Callable[[Tensor], int]:
             strict=True,
         ):
             shards *= 1 if placement.is_replicate() else size
-        return a_stage // shards * shared.get(id(parameter), 1)
+        return shards / a_stage
 
     return of
 

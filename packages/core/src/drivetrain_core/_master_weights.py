@@ -77,7 +77,9 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
             master.grad = None if weight.grad is None else weight.grad.float()
         self.inner.step()
         if live:
-            torch._foreach_copy_([w for w, _ in live], [m for _, m in live])
+            # Of shards, the local parts: torch copies no list of DTensors.
+            weights = [_local(weight) for weight, _ in live]
+            torch._foreach_copy_(weights, [_local(master) for _, master in live])
         for _, master in self.master_weights:
             master.grad = None
         return loss
@@ -109,3 +111,9 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         for (weight, master), saved in zip(self.master_weights, masters, strict=True):
             master.copy_(saved)
             weight.copy_(saved)
+
+
+def _local(tensor: Any) -> Tensor:
+    local = getattr(tensor, "to_local", None)
+    found: Tensor = tensor if local is None else local()
+    return found

@@ -15,9 +15,11 @@ from torch import nn
 
 from drivetrain_core._batch import tensors_of
 from drivetrain_core._errors import ProgramError
+from drivetrain_core.parallel.meta.hollow import build_hollow, require_hollow
 
 if TYPE_CHECKING:
     from drivetrain_core._optimizer_source import OptimizerFactory
+    from drivetrain_core.parallel.meta.hollow import Weights
 
 __all__ = [
     "ForwardFunction",
@@ -85,6 +87,7 @@ class Program:
             stepped after each optimizer step.
         max_grad_norm: Clips the gradient to this total norm before each step.
         seed: Seeds weights of a factory and the order of shuffled data.
+        weights: Where the first weights come from; see `accelerate`.
     """
 
     model: nn.Module | Callable[[], nn.Module]
@@ -95,12 +98,16 @@ class Program:
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     max_grad_norm: float | None = None
     seed: int = 0
+    weights: Weights | Callable[[nn.Module], object] = "build"
 
     def build_model(self) -> nn.Module:
         """Returns the module; a factory is called under the program's seed.
 
+        Unless its weights are built with it, its parameters are on the meta device.
+
         Raises:
-            ProgramError: The factory returns no module, or the model is not trainable.
+            ProgramError: The factory returns no module, or the model is not trainable,
+                or cannot be built without weights.
         """
         model: object = self.model
         if not isinstance(model, nn.Module):
@@ -112,13 +119,15 @@ class Program:
                 raise ProgramError(message)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
-                model = model()
+                model = model() if self.weights == "build" else build_hollow(model)
         if not isinstance(model, nn.Module):
             message = f"the model factory returned {type(model).__name__}, not a Module"
             raise ProgramError(message)
         if not any(p.requires_grad for p in model.parameters()):
             message = "the model has no parameter that requires a gradient"
             raise ProgramError(message)
+        if self.weights != "build":
+            require_hollow(model, self.weights)
         return model
 
     def loss_of(self, model: nn.Module, batch: Any) -> torch.Tensor:

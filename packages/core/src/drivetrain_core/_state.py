@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from drivetrain_core.parallel.device_mesh import ParallelMesh
     from drivetrain_core.parallel.parallel_plan import ParallelPlan
     from drivetrain_core.parallel.pipeline import StageModule
+    from drivetrain_core.parallel.state.laid_model import WholeModel
 
 __all__ = ["TrainingState"]
 
@@ -47,6 +48,8 @@ class TrainingState:
         data_rank: Which of them this rank reads.
         parallel_plan: What each axis of a mesh does to the model, if there is one.
         parallel_mesh: The mesh by the names of its axes, once it was made.
+        whole_model: What the model held before it was laid over a mesh, if there is one.
+        hollow_model: The model of that moment on the meta device, if it had no weights.
         stages: This rank's stages of a pipeline; empty without one.
         set_gradient_sync: Turns the reduction of gradients between ranks on or off
             for the next backward; None when there is nothing to reduce.
@@ -67,6 +70,8 @@ class TrainingState:
     data_rank: int = 0
     parallel_plan: ParallelPlan | None = None
     parallel_mesh: ParallelMesh | None = None
+    whole_model: WholeModel | None = None
+    hollow_model: nn.Module | None = None
     stages: list[StageModule] = field(default_factory=list)
     set_gradient_sync: Callable[[bool], None] | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain_core._batch import batch_size, split_batch
-from drivetrain_core._clip import clip_grad_norm, copies
+from drivetrain_core._clip import clip_grad_norm, counted_parts
+from drivetrain_core._errors import Code, PlanError
 from drivetrain_core._program import check_loss, default_forward, default_loss
 from drivetrain_core.services.batch_plan import BatchPlan, RankBatch
 
@@ -61,7 +62,9 @@ class TrainStep:
         self._num_micro_batches = state.num_micro_batches
         self._plan = batch_plan.for_rank(state.data_rank)
         self._pipeline = _pipeline(state)
-        self._clipped = copies(state) if state.parallel_mesh is not None else None
+        self._clipped = (
+            counted_parts(state) if state.parallel_mesh is not None else None
+        )
         self._size = sum(self._plan.sizes)
         self._whole = self._plan.weights == (1.0,)
         self.watch: Watch | None = None
@@ -140,9 +143,22 @@ class TrainStep:
         return total
 
     def _run_pipeline(self, pipeline: PipelineStep, batch: Any) -> torch.Tensor:
-        shares = self._shares(batch_size(batch))
+        size = batch_size(batch)
+        shares = self._shares(size)
         parts = split_batch(batch, shares.sizes)
-        return pipeline.run(parts, list(shares.weights))
+        try:
+            return pipeline.run(parts, list(shares.weights))
+        except PlanError as error:
+            if size == self._size or error.code is not Code.CONFIG:
+                raise
+            raise PlanError(
+                error.code,
+                error.optimization,
+                because=f"{error.because}, out of a batch of {size} samples where full "
+                f"ones have {self._size}",
+                fix="leave smaller batches out, with drop_last=True in a DataLoader, or "
+                "use gpipe",
+            ) from error
 
     def second_pass(self, batch: Any) -> None:
         """Runs the batch again where the optimizer asks for it, at its own weights.
@@ -171,7 +187,7 @@ class TrainStep:
         """Scales gradients down to a total norm over all ranks; returns the norm."""
         if self._clipped is None:
             return torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
-        return clip_grad_norm(self._parameters, max_norm, copies_of=self._clipped)
+        return clip_grad_norm(self._parameters, max_norm, counted=self._clipped)
 
     def _shares(self, size: int) -> RankBatch:
         """Returns the split for a batch; the last one of an epoch may be smaller."""
@@ -198,11 +214,13 @@ def _pipeline(state: TrainingState) -> PipelineStep | None:
     assert mesh is not None
     assert plan is not None
     assert plan.pipeline is not None
+    group = mesh.group("pipeline")
+    assert group is not None
     schedule = state.planned_config("schedule").get("kind", "1f1b")
     return PipelineStep(
         state.stages,
         plan.pipeline,
         schedule=str(schedule),
-        group=mesh.group("pipeline"),
+        group=group,
         device=state.device,
     )

@@ -18,7 +18,6 @@ from drivetrain_core._optimization import (
     Reject,
     Slot,
 )
-
 from drivetrain_core.parallel.resolve import asks_for_mesh
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from drivetrain_core._optimization import (
     Slot,
 )
 from drivetrain_core.builtin.ddp import needs_world
-from drivetrain_core.parallel.mesh_shape import MeshShape
 from drivetrain_core.parallel.resolve import mesh_of
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
+    from drivetrain_core.parallel.mesh_shape import MeshShape
 
 __all__ = ["Mesh"]
 

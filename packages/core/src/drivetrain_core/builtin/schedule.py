@@ -60,8 +60,8 @@ class Schedule(BaseOptimization):
     def check(
         self, context: Context, config: Config, plan: Sequence[Choice]
     ) -> Ok | Reject:
-        """Rejects a plan without a pipeline."""
-        del context, config
+        """Rejects a plan without a pipeline, and a recomputation that runs once."""
+        del context
         mesh = next((c.config for c in plan if c.name == "mesh"), {})
         if mesh.get("pipeline", 1) == 1:
             return Reject(
@@ -69,7 +69,23 @@ class Schedule(BaseOptimization):
                 "there is no pipeline to schedule",
                 'add ("mesh", {"pipeline": 2})',
             )
-        return Ok()
+        return _fits_recomputation(str(config["kind"]), plan)
 
     def apply(self, state: TrainingState, config: Config) -> None:
         """Does nothing: the mesh has read it."""
+
+
+def _fits_recomputation(kind: str, plan: Sequence[Choice]) -> Ok | Reject:
+    """Rejects what torch recomputes once, where a schedule needs it twice."""
+    # Imported here: it takes a second, and most programs have no pipeline.
+    from drivetrain_core.parallel.pipeline.schedules import schedule_rules
+
+    modes = [c.config["mode"] for c in plan if c.name == "activation_checkpoint"]
+    if "selective" in modes and schedule_rules(kind).splits_backward:
+        return Reject(
+            Code.CONFLICT,
+            f"{kind} runs the gradients of weights apart from the others, and selective "
+            "activation_checkpoint can be run backwards once only",
+            'use ("activation_checkpoint", "full"), or another schedule',
+        )
+    return Ok()

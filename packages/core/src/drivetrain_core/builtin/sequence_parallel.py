@@ -44,8 +44,15 @@ class SequenceParallel(BaseOptimization):
     def check(
         self, context: Context, config: Config, plan: Sequence[Choice]
     ) -> Ok | Reject:
-        """Rejects a plan whose mesh has no tensor axis."""
+        """Rejects a mesh without a tensor axis, and one that splits sequences itself."""
         del context, config
+        mesh = next((c.config for c in plan if c.name == "mesh"), {})
+        if mesh.get("context", 1) != 1:
+            return Reject(
+                Code.CONFLICT,
+                "the context axis splits the sequence of the same blocks",
+                "leave sequence_parallel out, or use context=1",
+            )
         return needs_tensor_axis(plan)
 
     def apply(self, state: TrainingState, config: Config) -> None:

@@ -83,7 +83,7 @@ class GroupExchange:
             input_split_sizes=[part.numel() for part in parts],
             group=self._group,
         )
-        found = received.split(sizes)
+        found = torch.split(received, sizes)
         return [part.view(shape) for part, shape in zip(found, shapes, strict=True)]
 
     def all_gather(

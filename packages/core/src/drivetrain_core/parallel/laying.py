@@ -16,6 +16,9 @@ from drivetrain_core.parallel.context.context_blocks import share_sequence
 from drivetrain_core.parallel.device_mesh import ParallelMesh, create_mesh
 from drivetrain_core.parallel.exchange import GroupExchange
 from drivetrain_core.parallel.expert.expert_layers import distribute, share_experts
+from drivetrain_core.parallel.meta.hollow import is_hollow
+from drivetrain_core.parallel.pipeline.replicas import without_memory
+from drivetrain_core.parallel.state.laid_model import whole_model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,16 +50,34 @@ def lay_out(state: TrainingState) -> None:
         )
     mesh = create_mesh(device_type=state.device.type, **dict(plan.shape.items()))
     state.parallel_mesh, state.mesh = mesh, mesh.device_mesh
-    if not any(p.is_meta for p in state.module.parameters()):
+    state.whole_model = whole_model(state.module)
+    if is_hollow(state.module):
+        state.hollow_model = without_memory(state.module)
+    else:
         # Ranks may have drawn other weights; parts of them must not be mixed.
         group = torch.distributed.group.WORLD
         _sync_module_states(state.module, group, _SYNC_BYTES, 0, ())  # type: ignore[arg-type]
+    if plan.tensor is not None:
+        _draw_alike(state, mesh)
     if plan.pipeline is not None:
         _keep_stages(state, plan, mesh)
     for model in state.models():
         _share(model, plan, mesh)
     if plan.context is not None:
         _share_sequence(state, plan, mesh)
+
+
+def _draw_alike(state: TrainingState, mesh: ParallelMesh) -> None:
+    """Gives the ranks that share matrices one random state.
+
+    Between the matrices they compute the same on copies of weights: with other dropouts
+    the copies would drift apart.
+    """
+    group = mesh.group("tensor")
+    assert group is not None
+    seed = torch.empty((), dtype=torch.long).random_().to(state.device)
+    torch.distributed.broadcast(seed, group_src=0, group=group)
+    torch.manual_seed(int(seed))
 
 
 def _keep_stages(state: TrainingState, plan: ParallelPlan, mesh: ParallelMesh) -> None:

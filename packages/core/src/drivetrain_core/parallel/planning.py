@@ -5,20 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._batch import batch_size, split_batch
-from drivetrain_core._errors import Code, PlanError
+from drivetrain_core._errors import Code, DrivetrainError, PlanError
 from drivetrain_core.parallel.context.context_plan import plan_context_parallel
 from drivetrain_core.parallel.expert.expert_plan import plan_expert_parallel
+from drivetrain_core.parallel.meta.hollow import is_hollow
 from drivetrain_core.parallel.micro_batches import micro_batches_of
 from drivetrain_core.parallel.parallel_plan import ParallelPlan
 from drivetrain_core.parallel.resolve import mesh_of
+from drivetrain_core.parallel.undisturbed import (
+    WithoutDropout,
+    changed_buffers,
+    undisturbed,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    import torch
     from torch import nn
 
     from drivetrain_core._optimization import Choice
     from drivetrain_core._program import Program
+    from drivetrain_core.parallel.mesh_shape import MeshShape
+    from drivetrain_core.parallel.pipeline import PipelinePlan
 
 __all__ = ["plan_parallel"]
 
@@ -34,6 +43,8 @@ def plan_parallel(
 ) -> ParallelPlan:
     """Returns what each axis does to the model; all is proven in this process.
 
+    Of a model without weights, the first blocks get values to be proven with.
+
     Args:
         program: The user's program.
         model: Its model as written; it is left as it is.
@@ -45,19 +56,61 @@ def plan_parallel(
         PlanError: An axis cannot be used with this model, and why.
     """
     shape = mesh_of(choices, world_size)
+    with undisturbed(model):
+        return _planned_anywhere(program, model, batch, choices, shape)
+
+
+def _planned_anywhere(
+    program: Program,
+    model: nn.Module,
+    batch: Any,
+    choices: Sequence[Choice],
+    shape: MeshShape,
+) -> ParallelPlan:
+    if not is_hollow(model):
+        return _planned(program, model, batch, choices, shape)
+    _require_no_proof(shape)
+    from drivetrain_core.parallel.meta.flow_mode import FlowMode
+
+    try:
+        with FlowMode():  # type: ignore[no-untyped-call]
+            return _planned(program, model, batch, choices, shape)
+    except (NotImplementedError, RuntimeError) as error:
+        if isinstance(error, DrivetrainError):
+            raise
+        raise PlanError(
+            Code.NOT_APPLICABLE,
+            "mesh",
+            because=f"without the values of its weights, {type(model).__name__} cannot "
+            f"be run to plan it: {error}",
+            fix='use weights="build" on a machine that holds the model',
+        ) from error
+
+
+def _planned(
+    program: Program,
+    model: nn.Module,
+    batch: Any,
+    choices: Sequence[Choice],
+    shape: MeshShape,
+) -> ParallelPlan:
     names = {choice.name: choice.config for choice in choices}
-    loss_of = program.loss_of
+
+    def loss_of(of: nn.Module, samples: Any) -> torch.Tensor:
+        # Ranks draw other numbers than one process: without them both are compared.
+        with WithoutDropout():
+            return program.loss_of(of, samples)
+
     parts: dict[str, Any] = {}
     num = micro_batches_of(choices, shape.pipeline, batch_size(batch), shape.data_size)
     rows = max(1, batch_size(batch) // (shape.data_size * num))
     micro = split_batch(batch, _cut(batch_size(batch), rows))[0]
+    _require_constant_buffers(model, micro, loss_of)
     if shape.tensor > 1:
         from drivetrain_core.parallel.tensor import plan_tensor_parallel
 
         wanted = {
-            option: True
-            for option, name in _TENSOR_OPTIONS.items()
-            if name in names
+            option: True for option, name in _TENSOR_OPTIONS.items() if name in names
         }
         parts["tensor"] = plan_tensor_parallel(
             model, micro, loss_of, shape.tensor, **wanted
@@ -89,11 +142,85 @@ def plan_parallel(
     if shape.pipeline > 1:
         from drivetrain_core.parallel.pipeline import plan_pipeline, stages_per_rank
 
-        kind = names.get("schedule", {}).get("kind", "1f1b")
-        per_rank = names.get("schedule", {}).get("stages_per_rank")
+        schedule: Mapping[str, Any] = names.get("schedule", {})
+        kind, per_rank = schedule.get("kind", "1f1b"), schedule.get("stages_per_rank")
         stages = shape.pipeline * stages_per_rank(kind, per_rank)
         parts["pipeline"] = plan_pipeline(model, micro, loss_of, stages)
+        if is_hollow(model):
+            _prove_few_stages(model, micro, loss_of, parts["pipeline"])
     return ParallelPlan(shape=shape, **parts)
+
+
+def _require_constant_buffers(
+    model: nn.Module, batch: Any, loss_of: Callable[[nn.Module, Any], torch.Tensor]
+) -> None:
+    """Refuses models that keep statistics, of which each rank sees a part."""
+    changed = changed_buffers(model, lambda: loss_of(model, batch))
+    if changed:
+        raise PlanError(
+            Code.NOT_APPLICABLE,
+            "mesh",
+            because=f"the forward changes the buffer {changed[0]!r} "
+            f"({len(changed)} such buffers), and ranks that see different parts of a "
+            "batch would keep different values in it",
+            fix="update it outside of the forward, or freeze the module with .eval()",
+        )
+
+
+def _require_no_proof(shape: MeshShape) -> None:
+    """Refuses axes that are applied only when they were proven on values."""
+    for axis in ("context", "expert"):
+        if shape.used().get(axis):
+            raise PlanError(
+                Code.NOT_APPLICABLE,
+                "mesh",
+                because=f"{axis}={shape.used()[axis]} is proven on the values of the "
+                "weights, and the model is built without weights",
+                fix='use weights="build", or a mesh of pipeline, shard, replicate and '
+                "tensor",
+            )
+
+
+def _prove_few_stages(
+    model: nn.Module,
+    batch: Any,
+    loss_of: Callable[[nn.Module, Any], torch.Tensor],
+    whole: PipelinePlan,
+) -> None:
+    """Raises unless a model of few blocks, cut as the whole one is, is exact.
+
+    It has a first stage, a last one, and one between them where the whole has.
+    """
+    from drivetrain_core.parallel.meta.give_values import give_values
+    from drivetrain_core.parallel.pipeline import plan_pipeline
+    from drivetrain_core.parallel.tensor.repeated import find_block_lists, shortened
+
+    few = min(whole.num_stages, 3)
+    lists = find_block_lists(model)
+    short = give_values(shortened(model, lists, at_least=few))
+    try:
+        plan = plan_pipeline(short, batch, loss_of, few)
+        same = _cuts(plan) == _cuts(whole)
+        because = "" if same else "they are exact only if each stage runs more"
+    # Code that counts on the number of blocks raises whatever it likes.
+    except Exception as error:  # noqa: BLE001
+        because = f"{type(error).__name__}: {error}"
+    if because:
+        raise PlanError(
+            Code.NOT_APPLICABLE,
+            "pipeline",
+            because="the model has no weights, and its cut could not be proven with "
+            f"{few} stages of a few blocks: {because}",
+            fix='use weights="build" on a machine that holds the model',
+        )
+
+
+def _cuts(plan: PipelinePlan) -> list[tuple[tuple[str, ...], ...]]:
+    """Returns what the first, the second and the last stage leave out."""
+    return [
+        (s.received, s.zeroed, s.dropped, s.zeroed_parameters)
+        for s in (*plan.stages[:2], plan.stages[-1])
+    ]
 
 
 def _cut(whole: int, first: int) -> list[int]:

@@ -50,15 +50,17 @@ def mesh_of(choices: Sequence[Choice], world_size: int) -> MeshShape:
     data: dict[str, int | None] = {a: given.get(a) for a in ("replicate", "shard")}
     if "fsdp" in configs and group:
         if data["shard"] not in (None, group):
+            msg = f"the mesh has shard={data['shard']} and fsdp has shard_size={group}"
             raise _conflict(
-                f"the mesh has shard={data['shard']} and fsdp has shard_size={group}",
+                msg,
                 "give one of them",
             )
         data["shard"] = group
     if "ddp" in configs:
         if data["shard"] not in (None, 1):
+            msg = f"the mesh has shard={data['shard']}, and ddp shards nothing"
             raise _conflict(
-                f"the mesh has shard={data['shard']}, and ddp shards nothing",
+                msg,
                 'use "fsdp", or leave ddp out',
             )
         data["shard"] = 1

@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = [
+    "all_gather",
+    "all_reduce",
     "flatten_mesh",
     "is_replicated",
     "keep_donated_buffers",
     "on_each_rank",
     "per_rank",
+    "reduce_scatter",
     "replicate_module",
     "simulated_ranks",
     "take_over_timeout",

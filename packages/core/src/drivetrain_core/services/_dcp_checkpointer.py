@@ -28,6 +28,7 @@ from drivetrain_core.services._checkpoint_folder import (
 from drivetrain_core.services.packed_state import RECORD, PackedState
 from drivetrain_core.services.restoration import plan_restoration
 from drivetrain_core.services.safe_dcp import read_index, read_into
+from drivetrain_core.services.state_entry import is_partial, merge_entries
 from drivetrain_core.services.state_packer import pack_state
 from drivetrain_core.services.state_source import TensorSpec
 
@@ -128,7 +129,7 @@ class DcpCheckpointer:
             message = f"the step must be an integer of at least 0, got {step!r}"
             raise ValueError(message)
         packed = self._on_all(lambda: pack_state(state), as_is=_UNFIT)
-        self._check_agreement(step, packed)
+        packed = self._agreed(step, packed)
         path = self._on_first(lambda: self._folder.begin(step))
         try:
             own = self._on_all(lambda: self._write(path, packed))
@@ -207,17 +208,25 @@ class DcpCheckpointer:
         _raise_first(error, [text for text, _ in replies])
         return cast("_T", replies[0][1])
 
-    def _check_agreement(self, step: int, packed: PackedState) -> None:
-        """Raises unless whatever is no tensor is equal on all ranks."""
-        own = {key: repr(entry) for key, entry in packed.entries.items()}
+    def _agreed(self, step: int, packed: PackedState) -> PackedState:
+        """Returns the state with the plain half of all ranks together.
+
+        Raises:
+            ValueError: What is no tensor differs between ranks.
+        """
+        parts = {k: e for k, e in packed.entries.items() if is_partial(e)}
+        own = {k: repr(e) for k, e in packed.entries.items() if k not in parts}
         own["the step"] = str(step)
         digests = {k: hashlib.sha256(v.encode()).hexdigest() for k, v in own.items()}
-        replies = self._exchange(digests)
-        for rank, other in enumerate(replies):
+        # A part is equal to others by its name alone; what is in it comes after that.
+        digests |= dict.fromkeys(parts, "part")
+        replies = self._exchange((digests, parts))
+        first = replies[0][0]
+        for rank, (other, _) in enumerate(replies):
             different = sorted(
                 key
-                for key in replies[0].keys() | other.keys()
-                if replies[0].get(key) != other.get(key)
+                for key in first.keys() | other.keys()
+                if first.get(key) != other.get(key)
             )
             if different:
                 message = (
@@ -226,6 +235,10 @@ class DcpCheckpointer:
                     "ranks; save what belongs to one rank as a sharded tensor"
                 )
                 raise ValueError(message)
+        if not parts:
+            return packed
+        merged = {k: merge_entries(k, [of[k] for _, of in replies]) for k in parts}
+        return PackedState(packed.tensors, {**packed.entries, **merged})
 
     def _write(self, path: Path, packed: PackedState) -> dict[str, FileDigest]:
         """Writes this rank's files, and returns what they hold."""

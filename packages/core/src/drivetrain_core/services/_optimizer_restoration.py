@@ -90,7 +90,12 @@ class OptimizerRestoration:
     def targets(self) -> dict[str, torch.Tensor]:
         """Returns the tensors to be written in place, by their names in the state."""
         present = self._state.tensors()
-        found = {f"{self._key}.{spec.name}": present[spec.name] for spec in self._specs}
+        # Of a program over a mesh, other ranks may hold some of it.
+        found = {
+            f"{self._key}.{spec.name}": present[spec.name]
+            for spec in self._specs
+            if spec.name in present
+        }
         return found | self._inner
 
     def finish(self) -> None:

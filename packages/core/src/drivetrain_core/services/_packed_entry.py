@@ -22,6 +22,7 @@ from drivetrain_core.services._optimizer_state import (
     keeps_state_by_parameter,
 )
 from drivetrain_core.services._plain_tree import equal_plain, split_tree
+from drivetrain_core.services.state_entry import StateEntry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -154,16 +155,19 @@ def pack_entry(
     models: Mapping[str, NamedModel],
     names: Mapping[int, str],
     old: PackedEntry | None,
+    state: Mapping[str, object],
 ) -> PackedEntry:
     """Returns an entry as a checkpoint holds it.
 
     Args:
         key: The name of the entry.
-        value: A model, an optimizer, a tensor, an object with a state, or plain data.
+        value: A model, an optimizer, a tensor, an object with a state, a `StateEntry`,
+            or plain data.
         models: The models of the state.
         names: The name of each parameter of the models, by `id`; the same mapping as
             the last time if nothing in it changed.
         old: What this has returned for the entry the last time.
+        state: All that is packed.
 
     Returns:
         The entry. Its `entry` and its `tensors` are those of `old` where they are equal.
@@ -177,6 +181,9 @@ def pack_entry(
         assert isinstance(value, torch.Tensor)
         plain = {"kind": "data", "plain": ["tensor", key], "tensors": [key]}
         return _settled(PackedEntry(value, plain, {key: value}), old)
+    if isinstance(value, StateEntry):
+        entry, tensors = value.pack(key, state)
+        return _settled(PackedEntry(value, entry, tensors), old)
     if isinstance(value, nn.Module):
         return _pack_model(key, value, models[key], old)
     if isinstance(value, torch.optim.Optimizer):

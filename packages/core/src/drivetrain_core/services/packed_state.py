@@ -35,7 +35,8 @@ class PackedState:
 
     Args:
         tensors: The tensors by name, sharing memory with the live state.
-        entries: The plain half of each entry.
+        entries: The plain half of each entry. One that `is_partial` is this rank's, and
+            is merged with those of the others by `merge_entries`.
     """
 
     tensors: dict[str, torch.Tensor]

@@ -23,6 +23,7 @@ from drivetrain_core.services._optimizer_state import (
 )
 from drivetrain_core.services._packed_entry import HasStateDict
 from drivetrain_core.services._plain_tree import join_tree, split_tree
+from drivetrain_core.services.state_entry import StateEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -121,7 +122,9 @@ def plan_restoration(
             )
             continue
         specs = [_spec(name, saved) for name in entry["tensors"]]
-        if isinstance(target, nn.Module):
+        if isinstance(target, StateEntry):
+            target.plan(key, into, plan, entry, specs, saved)
+        elif isinstance(target, nn.Module):
             _plan_model(plan, key, target, entry, specs)
         elif kind == "optimizer" and isinstance(target, torch.optim.Optimizer):
             _plan_optimizer(plan, key, target, names, entry, specs, saved)
@@ -137,6 +140,8 @@ def plan_restoration(
 
 
 def _expected_kind(target: object, entry: Entry) -> str:
+    if isinstance(target, StateEntry):
+        return target.kind
     if isinstance(target, nn.Module):
         return "model"
     if isinstance(target, torch.optim.Optimizer):

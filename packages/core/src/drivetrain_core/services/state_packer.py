@@ -146,7 +146,7 @@ class StatePacker:
             if key in {"", RECORD}:
                 message = f"a name in the state must not be {key!r}"
                 raise ValueError(message)
-            entries[key] = pack_entry(key, value, models, names, old)
+            entries[key] = pack_entry(key, value, models, names, old, state)
         return entries
 
 

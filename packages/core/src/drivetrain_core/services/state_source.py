@@ -3,6 +3,9 @@
 Checkpoints, transfers between peers and resharding all read and write this one view:
 canonical names, the global shape, and where the local part lies in it. There is no
 wrapper's prefix and no rank in a name, so two runs of any number of ranks agree.
+
+Of a program over a mesh each rank has other names, and several parts of one: it is
+saved and restored through `StateEntry`, as `Accelerated.state()` gives it.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def _sharing(
 def _own_part(
     tensor: torch.Tensor, exchange: Exchange, dim: int, sizes: list[int]
 ) -> torch.Tensor:
-    return tensor.split(sizes, dim)[exchange.rank]
+    return torch.split(tensor, sizes, dim)[exchange.rank]
 
 
 def _joined(out: Any, exchange: Exchange, sizes: list[int]) -> Any:

@@ -66,7 +66,7 @@ def _swapped(
     join: tuple[int, list[int]],
 ) -> Tensor:
     (apart, own), (together, theirs) = split, join
-    parts = [part.contiguous() for part in tensor.split(own, apart)]
+    parts = [part.contiguous() for part in torch.split(tensor, own, apart)]
     shape = list(tensor.shape)
     shape[apart] = own[exchange.rank]
     shapes = []
@@ -89,7 +89,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        mine = gradient.split(ctx.sizes, ctx.dim)[ctx.exchange.rank]
+        mine = torch.split(gradient, ctx.sizes, ctx.dim)[ctx.exchange.rank]
         # Gradients are averaged over these ranks, and each has its own positions only.
         return mine * ctx.exchange.size, None, None, None
 
@@ -106,7 +106,7 @@ class _Scatter(torch.autograd.Function):
         ctx: Any, tensor: Tensor, exchange: Exchange, dim: int, sizes: list[int]
     ) -> Tensor:
         ctx.exchange, ctx.dim, ctx.sizes = exchange, dim, sizes
-        return tensor.split(sizes, dim)[exchange.rank].clone()
+        return torch.split(tensor, sizes, dim)[exchange.rank].clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -235,4 +235,4 @@ class SharedAttention(TorchFunctionMode):
     def _own_heads(self, mask: Tensor, heads: int) -> Tensor:
         if mask.dim() < 3 or mask.shape[_HEADS] != heads or heads == 1:
             return mask
-        return mask.split(self._heads(heads), _HEADS)[self._exchange.rank]
+        return torch.split(mask, self._heads(heads), _HEADS)[self._exchange.rank]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
@@ -107,9 +106,9 @@ def _sharing(exchange: Exchange, num_local: int, names: tuple[str, ...]) -> Any:
 @contextmanager
 def _as_local(layer: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
     """Shows the layer's forward plain tensors under the names of its parameters."""
-    shown = []
+    shown: list[str] = []
     for name in names:
-        parameter = layer._parameters[name]
+        parameter: Any = layer._parameters[name]
         if isinstance(parameter, DTensor):
             # What stands in the instance is found before the parameter.
             vars(layer)[name] = parameter.to_local()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,8 @@ from drivetrain_core.parallel.proof import Evidence, compare, evidence_of
 from drivetrain_core.search.numerics.liveness import without_dropout
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from torch import Tensor
 
 __all__ = ["ExpertPlan", "plan_expert_parallel"]
@@ -174,8 +175,9 @@ def _verdict(
 
     try:
         found = rehearse(act, plan.degree)
-    except (RuntimeError, ValueError, IndexError, TypeError, TimeoutError) as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    # Whatever the user's code raises when shapes are other than it expects.
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: " + str(error).partition("\n")[0]
     shared = {
         f"{layer}.{name}"
         for layer in plan.layers

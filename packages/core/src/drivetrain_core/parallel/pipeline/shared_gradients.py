@@ -109,7 +109,9 @@ class SharedGradients:
         for index, name in shared.names.items():
             if index in self._stages:
                 parameter = _registered(self._stages[index].model, name)
-                found[id(parameter)] = parameter
+                # A frozen one gets no gradient: zeros would let weight decay move it.
+                if parameter.requires_grad:
+                    found[id(parameter)] = parameter
         return list(found.values())
 
     def _sum(

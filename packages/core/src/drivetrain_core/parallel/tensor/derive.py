@@ -10,6 +10,7 @@ import torch
 
 from drivetrain_core._batch import batch_size, split_batch
 from drivetrain_core._errors import Code, PlanError, ProgramError
+from drivetrain_core.parallel.meta.give_values import give_values
 from drivetrain_core.parallel.tensor.areas import areas_by_kind
 from drivetrain_core.parallel.tensor.candidates import Candidate, area_candidates
 from drivetrain_core.parallel.tensor.coverage import coverage_of, gathered_for_coverage
@@ -83,9 +84,9 @@ def plan_tensor_parallel(
         batch: A batch on that device.
         loss_of: Returns the loss of (model, batch).
         degree: Ranks of the axis.
-        verify: False for a model on the `meta` device, or one too large for this
-            process: the first way whose shapes fit is taken, and the plan says that
-            nobody has verified it.
+        verify: False for a model too large for this process: the first way whose
+            shapes fit is taken, and the plan says that nobody has verified it. Of a
+            model on the `meta` device, the first blocks get values to be verified.
         vocab: Whether large embeddings, and the head, may be split too.
         sequence: Whether each rank is to have a part of the sequence between the
             matrices of a block.
@@ -157,17 +158,22 @@ class _Trial:
         self._loss_of, self.verify = loss_of, verify
         batch = _few_samples(model, batch, loss_of)
         self._batch = batch
-        self._model = _float(shortened(model, lists))
+        short = shortened(model, lists)
+        hollow = verify and any(p.is_meta for p in model.parameters())
+        # Of a model without weights, a few blocks get some to be compared with.
+        self._model = _float(give_values(short) if hollow else short)
         try:
             self._reference = self._refer()
         # Code that counts on the number of blocks raises whatever it likes.
-        except Exception:  # noqa: BLE001
+        except Exception as error:
+            if hollow:
+                raise _no_few_blocks(error) from error
             self._model = _float(copy.deepcopy(model))
             self._reference = self._refer()
         self._present = {name for name, _ in self._model.named_modules()}
         size = sum(p.numel() for p in model.parameters())
         is_short = len(self._present) < len(list(model.named_modules()))
-        fits = verify and size <= _MAX_WHOLE
+        fits = verify and size <= _MAX_WHOLE and not hollow
         self._whole = model if is_short and fits else None
 
     def _refer(self) -> Reference | None:
@@ -405,6 +411,16 @@ def _restricted(plan: TensorPlan, present: set[str]) -> TensorPlan:
         attributes={k: v for k, v in plan.attributes.items() if k in present},
         entries={k: v for k, v in plan.entries.items() if k in present},
         head_inputs={k: v for k, v in plan.head_inputs.items() if k in present},
+    )
+
+
+def _no_few_blocks(error: Exception) -> PlanError:
+    return PlanError(
+        Code.NOT_APPLICABLE,
+        _SLOT,
+        because="the model has no weights, and is proven with a few of its blocks, "
+        f"with which it does not run: {type(error).__name__}: {error}",
+        fix="plan it with its weights, on a machine that holds them",
     )
 
 

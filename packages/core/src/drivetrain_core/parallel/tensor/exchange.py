@@ -22,7 +22,15 @@ from drivetrain_core.parallel.torch_internals import (
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["enter", "gather", "gather_in", "reduce", "scatter_out", "split"]
+__all__ = [
+    "enter",
+    "gather",
+    "gather_in",
+    "own_gradient",
+    "reduce",
+    "scatter_out",
+    "split",
+]
 
 
 def enter(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

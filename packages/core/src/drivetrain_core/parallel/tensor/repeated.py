@@ -93,13 +93,18 @@ def num_needed(model: nn.Module, lists: BlockLists) -> dict[str, int]:
     return needed
 
 
-def shortened(model: nn.Module, lists: BlockLists) -> nn.Module:
+def shortened(model: nn.Module, lists: BlockLists, *, at_least: int = 2) -> nn.Module:
     """Returns a copy of a model that has only the first blocks of each list.
 
     Only what is kept is copied. What is left keeps its names. The copy may not run,
     where code counts on the number of blocks.
+
+    Args:
+        model: The model; it is left as it is.
+        lists: Its lists of blocks.
+        at_least: How many blocks are kept, though fewer show all kinds.
     """
-    needed = num_needed(model, lists)
+    needed = {n: max(k, at_least) for n, k in num_needed(model, lists).items()}
     memo: dict[int, object] = {}
     for container, number in needed.items():
         module = model.get_submodule(container)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
 from drivetrain_core.search.numerics.checksum import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    import torch
 
     from drivetrain_core._accelerated import Accelerated
 

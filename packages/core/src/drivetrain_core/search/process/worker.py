@@ -167,8 +167,8 @@ def _run(
     plan = Plan.from_dict(spec["plan"])
     parallel = None
     if asks_for_mesh(plan.choices):
-        batches = payload.guard_batches or guard_batches(program.data)
-        parallel = agreed_plan(program, model, batches[0], plan.choices, context.world)
+        first = (payload.guard_batches or guard_batches(program.data))[0]
+        parallel = agreed_plan(program, model, first, plan.choices, context.world)
     accelerated = build(program, model, source, plan, context, device, parallel)
     if spec["observed"]:
         seen = _observed(spec, payload, program, accelerated)

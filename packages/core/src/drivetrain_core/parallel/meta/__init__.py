@@ -1,0 +1,1 @@
+"""Models that are built without their weights, of which each rank makes its part."""
