@@ -81,6 +81,44 @@ def test_a_smaller_last_batch_is_trained_on():
         near(found, expected)
 
 
+def train_instance(strategy):
+    """Trains with an optimizer that is handed over as it is, in two groups."""
+    from drivetrain_core import accelerate
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = programs.Model()
+    small = [p for n, p in model.named_parameters() if n.endswith("bias")]
+    large = [p for n, p in model.named_parameters() if not n.endswith("bias")]
+    groups = [{"params": large}, {"params": small, "lr": 0.1}]
+    accelerated = accelerate(
+        model,
+        torch.optim.SGD(groups, lr=0.3, momentum=0.9),
+        programs.batches(),
+        programs.loss,
+        strategy=strategy,
+        progress=False,
+    )
+    losses = []
+    for batch in accelerated.loader:
+        value = accelerated.train_step(batch).clone()
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(value)
+            value /= torch.distributed.get_world_size()
+        losses.append(float(value))
+    sizes = [len(group["params"]) for group in accelerated.optimizer.param_groups]
+    accelerated.close()
+    return losses, sizes
+
+
+def test_an_optimizer_that_stands_keeps_its_groups_on_every_stage():
+    expected, _ = train_instance([])
+    strategy = [("mesh", {"pipeline": 2})]
+    for losses, sizes in run_ranks(train_instance, 2, strategy, timeout_s=120):
+        assert losses == pytest.approx(expected, rel=2e-5)
+        assert min(sizes) > 10
+
+
 def codes(cases):
     found = []
     for strategy, options in cases:

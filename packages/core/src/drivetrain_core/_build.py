@@ -132,7 +132,7 @@ def finish(program: Program, state: TrainingState, plan: Plan) -> Accelerated:
             from drivetrain_core.parallel.meta.materialize import materialize
 
             materialize(state, program.weights, program.seed)
-        optimizer = state.optimizer_source.build(state.owned())
+        optimizer = state.optimizer_source.build(state.owned(), _names_of(state))
         _require_own_parameters(optimizer, state)
         _require_one_pass(optimizer, state)
         for phase, choice in by_phase:
@@ -163,6 +163,15 @@ def finish(program: Program, state: TrainingState, plan: Plan) -> Accelerated:
     # An optimization may have settled what its choice left open.
     applied = dataclasses.replace(plan, choices=state.choices)
     return Accelerated(state, optimizer, step, applied, scheduler)
+
+
+def _names_of(state: TrainingState) -> dict[str, str] | None:
+    """Returns what the whole model calls each parameter here; None without a mesh."""
+    if state.parallel_mesh is None:
+        return None
+    from drivetrain_core.parallel.canonical import canonical_names_of
+
+    return canonical_names_of(state.models(), state.parallel_plan)
 
 
 @contextmanager

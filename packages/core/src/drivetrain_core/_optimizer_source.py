@@ -45,8 +45,26 @@ class ParameterGroup:
     options: Mapping[str, Any]
 
     def of(self, named: Named) -> dict[str, Any]:
-        """Returns the group with tensors in place of names."""
-        return {**self.options, "params": [named[name] for name in self.names]}
+        """Returns the group with tensors in place of names.
+
+        Over a mesh, what is on this rank of them: parts of a fused matrix stand for it,
+        and what other stages have is left out.
+        """
+        if not isinstance(named, _Laid):
+            return {**self.options, "params": [named[name] for name in self.names]}
+        here: dict[str, list[torch.Tensor]] = {}
+        for name, tensor in named.items():
+            here.setdefault(named.canonical.get(name, name), []).append(tensor)
+        params = [tensor for name in self.names for tensor in here.get(name, ())]
+        return {**self.options, "params": params}
+
+
+class _Laid(dict[str, torch.Tensor]):
+    """Parameters of this rank by name, with what the whole model calls them."""
+
+    def __init__(self, named: Named, canonical: Mapping[str, str]) -> None:
+        super().__init__(named)
+        self.canonical = canonical
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,18 +156,29 @@ class OptimizerSource:
         """Returns the recipe with fp32 masters for low-precision weights."""
         return replace(self, master_weights=True)
 
-    def build(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+    def build(
+        self, model: torch.nn.Module, canonical: Mapping[str, str] | None = None
+    ) -> torch.optim.Optimizer:
         """Builds the optimizer on the model's parameters as they are now.
+
+        Args:
+            model: What this rank has of the model.
+            canonical: Over a mesh, what the whole model calls each parameter.
 
         Raises:
             PlanError: An option is not one of this optimizer's, or the plan cannot
                 carry over the state of an optimizer that has been stepped.
         """
         named = dict(model.named_parameters())
+
+        def plain(tensors: Named) -> torch.optim.Optimizer:
+            laid = tensors if canonical is None else _Laid(tensors, canonical)
+            return self._plain(laid)
+
         if self.master_weights:
-            optimizer: torch.optim.Optimizer = MasterWeightOptimizer(named, self._plain)
+            optimizer: torch.optim.Optimizer = MasterWeightOptimizer(named, plain)
         else:
-            optimizer = self._plain(named)
+            optimizer = plain(named)
         return self.wrapper(optimizer) if self.wrapper else optimizer
 
     def _plain(self, named: Named) -> torch.optim.Optimizer:

@@ -14,13 +14,13 @@ from drivetrain_core.parallel.tensor.canonical import canonical_slices
 from drivetrain_core.services.state_source import TensorPart
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from torch import Tensor, nn
 
     from drivetrain_core.parallel.parallel_plan import ParallelPlan
 
-__all__ = ["aliases_of", "canonical_parts"]
+__all__ = ["aliases_of", "canonical_names_of", "canonical_parts"]
 
 
 def aliases_of(plan: ParallelPlan | None) -> dict[str, str]:
@@ -36,6 +36,23 @@ def aliases_of(plan: ParallelPlan | None) -> dict[str, str]:
         for one in plan.pipeline.shared
         for name in one.names.values()
         if name != one.name
+    }
+
+
+def canonical_names_of(
+    models: Iterable[nn.Module], plan: ParallelPlan | None
+) -> dict[str, str]:
+    """Returns what the whole model calls each parameter that a rank has.
+
+    Args:
+        models: What the rank has of the model.
+        plan: What each axis of a mesh does to the model, if there is one.
+    """
+    aliases = aliases_of(plan)
+    return {
+        name: aliases.get(one.name, one.name)
+        for model in models
+        for name, one in canonical_slices(model).items()
     }
 
 

@@ -71,6 +71,7 @@ def compare(expected: Evidence, found: Evidence) -> str:
         found: Of the changed one.
 
     Example:
+        >>> import torch
         >>> one = Evidence(1.0, {"w": torch.ones(2)})
         >>> compare(one, Evidence(1.0, {"w": torch.tensor([1.0, 1.5])}))
         "the gradient of 'w' is 35.4% away"

@@ -29,6 +29,7 @@ def expert_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
     empty where the module is no such layer.
 
     Example:
+        >>> import torch
         >>> layer = nn.Module()
         >>> layer.up = nn.Parameter(torch.ones(4, 3, 2))
         >>> list(expert_parameters(layer))
