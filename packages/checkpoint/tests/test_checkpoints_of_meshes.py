@@ -112,6 +112,7 @@ def _restore(folder):
     return step, state["position"]
 
 
+@pytest.mark.faults
 def test_a_fused_matrix_on_two_stages_is_restored_on_one_mesh(tmp_path):
     run_ranks(_save, 4, tmp_path, timeout_s=120)
     assert run_ranks(_restore, 2, tmp_path, timeout_s=120) == [(4, 9)] * 2

@@ -180,6 +180,7 @@ def test_ranks_that_cannot_agree_keep_no_memory_from_the_next_save(
     assert checkpointer.save(3, state_of(3)).wait(20)
 
 
+@pytest.mark.faults
 def test_two_runs_of_one_name_are_told_apart(checkpointer, folder):
     script = textwrap.dedent(
         """

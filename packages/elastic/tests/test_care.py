@@ -264,14 +264,31 @@ def beat_of(node, times, *, number=0, epoch=1, step=10):
     )
 
 
+def say_window(master, agents, beats):
+    """Sends a window of each agent; the master has it when this returns.
+
+    A window that comes two later than those of others is left out.
+    """
+    step = 10 * (beats[0].workers[0].window.number + 1)
+    for agent, beat in zip(agents, beats, strict=True):
+        for one in beat.workers:
+            one.step = step
+        agent.say(heartbeat=beat)
+    wait_for(
+        master,
+        lambda s: all(w.step >= step for node in s.nodes for w in node.workers),
+    )
+
+
 def test_straggler_is_named_and_its_node_excluded_if_others_can_go_on(
     pair, monkeypatch
 ):
     monkeypatch.setattr("drivetrain_elastic._master._care._SLOW_S", 0.1)
     a, b, master = pair()
     for number in range(3):
-        a.say(heartbeat=beat_of("a", {0: 0.1, 1: 0.1}, number=number))
-        b.say(heartbeat=beat_of("b", {0: 0.1, 1: 0.3}, number=number))
+        fast = beat_of("a", {0: 0.1, 1: 0.1}, number=number)
+        slow = beat_of("b", {0: 0.1, 1: 0.3}, number=number)
+        say_window(master, (a, b), (fast, slow))
     subject, reason = wait_for_event(master, "straggler")
     assert subject == "b/1"
     assert "3.00 times as long as the others in 'compute'" in reason
@@ -449,8 +466,9 @@ def test_worker_that_was_slow_before_it_failed_is_told_of_twice(agent):
         one.world()
     master = agent.masters[0]
     for number in range(3):
-        a.say(heartbeat=beat_of("a", {0: 0.1, 1: 0.1}, number=number))
-        b.say(heartbeat=beat_of("b", {0: 0.1, 1: 0.3}, number=number))
+        fast = beat_of("a", {0: 0.1, 1: 0.1}, number=number)
+        slow = beat_of("b", {0: 0.1, 1: 0.3}, number=number)
+        say_window(master, (a, b), (fast, slow))
     wait_for_event(master, "diagnosis", alive=(a, b))
     hang = pb.Failure(failure_class="hang", cause="stuck", evidence="x")
     b.report(failed("b", 1, hang))
@@ -481,8 +499,8 @@ def test_light_work_of_one_rank_is_no_straggler(pair):
         return found
 
     for number in range(6):
-        a.say(heartbeat=beat("a", 0.004, number))
-        b.say(heartbeat=beat("b", 0.0001, number))
+        beats = beat("a", 0.004, number), beat("b", 0.0001, number)
+        say_window(master, (a, b), beats)
     wait_for(
         master, lambda s: all(w.slowness for node in s.nodes for w in node.workers)
     )
@@ -493,14 +511,13 @@ def test_work_between_steps_is_named_but_puts_no_node_out(pair, monkeypatch):
     monkeypatch.setattr("drivetrain_elastic._master._care._SLOW_S", 0.0)
     a, b, master = pair()
     for number in range(4):
-        found = beat_of("a", {0: 0.05, 1: 0.05}, number=number)
-        found.workers[0].window.sections_s["outside"] = 0.5
-        found.workers[1].window.sections_s["outside"] = 0.001
-        a.say(heartbeat=found)
-        found = beat_of("b", {0: 0.05, 1: 0.05}, number=number)
-        for one in found.workers:
+        slow = beat_of("a", {0: 0.05, 1: 0.05}, number=number)
+        slow.workers[0].window.sections_s["outside"] = 0.5
+        slow.workers[1].window.sections_s["outside"] = 0.001
+        fast = beat_of("b", {0: 0.05, 1: 0.05}, number=number)
+        for one in fast.workers:
             one.window.sections_s["outside"] = 0.001
-        b.say(heartbeat=found)
+        say_window(master, (a, b), (slow, fast))
     subject, reason = wait_for_event(master, "straggler", alive=(a, b))
     assert (subject, "'outside'" in reason) == ("a/0", True)
     wait_for_event(master, "diagnosis", alive=(a, b))
