@@ -153,6 +153,7 @@ def answers(found):
     return [answer for answer, _ in found]
 
 
+@pytest.mark.faults
 def test_commit_does_not_wait_for_a_slow_link(network, start, tmp_path):
     job = start(0, 1, 2)
     assert answers(job.all("save", 1, 1, True)) == [None] * 3

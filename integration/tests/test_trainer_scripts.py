@@ -12,12 +12,11 @@ import pytest
 SCRIPTS = Path(__file__).parents[1] / "examples" / "trainers"
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("script", "needs"),
     [
-        pytest.param(
-            "huggingface_trainer.py", "transformers", marks=pytest.mark.faults
-        ),
+        pytest.param("huggingface_trainer.py", "transformers"),
         ("lightning_trainer.py", "lightning"),
     ],
 )

@@ -96,10 +96,9 @@ def whole(tmp_path_factory):
     return weights(tmp_path / "whole.pt")
 
 
+@pytest.mark.faults
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "resume", ["last.ckpt", pytest.param("last", marks=pytest.mark.faults)]
-)
+@pytest.mark.parametrize("resume", ["last.ckpt", "last"])
 def test_killed_training_resumes_to_the_same_weights(tmp_path, whole, resume):
     folder, ended = tmp_path / "b", tmp_path / "ended.pt"
     # Six epochs of four steps: it is killed in the first step after the third.

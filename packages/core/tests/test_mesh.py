@@ -1,14 +1,17 @@
 """Programs over a mesh: the same losses, norms and errors as on one process."""
 
 import json
+from datetime import timedelta
 
 import mesh_programs as programs
 import pytest
 import torch
+import torch.distributed as dist
 
 from drivetrain_core import Plan
 from drivetrain_core._errors import Code, PlanError
 from drivetrain_core._optimization import Choice
+from drivetrain_core.parallel.device_mesh import create_mesh
 from drivetrain_core.parallel.mesh_shape import MeshShape
 from drivetrain_core.parallel.micro_batches import micro_batches_of
 from drivetrain_core.parallel.resolve import mesh_of
@@ -44,6 +47,20 @@ def near(found, expected):
     losses, norm = found
     assert losses == pytest.approx(expected[0], rel=2e-5)
     assert norm == pytest.approx(expected[1], rel=1e-4)
+
+
+def timeouts():
+    """Returns the time-outs of the groups of a mesh, in seconds."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=97))
+    mesh = create_mesh(pipeline=2, shard=2, tensor=1)
+    flat = mesh.axes("pipeline", "shard")
+    groups = [mesh.group("pipeline"), mesh.group("shard"), flat.get_group()]
+    cpu = torch.device("cpu")
+    return [group._get_backend(cpu).options._timeout.seconds for group in groups]
+
+
+def test_groups_of_a_mesh_have_the_timeout_of_the_job():
+    assert run_ranks(timeouts, 4, process_group=False) == [[97, 97, 97]] * 4
 
 
 def test_every_mesh_trains_as_one_process():

@@ -23,13 +23,17 @@ from laid_programs import (
 )
 from torch import nn
 
-from drivetrain_core import CheckpointError, NamesError
+from drivetrain_core import CheckpointError, NamesError, accelerate
 from drivetrain_core.parallel.state.laid_model import LaidModel, whole_model
 from drivetrain_core.parallel.state.model_entry import ModelEntry
 from drivetrain_core.parallel.state.optimizer_entry import OptimizerEntry
-from drivetrain_core.services import DcpCheckpointer, pack_state
-from drivetrain_core.services.chunked_tensor import Chunk, ChunkedTensor
-from drivetrain_core.services.state_entry import merge_entries
+from drivetrain_core.services import (
+    Chunk,
+    ChunkedTensor,
+    DcpCheckpointer,
+    merge_entries,
+    pack_state,
+)
 from drivetrain_core.testing import run_ranks
 
 
@@ -110,6 +114,38 @@ def _misfits(folder):
         for (_, now), was in zip(tensor.local_chunks(), before[name], strict=True):
             assert torch.equal(now, was), name
     return found
+
+
+def save_the_module(mesh):
+    """Returns why a checkpoint of the module of this rank is refused."""
+    accelerated = program(mesh)
+    with pytest.raises(NamesError) as caught:
+        pack_state({"model": accelerated.module, "optimizer": accelerated.optimizer})
+    pack_state(accelerated.state())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("mesh", [{"pipeline": 2}, {"tensor": 2}])
+def test_what_a_rank_has_of_a_model_is_not_saved_as_the_model(mesh):
+    for reason in run_ranks(save_the_module, 2, mesh, timeout_s=120):
+        assert reason.startswith("'model' is what this rank has of a model over a mesh")
+        assert "accelerated.state()" in reason
+
+
+def test_shards_of_whole_tensors_are_saved_as_they_are():
+    assert run_ranks(saved_names, 2) == [["model.weight", "model.bias"]] * 2
+
+
+def saved_names():
+    accelerated = accelerate(
+        nn.Linear(2, 1),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        [torch.ones(4, 2)],
+        lambda output, _: output.mean(),
+        strategy=[("mesh", {"shard": 2})],
+        progress=False,
+    )
+    return list(pack_state({"model": accelerated.module}).tensors)
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_on_all_ranks(tmp_path):

@@ -132,6 +132,7 @@ def test_script_without_that_call_when_it_runs_again_is_told(tmp_path):
     assert "ended in a trial without its call 1 of accelerate" in done.stderr
 
 
+@pytest.mark.faults
 def test_script_that_makes_another_model_is_told(tmp_path):
     script = SCRIPT.replace(
         "nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)",

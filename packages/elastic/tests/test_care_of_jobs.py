@@ -118,6 +118,7 @@ def test_section_in_which_a_rank_is_slow_is_named(job):
     assert "'data'" in wait_for_event(job, "straggler").reason
 
 
+@pytest.mark.faults
 def test_rank_that_all_wait_for_is_named_and_where_it_hangs(job):
     job = job(once="time.sleep(1000)", steps=10_000)
     event = wait_for_event(job, "silent")

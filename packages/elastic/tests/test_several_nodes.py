@@ -46,6 +46,7 @@ def each_step_is_made(job):
     assert numbers == set(range(1, max(numbers) + 1))
 
 
+@pytest.mark.faults
 def test_node_leaves_with_a_signal_and_another_one_comes(job):
     job = job(arguments=ENDLESS)
     job.start_node()

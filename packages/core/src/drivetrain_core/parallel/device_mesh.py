@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from drivetrain_core._errors import DistributedError
 from drivetrain_core.parallel.mesh_shape import MeshShape
-from drivetrain_core.parallel.torch_internals import flatten_mesh, take_over_timeout
+from drivetrain_core.parallel.torch_internals import flatten_mesh, timeout_of_the_job
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -53,9 +53,8 @@ class ParallelMesh:
         if len(used) == 1:
             return self.device_mesh[used[0]]
         if used not in self._flat:
-            flat = flatten_mesh(self.device_mesh[used], "_".join(used))
-            take_over_timeout(flat)
-            self._flat[used] = flat
+            with timeout_of_the_job():
+                self._flat[used] = flatten_mesh(self.device_mesh[used], "_".join(used))
         return self._flat[used]
 
     def group(self, name: str) -> ProcessGroup | None:
@@ -103,8 +102,8 @@ def create_mesh(*, device_type: str | None = None, **axes: int | None) -> Parall
         found = torch.accelerator.current_accelerator(check_available=True)
         device_type = "cpu" if found is None else found.type
     used = shape.used() or {"replicate": 1}
-    mesh = init_device_mesh(
-        device_type, tuple(used.values()), mesh_dim_names=tuple(used)
-    )
-    take_over_timeout(mesh)
+    with timeout_of_the_job():
+        mesh = init_device_mesh(
+            device_type, tuple(used.values()), mesh_dim_names=tuple(used)
+        )
     return ParallelMesh(shape, mesh, torch.distributed.get_rank())

@@ -19,6 +19,8 @@ from drivetrain_core.parallel.expert.expert_layers import distribute, share_expe
 from drivetrain_core.parallel.meta.hollow import is_hollow
 from drivetrain_core.parallel.pipeline.replicas import without_memory
 from drivetrain_core.parallel.state.laid_model import whole_model
+from drivetrain_core.parallel.tensor.local_view import packed_of
+from drivetrain_core.services._part_of_model import mark_as_part
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,6 +67,9 @@ def lay_out(state: TrainingState) -> None:
         _share(model, plan, mesh)
     if plan.context is not None:
         _share_sequence(state, plan, mesh)
+    for model in state.models():
+        if state.stages or any(packed_of(module) for module in model.modules()):
+            mark_as_part(model)
 
 
 def _draw_alike(state: TrainingState, mesh: ParallelMesh) -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from drivetrain_core.services._part_of_model import mark_as_part
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -23,6 +25,7 @@ class StageList(nn.Module):
         """Keeps the models."""
         super().__init__()
         self.models = nn.ModuleList(models)
+        mark_as_part(self)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

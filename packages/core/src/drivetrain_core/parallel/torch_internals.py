@@ -25,7 +25,7 @@ __all__ = [
     "reduce_scatter",
     "replicate_module",
     "simulated_ranks",
-    "take_over_timeout",
+    "timeout_of_the_job",
 ]
 
 # Names of process groups count up from here, so that none of a simulation is that of a
@@ -47,23 +47,29 @@ def flatten_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
     return found
 
 
-def take_over_timeout(mesh: DeviceMesh) -> None:
-    """Gives the groups of a mesh the time-out of the job's own group.
+@contextmanager
+def timeout_of_the_job() -> Iterator[None]:
+    """Gives groups that are made inside the time-out of the job's own group.
 
-    Torch makes them with that of its backends, which is half an hour for some.
-
-    Args:
-        mesh: Any mesh.
+    Torch gives them that of their backend, half an hour for some, and a receive of Gloo
+    keeps for ever what its group was made with.
     """
     import torch.distributed.distributed_c10d as c10d
 
     whole = c10d._get_default_group()
-    timeout = getattr(whole._get_backend(whole._device_types[0]), "options", None)
-    seconds = getattr(timeout, "_timeout", None)
-    if seconds is None:
+    options = getattr(whole._get_backend(whole._device_types[0]), "options", None)
+    timeout = getattr(options, "_timeout", None)
+    if timeout is None:
+        yield
         return
-    for group in mesh.get_all_groups():
-        c10d._set_pg_timeout(seconds, group)
+    if not hasattr(c10d, "_get_default_timeout"):
+        raise MissingLibraryError(_missing("distributed_c10d._get_default_timeout"))
+    usual = c10d._get_default_timeout
+    c10d._get_default_timeout = lambda _backend: timeout
+    try:
+        yield
+    finally:
+        c10d._get_default_timeout = usual
 
 
 def replicate_module(module: Any, **options: Any) -> Any:

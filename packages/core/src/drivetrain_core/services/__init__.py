@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         NoticeSource,
     )
     from drivetrain_core.services.checkpointer import Checkpointer, SaveHandle
+    from drivetrain_core.services.chunked_tensor import Chunk, ChunkedTensor
     from drivetrain_core.services.cluster_spec import (
         ClusterSpec,
         Device,
@@ -48,6 +49,11 @@ if TYPE_CHECKING:
     from drivetrain_core.services.plain_json import from_json, to_json
     from drivetrain_core.services.process_group import ProcessGroupFactory
     from drivetrain_core.services.restoration import Restoration, plan_restoration
+    from drivetrain_core.services.state_entry import (
+        StateEntry,
+        is_partial,
+        merge_entries,
+    )
     from drivetrain_core.services.state_packer import StatePacker, pack_state
     from drivetrain_core.services.state_source import (
         StateSource,
@@ -59,6 +65,8 @@ __all__ = [
     "BatchPlan",
     "CapacityNotice",
     "Checkpointer",
+    "Chunk",
+    "ChunkedTensor",
     "ClusterSpec",
     "DcpCheckpointer",
     "Device",
@@ -77,6 +85,7 @@ __all__ = [
     "Restoration",
     "SaveHandle",
     "ServiceFactory",
+    "StateEntry",
     "StatePacker",
     "StateSource",
     "Switch",
@@ -87,6 +96,8 @@ __all__ = [
     "from_json",
     "get_service",
     "init_process_group",
+    "is_partial",
+    "merge_entries",
     "pack_state",
     "plan_restoration",
     "service_factory",
@@ -98,6 +109,8 @@ _HOME = {
     "BatchPlan": "batch_plan",
     "CapacityNotice": "capacity",
     "Checkpointer": "checkpointer",
+    "Chunk": "chunked_tensor",
+    "ChunkedTensor": "chunked_tensor",
     "ClusterSpec": "cluster_spec",
     "DcpCheckpointer": "_dcp_checkpointer",
     "Device": "cluster_spec",
@@ -116,6 +129,7 @@ _HOME = {
     "Restoration": "restoration",
     "SaveHandle": "checkpointer",
     "ServiceFactory": "_lookup",
+    "StateEntry": "state_entry",
     "StatePacker": "state_packer",
     "StateSource": "state_source",
     "Switch": "cluster_spec",
@@ -126,6 +140,8 @@ _HOME = {
     "from_json": "plain_json",
     "get_service": "_lookup",
     "init_process_group": "_torch_process_group",
+    "is_partial": "state_entry",
+    "merge_entries": "state_entry",
     "pack_state": "state_packer",
     "plan_restoration": "restoration",
     "service_factory": "_lookup",

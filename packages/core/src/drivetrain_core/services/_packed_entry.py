@@ -21,6 +21,7 @@ from drivetrain_core.services._optimizer_state import (
     OptimizerState,
     keeps_state_by_parameter,
 )
+from drivetrain_core.services._part_of_model import check_is_no_part
 from drivetrain_core.services._plain_tree import equal_plain, split_tree
 from drivetrain_core.services.state_entry import StateEntry
 
@@ -77,6 +78,7 @@ class NamedModel:
     """
 
     def __init__(self, key: str, model: nn.Module) -> None:
+        check_is_no_part(key, model)
         parts = named_parts(model)
         self.tensors = {f"{key}.{name}": t for name, t in parts.tensors.items()}
         self.names = {id(t): f"{key}.{name}" for name, t in parts.parameters.items()}

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from drivetrain_core.parallel.pipeline.schedules import stage_owner
+from drivetrain_core.parallel.torch_internals import timeout_of_the_job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,9 +56,10 @@ class SharedGradients:
                 made[places] = group if len(places) == size else None
             elif places not in made and here in places:
                 members = [dist.get_global_rank(group, place) for place in places]
-                made[places] = dist.new_group(
-                    members, use_local_synchronization=True, group_desc="shared"
-                )
+                with timeout_of_the_job():
+                    made[places] = dist.new_group(
+                        members, use_local_synchronization=True, group_desc="shared"
+                    )
             self._groups[name] = made.get(places)
 
     def take(self) -> list[torch.Tensor | None]:
