@@ -54,8 +54,9 @@ def timeout_of_the_job() -> Iterator[None]:
     Torch gives them that of their backend, half an hour for some, and a receive of Gloo
     keeps for ever what its group was made with.
     """
-    import torch.distributed.distributed_c10d as c10d
+    import torch.distributed.distributed_c10d as _c10d
 
+    c10d: Any = _c10d
     whole = c10d._get_default_group()
     options = getattr(whole._get_backend(whole._device_types[0]), "options", None)
     timeout = getattr(options, "_timeout", None)

@@ -1,0 +1,58 @@
+"""Training on nodes that may be taken away: decisions, and what carries them out.
+
+`decide` is a pure function of the time, of what nodes there are and of what the user
+wants; the supervisor, the operator of Kubernetes and the simulation of strategies all
+ask it. Each of its five abilities is a file of its own: `max_wait_time`,
+`checkpoint_saving`, `fail_tolerance`, `job_recovery` and `cost_observability`.
+"""
+
+from __future__ import annotations
+
+from drivetrain_elastic.spot.actions import (
+    Action,
+    Cancel,
+    GiveUp,
+    Leave,
+    Pause,
+    Release,
+    Request,
+    Resume,
+    Save,
+    Suspend,
+    Train,
+)
+from drivetrain_elastic.spot.capacity import (
+    Capacity,
+    JobPhase,
+    Market,
+    Node,
+    NodePhase,
+    Notice,
+)
+from drivetrain_elastic.spot.config import AfterMaxWait, Recovery, SpotConfig
+from drivetrain_elastic.spot.decide import Decision, decide
+
+__all__ = [
+    "Action",
+    "AfterMaxWait",
+    "Cancel",
+    "Capacity",
+    "Decision",
+    "GiveUp",
+    "JobPhase",
+    "Leave",
+    "Market",
+    "Node",
+    "NodePhase",
+    "Notice",
+    "Pause",
+    "Recovery",
+    "Release",
+    "Request",
+    "Resume",
+    "Save",
+    "SpotConfig",
+    "Suspend",
+    "Train",
+    "decide",
+]
