@@ -1,0 +1,177 @@
+"""How many workers a job should have: as many as are worth what they cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from drivetrain_core import ProgramError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Choice", "CountConfig", "Speed", "choose_count"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """How fast a job was with some number of workers.
+
+    Args:
+        samples_per_s: Median over its steps.
+        steps: How many were measured.
+        measured_s: When the last of them was.
+    """
+
+    samples_per_s: float
+    steps: int
+    measured_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountConfig:
+    """What a worker must be worth.
+
+    Args:
+        least: The least workers.
+        most: The most.
+        unit: Workers come and go by so many.
+        min_marginal: What share of the speed of one of the least workers an added one
+            must bring.
+        max_cost_ratio: How much more a sample may cost than with the cheapest number of
+            workers that was measured.
+        steps: How many steps say how fast a number of workers is.
+        valid_s: How long a measurement counts.
+
+    Raises:
+        ProgramError: The numbers contradict each other.
+    """
+
+    least: int
+    most: int
+    unit: int = 1
+    min_marginal: float = 0.5
+    max_cost_ratio: float = 1.5
+    steps: int = 20
+    valid_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        if not 1 <= self.least <= self.most or self.unit < 1:
+            message = (
+                "the number of workers needs 1 <= least <= most and a unit of at least "
+                f"1, got {self.least}, {self.most} and {self.unit}"
+            )
+            raise ProgramError(message)
+        if (self.most - self.least) % self.unit:
+            message = (
+                f"from {self.least} to {self.most} workers are no whole number of "
+                f"units of {self.unit}"
+            )
+            raise ProgramError(message)
+        if not (0 <= self.min_marginal <= 1 and self.max_cost_ratio >= 1):
+            message = (
+                "min_marginal must be from 0 to 1 and max_cost_ratio at least 1, got "
+                f"{self.min_marginal} and {self.max_cost_ratio}"
+            )
+            raise ProgramError(message)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """How many workers there should be now.
+
+    Args:
+        workers: How many.
+        reason: Why, for people.
+    """
+
+    workers: int
+    reason: str
+
+
+def choose_count(
+    now_s: float,
+    current: int,
+    speeds: Mapping[int, Speed],
+    config: CountConfig,
+    *,
+    worker_price: float = 1.0,
+    fixed_price: float = 0.0,
+) -> Choice:
+    """Returns how many workers a job should have: one unit more, less, or as many.
+
+    What one unit more brings is measured by having it for a while. It stays if it
+    brings at least `min_marginal` of what the first workers do, and a sample does not
+    become too dear; a measurement that is too old is made again.
+
+    Args:
+        now_s: The time, on the clock of the measurements.
+        current: How many there are.
+        speeds: What was measured, by number of workers.
+        config: What a worker must be worth.
+        worker_price: Of one worker for a second, in any currency.
+        fixed_price: Of what the job needs besides.
+
+    Example:
+        >>> speeds = {n: Speed(samples_per_s=s, steps=50, measured_s=0.0)
+        ...           for n, s in {2: 200.0, 3: 290.0, 4: 310.0}.items()}
+        >>> config = CountConfig(least=2, most=8)
+        >>> choose_count(1.0, 4, speeds, config)
+        Choice(workers=3, reason='the last of 4 workers brings 20 % of one of the first')
+    """
+    if current < config.least:
+        return Choice(workers=config.least, reason=f"at least {config.least}")
+    if current > config.most:
+        return Choice(workers=config.most, reason=f"at most {config.most}")
+    valid = {
+        number: speed
+        for number, speed in speeds.items()
+        if now_s - speed.measured_s <= config.valid_s and speed.steps >= config.steps
+    }
+    if current not in valid:
+        return Choice(workers=current, reason=f"{current} workers are being measured")
+    prices = {
+        number: (worker_price * number + fixed_price) / max(speed.samples_per_s, 1e-12)
+        for number, speed in valid.items()
+    }
+    problem = _problem(current, valid, prices, config)
+    if problem:
+        return Choice(workers=current - config.unit, reason=problem)
+    more = current + config.unit
+    if more > config.most:
+        return Choice(workers=current, reason=f"at most {config.most} workers")
+    if more not in valid:
+        reason = f"what {more} workers bring is not known"
+        return Choice(workers=more, reason=reason)
+    problem = _problem(more, valid, prices, config)
+    if problem:
+        return Choice(workers=current, reason=problem)
+    return Choice(workers=more, reason=f"{more} workers are worth their price")
+
+
+def _problem(
+    number: int,
+    speeds: Mapping[int, Speed],
+    prices: Mapping[int, float],
+    config: CountConfig,
+) -> str:
+    """Says why a number of workers is too large; "" if it is not, or is not known."""
+    less = number - config.unit
+    if less < config.least:
+        return ""
+    first = min(speeds)
+    if less in speeds:
+        each = speeds[first].samples_per_s / first * config.unit
+        gain = speeds[number].samples_per_s - speeds[less].samples_per_s
+        share = gain / each if each > 0 else math.inf
+        if share < config.min_marginal:
+            return (
+                f"the last of {number} workers brings {share:.0%} of one of the first"
+            ).replace("%", " %")
+    best = min(prices, key=lambda one: prices[one])
+    ratio = prices[number] / prices[best]
+    if number > best and ratio > config.max_cost_ratio:
+        return f"a sample costs {ratio:.2f} times what it does with {best} workers"
+    return ""
