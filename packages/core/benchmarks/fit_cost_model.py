@@ -1,7 +1,8 @@
 """Fits the constants of the cost model to the rows that calibrate, and prints them.
 
-A coordinate search over ratios: each constant in turn goes up or down by a step that
-halves when nothing helps. The rows that test are never looked at.
+A pattern search over ratios, after Hooke and Jeeves: each constant in turn goes up or
+down by a step, what helped is repeated as a whole for as long as it helps, and the step
+halves when nothing does. The rows that test are never looked at.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from drivetrain_core.parallel.cost import Efficiency, Hardware
 from drivetrain_core.simulate.clusters import load_cluster
 from drivetrain_core.simulate.published import predict_on, published_rows
 
-SHARED = ("memory", "eager", "link", "network", "contention", "straggling")
+SHARED = ("memory", "eager", "network", "contention", "straggling")
 BY_KIND = ("matmul", "attention")
 KINDS = ("A100", "H100")
 BOUNDS = {
@@ -22,7 +23,6 @@ BOUNDS = {
     "attention": (0.1, 0.9),
     "memory": (0.5, 0.95),
     "eager": (1.0, 3.0),
-    "link": (0.5, 0.95),
     "network": (0.3, 0.95),
     "contention": (0.0, 0.95),
     "straggling": (0.0, 0.02),
@@ -32,7 +32,6 @@ START = Efficiency(
     attention=0.50,
     memory=0.80,
     eager=1.5,
-    link=0.75,
     network=0.70,
     contention=0.15,
     straggling=0.005,
@@ -75,25 +74,49 @@ def loss(values, rows, hardware):
     return total / len(rows)
 
 
+def moved(values, key, ratio):
+    """All constants, with one of them times a ratio, within its bounds."""
+    low, high = BOUNDS[key[0]]
+    return {**values, key: min(high, max(low, (values[key] or 0.001) * ratio))}
+
+
+def explore(values, best, step, wrong):
+    """The constants after each was tried up and down, and how wrong they are."""
+    for key in values:
+        for ratio in (1 + step, 1 / (1 + step)):
+            tried = moved(values, key, ratio)
+            found = wrong(tried)
+            if found < best:
+                values, best = tried, found
+                break
+    return values, best
+
+
 def fit(rows):
     """The constants that fit rows best."""
     hardware = {
         c: Hardware.of(load_cluster(c).nodes[0]) for c in {r.cluster for r in rows}
     }
+
+    def wrong(values):
+        return loss(values, rows, hardware)
+
     values = parameters()
-    best, step = loss(values, rows, hardware), 0.2
-    while step > 0.004:
-        improved = False
-        for key in values:
-            low, high = BOUNDS[key[0]]
-            for ratio in (1 + step, 1 / (1 + step)):
-                moved = min(high, max(low, (values[key] or 0.001) * ratio))
-                found = loss({**values, key: moved}, rows, hardware)
-                if found < best * (1 - 1e-5):
-                    values[key], best, improved = moved, found, True
-                    break
-        if not improved:
+    best, step = wrong(values), 0.2
+    while step > 0.002:
+        before, (values, found) = values, explore(values, best, step, wrong)
+        if found > best * (1 - 1e-5):
             step /= 2
+        best = found
+        ratios = {key: values[key] / before[key] for key in values}
+        while max(ratios.values()) != 1 or min(ratios.values()) != 1:
+            tried = values
+            for key, ratio in ratios.items():
+                tried = moved(tried, key, ratio)
+            found = wrong(tried)
+            if found >= best:
+                break
+            values, best = tried, found
     return values, best
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from drivetrain_core._errors import ClusterSpecError, PlanError
 from drivetrain_core.parallel import MeshShape
 from drivetrain_core.parallel.cost import Path, StepOptions, predict
+from drivetrain_core.parallel.cost.collectives import send_s
 
 SHAPES = [
     MeshShape(),
@@ -153,6 +154,76 @@ def test_first_rank_of_1f1b_holds_a_micro_batch_for_each_stage():
     assert stages.memory["activations"] == pytest.approx(
         whole.memory["activations"], rel=0.01
     )
+
+
+@pytest.mark.parametrize("shape", [MeshShape(), MeshShape(shard=4)], ids=str)
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("micro_batch", [1, 2, 16])
+def test_sum_of_gradients_is_read_and_written_by_all_micro_batches_but_one(
+    shape, zero, micro_batch
+):
+    found = predict(
+        model(),
+        nodes(),
+        shape,
+        options(zero=zero, micro_batch=micro_batch, gradient_bytes=4),
+    )
+    kept = model().num_parameters / (shape.shard if zero >= 2 else 1)
+    sums = 64 // shape.shard // micro_batch - 1
+    assert found.seconds["accumulation"] == pytest.approx(sums * 2 * 4 * kept / 2e12)
+
+
+def test_sum_of_gradients_is_of_what_a_rank_holds():
+    profile = model(biases=True)
+    apart = predict(profile, nodes(), MeshShape(tensor=4), options(zero=0))
+    whole = predict(profile, nodes(), MeshShape(), options(zero=0))
+    split = 16 * profile.block.split_parameters + 2 * 32000 * 1024
+    share = (split / 4 + profile.num_parameters - split) / profile.num_parameters
+    assert apart.seconds["accumulation"] == pytest.approx(
+        whole.seconds["accumulation"] * share
+    )
+
+
+def test_a_single_micro_batch_sums_nothing():
+    found = predict(model(), nodes(), MeshShape(), options(micro_batch=64))
+    assert found.seconds["accumulation"] == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "crosses"),
+    [
+        (MeshShape(pipeline=8), False),
+        (MeshShape(pipeline=2, tensor=4), False),
+        (MeshShape(pipeline=8, shard=2), True),
+        (MeshShape(pipeline=4, tensor=4), True),
+        (MeshShape(pipeline=2, shard=8), True),
+    ],
+    ids=str,
+)
+def test_slowest_message_crosses_where_the_stages_span_nodes(shape, crosses):
+    changes = {"sequence_parallel": False, "micro_batch": 1}
+    found = predict(model(), nodes(), shape, options(**changes))
+    message = send_s(nodes(), 2 * 1024 * 1024, between_nodes=crosses)
+    micro_batches = 64 // shape.data_size
+    assert found.collectives["pipeline"] == pytest.approx(2 * micro_batches * message)
+
+
+@pytest.mark.parametrize(
+    ("shape", "slows"),
+    [(MeshShape(pipeline=4), False), (MeshShape(tensor=4), True)],
+    ids=str,
+)
+def test_hidden_collectives_slow_computing_down_and_hidden_messages_do_not(
+    shape, slows
+):
+    hardware = nodes(efficiency=dataclasses.replace(PERFECT, contention=0.5))
+    hidden = options(overlap_pipeline=1.0, overlap_tensor=1.0)
+    found = predict(model(), hardware, shape, hidden)
+    (axis,) = shape.used()
+    assert found.collectives[axis] > 0
+    assert found.seconds[axis] == 0
+    slowed = found.collectives[axis] * 0.5 if slows else 0.0
+    assert found.seconds["contention"] == pytest.approx(slowed)
 
 
 def test_sequence_parallel_divides_what_lies_between_regions():

@@ -105,6 +105,38 @@ def test_bubble_is_that_of_torchs_own_order(name, chunks, ranks, times):
     )
 
 
+@pytest.mark.parametrize("times", [EQUAL, (1.0, 1.2, 0.8)])
+@pytest.mark.parametrize("ranks", [3, 8])
+@pytest.mark.parametrize(
+    ("name", "chunks"),
+    [
+        ("interleaved_1f1b", 3),
+        ("looped_bfs", 3),
+        ("interleaved_zero_bubble", 2),
+        ("interleaved_zero_bubble", 3),
+        ("interleaved_zero_bubble", 4),
+        ("zbv_zero_bubble", 2),
+    ],
+)
+def test_bubble_of_few_micro_batches_is_that_of_torchs_own_order(
+    name, chunks, ranks, times
+):
+    forward, backward, weights = times
+    close = 0.05 if name == "zbv_zero_bubble" and times != EQUAL else 1e-9
+    for micro_batches in (1, 2, ranks - 1, ranks, ranks + 1, 2 * ranks - 3):
+        idle, _ = timed(name, ranks, chunks, micro_batches, times)
+        found = bubble(
+            name,
+            ranks,
+            chunks,
+            micro_batches=micro_batches,
+            forward=forward,
+            backward=backward,
+            weights=weights,
+        )
+        assert found == pytest.approx(idle, rel=close), micro_batches
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_bubble_of_dual_pipe_is_exact_for_equal_times_and_close_for_others(ranks):
     assert timed("dual_pipe_v", ranks, 2, 4 * ranks, EQUAL)[0] == bubble(

@@ -6,20 +6,14 @@ billion parameters on 256 devices, with a batch of 256 samples until the last st
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core.parallel.cost import (
-    Hardware,
-    StepOptions,
-    predict,
-    profile_transformer,
-    rank_meshes,
-)
-from drivetrain_core.parallel.mesh_shape import MeshShape
+from drivetrain_core.parallel.cost import Hardware, StepOptions, rank_meshes
 from drivetrain_core.simulate.clusters import load_cluster
-from drivetrain_core.simulate.published import published_rows
+from drivetrain_core.simulate.published import Outcome, predict_row, published_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,9 +29,8 @@ __all__ = [
     "predict_ablation",
 ]
 
-_SHAPE = MeshShape(pipeline=8, shard=4, tensor=8)
-_CLUSTER = "a100-80gb"
-_LARGE, _LARGE_BATCH = 12288, 6144
+_BATCH = 256
+_LARGE = 12288
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,26 +104,14 @@ ABLATION = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AblationOutcome:
-    """A step with what is predicted for it.
+class AblationOutcome(Outcome):
+    """What is predicted after a step: the row is that of the paper's baseline, changed.
 
     Args:
         step: The step.
-        prediction: What is predicted after it.
     """
 
     step: AblationStep
-    prediction: Prediction
-
-    @property
-    def predicted(self) -> float:
-        """Returns the predicted MFU, in percent."""
-        return 100 * self.prediction.mfu
-
-    @property
-    def error(self) -> float:
-        """Returns how far off it is, relative to the measurement."""
-        return self.predicted / self.step.measured - 1
 
 
 def predict_ablation(efficiency: Efficiency | None = None) -> list[AblationOutcome]:
@@ -144,18 +125,22 @@ def predict_ablation(efficiency: Efficiency | None = None) -> list[AblationOutco
         >>> found[-1].step.name, found[-1].predicted > found[0].predicted
         ('LAMB, batch x3', True)
     """
-    hardware = Hardware.of(load_cluster(_CLUSTER).nodes[0], efficiency)
     row = _row("MegaScale's Megatron-LM")
-    sizes, options = dict(row.model_sizes), dict(row.options)
-    options["global_batch"] = 256
+    row = dataclasses.replace(row, options={**row.options, "global_batch": _BATCH})
     found = []
     for step in ABLATION:
-        sizes.update(step.model)
-        options.update(step.options)
-        prediction = predict(
-            profile_transformer(**sizes), hardware, _SHAPE, StepOptions(**options)
+        row = dataclasses.replace(
+            row,
+            model_sizes={**row.model_sizes, **step.model},
+            options={**row.options, **step.options},
+            measured=step.measured,
         )
-        found.append(AblationOutcome(step=step, prediction=prediction))
+        plain = predict_row(row, efficiency)
+        found.append(
+            AblationOutcome(
+                row=row, options=plain.options, prediction=plain.prediction, step=step
+            )
+        )
     return found
 
 
@@ -166,14 +151,16 @@ def best_at_scale() -> tuple[Ranking, Prediction]:
     12,288 devices and a batch of 6,144, where MegaScale reports 55.2% MFU. The model and
     the overlaps are MegaScale's; mesh, schedule, micro-batch and checkpointing are free.
     """
-    hardware = Hardware.of(load_cluster(_CLUSTER).nodes[0])
     row = _row("MegaScale", _LARGE)
-    profile, options = row.profile(), StepOptions(**row.options)
-    own = predict(profile, hardware, row.shape, options)
     ranking = rank_meshes(
-        profile, hardware, _LARGE, _LARGE_BATCH, template=options, zero=(1,)
+        row.profile(),
+        Hardware.of(load_cluster(row.cluster).nodes[0]),
+        row.shape.size,
+        row.global_batch,
+        template=StepOptions(**row.options),
+        zero=(1,),
     )
-    return ranking, own
+    return ranking, predict_row(row).prediction
 
 
 def _row(source: str, size: int | None = None) -> PublishedRow:

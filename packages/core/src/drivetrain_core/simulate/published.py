@@ -143,7 +143,7 @@ def predict_row(row: PublishedRow, efficiency: Efficiency | None = None) -> Outc
 def predict_on(row: PublishedRow, hardware: Hardware) -> Outcome:
     """Returns a row with what is predicted for it on some hardware."""
     found: list[Outcome] = []
-    profile = _profile(row)
+    profile = row.profile()
     for options in _choices(row):
         try:
             step = StepOptions(**options)
@@ -154,13 +154,6 @@ def predict_on(row: PublishedRow, hardware: Hardware) -> Outcome:
             continue
         found.append(Outcome(row=row, options=step, prediction=prediction))
     return min(found, key=lambda outcome: outcome.prediction.step_s)
-
-
-_PROFILES: dict[int, ModelProfile] = {}
-
-
-def _profile(row: PublishedRow) -> ModelProfile:
-    return _PROFILES.setdefault(id(row), row.profile())
 
 
 def _choices(row: PublishedRow) -> list[dict[str, Any]]:

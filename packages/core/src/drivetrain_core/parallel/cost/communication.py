@@ -84,18 +84,15 @@ def message_s(
     shape: MeshShape,
     options: StepOptions,
 ) -> float:
-    """Returns the time of one message from a stage to the next."""
+    """Returns the time of one message from a stage to the next, the slowest of all."""
     if shape.pipeline == 1:
         return 0.0
     elements = tokens_of(profile.sequence, shape, options) * profile.width
     if options.sequence_parallel:
         elements /= shape.tensor
-    stride = shape.size // shape.pipeline
-    return send_s(
-        hardware,
-        elements * _ELEMENT_BYTES,
-        between_nodes=stride >= hardware.devices_per_node,
-    )
+    # All stages keep the pace of the slowest, and that is one whose message crosses.
+    group = axis_group(shape, hardware.devices_per_node, "pipeline")
+    return send_s(hardware, elements * _ELEMENT_BYTES, between_nodes=group.nodes > 1)
 
 
 class DataTraffic(NamedTuple):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from drivetrain_core.parallel.cost.accumulation import accumulation_s
 from drivetrain_core.parallel.cost.communication import context_s, exchange_s, tensor_s
 from drivetrain_core.parallel.cost.computing import part_work, tokens_of
+from drivetrain_core.parallel.cost.memory import rank_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +37,7 @@ class Pass:
         computing: What computes, by what limits it.
         forward: Of the sum of these, the forward.
         backward: The backward for inputs, with what is computed again.
-        weights: The backward for weights.
+        weights: The backward for weights, with the sum over micro-batches.
         tensor: Tensor-parallel collectives.
         expert: Exchanges between experts.
         context: Exchanges of keys and values.
@@ -105,6 +107,7 @@ def passes_of(
     hardware: Hardware,
     shape: MeshShape,
     options: StepOptions,
+    micro_batches: int,
 ) -> Passes:
     """Returns what a micro-batch takes in each part; only blocks are checkpointed."""
     tokens = tokens_of(profile.sequence, shape, options)
@@ -117,6 +120,7 @@ def passes_of(
                 hardware,
                 shape,
                 options,
+                micro_batches,
                 checkpointed=part is profile.block,
             )
             for part in (profile.prologue, profile.block, profile.epilogue)
@@ -131,6 +135,7 @@ def part_pass(
     hardware: Hardware,
     shape: MeshShape,
     options: StepOptions,
+    micro_batches: int,
     *,
     checkpointed: bool = True,
 ) -> Pass:
@@ -143,6 +148,7 @@ def part_pass(
         hardware: The cluster.
         shape: The mesh.
         options: How the step is run.
+        micro_batches: Micro-batches of a step.
         checkpointed: Whether the options' checkpointing applies to this part.
     """
     work = part_work(part, tokens, hardware, shape, options)
@@ -153,16 +159,20 @@ def part_pass(
     matmul = (forwards + _BACKWARD) * work.matmul
     traffic, launch = between * work.traffic, between * work.launch
     attention = (forwards + scores + (again == "selective")) * work.attention
-    device = matmul + traffic + attention
+    accumulation = accumulation_s(
+        rank_parameters(part, shape), micro_batches, hardware, shape, options
+    )
+    device = matmul + traffic + attention + accumulation
     computing = {
         "matmul": matmul,
         "attention": attention,
         "traffic": traffic,
+        "accumulation": accumulation,
         "launch": max(0.0, launch - device),
     }
     total = max(device, launch)
     forward = max(work.matmul + work.attention + work.traffic, work.launch)
-    weights = min(work.matmul, total - forward)
+    weights = min(work.matmul + accumulation, total - forward)
     return Pass(
         computing=computing,
         forward=forward,

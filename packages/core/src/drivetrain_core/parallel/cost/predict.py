@@ -35,8 +35,8 @@ class Prediction:
         hfu: The same with it.
         bubble: Share of the step for which a rank waits for the pipeline.
         seconds: The terms that add up to the step: `matmul`, `attention`, `traffic`,
-            `launch`, `bubble`, `imbalance`, one for each axis that is exposed,
-            `optimizer`, `contention` and `straggling`.
+            `accumulation`, `launch`, `bubble`, `imbalance`, one for each axis that is
+            exposed, `optimizer`, `contention` and `straggling`.
         collectives: Seconds of collectives by axis, hidden ones included.
         memory: Bytes of the rank that needs the most, by what holds them.
         blocks: Blocks of each rank along the pipeline.
@@ -148,7 +148,7 @@ def predict(
     stages, chunks = shape.pipeline, options.stages_per_rank
     if stages > 1:
         check_schedule(options.schedule, stages, chunks, micro_batches)
-    parts = passes_of(profile, hardware, shape, options)
+    parts = passes_of(profile, hardware, shape, options, micro_batches)
     ranks = holdings(
         options.schedule if stages > 1 else "1f1b",
         profile.num_blocks,

@@ -105,11 +105,15 @@ def bubble(
     ranks: int,
     chunks: int,
     *,
+    micro_batches: int | None = None,
     forward: float = 1.0,
     backward: float = 1.0,
     weights: float = 1.0,
 ) -> float:
-    """Returns the time of a step for which a rank idles, whatever the micro-batches.
+    """Returns the time of a step for which a rank idles.
+
+    Many micro-batches leave as long a gap as twice as many. Where there are fewer than
+    ranks, those that hold several stages wait between one and the next besides.
 
     With split backwards these are the times of torch's own orders, exact where a forward
     takes no longer than the backward for inputs (for `dual_pipe_v`: where all three take
@@ -119,6 +123,7 @@ def bubble(
         name: One of `SCHEDULES`.
         ranks: Ranks along the pipeline.
         chunks: Stages that each of them holds.
+        micro_batches: Micro-batches of a step; None for many.
         forward: A rank's forward of one micro-batch.
         backward: Its backward for inputs.
         weights: Its backward for weights.
@@ -126,18 +131,27 @@ def bubble(
     Example:
         >>> bubble("1f1b", 4, 1), bubble("interleaved_1f1b", 4, 3)
         (9.0, 3.0)
+        >>> bubble("interleaved_1f1b", 4, 2, micro_batches=2)
+        7.5
         >>> bubble("zbv_zero_bubble", 4, 2)
         1.5
     """
-    gaps, whole = ranks - 1, forward + backward + weights
-    if name in {"gpipe", "1f1b"}:
-        return gaps * whole
-    if name in {"looped_bfs", "interleaved_1f1b"}:
-        return gaps * whole / chunks
+    gaps, both, others = ranks - 1, forward + backward, (chunks - 1) / chunks
+    number = 2 * ranks if micro_batches is None else micro_batches
+    missing = max(0, ranks - number)
+    if name in {"gpipe", "1f1b", "looped_bfs", "interleaved_1f1b"}:
+        return (gaps / chunks + missing * others) * (both + weights)
     if name == "interleaved_zero_bubble":
-        return gaps * max(forward + backward - weights, forward, backward) / chunks
+        many = gaps * max(both - weights, forward, backward) / chunks
+        waiting = many + missing * (forward * others + weights / chunks)
+        # So few that there are no weights' gradients to fill the gaps with.
+        alone = gaps * both - weights * others
+        return max(waiting, alone - (number - 1) * (both * others + weights))
     if name == "zbv_zero_bubble":
-        return gaps * max(forward / 2, backward / 2, backward - weights)
+        many = gaps * max(forward / 2, backward / 2, backward - weights)
+        filled = (min(number, ranks) - 1) * forward
+        filled += max(0, number - ranks) * weights
+        return max(many, gaps * both - filled)
     return gaps * max(forward, forward / 2 + backward - weights / 2)  # dual_pipe_v
 
 

@@ -24,6 +24,7 @@ TERMS = {
     "matmul": "products with weights",
     "attention": "attention",
     "traffic": "norms, activations and residual sums",
+    "accumulation": "summing gradients over micro-batches",
     "launch": "waiting for kernels to be launched",
     "imbalance": "waiting for the slowest stage",
     "bubble": "the pipeline's bubble",
@@ -96,11 +97,18 @@ def step_terms(
     exposed = {axis: collectives[axis] - hidden[axis] for axis in collectives}
     waiting = sum(exposed[axis] for axis in ("tensor", "expert", "context"))
     seconds["bubble"] = _bubble_s(
-        load, 1 + waiting / (micro_batches * load.total), len(ranks), message, options
+        load,
+        1 + waiting / (micro_batches * load.total),
+        len(ranks),
+        micro_batches,
+        message,
+        options,
     )
     seconds.update(exposed)
     seconds["optimizer"] = _optimizer_s(parameters, hardware, shape, options)
-    seconds["contention"] = sum(hidden.values()) * hardware.efficiency.contention
+    # A message takes a channel of the device, where a collective takes a dozen or more.
+    slowing = sum(hidden.values()) - hidden["pipeline"]
+    seconds["contention"] = slowing * hardware.efficiency.contention
     nodes = max(1.0, shape.size / hardware.devices_per_node)
     lost = hardware.efficiency.straggling * math.log2(nodes)
     seconds["straggling"] = sum(seconds.values()) * lost
@@ -126,7 +134,12 @@ def _hidden_data(
 
 
 def _bubble_s(
-    load: Pass, slower: float, ranks: int, message: float, options: StepOptions
+    load: Pass,
+    slower: float,
+    ranks: int,
+    micro_batches: int,
+    message: float,
+    options: StepOptions,
 ) -> float:
     if ranks == 1:
         return 0.0
@@ -134,6 +147,7 @@ def _bubble_s(
         options.schedule,
         ranks,
         options.stages_per_rank,
+        micro_batches=micro_batches,
         forward=load.forward * slower,
         backward=load.backward * slower,
         weights=load.weights * slower,
