@@ -51,7 +51,7 @@ def sighting_of_node(
     """
     found = None
     for taint in _list(node, "spec", "taints"):
-        key = taint.get("key")
+        key = str(taint.get("key"))
         is_certain = key in _TAINTS
         if not is_certain and key not in _RISKS:
             continue
