@@ -10,6 +10,7 @@ from drivetrain_core.parallel.tensor.canonical import (
     full_parameters,
 )
 from drivetrain_core.parallel.tensor.derive import plan_tensor_parallel
+from drivetrain_core.parallel.tensor.explain import explain_tensor_plan
 from drivetrain_core.parallel.tensor.loss import (
     has_split_loss,
     local_loss,
@@ -34,6 +35,7 @@ __all__ = [
     "Verdict",
     "apply_tensor_plan",
     "canonical_slices",
+    "explain_tensor_plan",
     "full_gradients",
     "full_parameters",
     "has_split_loss",

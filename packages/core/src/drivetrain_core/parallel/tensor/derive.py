@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import copy
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from drivetrain_core._batch import batch_size, split_batch
-from drivetrain_core._errors import Code, PlanError, ProgramError
-from drivetrain_core.parallel.meta.give_values import give_values
+from drivetrain_core._errors import Code, PlanError
 from drivetrain_core.parallel.tensor.areas import areas_by_kind
 from drivetrain_core.parallel.tensor.candidates import Candidate, area_candidates
 from drivetrain_core.parallel.tensor.coverage import coverage_of, gathered_for_coverage
+from drivetrain_core.parallel.tensor.declared import (
+    declared_of,
+    declared_split,
+    keeps_values_split,
+    undivided,
+)
+from drivetrain_core.parallel.tensor.explain import short_names
 from drivetrain_core.parallel.tensor.flow import Flow, trace_flow
 from drivetrain_core.parallel.tensor.plan import (
     Dropped,
@@ -22,27 +25,17 @@ from drivetrain_core.parallel.tensor.plan import (
     TensorPlan,
     merged,
 )
-from drivetrain_core.parallel.tensor.repeated import (
-    BlockLists,
-    find_block_lists,
-    shortened,
-)
+from drivetrain_core.parallel.tensor.repeated import BlockLists, find_block_lists
 from drivetrain_core.parallel.tensor.sequence import with_sequence
-from drivetrain_core.parallel.tensor.verify import (
-    LossOf,
-    Reference,
-    Verdict,
-    reference_of,
-    run_tensor_plan,
-    verify_tensor_plan,
-)
+from drivetrain_core.parallel.tensor.trial import Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from torch import nn
 
     from drivetrain_core.parallel.tensor.candidates import Area
+    from drivetrain_core.parallel.tensor.verify import LossOf, Verdict
 
 __all__ = ["MIN_COVERAGE", "plan_tensor_parallel"]
 
@@ -52,13 +45,9 @@ MIN_COVERAGE = 0.7
 # Embeddings and heads below this share of the model are not worth an exchange.
 _MIN_VOCAB_SHARE = 0.02
 
-_MAX_WHOLE = 50_000_000
-"""Parameters of a model that is verified with all its blocks in the end."""
+_STATED = "the declared styles"
 
-_SLOT = "tensor"
-
-_NUM_SAMPLES = 3
-"""Samples that plans are compared on: a number that divides nothing by chance."""
+logger = logging.getLogger(__name__)
 
 
 def plan_tensor_parallel(
@@ -102,7 +91,7 @@ def plan_tensor_parallel(
         raise PlanError(Code.CONFIG, "tensor", because=because)
     flow = trace_flow(model, batch, loss_of)
     lists = find_block_lists(model)
-    trial = _Trial(model, batch, loss_of, lists, verify=verify)
+    trial = Trial(model, batch, loss_of, lists, verify=verify)
     builder = _Builder(model, flow, lists, degree, trial)
     builder.split_regions()
     builder.gather_for_coverage()
@@ -143,74 +132,6 @@ class _Step:
     plan: TensorPlan
 
 
-class _Trial:
-    """Compares plans with one process, on a model with few blocks and samples."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        batch: Any,
-        loss_of: LossOf,
-        lists: BlockLists,
-        *,
-        verify: bool,
-    ) -> None:
-        self._loss_of, self.verify = loss_of, verify
-        batch = _few_samples(model, batch, loss_of)
-        self._batch = batch
-        short = shortened(model, lists)
-        hollow = verify and any(p.is_meta for p in model.parameters())
-        # Of a model without weights, a few blocks get some to be compared with.
-        self._model = _float(give_values(short) if hollow else short)
-        try:
-            self._reference = self._refer()
-        # Code that counts on the number of blocks raises whatever it likes.
-        except Exception as error:
-            if hollow:
-                raise _no_few_blocks(error) from error
-            self._model = _float(copy.deepcopy(model))
-            self._reference = self._refer()
-        self._present = {name for name, _ in self._model.named_modules()}
-        size = sum(p.numel() for p in model.parameters())
-        is_short = len(self._present) < len(list(model.named_modules()))
-        fits = verify and size <= _MAX_WHOLE and not hollow
-        self._whole = model if is_short and fits else None
-
-    def _refer(self) -> Reference | None:
-        if self.verify:
-            return reference_of(self._model, self._batch, self._loss_of)
-        self._loss_of(copy.deepcopy(self._model), self._batch)
-        return None
-
-    def require(self, plan: TensorPlan, what: str) -> None:
-        """Raises a `PlanError` unless a plan is exact."""
-        verdict = self(plan)
-        if not verdict.is_exact:
-            raise _inexact(what, verdict)
-
-    def confirm(self, plan: TensorPlan) -> None:
-        """Raises a `PlanError` unless a plan is exact for all blocks of the model.
-
-        Blocks that look alike may still differ, in a number that they hold. A model
-        that is too large for this is not asked.
-        """
-        if self._whole is None:
-            return
-        whole = _float(copy.deepcopy(self._whole))
-        verdict = verify_tensor_plan(whole, self._batch, self._loss_of, plan)
-        if not verdict.is_exact:
-            raise _inexact(_SLOT, verdict)
-
-    def __call__(self, plan: TensorPlan) -> Verdict:
-        """Returns whether a plan is exact, or, unverified, whether it runs."""
-        program = self._model, self._batch, self._loss_of
-        here = _restricted(plan, self._present)
-        if self.verify:
-            return verify_tensor_plan(*program, here, reference=self._reference)
-        verdict = run_tensor_plan(*program, here)
-        return replace(verdict, is_exact=verdict.has_run)
-
-
 class _Builder:
     """Puts together what is exact, step by step."""
 
@@ -220,10 +141,13 @@ class _Builder:
         flow: Flow,
         lists: BlockLists,
         degree: int,
-        trial: _Trial,
+        trial: Trial,
     ) -> None:
         self._model, self._flow, self._lists = model, flow, lists
         self._trial = trial
+        self._declared = declared_of(model, flow.matrices, lists)
+        self._as_declared: set[str] = set()
+        self._not_declared = list(self._declared.dropped)
         self._dropped: list[Dropped] = []
         self._undivided: list[str] = []
         self._further: list[_Step] = []
@@ -233,18 +157,48 @@ class _Builder:
         """Splits what lies between matrices, each kind in the first exact way."""
         for kind, areas in areas_by_kind(self._model, self._flow, self._lists):
             names = tuple(sorted({self._lists.pattern(n) for n in kind}))
-            best = self._first_exact(names, area_candidates(areas, self.plan.degree))
+            best = self._split(names, areas)
             if best is not None:
                 self.plan = merged(self.plan, best)
                 self._share_entries(names, areas)
 
+    def _split(self, names: tuple[str, ...], areas: list[Area]) -> TensorPlan | None:
+        """Returns what the model declares if that is exact, else what is derived."""
+        derived = area_candidates(areas, self.plan.degree)
+        stated, because = declared_split(
+            areas, self.plan.degree, self._declared, self._lists
+        )
+        if stated is None:
+            if because:
+                self._drop_declared(names, because)
+            return self._first_exact(names, derived)
+        verdict = self._trial(stated)
+        if not verdict.is_exact:
+            self._drop_wrong(names, verdict)
+            return self._first_exact(names, derived, (stated, verdict))
+        best = None
+        if not keeps_values_split(areas, stated):
+            best = self._first_exact(names, derived, (stated, verdict))
+        if best is None or best == stated:
+            self._as_declared.update(stated.modules)
+            return stated
+        because = "they are exact, and keep less split than what is derived"
+        self._drop_declared(names, because)
+        return best
+
     def _first_exact(
-        self, names: tuple[str, ...], candidates: Iterable[Candidate]
+        self,
+        names: tuple[str, ...],
+        candidates: Iterable[Candidate],
+        known: tuple[TensorPlan, Verdict] | None = None,
     ) -> TensorPlan | None:
         tried = False
         for candidate in candidates:
             tried = True
-            verdict = self._trial(candidate.plan)
+            if known is not None and candidate.plan == known[0]:
+                verdict = known[1]
+            else:
+                verdict = self._trial(candidate.plan)
             if verdict.is_exact:
                 return candidate.plan
             self._drop(names, candidate.label, verdict.because)
@@ -263,7 +217,8 @@ class _Builder:
         for owner, key, fed in sorted(
             self._flow.inputs, key=lambda one: -one[0].count(".")
         ):
-            fits = len(fed) > 1 and writers.issuperset(fed)
+            split = writers & self.plan.modules.keys()
+            fits = len(fed) > 1 and split.issuperset(fed)
             if not fits or not modules.keys().isdisjoint(fed):
                 continue
             entries[owner] = (*entries.get(owner, ()), key)
@@ -280,6 +235,8 @@ class _Builder:
         ):
             plan = TensorPlan(degree=self.plan.degree, modules=modules)
             self._further.append(_Step(names, "split, outputs joined", plan))
+            stated = self._declared.modules
+            self._as_declared.update(n for n in modules if stated.get(n) == modules[n])
 
     def split_vocabularies(self) -> None:
         """Splits embeddings and heads over the vocabulary, tied ones together."""
@@ -300,13 +257,43 @@ class _Builder:
             parameter = self._model.get_parameter(weight)
             rows = parameter.shape[0]
             if parameter.numel() < _MIN_VOCAB_SHARE * total:
+                if not self._declared.modules.keys().isdisjoint(modules):
+                    because = f"less than {_MIN_VOCAB_SHARE:.0%} of the parameters"
+                    self._drop_declared(tuple(modules), because)
                 continue
             if rows % self.plan.degree:
                 because = f"{rows} rows are no multiple of {self.plan.degree}"
                 self._drop(tuple(modules), "split by vocabulary", because)
                 continue
+            modules = self._vocabulary(modules)
             plan = TensorPlan(degree=self.plan.degree, modules=modules)
             self._further.append(_Step(tuple(modules), "split by vocabulary", plan))
+
+    def _vocabulary(self, derived: Mapping[str, ModuleStyle]) -> dict[str, ModuleStyle]:
+        """Returns what the model declares of tied matrices if that is exact."""
+        modules, names = dict(derived), tuple(derived)
+        declared = self._declared.modules
+        stated = {n: declared[n] for n in modules if n in declared}
+        if all(modules[name] == style for name, style in stated.items()):
+            self._as_declared.update(stated)
+            return modules
+        degree, matrices = self.plan.degree, self._flow.matrices
+        uneven = (undivided(style, matrices[n], degree) for n, style in stated.items())
+        because = next(filter(None, uneven), "")
+        if because:
+            self._drop_declared(names, because)
+            return modules
+        plan = TensorPlan(degree=degree, modules=stated)
+        verdict = self._trial(merged(self.plan, plan))
+        if not verdict.is_exact:
+            self._drop_wrong(names, verdict)
+        elif len(stated) == len(modules):
+            self._as_declared.update(stated)
+            return stated
+        else:
+            because = "they are exact, and keep less split than what is derived"
+            self._drop_declared(names, because)
+        return modules
 
     def finish(self) -> TensorPlan:
         """Returns the plan, verified as a whole.
@@ -315,6 +302,7 @@ class _Builder:
             PlanError: It is not exact, or too little of a block is split.
         """
         self._take_further()
+        self._drop_unused()
         coverage = coverage_of(self._model, self._lists, self.plan)
         least = min(coverage.items(), key=lambda item: item[1], default=("", 0.0))
         if least[1] < MIN_COVERAGE:
@@ -322,7 +310,10 @@ class _Builder:
         return replace(
             self.plan,
             coverage=coverage,
-            dropped=tuple(self._dropped),
+            declared=self._patterns(
+                n for n in self.plan.modules if n in self._as_declared
+            ),
+            dropped=(*self._not_declared, *self._dropped),
             is_verified=self._trial.verify,
         )
 
@@ -354,7 +345,8 @@ class _Builder:
             )
         because = f"only {share:.0%} of {block} can be split over {degree} ranks"
         evidence = {
-            f"{', '.join(d.names)}: {d.tried}": d.because for d in self._dropped
+            f"{', '.join(d.names)}: {d.tried}": d.because
+            for d in (*self._not_declared, *self._dropped)
         }
         if self._undivided:
             sizes = self._sizes(self._undivided)
@@ -391,57 +383,34 @@ class _Builder:
                 )
         return ", ".join(f"{name} maps {sizes}" for name, sizes in found.items())
 
+    def _patterns(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self._lists.pattern(name) for name in names))
+
+    def _drop_unused(self) -> None:
+        """Names what the model would split, and what is whole on every rank."""
+        known = {name for one in self._not_declared for name in one.names}
+        whole = (n for n in self._declared.modules if n not in self.plan.modules)
+        names = tuple(n for n in self._patterns(whole) if n not in known)
+        if names:
+            self._drop_declared(names, "they are whole on every rank")
+
+    def _drop_wrong(self, names: tuple[str, ...], verdict: Verdict) -> None:
+        logger.warning(
+            "the tensor-parallel plan that the model declares for %s is wrong on %d "
+            "ranks, and not used: %s",
+            short_names(names),
+            self.plan.degree,
+            verdict.because,
+        )
+        self._drop_declared(names, f"they are wrong: {verdict.because}")
+
+    def _drop_declared(self, names: tuple[str, ...], because: str) -> None:
+        self._not_declared.append(
+            Dropped(names=names, tried=_STATED, because=because, is_declared=True)
+        )
+
     def _drop(self, names: tuple[str, ...], tried: str, because: str) -> None:
         self._dropped.append(Dropped(names=names, tried=tried, because=because))
-
-
-def _inexact(what: str, verdict: Verdict) -> PlanError:
-    return PlanError(
-        Code.NUMERICS,
-        what,
-        because=f"it is not exact for this model: {verdict.because}",
-        fix="" if what == "tensor" else f"leave {what} out",
-    )
-
-
-def _restricted(plan: TensorPlan, present: set[str]) -> TensorPlan:
-    return replace(
-        plan,
-        modules={k: v for k, v in plan.modules.items() if k in present},
-        attributes={k: v for k, v in plan.attributes.items() if k in present},
-        entries={k: v for k, v in plan.entries.items() if k in present},
-        head_inputs={k: v for k, v in plan.head_inputs.items() if k in present},
-    )
-
-
-def _no_few_blocks(error: Exception) -> PlanError:
-    return PlanError(
-        Code.NOT_APPLICABLE,
-        _SLOT,
-        because="the model has no weights, and is proven with a few of its blocks, "
-        f"with which it does not run: {type(error).__name__}: {error}",
-        fix="plan it with its weights, on a machine that holds them",
-    )
-
-
-def _few_samples(model: nn.Module, batch: Any, loss_of: LossOf) -> Any:
-    """Returns the first samples of a batch, or all where the loss needs them."""
-    try:
-        size = batch_size(batch)
-        if size <= _NUM_SAMPLES:
-            return batch
-        few = split_batch(batch, (_NUM_SAMPLES, size - _NUM_SAMPLES))[0]
-        with torch.no_grad():
-            loss_of(copy.deepcopy(model), few)
-    # A loss may ask for a certain batch; what it raises is its own.
-    except (ProgramError, RuntimeError, ValueError, TypeError, IndexError):
-        return batch
-    return few
-
-
-def _float(model: nn.Module) -> nn.Module:
-    low = (torch.bfloat16, torch.float16)
-    return model.float() if any(p.dtype in low for p in model.parameters()) else model
 
 
 def _is_plain_lookup(module: nn.Module) -> bool:

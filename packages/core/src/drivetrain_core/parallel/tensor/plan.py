@@ -75,11 +75,13 @@ class Dropped:
         names: The modules, with `*` for the number of a block.
         tried: What was tried on them.
         because: What was wrong with it.
+        is_declared: Whether the model's own plan says so.
     """
 
     names: tuple[str, ...]
     tried: str
     because: str
+    is_declared: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +100,8 @@ class TensorPlan:
         sequence: Lists of blocks between which each rank has a part of the sequence,
             with the argument of a block that is the residual stream.
         coverage: The share of each block's parameters that is split.
+        declared: The modules that are split as the model's own plan says, with `*` for
+            numbers; all others as their data flow says.
         dropped: What was tried and is not in the plan, or only in another way.
         is_verified: Whether loss and gradients were compared with one process.
 
@@ -116,6 +120,7 @@ class TensorPlan:
     head_inputs: Mapping[str, tuple[HeadInput, ...]] = field(default_factory=dict)
     sequence: Mapping[str, str | int] = field(default_factory=dict)
     coverage: Mapping[str, float] = field(default_factory=dict)
+    declared: tuple[str, ...] = ()
     dropped: tuple[Dropped, ...] = ()
     is_verified: bool = False
 
@@ -135,7 +140,10 @@ class TensorPlan:
             },
             "sequence": dict(self.sequence),
             "coverage": dict(self.coverage),
-            "dropped": [[list(d.names), d.tried, d.because] for d in self.dropped],
+            "declared": list(self.declared),
+            "dropped": [
+                [list(d.names), d.tried, d.because, d.is_declared] for d in self.dropped
+            ],
             "is_verified": self.is_verified,
         }
 
@@ -166,9 +174,15 @@ class TensorPlan:
                 },
                 sequence=dict(values["sequence"]),
                 coverage=dict(values["coverage"]),
+                declared=tuple(values["declared"]),
                 dropped=tuple(
-                    Dropped(names=tuple(names), tried=tried, because=because)
-                    for names, tried, because in values["dropped"]
+                    Dropped(
+                        names=tuple(names),
+                        tried=tried,
+                        because=because,
+                        is_declared=is_declared,
+                    )
+                    for names, tried, because, is_declared in values["dropped"]
                 ),
                 is_verified=bool(values["is_verified"]),
             )
