@@ -134,7 +134,9 @@ def test_llama_starts_its_ranks_where_nobody_has(monkeypatch):
 
 def test_llama_without_transformers_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingLibraryError, match=r"pip install 'transformers"):
+    with pytest.raises(
+        MissingLibraryError, match=r"pip install 'drivetrain-core\[examples\]"
+    ):
         llama.build()
 
 

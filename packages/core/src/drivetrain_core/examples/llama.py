@@ -134,7 +134,9 @@ def build(sizes: Mapping[str, int] | None = None) -> nn.Module:
     try:
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError as error:
-        message = "this example needs transformers: pip install 'transformers>=5.0'"
+        message = (
+            "this example needs transformers: pip install 'drivetrain-core[examples]'"
+        )
         raise MissingLibraryError(message) from error
     config = LlamaConfig(**{**_SIZES, **(sizes or {})}, use_cache=False)
     model: nn.Module = LlamaForCausalLM(config)
@@ -314,20 +316,7 @@ def _parts(accelerated: Accelerated) -> list[tuple[str, str]]:
     why = accelerated.plan.why if accelerated.report is not None else ()
     found = [("why", f"{one.slot} {one.chose}: {one.because}") for one in why]
     plan = accelerated.parallel_plan
-    if plan is None:
-        return found
-    found.append(("mesh", str(plan.shape)))
-    if plan.pipeline is not None:
-        name = plan.pipeline.container
-        found += [
-            (f"stage {index}", f"{name}, {stage.begin} to {stage.end - 1}")
-            for index, stage in enumerate(plan.pipeline.stages)
-        ]
-    if plan.tensor is not None:
-        from drivetrain_core.parallel.tensor import explain_tensor_plan
-
-        found += [("tensor", line) for line in explain_tensor_plan(plan.tensor)]
-    return found
+    return found if plan is None else [*found, *plan.explain()]
 
 
 def _error(job: Job, curve: list[float], device: torch.device) -> float:

@@ -50,6 +50,34 @@ class ParallelPlan:
     context: ContextPlan | None = None
     expert: ExpertPlan | None = None
 
+    def explain(self) -> list[tuple[str, str]]:
+        """Returns what each axis does to the model, in lines for people.
+
+        Returns:
+            The axis, or the stage, and what lies there.
+
+        Example:
+            >>> from drivetrain_core.parallel.mesh_shape import MeshShape
+            >>> ParallelPlan(shape=MeshShape(replicate=4)).explain()
+            [('mesh', 'replicate=4')]
+        """
+        found = [("mesh", str(self.shape))]
+        if self.pipeline is not None:
+            blocks = self.pipeline.container
+            found += [
+                (f"stage {index}", f"{blocks}, {stage.begin} to {stage.end - 1}")
+                for index, stage in enumerate(self.pipeline.stages)
+            ]
+        if self.tensor is not None:
+            from drivetrain_core.parallel.tensor import explain_tensor_plan
+
+            found += [("tensor", line) for line in explain_tensor_plan(self.tensor)]
+        if self.context is not None:
+            found.append(("context", "attention exchanges heads for positions"))
+        if self.expert is not None:
+            found += [("expert", name) for name in self.expert.layers]
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain data."""
         plain: dict[str, Any] = {"shape": dict(self.shape.items())}

@@ -6,6 +6,7 @@ its gradient while the loss has every digit right. So every gradient is compared
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,15 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-__all__ = ["GRADIENT_TOLERANCE", "LOSS_TOLERANCE", "Evidence", "compare", "evidence_of"]
+__all__ = [
+    "GRADIENT_TOLERANCE",
+    "LOSS_TOLERANCE",
+    "Distance",
+    "Evidence",
+    "compare",
+    "distance",
+    "evidence_of",
+]
 
 LOSS_TOLERANCE = 1e-5
 """How far a loss may be away, relative."""
@@ -63,6 +72,23 @@ def evidence_of(
     return Evidence(float(loss.detach()), gradients)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Distance:
+    """How far one program is from another.
+
+    Args:
+        loss: Of the loss, relative.
+        worst: The parameter whose gradient is furthest away.
+        gradient: How far that is, relative to its norm.
+        because: What is wrong; empty if nothing is.
+    """
+
+    loss: float
+    worst: str = ""
+    gradient: float = 0.0
+    because: str = ""
+
+
 def compare(expected: Evidence, found: Evidence) -> str:
     """Returns what is wrong, worst first; empty if nothing is.
 
@@ -74,26 +100,46 @@ def compare(expected: Evidence, found: Evidence) -> str:
         >>> import torch
         >>> one = Evidence(1.0, {"w": torch.ones(2)})
         >>> compare(one, Evidence(1.0, {"w": torch.tensor([1.0, 1.5])}))
-        "the gradient of 'w' is 35.4% away"
+        'the gradient of w is off by 3.5e-01 of its norm'
     """
-    scale = max(abs(expected.loss), 1e-12)
-    away = abs(found.loss - expected.loss) / scale
-    if not away <= LOSS_TOLERANCE:
-        return f"the loss is {found.loss:.7g} instead of {expected.loss:.7g}"
-    missing = sorted(expected.gradients.keys() ^ found.gradients.keys())
-    if missing:
-        return f"{missing[0]!r} has a gradient in one program and none in the other"
-    norms = {n: float(g.float().norm()) for n, g in expected.gradients.items()}
+    return distance(expected, found).because
+
+
+def distance(expected: Evidence, found: Evidence) -> Distance:
+    """Returns how far a changed program is from the one as written.
+
+    Args:
+        expected: Of the program as written.
+        found: Of the changed one.
+    """
+    loss = abs(found.loss - expected.loss) / max(abs(expected.loss), 1e-12)
+    worst, gradient = _worst_gradient(expected.gradients, found.gradients)
+    because = ""
+    # A comparison with NaN is false, so the bounds are asked for, not their breach.
+    if not loss <= LOSS_TOLERANCE:
+        because = f"the loss is {found.loss:.7g} instead of {expected.loss:.7g}"
+    elif (worst in expected.gradients) != (worst in found.gradients):
+        because = f"{worst} has a gradient in one program and none in the other"
+    elif not gradient <= GRADIENT_TOLERANCE:
+        because = f"the gradient of {worst} is off by {gradient:.1e} of its norm"
+    return Distance(loss=loss, worst=worst, gradient=gradient, because=because)
+
+
+def _worst_gradient(
+    expected: Mapping[str, Tensor], found: Mapping[str, Tensor]
+) -> tuple[str, float]:
+    norms = {name: float(g.float().norm()) for name, g in expected.items()}
     floor = _NOTHING * max(norms.values(), default=0.0)
-    worst, name = 0.0, ""
-    for each, gradient in expected.gradients.items():
-        other = found.gradients[each]
-        if other.shape != gradient.shape:
-            return f"the gradient of {each!r} is {list(other.shape)}"
-        gap = float((other.float() - gradient.float()).norm())
-        part = gap / max(norms[each], floor, 1e-30)
-        if not part <= worst:
-            worst, name = part, each
-    if not worst <= GRADIENT_TOLERANCE:
-        return f"the gradient of {name!r} is {worst:.1%} away"
-    return ""
+    worst, furthest = "", 0.0
+    for name in {**expected, **found}:
+        away = math.inf
+        if name in expected and name in found:
+            one, other = expected[name], found[name]
+            if one.shape == other.shape:
+                gap = float((other.float() - one.float()).norm())
+                away = gap / max(norms[name], floor, 1e-30)
+        # One that is no number is as far away as one can be.
+        away = math.inf if math.isnan(away) else away
+        if away > furthest:
+            worst, furthest = name, away
+    return worst, furthest

@@ -24,8 +24,8 @@ _PARTIAL = "is_partial"
 class StateEntry(ABC):
     """One entry of a state, of which this rank may hold a part.
 
-    Its tensors are what `torch.distributed.checkpoint` takes: plain tensors, DTensors,
-    or `ChunkedTensor`s. Their names, and the merged plain half, are the same under any
+    Its tensors are what `torch.distributed.checkpoint` takes: plain tensors, DTensors
+    and those of class `ChunkedTensor`. Their names, and the merged plain half, are the same under any
     mesh. A checkpointer calls it between steps, from one thread; nothing in it
     communicates.
 

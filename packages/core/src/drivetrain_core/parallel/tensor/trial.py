@@ -14,7 +14,6 @@ from drivetrain_core.parallel.meta.give_values import give_values
 from drivetrain_core.parallel.tensor.repeated import shortened
 from drivetrain_core.parallel.tensor.verify import (
     LossOf,
-    Reference,
     Verdict,
     reference_of,
     run_tensor_plan,
@@ -24,6 +23,7 @@ from drivetrain_core.parallel.tensor.verify import (
 if TYPE_CHECKING:
     from torch import nn
 
+    from drivetrain_core.parallel.proof import Evidence
     from drivetrain_core.parallel.tensor.plan import TensorPlan
     from drivetrain_core.parallel.tensor.repeated import BlockLists
 
@@ -83,7 +83,7 @@ class Trial:
         fits = verify and size <= _MAX_WHOLE and not hollow
         self._whole = model if is_short and fits else None
 
-    def _refer(self) -> Reference | None:
+    def _refer(self) -> Evidence | None:
         if self.verify:
             return reference_of(self._model, self._batch, self._loss_of)
         self._loss_of(copy.deepcopy(self._model), self._batch)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain_core._batch import map_tensors
+from drivetrain_core.parallel.proof import Evidence, distance, evidence_of
 from drivetrain_core.parallel.tensor.apply import apply_tensor_plan
 from drivetrain_core.parallel.tensor.canonical import full_gradients
 from drivetrain_core.parallel.tensor.loss import local_loss, loss_context
@@ -31,10 +32,7 @@ if TYPE_CHECKING:
     from drivetrain_core.parallel.tensor.plan import TensorPlan
 
 __all__ = [
-    "GRADIENT_TOLERANCE",
-    "LOSS_TOLERANCE",
     "LossOf",
-    "Reference",
     "Verdict",
     "reference_of",
     "run_tensor_plan",
@@ -43,29 +41,6 @@ __all__ = [
 
 LossOf = Callable[["nn.Module", Any], torch.Tensor]
 """Returns the scalar loss of (model, batch)."""
-
-LOSS_TOLERANCE = 1e-5
-"""How far the loss may be off, relative to itself."""
-
-GRADIENT_TOLERANCE = 1e-3
-"""How far a gradient may be off, relative to its norm."""
-
-# A gradient that is zero but for rounding, as that of a key's bias, has no norm to be
-# compared with: it is held to this share of the largest norm among all gradients.
-_SMALLEST_NORM = 1e-4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Reference:
-    """What one process computes.
-
-    Args:
-        loss: Of the batch.
-        gradients: By the name of the parameter.
-    """
-
-    loss: float
-    gradients: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,15 +64,11 @@ class Verdict:
     has_run: bool = True
 
 
-def reference_of(model: nn.Module, batch: Any, loss_of: LossOf) -> Reference:
+def reference_of(model: nn.Module, batch: Any, loss_of: LossOf) -> Evidence:
     """Returns loss and gradients of one process; the model is not changed."""
     model = copy.deepcopy(model)
-    model.zero_grad(set_to_none=True)
     with without_dropout(model):
-        loss = loss_of(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    return Reference(loss=float(loss.detach()), gradients=gradients)
+        return evidence_of(model, batch, loss_of)
 
 
 def verify_tensor_plan(
@@ -106,7 +77,7 @@ def verify_tensor_plan(
     loss_of: LossOf,
     plan: TensorPlan,
     *,
-    reference: Reference | None = None,
+    reference: Evidence | None = None,
 ) -> Verdict:
     """Compares a plan with one process, on a copy of the model.
 
@@ -123,8 +94,7 @@ def verify_tensor_plan(
     # Whatever the user's code raises when shapes are other than it expects.
     except Exception as error:  # noqa: BLE001
         return Verdict(is_exact=False, because=_first_line(error), has_run=False)
-    losses = [float(value) for value in per_rank(loss.detach())]
-    return _compare(losses, gradients, reference)
+    return _compare(loss, gradients, reference)
 
 
 def run_tensor_plan(
@@ -169,52 +139,33 @@ def _give_each_rank_its_buffers(model: nn.Module) -> None:
 
 
 def _compare(
-    losses: list[float], gradients: dict[str, torch.Tensor], reference: Reference
+    loss: torch.Tensor, gradients: dict[str, torch.Tensor], reference: Evidence
 ) -> Verdict:
-    scale = max(abs(reference.loss), 1e-12)
-    # A comparison with NaN is false, so the bounds are asked for, not their breach.
-    off = [abs(loss - reference.loss) / scale for loss in losses]
-    loss_error = next((error for error in off if math.isnan(error)), max(off))
-    errors = _gradient_errors(gradients, reference.gradients)
-    worst, error = max(
-        errors.items(),
-        key=lambda item: math.inf if math.isnan(item[1]) else item[1],
-        default=("", 0.0),
-    )
-    because = ""
-    if not loss_error <= LOSS_TOLERANCE:
-        because = f"the loss is off by {loss_error:.1e} of itself"
-    elif not error <= GRADIENT_TOLERANCE:
-        because = f"the gradient of {worst} is off by {error:.1e} of its norm"
+    """Compares every rank, and tells of the one that is furthest off."""
+    losses = per_rank(loss.detach())
+    each = {name: per_rank(gradient) for name, gradient in gradients.items()}
+    ranks = max([len(losses), *(len(values) for values in each.values())])
+    found = [
+        distance(
+            reference,
+            Evidence(
+                float(losses[rank % len(losses)]),
+                {name: values[rank % len(values)] for name, values in each.items()},
+            ),
+        )
+        for rank in range(ranks)
+    ]
+    worst = max(found, key=lambda one: (bool(one.because), one.gradient))
     return Verdict(
-        is_exact=not because,
-        because=because,
-        loss_error=loss_error,
-        worst=worst,
-        gradient_error=error,
+        is_exact=not worst.because,
+        because=worst.because,
+        loss_error=max(
+            (one.loss for one in found),
+            key=lambda error: math.inf if math.isnan(error) else error,
+        ),
+        worst=worst.worst,
+        gradient_error=worst.gradient,
     )
-
-
-def _gradient_errors(
-    gradients: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
-) -> dict[str, float]:
-    """Returns how far each gradient is off on the rank where it is furthest off."""
-    norms = {name: float(g.norm()) for name, g in expected.items()}
-    floor = _SMALLEST_NORM * max(norms.values(), default=0.0)
-    errors = {}
-    for name in {**expected, **gradients}:
-        if name not in expected or name not in gradients:
-            errors[name] = math.inf
-            continue
-        scale = max(norms[name], floor, 1e-30)
-        off = [
-            float((value - expected[name]).norm()) / scale
-            if value.shape == expected[name].shape
-            else math.inf
-            for value in per_rank(gradients[name])
-        ]
-        errors[name] = next((e for e in off if math.isnan(e)), max(off))
-    return errors
 
 
 def _first_line(error: Exception) -> str:
