@@ -12,6 +12,7 @@ import pytest
 
 # Distributions whose import name is another one.
 IMPORT_NAMES = {
+    "common-expression-language": "cel",
     "grpcio": "grpc",
     "protobuf": "google",
     "pyyaml": "yaml",
