@@ -1,0 +1,3 @@
+"""Training jobs on Kubernetes."""
+
+from __future__ import annotations
