@@ -298,6 +298,16 @@ def test_an_endpoint_that_falls_silent_withdraws_nothing(caplog):
     assert "scripted says nothing: no route" in caplog.text
 
 
+def test_a_notice_that_a_cloud_holds_back_is_heard_at_once():
+    with FakeCloud() as fake:
+        found = queue.Queue()
+        cloud = GoogleCloud(fake.url, wait_s=60.0)
+        with NoticeWatch(cloud, "a", found.put, interval_s=0.05):
+            time.sleep(0.2)
+            fake.reclaim(30)
+            assert found.get(timeout=30).remaining_s() > 0
+
+
 def test_a_risk_is_heard_only_where_it_is_asked_for():
     risk = Sighting(remaining_s=9.0, reason="at risk", is_certain=False)
     assert heard(Scripted(risk), 1, heeds_risks=True)[0].reason == "at risk"

@@ -20,7 +20,8 @@ class GoogleCloud:
 
     Args:
         url: Of the server.
-        wait_s: How long the server may hold a question until something changes.
+        wait_s: How long the server may hold a question until something changes: the
+            notice is short, and is heard at once so.
         preempted_s: What the machine's `preemptionNoticeDuration` and shutdown leave.
     """
 
@@ -30,7 +31,7 @@ class GoogleCloud:
         self,
         url: str = "http://metadata.google.internal",
         *,
-        wait_s: float = 0.0,
+        wait_s: float = 15.0,
         preempted_s: float = _PREEMPTED_S,
     ) -> None:
         """Nobody is asked yet."""

@@ -151,6 +151,7 @@ class NoticeWatch:
         last: CapacityNotice | None = None
         failures = 0
         while not self._end.is_set():
+            asked_s = time.monotonic()
             try:
                 sighting = self._cloud.look()
             except (OSError, BadAnswerError) as error:
@@ -169,7 +170,9 @@ class NoticeWatch:
             if notice is not None and not self._end.is_set():
                 last = notice
                 self._tell(notice)
-            self._end.wait(self._interval_s)
+            # A cloud that holds a question until something changes has waited already.
+            took_s = time.monotonic() - asked_s
+            self._end.wait(max(0.0, self._interval_s - took_s))
 
     def _tell(self, notice: CapacityNotice) -> None:
         try:
