@@ -51,12 +51,15 @@ public_modules += [
 public_modules += [
     f"drivetrain_elastic.{n}"
     for n in (
+        "cost",
         "decisions.failures",
         "diagnosis",
         "faults",
         "goodput",
         "health",
         "journal",
+        "notices",
+        "spot",
         "testing",
     )
 ]
