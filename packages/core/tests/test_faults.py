@@ -16,7 +16,7 @@ from drivetrain_core import accelerate, register, unregister
 from drivetrain_core._child_process import servers
 from drivetrain_core.testing import FAULTS, FaultyOptimization
 
-TRIAL_S = 10.0
+TRIAL_S = 15.0
 EXPECTED = {
     "hang": ("HANG", "in _break"),
     "daemon": ("HANG", "in _break"),

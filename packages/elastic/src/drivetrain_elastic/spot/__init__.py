@@ -9,7 +9,6 @@ ask it. Each of its five abilities is a file of its own: `max_wait_time`,
 from __future__ import annotations
 
 from drivetrain_elastic.spot.actions import (
-    Action,
     Cancel,
     GiveUp,
     Leave,
@@ -33,7 +32,6 @@ from drivetrain_elastic.spot.config import AfterMaxWait, Recovery, SpotConfig
 from drivetrain_elastic.spot.decide import Decision, decide
 
 __all__ = [
-    "Action",
     "AfterMaxWait",
     "Cancel",
     "Capacity",
