@@ -51,6 +51,8 @@ def run(scenario, **options):
             {},
             report=reports.extend,
             broken=lambda *_: None,
+            saved=lambda _: None,
+            terminated=lambda: None,
             diagnostician=Diagnostician("n", "/nowhere", output),
         )
         crew.begin()

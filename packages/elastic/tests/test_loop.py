@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 import os
 import threading
 import time
@@ -13,13 +14,14 @@ import torch.distributed as dist
 
 from drivetrain_core import DistributedError
 from drivetrain_core.services import TorchProcessGroupFactory
+from drivetrain_core.services._dcp_checkpointer import DurableSave
 from drivetrain_core.testing import RankError, run_ranks
 from drivetrain_elastic import _loop
 from drivetrain_elastic._blocking_group import BlockingGroupFactory
 from drivetrain_elastic._connection import Connection
 from drivetrain_elastic._loop import ElasticLoop
 from drivetrain_elastic._schedule import Position, Schedule
-from drivetrain_elastic._seat import Seat
+from drivetrain_elastic._seat import SaveOrder, Seat
 
 NUM_STEPS, BATCH, NUM_SAMPLES = 40, 12, 100
 
@@ -66,6 +68,15 @@ class Worlds:
     def subscribe(self, heard):
         self._listeners.append(heard)
         return lambda: self._listeners.remove(heard)
+
+    def end_s(self):
+        return float("inf")
+
+    def save_order(self):
+        return None
+
+    def report_saved(self, order, step, seconds, failure):
+        pass
 
     def is_leaving(self):
         seat = self.latest()
@@ -427,3 +438,76 @@ def test_step_that_fails_on_one_rank_of_a_copy_counts_on_none():
     (made, weights), other = run_ranks(fails_on_one_of_a_copy, 2, timeout_s=60)
     assert made == [(1, 1), (1, 2), (2, 2), (2, 3)]
     assert other == (made, weights)
+
+
+class Orders(Worlds):
+    """Asks rank 0, and nobody else, for a checkpoint."""
+
+    def __init__(self, name, connect):
+        super().__init__(name, connect)
+        self.order, self.saved = None, []
+
+    def save_order(self):
+        return self.order
+
+    def report_saved(self, order, step, seconds, failure):
+        self.saved.append((order.request, step, failure))
+
+
+class Saver:
+    """Keeps in memory which steps were saved."""
+
+    def __init__(self):
+        self.steps = []
+
+    def save(self, step, state):
+        assert state["drivetrain.progress"][0] == step
+        self.steps.append(step)
+        return DurableSave(step)
+
+    def restore(self, into, step=None, *, strict=True):
+        raise AssertionError
+
+    def flush(self, deadline_s=None):
+        assert deadline_s is None
+        return True
+
+    def latest(self):
+        return None
+
+
+def saves_on_order():
+    """Trains on two ranks; the first is asked twice, and each notes when all save."""
+    at, store = int(os.environ["RANK"]), connect()
+    store.set("seats/1", "w0 w1 |")
+    seats, saver = Orders(f"w{at}", connect), Saver()
+    loop = ElasticLoop(
+        *make_model(),
+        schedule=Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH),
+        num_steps=10,
+        save_every=5,
+        checkpointer=saver,
+        connection=Connection(seats, dist.PrefixStore("job", store), make_factory),
+        timeout=timedelta(seconds=30),
+    )
+    agreed = []
+    for step in loop:
+        if at == 0 and step.number in {3, 7}:
+            order = SaveOrder(f"before {step.number}", math.inf, "a node goes")
+            seats.order = order
+        with step:
+            for part in step.parts():
+                (part_loss(loop._training._own["model"], part) * part.weight).backward()
+        if loop._ordered.is_agreed:
+            agreed.append(loop.step)
+    return agreed, saver.steps, seats.saved
+
+
+def test_checkpoint_that_one_rank_is_asked_for_is_saved_after_the_same_step_on_all():
+    (agreed, steps, saved), (others_agreed, others_steps, others_saved) = run_ranks(
+        saves_on_order, 2, process_group=False, timeout_s=60
+    )
+    assert agreed == others_agreed == [3, 7]
+    assert (steps, others_steps) == ([3, 5, 7, 10], [])
+    assert saved == [("before 3", 3, ""), ("before 7", 7, "")]
+    assert others_saved == []

@@ -12,6 +12,7 @@ from drivetrain_elastic.decisions.membership import (
     MembershipState,
     Status,
     Worker,
+    can_do_without,
     next_world,
 )
 
@@ -225,3 +226,55 @@ def test_worlds_keep_to_the_rules_whatever_happens(data, unit):
         assert stayed <= set(members) or set(members) <= stayed
         state.enter(verdict.world)
         assert next_world(0.0, state, settings_).world is None
+
+
+def test_only_nodes_that_are_admitted_train():
+    state = ready("a/0", "b/0", "c/0")
+    state.admitted = frozenset({"a", "c"})
+    assert enter(state, config(2, 3, last_call_s=0)).members == ("a/0", "c/0")
+    state.admitted = frozenset({"a", "b", "c"})
+    world = enter(state, config(2, 3))
+    assert (world.members, world.reason) == (("a/0", "b/0", "c/0"), "b/0 is new")
+    state.admitted = frozenset({"b", "c"})
+    world = enter(state, config(2, 3))
+    assert world.members == ("b/0", "c/0")
+    assert (world.broken_epoch, state.workers["a/0"].status) == (0, Status.STANDBY)
+
+
+def test_nobody_admitted_pauses_training_in_a_world_of_nobody():
+    state = ready("a/0", "b/0")
+    state.admitted = frozenset()
+    verdict = next_world(0.0, state, config())
+    assert (verdict.world, verdict.is_short) == (None, True)
+    state.admitted = None
+    enter(state, config(last_call_s=0))
+    state.admitted = frozenset()
+    verdict = next_world(0.0, state, config())
+    assert (verdict.world.members, verdict.world.epoch) == ((), 2)
+    assert verdict.is_short
+    state.enter(verdict.world)
+    assert next_world(0.0, state, config()).world is None
+    assert {one.status for one in state.workers.values()} == {Status.STANDBY}
+    state.admitted = frozenset({"a", "b"})
+    world = enter(state, config())
+    assert (world.epoch, world.members) == (3, ("a/0", "b/0"))
+
+
+def test_a_node_that_alone_has_the_state_hands_it_over_before_it_stands_by():
+    state = ready("a/0", "b/0")
+    state.admitted = frozenset({"a"})
+    enter(state, config(1, 2, last_call_s=0))
+    state.set_has_state("a/0")
+    state.admitted = frozenset({"b"})
+    world = enter(state, config(1, 2))
+    assert world.members == ("a/0", "b/0")
+    state.set_has_state("b/0")
+    assert enter(state, config(1, 2)).members == ("b/0",)
+
+
+def test_a_job_can_do_without_a_node_if_others_are_enough():
+    state = ready("a/0", "a/1", "b/0", "b/1")
+    assert can_do_without("a", state, config(2, 4))
+    assert not can_do_without("a", state, config(3, 4))
+    state.set_status("b/0", Status.STARTING, 0.0)
+    assert not can_do_without("a", state, config(2, 4))

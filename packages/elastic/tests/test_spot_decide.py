@@ -123,7 +123,7 @@ class Job:
         config, capacity = self.config, self.capacity
         at_work = [n for n in capacity.those(NodePhase.TRAINING) if n.is_able]
         if capacity.phase == JobPhase.TRAINING and not capacity.is_saving:
-            assert len(at_work) >= config.least
+            assert len(capacity.those(NodePhase.TRAINING)) >= config.least
         assert len(at_work) <= config.most
         pending = capacity.those(NodePhase.REQUESTED)
         assert len([n for n in pending if n.market == Market.SPOT]) <= config.most
@@ -210,7 +210,10 @@ def test_a_notice_is_answered_with_a_checkpoint_and_then_with_leaving():
     assert found[1].count == 1
     saving = replace(capacity, is_saving=True)
     assert actions(12.0, saving, config, Leave | Save) == []
-    (leave,) = actions(16.0, replace(capacity, saved_s=10.0), config, Leave)
+    saved = replace(capacity, saved_s=10.0)
+    found = decide(16.0, saved, config)
+    assert (found.actions[:-1], found.look_again_s) == ((), 37.0)
+    (leave,) = actions(37.0, saved, config, Leave)
     assert (leave.node, leave.deadline_s) == ("a", 40.0)
     assert "a checkpoint is durable" in leave.reason
 

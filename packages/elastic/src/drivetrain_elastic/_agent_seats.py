@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import socket
 import threading
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import DistributedError
 from drivetrain_elastic._flight_record import FlightRecord
-from drivetrain_elastic._seat import Seat
+from drivetrain_elastic._seat import SaveOrder, Seat
+from drivetrain_elastic._sigterm import HeldSigterm
 from drivetrain_elastic._stacks import answer_with_stacks
 from drivetrain_elastic._step_meter import Times
 
@@ -50,6 +52,8 @@ class AgentSeats:
             raise DistributedError(message) from error
         self._seat: Seat | None = None
         self._is_leaving = False
+        self._end_s = math.inf
+        self._save: SaveOrder | None = None
         self._is_closed = False
         self._change = threading.Condition()
         self._sending = threading.Lock()
@@ -60,7 +64,10 @@ class AgentSeats:
         self._record = FlightRecord(flight_path(path, os.getpid()))
         answer_with_stacks(path)
         self._send("hello", name=name, pid=os.getpid())
-        for run in (self._listen, self._beat):
+        # In a thread, since the signal may come while something is being sent.
+        self._terminated = threading.Event()
+        self._sigterm = HeldSigterm(self._terminated.set)
+        for run in (self._listen, self._beat, self._tell_of_signals):
             threading.Thread(target=run, name="drivetrain-seats", daemon=True).start()
 
     # ---- what the agent says ----
@@ -77,7 +84,14 @@ class AgentSeats:
         with self._change:
             if message["what"] == "leave":
                 self._is_leaving = True
+                self._end_s = time.monotonic() + message["within_s"]
                 self._change.notify_all()
+                return
+            if message["what"] == "save":
+                self._take_order(message)
+                return
+            if message["what"] == "stop":
+                self._sigterm.end()
                 return
             seat = Seat(
                 message["epoch"],
@@ -94,6 +108,12 @@ class AgentSeats:
             listeners = list(self._listeners)
         for listener in listeners:
             listener(seat)
+
+    def _take_order(self, message: dict[str, Any]) -> None:
+        self._save = None
+        if message["request"]:
+            end_s = time.monotonic() + message["within_s"]
+            self._save = SaveOrder(message["request"], end_s, message["reason"])
 
     def latest(self) -> Seat | None:
         """Returns the last world that this worker has heard of."""
@@ -135,6 +155,16 @@ class AgentSeats:
         with self._change:
             return self._is_leaving
 
+    def end_s(self) -> float:
+        """When this worker may be gone; infinite while nobody has said so."""
+        with self._change:
+            return self._end_s
+
+    def save_order(self) -> SaveOrder | None:
+        """Returns the checkpoint that is wanted now; None for none."""
+        order = self._save
+        return order if order is not None and time.monotonic() < order.end_s else None
+
     # ---- what the worker says ----
 
     def _beat(self) -> None:
@@ -144,6 +174,12 @@ class AgentSeats:
             fields |= _as_plain(self._times)
             self._send("beat", **fields, phase=self._phase, phase_s=phase_s)
             time.sleep(self._beat_s)
+
+    def _tell_of_signals(self) -> None:
+        while not self._is_closed:
+            self._terminated.wait()
+            self._terminated.clear()
+            self._send("terminated")
 
     def _send(self, what: str, **fields: Any) -> None:
         line = json.dumps({"what": what, **fields}) + "\n"
@@ -177,6 +213,13 @@ class AgentSeats:
     def report_broken(self, epoch: int, reason: str) -> None:
         """Tells that collectives of a world fail, so that another one is needed."""
         self._send("broken", epoch=epoch, reason=reason)
+
+    def report_saved(
+        self, order: SaveOrder, step: int, seconds: float, failure: str
+    ) -> None:
+        """Tells that a checkpoint is durable, or why it is not."""
+        fields = {"step": step, "seconds": seconds, "failure": failure}
+        self._send("saved", request=order.request, **fields)
 
     def report_end(self, *, is_finished: bool) -> None:
         """Tells that this worker has made all steps, or has left before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from drivetrain_elastic._seat import Seat
@@ -9,6 +10,7 @@ from drivetrain_elastic._seat import Seat
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from drivetrain_elastic._seat import SaveOrder
     from drivetrain_elastic._step_meter import Times
 
 __all__ = ["LoneSeat"]
@@ -41,6 +43,18 @@ class LoneSeat:
     def is_leaving(self) -> bool:
         """Says no."""
         return False
+
+    def end_s(self) -> float:
+        """Says that nobody takes it away."""
+        return math.inf
+
+    def save_order(self) -> None:
+        """Says that nobody asks for a checkpoint."""
+
+    def report_saved(
+        self, order: SaveOrder, step: int, seconds: float, failure: str
+    ) -> None:
+        """Tells nobody."""
 
     def report_ready(self) -> None:
         """Tells nobody."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from drivetrain_elastic._agreement import agree
 from drivetrain_elastic._collector import CollectorPause
 from drivetrain_elastic._connection import connect
 from drivetrain_elastic._group import RankLostError, with_others
+from drivetrain_elastic._ordered_save import OrderedSave
 from drivetrain_elastic._schedule import Block, Part
 from drivetrain_elastic._step import Step
 from drivetrain_elastic._step_meter import StepMeter
@@ -139,6 +141,7 @@ class ElasticLoop:
         self._checkpointer = checkpointer
         self._save_every = save_every
         self._restored = 0
+        self._ordered = OrderedSave(self._seats)
         # The ranks of a tensor-parallel copy compute on the same samples.
         self._splits_copies = isinstance(model, FSDPModule)
         others = {} if state is None else state
@@ -203,8 +206,7 @@ class ElasticLoop:
                 assert self._world is not None
                 yield Step(self, self.step + 1, self._world.seat)
             self._seats.report_phase("ending")
-            if self._checkpointer is not None:
-                self._checkpointer.flush()
+            self._flush()
             self._seats.report_end(is_finished=self.is_done)
         finally:
             self._unsubscribe()
@@ -247,7 +249,9 @@ class ElasticLoop:
         assert self._world is not None
         self._meter.begin_step(self.step + 1)
         num_copies = self._world.seat.num_copies
-        self._block = self._training.begin(num_copies, self._let_go, self._is_over)
+        self._block = self._training.begin(
+            num_copies, self._let_go, self._is_over, self._wants_save
+        )
 
     def _let_go(self) -> None:
         """Waits, in a backward pass, until nobody lacks the gradients of the last step."""
@@ -328,11 +332,13 @@ class ElasticLoop:
             raise RuntimeError(message)
         training.reduced = training.step + 1
         if world.seat.unit == 1:
+            self._ordered.is_agreed = training.reducer.has_wish
             return training.reducer.has_news
         # Other parts of the model may not have theirs: the vote comes before the update.
-        news = torch.tensor([int(self._is_over())])
+        news = torch.tensor([int(self._is_over()), int(self._wants_save())])
         world.everyone.allreduce([news]).wait()
-        return bool(news > 0)
+        has_news, self._ordered.is_agreed = (news > 0).tolist()
+        return bool(has_news)
 
     def _is_so_in_copy(self, is_so: bool, seat: Seat) -> bool:
         """Returns whether something is so on all ranks of this copy of the model.
@@ -394,14 +400,32 @@ class ElasticLoop:
             )
             raise DistributedError(message)
 
+    def _wants_save(self) -> bool:
+        """Whether this rank is to tell all others that a checkpoint is wanted now."""
+        assert self._world is not None
+        return self._world.seat.rank == 0 and self._ordered.is_due()
+
     def _save(self) -> None:
         assert self._world is not None
-        if not self._save_every or self.step % self._save_every:
+        is_due = self._save_every > 0 and self.step % self._save_every == 0
+        if not is_due and not self._ordered.is_agreed:
             return
         self._meter.save()
-        if self._world.seat.copy == 0:
-            assert self._checkpointer is not None
-            self._checkpointer.save(self.step, self._training.entries())
+        if self._world.seat.copy > 0:
+            return
+        saver = self._checkpointer
+        if self._ordered.is_agreed:
+            self._ordered.save(saver, self.step, self._training.entries())
+        elif saver is not None:
+            saver.save(self.step, self._training.entries())
+
+    def _flush(self) -> None:
+        """Waits for what is on its way to the disk, as long as this worker has."""
+        if self._checkpointer is None:
+            return
+        end_s = self._seats.end_s()
+        if not self._checkpointer.flush(None if end_s == math.inf else end_s):
+            logger.warning("a checkpoint is not durable, and this node may go now")
 
     # ---- worlds ----
 

@@ -33,14 +33,14 @@ def _no() -> bool:
 class _Bucket:
     """Gradients of one dtype and device that travel together, in one buffer.
 
-    Behind them travels one more number: how many ranks have news.
+    Behind them travel two more numbers: how many ranks have news, and how many a wish.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
         first = _local(parameters[0])
         num = sum(_local(one).numel() for one in parameters)
-        self.buffer = torch.zeros(num + 1, dtype=first.dtype, device=first.device)
+        self.buffer = torch.zeros(num + 2, dtype=first.dtype, device=first.device)
         self.news = self.buffer[num:]
         self.num_missing = 0
         views, at = [], 0
@@ -73,6 +73,7 @@ class GradientReducer:
     Attributes:
         has_news: Whether any rank had news as it sent its gradients; the same on all ranks
             in which `finish` has returned.
+        has_wish: Whether any rank had a wish then, likewise.
         num_entered: How many collectives were begun, in all steps.
 
     Raises:
@@ -100,7 +101,8 @@ class GradientReducer:
         self._let_go: Callable[[], None] = _do_nothing
         self._has_let_go = False
         self._look_for_news: Callable[[], bool] = _no
-        self.has_news = False
+        self._look_for_wish: Callable[[], bool] = _no
+        self.has_news = self.has_wish = False
         self.num_entered = 0
         # Autograd calls hooks from a thread for each device.
         self._lock = threading.RLock()
@@ -119,6 +121,7 @@ class GradientReducer:
         self,
         let_go: Callable[[], None] = _do_nothing,
         look_for_news: Callable[[], bool] = _no,
+        look_for_wish: Callable[[], bool] = _no,
     ) -> None:
         """Begins a step: backward passes add up gradients, and send nothing.
 
@@ -126,6 +129,7 @@ class GradientReducer:
             let_go: Called before the gradients of the last step are written over; with a
                 RuntimeError it keeps them, and ends this step.
             look_for_news: Called as late as can be; returns whether this rank has news.
+            look_for_wish: Likewise; returns whether it has a wish.
         """
         self._group = None
         self._works = []
@@ -133,7 +137,7 @@ class GradientReducer:
         self._failed = None
         self._let_go = let_go
         self._has_let_go = False
-        self._look_for_news = look_for_news
+        self._look_for_news, self._look_for_wish = look_for_news, look_for_wish
         self._show_none()
 
     def send_with(self, group: ProcessGroup) -> None:
@@ -186,9 +190,9 @@ class GradientReducer:
         assert self._group is not None
         bucket = self._buckets[self._num_sent]
         self._num_sent += 1
-        bucket.news.fill_(
-            self._num_sent == len(self._buckets) and self._look_for_news()
-        )
+        is_last = self._num_sent == len(self._buckets)
+        bucket.news[0] = is_last and self._look_for_news()
+        bucket.news[1] = is_last and self._look_for_wish()
         self.num_entered += 1
         self._works.append(self._group.allreduce([bucket.buffer]))
 
@@ -226,7 +230,7 @@ class GradientReducer:
         for device in {bucket.buffer.device for bucket in self._buckets}:
             # On a GPU the end of a work says only in which order things will happen.
             _synchronize(device)
-        self.has_news = bool(self._buckets[-1].news > 0)
+        self.has_news, self.has_wish = (self._buckets[-1].news > 0).tolist()
 
     def abandon(self) -> None:
         """Waits until nothing is under way, in a group that has been broken off."""

@@ -145,6 +145,7 @@ def _add_time_options(parser: argparse.ArgumentParser) -> None:
         ("frozen-s", 2.0, "how long a worker that does nothing may be silent"),
         ("stuck-s", 600.0, "how long a step may compute"),
         ("grace-s", 30.0, "how long workers have between SIGTERM and SIGKILL"),
+        ("notices-s", 5.0, "how often the cloud of --notices is asked"),
     ):
         parser.add_argument(
             f"--{name}",
@@ -159,6 +160,21 @@ def _add_time_options(parser: argparse.ArgumentParser) -> None:
         default="suspicion",
         help="when nodes are checked: before they train, when one is suspected, or both; "
         "one that is faulty is excluded (%(default)s)",
+    )
+    parser.add_argument(
+        "--notices",
+        default=os.environ.get("DRIVETRAIN_ELASTIC_NOTICES", "none"),
+        metavar="CLOUD",
+        help="who says that this node will be taken away: auto, aws, gcp, azure, alibaba, "
+        "one of them with the URL of its endpoint (aws=http://127.0.0.1:9000), or none; by "
+        "default DRIVETRAIN_ELASTIC_NOTICES, or none",
+    )
+    parser.add_argument(
+        "--on-notice",
+        choices=("save", "tell"),
+        default="save",
+        help="what is done then: a checkpoint is saved and the node leaves in time, or the "
+        "master is only told, for a supervisor that decides (%(default)s)",
     )
     parser.add_argument(
         "--on-stuck",
@@ -265,6 +281,9 @@ def _config(arguments: argparse.Namespace) -> AgentConfig:
         tee=arguments.tee,
         preload=tuple(arguments.preload),
         check=arguments.check,
+        notices=arguments.notices,
+        on_notice=arguments.on_notice,
+        notices_s=arguments.notices_s,
         **optional,
     )
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from drivetrain_elastic._flight_record import FlightRecord
     from drivetrain_elastic._step_meter import Times
 
-__all__ = ["Seat", "SeatSource"]
+__all__ = ["SaveOrder", "Seat", "SeatSource"]
 
 
 class Seat(NamedTuple):
@@ -59,6 +59,20 @@ class Seat(NamedTuple):
         return tuple(range(self.part, len(self.members), self.unit))
 
 
+class SaveOrder(NamedTuple):
+    """A checkpoint that somebody asks for.
+
+    Attributes:
+        request: Which one, at random.
+        end_s: When it must be durable, as `time.monotonic()` counts.
+        reason: Why, for people.
+    """
+
+    request: str
+    end_s: float
+    reason: str
+
+
 class SeatSource(Protocol):
     """Tells a worker of worlds. Its methods may be called from any thread."""
 
@@ -76,6 +90,17 @@ class SeatSource(Protocol):
 
     def is_leaving(self) -> bool:
         """Whether this worker is to end when the world no longer has it."""
+
+    def end_s(self) -> float:
+        """When this worker may be gone, as `time.monotonic()` counts."""
+
+    def save_order(self) -> SaveOrder | None:
+        """Returns the checkpoint that is wanted from the ranks now; None for none."""
+
+    def report_saved(
+        self, order: SaveOrder, step: int, seconds: float, failure: str
+    ) -> None:
+        """Tells that a checkpoint is durable, or why it is not."""
 
     def report_ready(self) -> None:
         """Tells that this worker can take a place."""

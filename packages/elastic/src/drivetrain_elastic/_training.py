@@ -97,6 +97,7 @@ class Training:
         num_copies: int,
         let_go: Callable[[], None],
         look_for_news: Callable[[], bool],
+        look_for_wish: Callable[[], bool],
     ) -> Block:
         """Begins a step, and returns its samples.
 
@@ -104,10 +105,11 @@ class Training:
             num_copies: How many copies of the model share them.
             let_go: Called before the gradients of the step before are written over.
             look_for_news: Returns whether this rank has news for all others.
+            look_for_wish: Returns whether it has a wish that all others are to know.
         """
         self._block = self._schedule.block(self.position, num_copies=num_copies)
         self._num_copies = num_copies
-        self.reducer.begin(let_go, look_for_news)
+        self.reducer.begin(let_go, look_for_news, look_for_wish)
         return self._block
 
     def apply(self) -> None:

@@ -17,6 +17,7 @@ from drivetrain_elastic._diagnose_command import populate_diagnose_parser
 from drivetrain_elastic._goodput_command import populate_goodput_parser
 from drivetrain_elastic._run_command import populate_run_parser
 from drivetrain_elastic._status_command import client_of, populate_status_parsers
+from drivetrain_elastic._supervise_command import populate_supervise_parser
 from drivetrain_elastic.faults import cli as faults_cli
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         ("check", "find faulty nodes before they train", populate_check_parser),
         ("diagnose", "say why something has failed", populate_diagnose_parser),
         ("goodput", "simulate what failures cost", populate_goodput_parser),
+        ("supervise", "train on nodes that may go", populate_supervise_parser),
     ):
         populate(commands.add_parser(name, help=help_text, allow_abbrev=False))
     faults = commands.add_parser(

@@ -27,6 +27,7 @@ from drivetrain_elastic._agent._master_line import MasterLine
 from drivetrain_elastic._agent._master_process import MasterProcess
 from drivetrain_elastic._agent._node_check import NodeCheck
 from drivetrain_elastic._agent._node_watch import NodeWatch
+from drivetrain_elastic._agent._notice_listener import NoticeListener
 from drivetrain_elastic._agent._output import Output
 from drivetrain_elastic._agent._parent import (
     adopt_orphans,
@@ -56,6 +57,8 @@ _STUCK_PAUSE_S = 1.0
 _DUMP_S = 0.3
 _CHECK_JOIN_S = 30.0
 _LATE_GRACE_S = 2.0
+# How long after a worker the agent gets a signal that was sent to all processes.
+_ECHO_S = 2.0
 _ORPHANS_S = 5.0
 _SOCKET = "agent"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -130,6 +133,7 @@ class Agent:
         self.reason = ""
         self._id = secrets.token_hex(8)
         self._num_signals = 0
+        self._echo_end_s = 0.0
         self._reported_stuck: set[str] = set()
         # What every master is told, since the one before may not have written it.
         self._final_reports = FinalReports()
@@ -141,13 +145,16 @@ class Agent:
         self._diagnostician: Diagnostician | None = None
         self._watch: NodeWatch | None = None
         self._last_check: pb.CheckResult | None = None
+        self._last_saved: pb.Saved | None = None
+        self._notices = NoticeListener(config, self._report_notice)
 
     def run(self) -> int:
         """Runs the job's part on this node and returns the exit code for it.
 
         In the main thread, SIGTERM and SIGINT make the node leave: its workers end after
-        the step in flight if the job goes on elsewhere, and with SIGTERM if not. A second
-        signal kills them. An agent that keeps the master stays until the job has ended, or
+        the step in flight if the job goes on elsewhere, and if not, with SIGTERM after a
+        checkpoint. So does SIGTERM to a worker. A second signal to this process kills
+        them. An agent that keeps the master stays until the job has ended, or
         a signal comes after its workers have left.
 
         Whatever workers have started is killed at the end. Children of this process that
@@ -194,6 +201,8 @@ class Agent:
                 env,
                 report=self._report,
                 broken=self._report_broken,
+                saved=self._report_saved,
+                terminated=self._hear_of_sigterm,
                 diagnostician=self._diagnostician,
             )
             self._line = MasterLine(
@@ -212,8 +221,10 @@ class Agent:
             tasks += [line, asyncio.create_task(self._train())]
             tasks.append(asyncio.create_task(self._watch.run()))
             ending: list[asyncio.Future[Any]] = [*tasks, self._outcome]
+            tasks.append(asyncio.create_task(self._notices.run()))
             await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
             await self._go_home(line)
+            await self._notices.acknowledge()
             server.close()
             await launcher.close()
             for task in tasks:
@@ -297,6 +308,8 @@ class Agent:
             machine=config.machine or config.node,
             alerts=self._watch.alerts() if self._watch is not None else (),
             check=self._last_check,
+            notice=self._notices.message(),
+            saved=self._last_saved,
         )
 
     def _heartbeat(self) -> pb.Heartbeat:
@@ -330,6 +343,13 @@ class Agent:
             self._broken = broken
         self._line.send(pb.FromAgent(broken=broken))
 
+    def _report_notice(self, notice: pb.CapacityNotice) -> None:
+        self._line.send(pb.FromAgent(notice=notice))
+
+    def _report_saved(self, saved: pb.Saved) -> None:
+        self._last_saved = saved
+        self._line.send(pb.FromAgent(saved=saved))
+
     def _heard(self, message: pb.ToAgent) -> None:
         what = message.WhichOneof("what")
         if what == "world":
@@ -341,6 +361,8 @@ class Agent:
             self._crew.show_world(message.world)
         elif what == "command":
             self._obey(message.command)
+        elif what == "save":
+            self._crew.show_order(message.save)
         elif what == "notice":
             notice = message.notice
             short = first_line(notice.reason)
@@ -418,6 +440,11 @@ class Agent:
             asyncio.get_running_loop().add_signal_handler(number, self._signal, number)
 
     def _signal(self, number: signal.Signals) -> None:
+        now_s = time.monotonic()
+        if now_s < self._echo_end_s:
+            # All processes of the node got it, and this one heard of it from a worker.
+            self._echo_end_s = 0.0
+            return
         self._num_signals += 1
         grace_s, reason = self._config.grace_s, f"the agent got {number.name}"
         has_left = self._leaving is not None and self._leaving.done()
@@ -430,7 +457,29 @@ class Agent:
             self._leave(reason, grace_s)
             self._line.send(pb.FromAgent(leave=self._leave_request()))
         else:
-            self._end(_Outcome(128 + number, reason, grace_s))
+            self._saving = asyncio.create_task(self._save_and_end(number, reason))
+
+    def _hear_of_sigterm(self) -> None:
+        """Takes note that a worker got SIGTERM, which was not this agent's."""
+        if self._num_signals or self._leaving is not None or self._outcome.done():
+            return
+        self._signal(signal.SIGTERM)
+        self._echo_end_s = time.monotonic() + _ECHO_S
+
+    async def _save_and_end(self, number: signal.Signals, reason: str) -> None:
+        """Ends the job here, after a checkpoint if there is time for one."""
+        end_s = time.monotonic() + self._config.grace_s
+        by_s = end_s - min(_LATE_GRACE_S, self._config.grace_s / 2)
+        before = self._last_saved
+        if self._line.is_open and self._trains():
+            within_s = by_s - time.monotonic()
+            self._report_notice(pb.CapacityNotice(within_s=within_s, reason=reason))
+        while self._trains() and self._last_saved is before and self._line.is_open:
+            if time.monotonic() > by_s:
+                break
+            await asyncio.sleep(0.01)
+        left_s = max(0.0, end_s - time.monotonic())
+        self._end(_Outcome(128 + number, reason, left_s))
 
     def _goes_on_elsewhere(self) -> bool:
         world = self._crew.world

@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass, field
 
 from drivetrain_core import ProgramError
+from drivetrain_elastic.notices.find_cloud import cloud_of
 
 __all__ = ["AgentConfig"]
 
@@ -41,6 +42,12 @@ class AgentConfig:
         log_folder: Where the output of workers goes; by default that of the agent.
         tee: Whether output that goes to the log folder is shown as well.
         preload: Modules that are imported once, for all workers.
+        notices: Who says that this node will be taken away: "auto" for the cloud whose
+            endpoint answers here, "aws", "gcp", "azure", "alibaba", one of them with a URL
+            as in "aws=http://127.0.0.1:9000", or "none".
+        on_notice: What is done then: it and the others "save" a checkpoint and it leaves
+            in time, or the master is only told ("tell"), since a supervisor decides.
+        notices_s: How often the cloud is asked.
         check: When nodes are checked: at the "start", before they train, on "suspicion",
             "always", which is both, or "never".
 
@@ -67,6 +74,9 @@ class AgentConfig:
     tee: bool = False
     preload: tuple[str, ...] = ()
     check: str = "suspicion"
+    notices: str = "none"
+    on_notice: str = "save"
+    notices_s: float = 5.0
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -83,6 +93,7 @@ class AgentConfig:
             ("frozen_s", 0.2),
             ("stuck_s", 0.2),
             ("grace_s", 0.0),
+            ("notices_s", 0.01),
         ):
             value = getattr(self, name)
             if value is None:
@@ -116,6 +127,15 @@ class AgentConfig:
         if self.on_stuck not in {"kill", "report"}:
             message = f"on_stuck must be 'kill' or 'report', got {self.on_stuck!r}"
             raise ProgramError(message)
+        if self.on_notice not in {"save", "tell"}:
+            message = f"on_notice must be 'save' or 'tell', got {self.on_notice!r}"
+            raise ProgramError(message)
+        if self.notices not in {"none", "auto"}:
+            try:
+                cloud_of(self.notices)
+            except ValueError as error:
+                message = f"notices must be 'none', 'auto' or a cloud: {error}"
+                raise ProgramError(message) from None
         if self.check not in _CHECKS:
             message = f"check must be one of {', '.join(_CHECKS)}, got {self.check!r}"
             raise ProgramError(message)

@@ -57,6 +57,8 @@ class Crew:
         env: What they see of the environment, besides what tells them who they are.
         report: Takes what has happened at the same time, for the master.
         broken: Takes the epoch of a world whose collectives fail, on whom, and why.
+        saved: Takes what has become of a checkpoint that was asked for.
+        terminated: Called when a worker got SIGTERM from somebody else.
         diagnostician: Finds out why workers fail.
 
     Attributes:
@@ -74,6 +76,8 @@ class Crew:
         *,
         report: Callable[[list[pb.WorkerReport]], None],
         broken: Callable[[int, str, str], None],
+        saved: Callable[[pb.Saved], None],
+        terminated: Callable[[], None],
         diagnostician: Diagnostician,
     ) -> None:
         self._config = config
@@ -82,6 +86,10 @@ class Crew:
         self._env = dict(env)
         self._report = report
         self._broken = broken
+        self._saved = saved
+        self._terminated = terminated
+        self._order = pb.SaveRequest()
+        self._order_end_s = 0.0
         self._diagnostician = diagnostician
         self._examinations: set[asyncio.Task[None]] = set()
         self._tag = secrets.token_hex(2)
@@ -171,6 +179,8 @@ class Crew:
             worker.link, worker.heard_s = link, time.monotonic()
             if self.world is not None and not worker.is_spare:
                 self._show(worker)
+            if self._order.request:
+                self._show_order(worker)
             return
         found = [one for one in self.workers.values() if one.link is link]
         if not found:
@@ -181,6 +191,11 @@ class Crew:
             worker.take_beat(message)
         elif what == "broken":
             self._broken(message["epoch"], worker.name, message["reason"])
+        elif what == "terminated":
+            self._terminated()
+        elif what == "saved":
+            del message["what"]
+            self._saved(pb.Saved(**message))
         elif what == "ready":
             worker.stage = Stage.READY
             self._was_ready = True
@@ -213,6 +228,22 @@ class Crew:
             broken_epoch=world.broken_epoch,
             unit=self._config.workers_per_copy,
         )
+
+    def show_order(self, order: pb.SaveRequest) -> None:
+        """Tells the workers which checkpoint is wanted; one without a name is none."""
+        self._order = order
+        self._order_end_s = time.monotonic() + order.within_s
+        for worker in self.workers.values():
+            self._show_order(worker)
+
+    def _show_order(self, worker: LocalWorker) -> None:
+        if worker.link is not None:
+            worker.link.send(
+                "save",
+                request=self._order.request,
+                within_s=self._order_end_s - time.monotonic(),
+                reason=self._order.reason,
+            )
 
     def ask_to_leave(self, reason: str, within_s: float) -> None:
         """Lets all workers leave at the end of a step; those that stand by go at once."""
@@ -442,6 +473,9 @@ class Crew:
             worker.why_killed = worker.why_killed or why
             if worker.process is None:
                 continue
+            if worker.link is not None:
+                # One that holds SIGTERM off knows by this that it is meant.
+                worker.link.send("stop")
             number = signal.SIGTERM if grace_s > 0 else signal.SIGKILL
             if worker.is_spare:
                 number = signal.SIGKILL

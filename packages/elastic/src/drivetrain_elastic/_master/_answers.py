@@ -100,6 +100,18 @@ class Answers:
         return pb.Done()
 
     @_told
+    async def Save(self, request: pb.SaveRequest, _: Any) -> pb.Done:  # noqa: N802
+        """Asks for a checkpoint."""
+        self._nodes.save(request)
+        return pb.Done()
+
+    @_told
+    async def Admit(self, request: pb.Admission, _: Any) -> pb.Done:  # noqa: N802
+        """Says which nodes may train."""
+        self._nodes.admit(request)
+        return pb.Done()
+
+    @_told
     async def Stop(self, request: pb.StopRequest, _: Any) -> pb.Done:  # noqa: N802
         """Ends the job."""
         self._nodes.stop(request.reason, request.exit_code)

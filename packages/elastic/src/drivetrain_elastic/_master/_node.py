@@ -108,6 +108,9 @@ def describe_nodes(
     if world is not None:
         status.epoch, status.reason = world.epoch, world.reason
         status.world_size = len(members)
+    if state.admitted is not None:
+        status.admission.SetInParent()
+        status.admission.nodes.extend(sorted(state.admitted))
     workers = state.workers.values()
     status_of = {one.name: one.status.value for one in workers}
     status_of |= dict.fromkeys(finished, "finished")
@@ -120,6 +123,7 @@ def describe_nodes(
             silent_s=now_s - node.heard_s,
             hardware=node.hardware,
             alerts=list(node.alerts.values()),
+            is_leaving=node.leave is not None,
         )
         here = [one.name for one in workers if one.node == node.name]
         for name in dict.fromkeys([*here, *node.progress]):

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
@@ -20,13 +19,15 @@ from drivetrain_elastic._master._node import (
     leave_message,
 )
 from drivetrain_elastic._master._outcomes import Outcomes
+from drivetrain_elastic._master._reclaims import Reclaims
+from drivetrain_elastic._master._terms import AgreedTerms
 from drivetrain_elastic.decisions.ending import Ending, judge_ending
 from drivetrain_elastic.decisions.membership import (
-    MembershipConfig,
     MembershipState,
     Status,
     Worker,
     World,
+    can_do_without,
     next_world,
 )
 from drivetrain_elastic.decisions.presence import judge_presence
@@ -92,10 +93,10 @@ class Nodes:
         # Of nodes that are gone as well.
         self._machines: dict[str, str] = {}
         self._state = MembershipState()
-        self._config: MembershipConfig | None = None
-        self._patience_s = 0.0
         self._ending: Ending | None = None
         self._records: list[Record] = []
+        self._terms = AgreedTerms(self._records)
+        self._reclaims = Reclaims(self._note, self._tell_all)
         self._outcomes = Outcomes(self._records)
         self._care = Care(self._records, self._note, late_s=2 * heartbeat_s)
         # What is durable, and may be told to whoever comes.
@@ -107,11 +108,11 @@ class Nodes:
     def replay(self, record: Record) -> bool:
         """Takes a record of the journal; returns whether it was one of these."""
         body = record.body
-        if record.kind == "terms":
-            self._patience_s = body["patience_s"]
-            self._config = MembershipConfig(**body["config"])
+        if record.kind == "admission":
+            self._state.admitted = None if body is None else frozenset(body)
         elif record.kind == "world":
-            self._state = MembershipState(nodes=self._state.nodes)
+            admitted = self._state.admitted
+            self._state = MembershipState(nodes=self._state.nodes, admitted=admitted)
             for name, node, slot in body["members"]:
                 # It may have the state, and says so soon if it has not lost it.
                 member = Worker(name, node, slot, Status.MEMBER, has_state=True)
@@ -121,14 +122,15 @@ class Nodes:
         elif record.kind == "ended":
             self._ending = Ending(body["exit_code"], body["reason"])
         else:
-            return self._outcomes.replay(record) or self._care.replay(record)
+            keepers = (self._terms, self._outcomes, self._care)
+            return any(one.replay(record) for one in keepers)
         return True
 
     def dump(self) -> list[Record]:
         """Returns records that take the place of all that were written."""
-        records = []
-        if self._config is not None:
-            records.append(self._terms())
+        records = self._terms.dump()
+        if self._state.admitted is not None:
+            records.append(Record("admission", sorted(self._state.admitted)))
         if self._state.world is not None:
             records.append(self._world(self._state.world))
         records += self._outcomes.dump() + self._care.dump()
@@ -143,11 +145,6 @@ class Nodes:
             self._nodes.setdefault(worker.node, Node(name=worker.node, heard_s=now_s))
         self._care.begin(self._state)
         self._announcer.go_on(self._state, self._ending)
-
-    def _terms(self) -> Record:
-        assert self._config is not None
-        config = asdict(self._config)
-        return Record("terms", {"config": config, "patience_s": self._patience_s})
 
     def _world(self, world: World) -> Record:
         workers = [self._state.workers[name] for name in world.members]
@@ -199,7 +196,7 @@ class Nodes:
             message = "a node must have a name"
             raise ProgramError(message)
         self._refuse_excluded(hello)
-        self._agree(hello.terms)
+        self._terms.agree(hello.terms)
         self._care.diagnoses.expect_hangs(hello.terms.stuck_s)
         self._care.time.begin()
         node = self._nodes.setdefault(name, Node(name=name))
@@ -227,8 +224,12 @@ class Nodes:
         node.line.send(pb.ToAgent(welcome=self._welcome))
         told = self._announcer.world
         members = [one.name for one in told.world.members]
-        if members and all(name in self._state.workers for name in members):
+        is_told = told.HasField("world")
+        if is_told and all(name in self._state.workers for name in members):
             node.line.send(told)
+        order = self._reclaims.order_message()
+        if order is not None:
+            node.line.send(order)
         if self._announcer.ending is not None:
             node.line.send(self._announcer.ending)
         self._take_again(node, hello)
@@ -260,6 +261,10 @@ class Nodes:
                 self._care.take_alert(node.name, alert)
         if hello.HasField("check"):
             self._take_check(node, hello.check)
+        notice = hello.notice if hello.HasField("notice") else None
+        self._reclaims.take_notice(node.name, notice)
+        if hello.HasField("saved"):
+            self._reclaims.take_saved(hello.saved)
         leave = hello.leave if hello.HasField("leave") else node.leave
         if leave is not None:
             self.leave(node.name, leave.within_s, leave.reason, leave.exit_code)
@@ -267,24 +272,6 @@ class Nodes:
     def _take_broken(self, broken: pb.Broken) -> None:
         why = f"{broken.worker}: {broken.reason}"
         self._state.set_broken(broken.epoch, why, time.monotonic())
-
-    def _agree(self, terms: pb.Terms) -> None:
-        """Takes the terms of the first agent, and holds others to them."""
-        config = MembershipConfig(
-            min_workers=terms.min_workers,
-            max_workers=terms.max_workers,
-            unit=terms.unit,
-            last_call_s=terms.last_call_s,
-        )
-        if self._config is None:
-            self._config, self._patience_s = config, terms.patience_s
-            self._records.append(self._terms())
-        elif config != self._config:
-            message = (
-                f"the job has {_words(self._config)}, this agent says {_words(config)}: "
-                "start all agents of a job with the same options"
-            )
-            raise ProgramError(message)
 
     def _meet(self, node: Node, reports: Iterable[pb.WorkerReport]) -> None:
         """Compares the workers that an agent has with those that were known."""
@@ -329,6 +316,10 @@ class Nodes:
             self._take_check(node, message.check)
         elif what == "leave":
             self.leave(node.name, message.leave.within_s, message.leave.reason)
+        elif what == "notice":
+            self._reclaims.take_notice(node.name, message.notice)
+        elif what == "saved":
+            self._reclaims.take_saved(message.saved)
         self._changed.set()
 
     def _take_check(self, node: Node, check: pb.CheckResult) -> None:
@@ -391,6 +382,7 @@ class Nodes:
             self._care.time.lose()
         self._state.remove(gone)
         self._nodes.pop(node.name, None)
+        self._reclaims.forget(node.name)
         self._note("node-lost" if is_loss else "node-left", node.name, why)
         if node.line is not None:
             node.line.close()
@@ -420,6 +412,7 @@ class Nodes:
             node=name, within_s=within_s, reason=reason, exit_code=exit_code
         )
         node.line.send(leave_message(node.leave))
+        self._reclaims.take_leave(name, within_s)
         now_s = time.monotonic()
         for worker in list(self._state.workers.values()):
             if worker.node == name:
@@ -430,6 +423,21 @@ class Nodes:
         """Ends the job."""
         if self._ending is None:
             self._end(Ending(exit_code, reason))
+            self._changed.set()
+
+    def save(self, order: pb.SaveRequest) -> None:
+        """Asks the ranks for a checkpoint."""
+        self._reclaims.ask_to_save(order)
+        self._changed.set()
+
+    def admit(self, admission: pb.Admission) -> None:
+        """Lets only these nodes train from the end of a step on; none pauses it."""
+        admitted = frozenset(admission.nodes)
+        if admitted != self._state.admitted:
+            self._state.admitted = admitted
+            self._records.append(Record("admission", sorted(admitted)))
+            names = ", ".join(sorted(admitted)) or "nobody"
+            self._note("admitted", names, admission.reason)
             self._changed.set()
 
     def readmit(self, machine: str) -> None:
@@ -445,7 +453,9 @@ class Nodes:
     def _exclude(self, order: Exclude) -> None:
         """Excludes a node, unless the job needs it and it may still work."""
         machine = self._machines.get(order.node, order.node)
-        if not (order.is_broken or self._can_do_without(order.node)):
+        config = self._terms.config
+        assert config is not None
+        if not (order.is_broken or can_do_without(order.node, self._state, config)):
             why = f"{order.reason}; it stays, since no other could take its place"
             self._note("not-excluded", order.node, why)
             return
@@ -456,17 +466,6 @@ class Nodes:
         for node in list(self._nodes.values()):
             if node.machine == machine and node.line is not None:
                 self.leave(node.name, _EXCLUDED_S, why, exit_code=1)
-
-    def _can_do_without(self, node: str) -> bool:
-        """Whether workers of other nodes, and those that stand by, are enough."""
-        assert self._config is not None
-        able = {Status.MEMBER, Status.STANDBY}
-        others = [
-            one
-            for one in self._state.workers.values()
-            if one.node != node and one.status in able
-        ]
-        return len(others) >= self._config.min_workers
 
     def _tell(self, node: str, what: pb.Command.What, reason: str) -> None:
         found = self._nodes.get(node)
@@ -488,6 +487,7 @@ class Nodes:
             self._outcomes.results.finished,
             self._care.training.slowness,
         )
+        self._reclaims.describe(status)
         describe_care(status, self._care.time.ledger(), self._care.diagnoses.excluded)
         if self._ending is not None:
             status.ended, status.exit_code = self._ending.reason, self._ending.exit_code
@@ -539,16 +539,18 @@ class Nodes:
                 self._tell(order.node, pb.Command.CHECK, order.reason)
             elif isinstance(order, ShowStacks):
                 self._dump_stacks(order.reason)
-        if self._config is None or self._ending is not None:
+        config = self._terms.config
+        if config is None or self._ending is not None:
             return min(one for one in waits if one is not None)
-        verdict = next_world(now_s, self._state, self._config)
+        waits.append(self._answer_notices(now_s))
+        verdict = next_world(now_s, self._state, config)
         results = self._outcomes.results
         if not verdict.is_short:
             results.short_since_s = None
         elif results.short_since_s is None:
             results.short_since_s = now_s
         ending = judge_ending(
-            now_s, self._state, results, verdict, patience_s=self._patience_s
+            now_s, self._state, results, verdict, patience_s=self._terms.patience_s
         )
         if isinstance(ending, Ending):
             self._end(ending)
@@ -557,6 +559,21 @@ class Nodes:
         else:
             waits += [ending, verdict.wait_s]
         return max(0.0, min(one for one in waits if one is not None))
+
+    def _answer_notices(self, now_s: float) -> float | None:
+        """Lets nodes leave in time that will be taken away; returns when to look again."""
+        training = [
+            node
+            for node in self._nodes.values()
+            if node.line is not None
+            and any(self._is_member(one) for one in node.progress)
+        ]
+        found = self._reclaims.judge(now_s, training)
+        for name in found.leave:
+            notice = self._reclaims.notice_of(name)
+            assert notice is not None
+            self.leave(name, notice.within_s, notice.reason)
+        return found.wait_s
 
     def _enter(self, world: World) -> None:
         self._care.enter(world, self._state)
@@ -581,7 +598,3 @@ class Nodes:
         for node in self._nodes.values():
             if node.line is not None:
                 node.line.send(message)
-
-
-def _words(config: MembershipConfig) -> str:
-    return f"{config.min_workers} to {config.max_workers} workers in units of {config.unit}"

@@ -31,6 +31,7 @@ __all__ = [
     "Verdict",
     "Worker",
     "World",
+    "can_do_without",
     "next_world",
 ]
 
@@ -135,6 +136,7 @@ class MembershipState:
         last_join_s: When a worker last became ready.
         broken_s: When the world was found broken; None while it is whole.
         broken_why: What was found.
+        admitted: The nodes that may train; None for all.
     """
 
     workers: dict[str, Worker] = field(default_factory=dict)
@@ -143,6 +145,11 @@ class MembershipState:
     last_join_s: float = 0.0
     broken_s: float | None = None
     broken_why: str = ""
+    admitted: frozenset[str] | None = None
+
+    def may_train(self, worker: Worker) -> bool:
+        """Whether a worker's node may train."""
+        return self.admitted is None or worker.node in self.admitted
 
     def add(self, worker: Worker) -> None:
         """Takes in a worker."""
@@ -227,7 +234,13 @@ def next_world(
         >>> next_world(0.0, state, config).world
         World(epoch=2, members=('a/0', 'a/2'), reason='a/1 is gone', broken_epoch=1)
     """
-    copies = _whole_copies(state, config.unit, _ABLE)
+    if state.admitted is not None and not state.admitted:
+        return _pause(state)
+    copies = [
+        copy
+        for copy in _whole_copies(state, config.unit, _ABLE)
+        if state.may_train(copy[0])
+    ]
     num_able = len(copies) * config.unit
     size = min(num_able, config.max_workers // config.unit * config.unit)
     if size < config.min_workers:
@@ -256,10 +269,41 @@ def next_world(
         wait_s = 0.0
     if wait_s > 0:
         return Verdict(None, reason, wait_s=wait_s)
+    return Verdict(_after(current, members, reason, state), reason)
+
+
+def _pause(state: MembershipState) -> Verdict:
+    """Returns a world of nobody, which its ranks enter at the end of a step."""
+    reason = "training is paused: no node may train"
+    current = state.world
+    if current is None or not current.members:
+        return Verdict(None, reason, is_short=True)
+    return Verdict(_after(current, (), reason, state), reason, is_short=True)
+
+
+def _after(
+    current: World, members: tuple[str, ...], reason: str, state: MembershipState
+) -> World:
     is_lost = any(name not in state.workers for name in current.members)
     is_broken = is_lost or state.broken_s is not None
     broken_epoch = current.epoch if is_broken else current.broken_epoch
-    return Verdict(World(current.epoch + 1, members, reason, broken_epoch), reason)
+    return World(current.epoch + 1, members, reason, broken_epoch)
+
+
+def can_do_without(node: str, state: MembershipState, config: MembershipConfig) -> bool:
+    """Returns whether workers of other nodes, and those that stand by, are enough.
+
+    Args:
+        node: Which node may go.
+        state: Of the workers.
+        config: What a world may be.
+    """
+    others = [
+        one
+        for one in state.workers.values()
+        if one.node != node and one.status in _ABLE
+    ]
+    return len(others) >= config.min_workers
 
 
 _ABLE = frozenset({Status.MEMBER, Status.STANDBY})
@@ -269,10 +313,15 @@ _LEAVING = frozenset({Status.LEAVING})
 def _carriers(
     chosen: Sequence[Sequence[Worker]], state: MembershipState, unit: int
 ) -> list[list[Worker]]:
-    """Returns a copy that is to leave and alone has the state, if there is one."""
+    """Returns a copy that is to go and alone has the state, if there is one."""
     if any(all(one.has_state for one in copy) for copy in chosen):
         return []
     leaving = _whole_copies(state, unit, _LEAVING)
+    leaving += [
+        copy
+        for copy in _whole_copies(state, unit, _ABLE)
+        if not state.may_train(copy[0])
+    ]
     return [copy for copy in leaving if all(one.has_state for one in copy)][:1]
 
 

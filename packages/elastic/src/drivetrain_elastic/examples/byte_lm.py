@@ -19,7 +19,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 from drivetrain_core.examples import byte_lm
-from drivetrain_core.services import init_process_group
+from drivetrain_core.services import get_service, init_process_group
 from drivetrain_elastic import ElasticLoop, Schedule
 
 if TYPE_CHECKING:
@@ -61,6 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--pause-s", type=float, default=0.0, help="makes each step longer"
     )
     parser.add_argument("--log", metavar="DIR", help="a line of JSON for each step")
+    parser.add_argument(
+        "--checkpoints", metavar="DIR", help="where the state is saved, and found again"
+    )
+    parser.add_argument(
+        "--save-every",
+        type=int,
+        default=0,
+        help="after how many steps; 0 when asked only",
+    )
     args = parser.parse_args(argv)
 
     torch.manual_seed(args.seed)
@@ -78,6 +87,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             num_samples=len(data), global_batch=args.batch, seed=args.seed
         ),
         num_steps=args.steps,
+        checkpointer=(
+            get_service("drivetrain-core:checkpointer", args.checkpoints)
+            if args.checkpoints
+            else None
+        ),
+        save_every=args.save_every,
     )
     log = _Log(args.log)
     for step in loop:
@@ -88,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 loss = byte_lm.loss(model(batch[0]), batch) * part.weight
                 # Gradients travel during backward: what comes after it may be missing of
                 # a step that counts.
-                log.write(step, loss.item() / num_sharing)
+                log.write(step, loss.item() / num_sharing, part.indices)
                 loss.backward()  # type: ignore[no-untyped-call]
     if loop.is_done:
         with torch.no_grad():
@@ -139,7 +154,7 @@ class _Log:
             Path(folder).mkdir(parents=True, exist_ok=True)
             self._file = Path(folder, f"{os.getpid()}.jsonl").open("w")  # noqa: SIM115
 
-    def write(self, step: Step, loss: float) -> None:
+    def write(self, step: Step, loss: float, indices: Sequence[int]) -> None:
         if self._file is None:
             return
         line = {
@@ -149,6 +164,7 @@ class _Log:
             "pid": os.getpid(),
             "world_size": step.world_size,
             "loss": loss,
+            "indices": list(indices),
             "at_s": time.monotonic(),
         }
         self._file.write(json.dumps(line) + "\n")

@@ -12,7 +12,7 @@ class Done(_message.Message):
     def __init__(self) -> None: ...
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "workers", "heartbeat", "broken", "goodbye", "leave", "stuck", "flights", "alert", "check")
+    __slots__ = ("hello", "workers", "heartbeat", "broken", "goodbye", "leave", "stuck", "flights", "alert", "check", "notice", "saved")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,8 @@ class FromAgent(_message.Message):
     FLIGHTS_FIELD_NUMBER: _ClassVar[int]
     ALERT_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     workers: WorkerReports
     heartbeat: Heartbeat
@@ -33,7 +35,33 @@ class FromAgent(_message.Message):
     flights: Flights
     alert: Alert
     check: CheckResult
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., workers: _Optional[_Union[WorkerReports, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., stuck: _Optional[_Union[Stuck, _Mapping]] = ..., flights: _Optional[_Union[Flights, _Mapping]] = ..., alert: _Optional[_Union[Alert, _Mapping]] = ..., check: _Optional[_Union[CheckResult, _Mapping]] = ...) -> None: ...
+    notice: CapacityNotice
+    saved: Saved
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., workers: _Optional[_Union[WorkerReports, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., stuck: _Optional[_Union[Stuck, _Mapping]] = ..., flights: _Optional[_Union[Flights, _Mapping]] = ..., alert: _Optional[_Union[Alert, _Mapping]] = ..., check: _Optional[_Union[CheckResult, _Mapping]] = ..., notice: _Optional[_Union[CapacityNotice, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ...) -> None: ...
+
+class CapacityNotice(_message.Message):
+    __slots__ = ("within_s", "reason", "is_withdrawn", "is_only_told")
+    WITHIN_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    IS_ONLY_TOLD_FIELD_NUMBER: _ClassVar[int]
+    within_s: float
+    reason: str
+    is_withdrawn: bool
+    is_only_told: bool
+    def __init__(self, within_s: _Optional[float] = ..., reason: _Optional[str] = ..., is_withdrawn: _Optional[bool] = ..., is_only_told: _Optional[bool] = ...) -> None: ...
+
+class Saved(_message.Message):
+    __slots__ = ("request", "step", "seconds", "failure")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    step: int
+    seconds: float
+    failure: str
+    def __init__(self, request: _Optional[str] = ..., step: _Optional[int] = ..., seconds: _Optional[float] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class Flights(_message.Message):
     __slots__ = ("workers",)
@@ -107,7 +135,7 @@ class Goodbye(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "host", "pid", "num_slots", "workers", "terms", "agent", "broken", "leave", "machine", "alerts", "check")
+    __slots__ = ("node", "host", "pid", "num_slots", "workers", "terms", "agent", "broken", "leave", "machine", "alerts", "check", "notice", "saved")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +148,8 @@ class Hello(_message.Message):
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     ALERTS_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     pid: int
@@ -132,7 +162,9 @@ class Hello(_message.Message):
     machine: str
     alerts: _containers.RepeatedCompositeFieldContainer[Alert]
     check: CheckResult
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., agent: _Optional[str] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., machine: _Optional[str] = ..., alerts: _Optional[_Iterable[_Union[Alert, _Mapping]]] = ..., check: _Optional[_Union[CheckResult, _Mapping]] = ...) -> None: ...
+    notice: CapacityNotice
+    saved: Saved
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., agent: _Optional[str] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., machine: _Optional[str] = ..., alerts: _Optional[_Iterable[_Union[Alert, _Mapping]]] = ..., check: _Optional[_Union[CheckResult, _Mapping]] = ..., notice: _Optional[_Union[CapacityNotice, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ...) -> None: ...
 
 class Terms(_message.Message):
     __slots__ = ("min_workers", "max_workers", "unit", "last_call_s", "patience_s", "stuck_s")
@@ -342,16 +374,18 @@ class SectionWindow(_message.Message):
     def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., num_steps: _Optional[int] = ..., sections_s: _Optional[_Mapping[str, float]] = ..., step_s: _Optional[float] = ..., num_samples: _Optional[float] = ...) -> None: ...
 
 class ToAgent(_message.Message):
-    __slots__ = ("welcome", "world", "command", "notice")
+    __slots__ = ("welcome", "world", "command", "notice", "save")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     WORLD_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     world: World
     command: Command
     notice: Notice
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., world: _Optional[_Union[World, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+    save: SaveRequest
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., world: _Optional[_Union[World, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., save: _Optional[_Union[SaveRequest, _Mapping]] = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("kind", "subject", "reason")
@@ -618,7 +652,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "host", "pid", "num_slots", "silent_s", "workers", "hardware", "alerts")
+    __slots__ = ("node", "host", "pid", "num_slots", "silent_s", "workers", "hardware", "alerts", "notice", "is_leaving")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -627,6 +661,8 @@ class NodeStatus(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
     ALERTS_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     pid: int
@@ -635,7 +671,9 @@ class NodeStatus(_message.Message):
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     hardware: Hardware
     alerts: _containers.RepeatedCompositeFieldContainer[Alert]
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., silent_s: _Optional[float] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., hardware: _Optional[_Union[Hardware, _Mapping]] = ..., alerts: _Optional[_Iterable[_Union[Alert, _Mapping]]] = ...) -> None: ...
+    notice: CapacityNotice
+    is_leaving: bool
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., silent_s: _Optional[float] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., hardware: _Optional[_Union[Hardware, _Mapping]] = ..., alerts: _Optional[_Iterable[_Union[Alert, _Mapping]]] = ..., notice: _Optional[_Union[CapacityNotice, _Mapping]] = ..., is_leaving: _Optional[bool] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("name", "status", "rank", "pid", "step", "step_s", "silent_s", "phase", "phase_s", "sections_s", "slowness", "slow_section")
@@ -715,7 +753,7 @@ class ReadmitRequest(_message.Message):
     def __init__(self, machine: _Optional[str] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("job", "incarnation", "epoch", "world_size", "reason", "up_s", "nodes", "datasets", "ended", "exit_code", "time", "excluded")
+    __slots__ = ("job", "incarnation", "epoch", "world_size", "reason", "up_s", "nodes", "datasets", "ended", "exit_code", "time", "excluded", "save", "admission")
     JOB_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -728,6 +766,8 @@ class Status(_message.Message):
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
+    ADMISSION_FIELD_NUMBER: _ClassVar[int]
     job: str
     incarnation: int
     epoch: int
@@ -740,7 +780,17 @@ class Status(_message.Message):
     exit_code: int
     time: TimeLedger
     excluded: _containers.RepeatedCompositeFieldContainer[Exclusion]
-    def __init__(self, job: _Optional[str] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., up_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., ended: _Optional[str] = ..., exit_code: _Optional[int] = ..., time: _Optional[_Union[TimeLedger, _Mapping]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ...) -> None: ...
+    save: SaveStatus
+    admission: Admission
+    def __init__(self, job: _Optional[str] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., up_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., ended: _Optional[str] = ..., exit_code: _Optional[int] = ..., time: _Optional[_Union[TimeLedger, _Mapping]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., save: _Optional[_Union[SaveStatus, _Mapping]] = ..., admission: _Optional[_Union[Admission, _Mapping]] = ...) -> None: ...
+
+class SaveStatus(_message.Message):
+    __slots__ = ("request", "saved")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    saved: Saved
+    def __init__(self, request: _Optional[str] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("follow",)
@@ -774,6 +824,24 @@ class LeaveRequest(_message.Message):
     reason: str
     exit_code: int
     def __init__(self, node: _Optional[str] = ..., within_s: _Optional[float] = ..., reason: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
+
+class SaveRequest(_message.Message):
+    __slots__ = ("request", "within_s", "reason")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    within_s: float
+    reason: str
+    def __init__(self, request: _Optional[str] = ..., within_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Admission(_message.Message):
+    __slots__ = ("nodes", "reason")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    def __init__(self, nodes: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("reason", "exit_code")

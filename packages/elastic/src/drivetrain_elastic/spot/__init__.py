@@ -30,26 +30,34 @@ from drivetrain_elastic.spot.capacity import (
 )
 from drivetrain_elastic.spot.config import AfterMaxWait, Recovery, SpotConfig
 from drivetrain_elastic.spot.decide import Decision, decide
+from drivetrain_elastic.spot.job_control import JobControl, JobView
+from drivetrain_elastic.spot.pool import CapacityPool, PoolNode
+from drivetrain_elastic.spot.supervisor import Supervisor
 
 __all__ = [
     "AfterMaxWait",
     "Cancel",
     "Capacity",
+    "CapacityPool",
     "Decision",
     "GiveUp",
+    "JobControl",
     "JobPhase",
+    "JobView",
     "Leave",
     "Market",
     "Node",
     "NodePhase",
     "Notice",
     "Pause",
+    "PoolNode",
     "Recovery",
     "Release",
     "Request",
     "Resume",
     "Save",
     "SpotConfig",
+    "Supervisor",
     "Suspend",
     "Train",
     "decide",

@@ -58,7 +58,9 @@ def decide(now_s: float, capacity: Capacity, config: SpotConfig) -> Decision:
         return _resume(now_s, capacity, config)
     able = workable(now_s, capacity, config)
     answer = answer_notices(now_s, capacity, config, able)
-    step = Step() if answer.holds else recover(now_s, capacity, config, able)
+    step = (
+        Step() if answer.holds else recover(now_s, capacity, config, able, answer.stays)
+    )
     limit = limit_wait(now_s, capacity, config, able)
     if isinstance(limit.action, GiveUp | Suspend):
         return Decision(actions=(limit.action,), look_again_s=float("inf"))

@@ -53,11 +53,14 @@ def workable(now_s: float, capacity: Capacity, config: SpotConfig) -> Workable:
     """
     able = [node for node in capacity.nodes if node.is_able]
     spot = [node for node in able if node.market == Market.SPOT]
-    lasting_s = [node.since_s + config.return_after_s for node in spot]
-    gap = config.least - sum(since_s <= now_s for since_s in lasting_s)
-    others = sorted((n for n in able if n.market != Market.SPOT), key=_order)
-    look_again_s = min((s for s in lasting_s if others and s > now_s), default=math.inf)
-    chosen = sorted([*spot, *others[: max(0, gap)]], key=_order)
+    chosen, look_again_s = spot, math.inf
+    if len(spot) < len(able):
+        lasting_s = [node.since_s + config.return_after_s for node in spot]
+        gap = config.least - sum(since_s <= now_s for since_s in lasting_s)
+        others = sorted((n for n in able if n.market != Market.SPOT), key=_order)
+        look_again_s = min((s for s in lasting_s if s > now_s), default=math.inf)
+        chosen = [*spot, *others[: max(0, gap)]]
+    chosen = sorted(chosen, key=_order)
     most = config.most if config.recovery == Recovery.RESIZE else config.nodes
     size = min(len(chosen), most) // config.unit * config.unit
     reason = f"{len(able)} of {config.nodes} nodes can train"

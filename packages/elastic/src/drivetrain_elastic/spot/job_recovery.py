@@ -32,7 +32,11 @@ class Step:
 
 
 def recover(
-    now_s: float, capacity: Capacity, config: SpotConfig, able: Workable
+    now_s: float,
+    capacity: Capacity,
+    config: SpotConfig,
+    able: Workable,
+    stays: tuple[str, ...] = (),
 ) -> Step:
     """Decides whether training begins, changes its nodes, or pauses.
 
@@ -46,6 +50,7 @@ def recover(
         capacity: What nodes there are.
         config: What the job wants.
         able: With whom training can go on.
+        stays: Who will be taken away, and trains on until then.
     """
     if capacity.phase == JobPhase.WAITING:
         return _begin(now_s, capacity, config, able)
@@ -57,7 +62,8 @@ def recover(
     new = [node for node in capacity.nodes if node.name in able.nodes]
     new = [node for node in new if node.name not in training]
     here = [node for node in capacity.nodes if node.is_able and node.name in training]
-    fits = len(here) % config.unit == 0
+    # Too few are left when the others go: those that came take over while all are there.
+    fits = len(here) >= config.least and len(here) % config.unit == 0
     if not new and fits and len(here) <= len(able.nodes):
         return Step()
     due_s = now_s
@@ -71,7 +77,9 @@ def recover(
         return Step(look_again_s=due_s)
     names = ", ".join(node.name for node in new)
     reason = f"{names} joined; {able.reason}" if new else able.reason
-    return Step(action=Train(nodes=able.nodes, reason=reason))
+    both = (*able.nodes, *stays)
+    nodes = both if len(both) % config.unit == 0 else able.nodes
+    return Step(action=Train(nodes=nodes, reason=reason))
 
 
 def _begin(

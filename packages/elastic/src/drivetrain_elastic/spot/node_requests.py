@@ -42,7 +42,7 @@ def balance_requests(
         if count > 0:
             reason = f"{capacity.offered} nodes of the pool are idle"
             actions.append(Request(market=Market.SPOT, count=count, reason=reason))
-    actions += _extra(capacity, config)
+    actions += _extra(capacity, config, spot)
     return tuple(actions)
 
 
@@ -52,13 +52,14 @@ def _stays(node: Node, market: Market) -> bool:
 
 
 def _extra(
-    capacity: Capacity, config: SpotConfig
+    capacity: Capacity, config: SpotConfig, spot: list[Node]
 ) -> list[Request | Cancel | Release | Leave]:
     """Gives back what there is too much of, what costs most first."""
     most = config.most if config.recovery == Recovery.RESIZE else config.nodes
     actions: list[Request | Cancel | Release | Leave] = []
     dear = [node for node in capacity.nodes if _stays(node, Market.ON_DEMAND)]
-    spot = [node for node in capacity.nodes if _stays(node, Market.SPOT)]
+    if not dear and len(spot) <= most:
+        return actions
     training = [
         n for n in capacity.nodes if n.phase == NodePhase.TRAINING and n.is_able
     ]
@@ -70,7 +71,7 @@ def _extra(
         elif node.phase == NodePhase.READY:
             actions.append(Release(node=node.name, reason=reason))
     order = {NodePhase.REQUESTED: 0, NodePhase.READY: 1, NodePhase.TRAINING: 2}
-    spot.sort(key=lambda node: (order[node.phase], -node.since_s))
+    spot = sorted(spot, key=lambda node: (order[node.phase], -node.since_s))
     for node in spot[: max(0, len(spot) - most)]:
         reason = f"{len(spot)} nodes are there or asked for, and {most} wanted"
         if node.phase == NodePhase.REQUESTED:

@@ -1,0 +1,312 @@
+"""The command `drivetrain-elastic supervise`: a job on nodes that may be taken away."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivetrain_core import ProgramError
+from drivetrain_elastic.spot.config import AfterMaxWait, Recovery, SpotConfig
+
+if TYPE_CHECKING:
+    from drivetrain_elastic.spot.local_job import LocalSpotJob
+    from drivetrain_elastic.spot.local_pool import CapacityChange
+
+__all__ = ["populate_supervise_parser", "read_trace"]
+
+_EXAMPLE = ("-m", "drivetrain_elastic.examples.byte_lm")
+_POLL_S = 0.25
+
+
+def populate_supervise_parser(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command to its parser.
+
+    Args:
+        parser: Of the command.
+    """
+    parser.description = (
+        "Trains on nodes that are processes of this machine, and are taken away and given "
+        "back as a trace says. Each hears of it from a metadata endpoint of its own, as on "
+        "a cloud. Without a script, a byte-level language model is trained."
+    )
+    _add_wants(parser)
+    _add_pool(parser)
+    parser.add_argument(
+        "--folder",
+        metavar="DIR",
+        help="for the journal, checkpoints of the example and the output of each node; one "
+        "that is deleted at the end by default",
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="a line for each decision, and no table"
+    )
+    parser.add_argument(
+        "-m", "--module", action="store_true", help="the script is a module's name"
+    )
+    parser.add_argument(
+        "script", nargs="?", metavar="SCRIPT", help="the training script"
+    )
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="of the script"
+    )
+    parser.set_defaults(run=_supervise)
+
+
+def _add_wants(parser: argparse.ArgumentParser) -> None:
+    """Adds what the job wants."""
+    wants = parser.add_argument_group("what the job wants")
+    for name, default, says in (
+        ("nodes", 4, "nodes that are asked for"),
+        ("min-nodes", 1, "fewer do not train"),
+        ("max-nodes", None, "idle nodes are taken up to so many; by default --nodes"),
+        ("unit", 1, "training runs on a multiple of so many nodes"),
+        ("tolerate", 0, "nodes that may be missing, with --recovery wait-full"),
+    ):
+        wants.add_argument(
+            f"--{name}",
+            type=int,
+            default=default,
+            metavar="N",
+            help=says if default is None else f"{says} (%(default)s)",
+        )
+    wants.add_argument(
+        "--recovery",
+        choices=[one.value for one in Recovery],
+        default=Recovery.RESIZE.value,
+        help="go on with the nodes that are left, or wait for all (%(default)s)",
+    )
+    wants.add_argument(
+        "--after-max-wait",
+        choices=[one.value for one in AfterMaxWait],
+        default=AfterMaxWait.FAIL.value,
+        help="what happens when nodes do not come for --max-wait-s (%(default)s)",
+    )
+    for name, seconds, says in (
+        ("max-wait-s", 600.0, "how long the job may not train for want of nodes"),
+        ("resume-after-s", math.inf, "when a suspended job asks for nodes again"),
+        ("settle-s", 2.0, "how long a node that came is watched before it trains"),
+        ("grow-after-s", 5.0, "the least time between changes that only add nodes"),
+        ("return-after-s", 60.0, "after what time spot nodes replace those on demand"),
+        ("margin-s", 2.0, "what is kept of each notice for the unforeseen"),
+    ):
+        wants.add_argument(
+            f"--{name}",
+            type=float,
+            default=seconds,
+            metavar="SECONDS",
+            help=f"{says} (%(default)g)",
+        )
+
+
+def _add_pool(parser: argparse.ArgumentParser) -> None:
+    """Adds what nodes there are."""
+    pool = parser.add_argument_group("what nodes there are")
+    pool.add_argument(
+        "--nproc-per-node",
+        type=int,
+        default=1,
+        metavar="N",
+        help="workers on each node",
+    )
+    pool.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="how many spot nodes there can be: a CSV with the columns at_s and nodes; by "
+        "default one goes every 30 s, and is back 15 s later",
+    )
+    pool.add_argument(
+        "--cloud",
+        action="append",
+        metavar="NAME=SECONDS",
+        help="as which cloud a node's endpoint answers (aws, gcp, azure, alibaba), and how "
+        "long before it is taken away; may be given again, for the next nodes "
+        "(aws=20 azure=10)",
+    )
+    pool.add_argument(
+        "--boot-s",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long a node takes until its agent starts (%(default)g)",
+    )
+    pool.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of which node is taken away"
+    )
+
+
+def read_trace(path: str) -> list[CapacityChange]:
+    """Reads how many nodes there can be, by time.
+
+    Args:
+        path: Of a CSV file with the columns `at_s` and `nodes`.
+
+    Raises:
+        ProgramError: It cannot be read, or a line is not two numbers.
+    """
+    from drivetrain_elastic.spot.local_pool import CapacityChange
+
+    changes = []
+    try:
+        with Path(path).open(newline="") as file:
+            reader = csv.DictReader(file)
+            missing = {"at_s", "nodes"} - set(reader.fieldnames or ())
+            if missing:
+                message = (
+                    f"{path} needs the columns at_s and nodes, got "
+                    f"{reader.fieldnames}: {', '.join(sorted(missing))} missing"
+                )
+                raise ProgramError(message)
+            for row in reader:
+                try:
+                    change = CapacityChange(float(row["at_s"]), int(row["nodes"]))
+                except (TypeError, ValueError):
+                    message = (
+                        f"{path}, line {reader.line_num}: expected seconds and a whole "
+                        f"number of nodes, got {row['at_s']!r} and {row['nodes']!r}"
+                    )
+                    raise ProgramError(message) from None
+                changes.append(change)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        message = f"the trace {path} cannot be read: {error}"
+        raise ProgramError(message) from error
+    return changes
+
+
+def _default_trace(nodes: int) -> list[CapacityChange]:
+    from drivetrain_elastic.spot.local_pool import CapacityChange
+
+    changes = [CapacityChange(0.0, nodes)]
+    for at_s in range(30, 3600, 30):
+        changes.append(CapacityChange(float(at_s), nodes - 1))
+        changes.append(CapacityChange(at_s + 15.0, nodes))
+    return changes
+
+
+def _clouds(texts: list[str] | None) -> list[tuple[str, float]]:
+    """Returns names and seconds.
+
+    Example:
+        >>> _clouds(["aws=120", "gcp=30"])
+        [('aws', 120.0), ('gcp', 30.0)]
+    """
+    found = []
+    for text in texts or ["aws=20", "azure=10"]:
+        name, _, seconds = text.partition("=")
+        try:
+            found.append((name, float(seconds)))
+        except ValueError:
+            message = f"--cloud needs a name and seconds, as in aws=120; got {text!r}"
+            raise ProgramError(message) from None
+    return found
+
+
+def _config(arguments: argparse.Namespace) -> SpotConfig:
+    return SpotConfig(
+        nodes=arguments.nodes,
+        min_nodes=arguments.min_nodes,
+        max_nodes=arguments.max_nodes,
+        unit=arguments.unit,
+        recovery=Recovery(arguments.recovery),
+        tolerate=arguments.tolerate,
+        max_wait_s=arguments.max_wait_s,
+        after_max_wait=AfterMaxWait(arguments.after_max_wait),
+        resume_after_s=arguments.resume_after_s,
+        settle_s=arguments.settle_s,
+        grow_after_s=arguments.grow_after_s,
+        return_after_s=arguments.return_after_s,
+        margin_s=arguments.margin_s,
+    )
+
+
+def _supervise(arguments: argparse.Namespace) -> int:
+    if arguments.folder is not None:
+        Path(arguments.folder).mkdir(parents=True, exist_ok=True)
+        return _run(arguments, arguments.folder)
+    with tempfile.TemporaryDirectory(prefix="drivetrain-spot-") as folder:
+        return _run(arguments, folder)
+
+
+def _program(arguments: argparse.Namespace, folder: str) -> list[str]:
+    if arguments.script is None:
+        checkpoints = str(Path(folder, "checkpoints"))
+        steps = ["--steps", "600", "--pause-s", "0.2"]
+        return [*_EXAMPLE, *steps, "--checkpoints", checkpoints]
+    if not arguments.module and not Path(arguments.script).exists():
+        message = f"there is no script {arguments.script!r}"
+        raise ProgramError(message)
+    module = ["-m"] if arguments.module else []
+    return [*module, arguments.script, *arguments.arguments]
+
+
+def _run(arguments: argparse.Namespace, folder: str) -> int:
+    from drivetrain_elastic.spot.local_job import LocalSpotJob
+
+    config = _config(arguments)
+    trace = _default_trace(config.nodes)
+    if arguments.trace is not None:
+        trace = read_trace(arguments.trace)
+    with LocalSpotJob(
+        _program(arguments, folder),
+        config,
+        trace,
+        folder=folder,
+        num_workers=arguments.nproc_per_node,
+        clouds=_clouds(arguments.cloud),
+        boot_s=arguments.boot_s,
+        seed=arguments.seed,
+    ) as job:
+        code = _show_plain(job) if arguments.plain else _show_live(job)
+        _say(_summary(job))
+        return code
+
+
+def _show_plain(job: LocalSpotJob) -> int:
+    import logging
+
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
+    )
+    return job.run(poll_s=_POLL_S)
+
+
+def _show_live(job: LocalSpotJob) -> int:
+    import time
+
+    from rich.console import Console
+    from rich.live import Live
+
+    from drivetrain_elastic._supervise_table import supervise_table
+
+    began_s = time.monotonic()
+    console = Console()
+    with Live(console=console, auto_refresh=False) as live:
+        code = job.run(
+            poll_s=_POLL_S,
+            looked=lambda supervisor: live.update(
+                supervise_table(supervisor, began_s, time.monotonic()), refresh=True
+            ),
+        )
+    console.print()
+    return code
+
+
+def _summary(job: LocalSpotJob) -> str:
+    """Returns what has become of the job, in words."""
+    taken = [one for one in job.pool.events if one.what == "noticed"]
+    came = [one for one in job.pool.events if one.what == "came"]
+    saves = len(job.supervisor.saves)
+    counts = f"{len(came)} nodes came, {len(taken)} were taken away"
+    lines = [f"{counts}, {saves} checkpoints were saved in time"]
+    for path in sorted(job.folder.glob("*.txt")):
+        text = path.read_text(errors="replace")
+        lines += [line for line in text.splitlines() if "held-out" in line]
+    return "\n".join(lines)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")

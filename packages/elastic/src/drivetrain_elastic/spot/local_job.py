@@ -1,0 +1,189 @@
+"""A whole spot job on this machine: a master, a pool, and a supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from drivetrain_core import DistributedError
+from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic._secret import make_token, write_token
+from drivetrain_elastic.spot.config import Recovery
+from drivetrain_elastic.spot.local_pool import LocalPool
+from drivetrain_elastic.spot.master_job import MasterJob
+from drivetrain_elastic.spot.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from drivetrain_elastic.spot.config import SpotConfig
+    from drivetrain_elastic.spot.local_pool import CapacityChange
+
+__all__ = ["LocalSpotJob"]
+
+logger = logging.getLogger(__name__)
+
+_END_S = 10.0
+
+
+class LocalSpotJob:
+    """A job whose nodes are processes that are taken away; a context manager.
+
+    Args:
+        program: What workers run: a script and its arguments, or `-m`, a module and its.
+        config: What nodes it wants.
+        trace: How many spot nodes there can be, by time.
+        folder: For the journal, the token and the output of each node.
+        num_workers: That train on each node.
+        clouds: As which cloud a node's metadata endpoint answers, and how long before it
+            is taken away.
+        boot_s: How long a node takes until its agent starts.
+        seed: Of which node is taken away.
+        options: More of `drivetrain-elastic run`.
+        env: Of agents and workers, besides this process's.
+
+    Attributes:
+        folder: As given.
+        pool: The nodes.
+        supervisor: What decides and carries out; `run` it.
+        client: Of the job's master.
+    """
+
+    def __init__(
+        self,
+        program: Sequence[str],
+        config: SpotConfig,
+        trace: Sequence[CapacityChange],
+        *,
+        folder: str | os.PathLike[str],
+        num_workers: int = 1,
+        clouds: Sequence[tuple[str, float]] = (("aws", 120.0), ("gcp", 30.0)),
+        boot_s: float = 0.0,
+        seed: int = 0,
+        options: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self._program = [*program]
+        self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        most = config.most if config.recovery == Recovery.RESIZE else config.nodes
+        self._options = [
+            *("--nproc-per-node", str(num_workers), "--standbys", "0"),
+            # Those that will be taken away train on beside those that replace them.
+            *("--nnodes", f"{config.least}:{2 * most}"),
+            *("--last-call-s", "0", "--patience-s", "inf", "--max-restarts", "1000"),
+            *("--on-notice", "tell", "--notices-s", "0.5", *options),
+        ]
+        # Whatever is wrong with what was given is said before anything starts.
+        self.pool = LocalPool(
+            self._start_agent, trace, clouds=clouds, boot_s=boot_s, seed=seed
+        )
+        self._token_file = str(self.folder / "token")
+        token = make_token()
+        write_token(self._token_file, token)
+        self._address = "127.0.0.1:0"
+        self._master = self._start_master()
+        self.client = MasterClient(self._address, token, patience_s=2.0)
+        self.supervisor = Supervisor(
+            self.pool, MasterJob(self.client), config, save_s=2.0
+        )
+
+    def _start_master(self) -> subprocess.Popen[str]:
+        master = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "drivetrain_elastic.cli", "master"),
+                *("--with-parent", "--address", self._address),
+                *("--token-file", self._token_file),
+                *("--journal", str(self.folder / "job.db")),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env=self._env,
+            text=True,
+            start_new_session=True,
+        )
+        assert master.stdout is not None
+        line = master.stdout.readline()
+        if not line:
+            master.wait()
+            message = "the master of the job did not start; its output says why"
+            raise DistributedError(message)
+        self._address = line.split()[-1]
+        return master
+
+    def run(
+        self,
+        *,
+        poll_s: float = 0.25,
+        looked: Callable[[Supervisor], object] = lambda _: None,
+    ) -> int:
+        """Supervises the job until it has ended, and returns its exit code.
+
+        Args:
+            poll_s: How often it is looked.
+            looked: Called after each look.
+        """
+
+        def look(supervisor: Supervisor) -> None:
+            self._look_after_master()
+            looked(supervisor)
+
+        return self.supervisor.run(poll_s=poll_s, looked=look)
+
+    def _look_after_master(self) -> None:
+        """Starts the master again if it has died; training does not wait for it."""
+        if self._master.poll() is not None:
+            logger.warning("the master has ended with %d", self._master.returncode)
+            self._master = self._start_master()
+
+    def _start_agent(self, node: str, notices: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "drivetrain_elastic.cli", "run"]
+        command += ["--node", node, "--rdzv-endpoint", self._address]
+        command += ["--token-file", self._token_file, "--notices", notices]
+        with self.output(node).open("ab") as output:
+            return subprocess.Popen(
+                [*command, *self._options, *self._program],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+                start_new_session=True,
+            )
+
+    def output(self, node: str) -> Path:
+        """Returns where the output of a node's agent and workers goes."""
+        return self.folder / f"{node}.txt"
+
+    def close(self) -> None:
+        """Ends whatever still runs."""
+        self.pool.close()
+        self.client.close()
+        with contextlib.suppress(ProcessLookupError):
+            self._master.send_signal(signal.SIGTERM)
+        try:
+            self._master.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._master.kill()
+            self._master.wait()
+        if self._master.stdout is not None:
+            self._master.stdout.close()
+
+    def __enter__(self) -> Self:
+        """Returns the job."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ends whatever still runs."""
+        self.close()
