@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 from drivetrain_elastic.cost.bill import Bill, NodeCost, bill_of
+from drivetrain_elastic.cost.compare import (
+    Outcome,
+    Range,
+    Scenario,
+    Summary,
+    simulate,
+    simulate_all,
+)
+from drivetrain_elastic.cost.job_profile import (
+    PROFILES,
+    JobProfile,
+    ProfileError,
+    with_number,
+)
 from drivetrain_elastic.cost.money import (
     PriceChange,
     PriceList,
@@ -10,15 +24,68 @@ from drivetrain_elastic.cost.money import (
     UnknownPriceError,
 )
 from drivetrain_elastic.cost.price_files import read_prices, shipped_prices
+from drivetrain_elastic.cost.replay import CloudTimes, Replay, Spent, replay
+from drivetrain_elastic.cost.report import Comparison
+from drivetrain_elastic.cost.report_page import render_page, write_page
+from drivetrain_elastic.cost.sensitivity import INPUTS, Effect, sensitivity
+from drivetrain_elastic.cost.strategies import Strategy, usual_strategies
+from drivetrain_elastic.cost.trace import (
+    SHAPES,
+    Trace,
+    TraceError,
+    TraceShape,
+    draw_trace,
+    read_trace,
+)
+from drivetrain_elastic.cost.usage_file import (
+    UsageError,
+    UsageRecord,
+    read_usage,
+    record_usage,
+    write_usage,
+)
 
 __all__ = [
+    "INPUTS",
+    "PROFILES",
+    "SHAPES",
     "Bill",
+    "CloudTimes",
+    "Comparison",
+    "Effect",
+    "JobProfile",
     "NodeCost",
+    "Outcome",
     "PriceChange",
     "PriceList",
     "PriceListError",
+    "ProfileError",
+    "Range",
+    "Replay",
+    "Scenario",
+    "Spent",
+    "Strategy",
+    "Summary",
+    "Trace",
+    "TraceError",
+    "TraceShape",
     "UnknownPriceError",
+    "UsageError",
+    "UsageRecord",
     "bill_of",
+    "draw_trace",
     "read_prices",
+    "read_trace",
+    "read_usage",
+    "record_usage",
+    "render_page",
+    "replay",
+    "sensitivity",
     "shipped_prices",
+    "simulate",
+    "simulate_all",
+    "usual_strategies",
+    "with_number",
+    "write_page",
+    "write_usage",
 ]

@@ -5,16 +5,15 @@ from __future__ import annotations
 import bisect
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from drivetrain_core import ProgramError
+from drivetrain_elastic.spot.capacity import Market
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from drivetrain_elastic.spot.capacity import Market
 
 __all__ = ["PriceChange", "PriceList", "PriceListError", "UnknownPriceError"]
 
@@ -124,6 +123,45 @@ class PriceList:
     def offers(self) -> tuple[str, ...]:
         """Returns what is sold, sorted."""
         return tuple(sorted({offer for offer, _ in self._changes}))
+
+    @property
+    def changes(self) -> tuple[PriceChange, ...]:
+        """Returns all changes, those of one offer and market in order."""
+        return tuple(change for rows in self._changes.values() for change in rows)
+
+    def begin(self, offer: str) -> float:
+        """Returns since when an offer has prices on all terms, in seconds since 1970.
+
+        Args:
+            offer: Of what.
+
+        Raises:
+            UnknownPriceError: It has none on some terms.
+        """
+        for market in Market:
+            self.at(offer, market, math.inf)
+        return max(self._begins[offer, market][0] for market in Market)
+
+    def scaled(self, market: Market, factor: float) -> PriceList:
+        """Returns a list in which some prices are other ones.
+
+        Args:
+            market: Prices on these terms.
+            factor: By what they are multiplied.
+
+        Raises:
+            PriceListError: The factor is not a number from 0.
+        """
+        return PriceList(
+            replace(
+                change,
+                per_hour=change.per_hour * factor,
+                source=f"{change.source}, times {factor:g}",
+            )
+            if change.market == market
+            else change
+            for change in self.changes
+        )
 
     def at(self, offer: str, market: Market, time: float) -> PriceChange:
         """Returns the price that holds at a moment.

@@ -34,7 +34,9 @@ def shipped_prices() -> PriceList:
     return PriceList(_rows(text.splitlines(), "example.csv"))
 
 
-def read_prices(path: str | os.PathLike[str]) -> PriceList:
+def read_prices(
+    path: str | os.PathLike[str], *more: str | os.PathLike[str]
+) -> PriceList:
     """Reads a list of prices.
 
     Args:
@@ -42,11 +44,15 @@ def read_prices(path: str | os.PathLike[str]) -> PriceList:
             a JSON file with what `aws ec2 describe-spot-price-history`,
             `aliyun ecs DescribeSpotPriceHistory`, Azure's retail prices, or a list of
             Google Cloud's SKUs say.
+        more: Further files, as clouds say only what spot nodes cost.
 
     Raises:
         PriceListError: It is none of these, with the line or entry that is wrong.
         OSError: It cannot be read.
     """
+    if more:
+        lists = [read_prices(one) for one in (path, *more)]
+        return PriceList(change for one in lists for change in one.changes)
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
