@@ -14,13 +14,13 @@ from drivetrain_core import ProgramError
 from drivetrain_elastic.cost import (
     PROFILES,
     SHAPES,
+    CapacityTrace,
     CloudTimes,
     JobProfile,
     ProfileError,
     Scenario,
     Spent,
     Strategy,
-    Trace,
     draw_trace,
     replay,
     sensitivity,
@@ -54,7 +54,7 @@ OFFER = "example/zone-a/gpu-8"
 
 
 def made(*changes, end_s=7200.0):
-    return Trace(
+    return CapacityTrace(
         changes=((0.0, changes[0]), *changes[1:]), end_s=end_s, source="a test"
     )
 

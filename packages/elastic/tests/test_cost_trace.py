@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from drivetrain_elastic.cost.trace import (
     SHAPES,
-    Trace,
+    CapacityTrace,
     TraceError,
     TraceShape,
     draw_trace,
@@ -117,4 +117,4 @@ def test_a_file_that_is_wrong_says_where(tmp_path, text, words):
 
 def test_a_trace_must_end_after_it_begins():
     with pytest.raises(TraceError, match="must grow"):
-        Trace(changes=((0.0, 1),), end_s=0.0, source="x")
+        CapacityTrace(changes=((0.0, 1),), end_s=0.0, source="x")

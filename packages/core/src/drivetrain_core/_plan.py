@@ -6,18 +6,20 @@ YAML, versioned by the key `drivetrain_plan`, and never holds code.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._errors import Code, PlanFormatError
 from drivetrain_core._optimization import Choice
 from drivetrain_core._yaml import dump_yaml, load_yaml
+from drivetrain_core.services._whole_file import write_whole
+
+if TYPE_CHECKING:
+    import os
 
 __all__ = [
     "PLAN_VERSION",
@@ -148,7 +150,7 @@ class Plan:
         """
         target = Path(path)
         try:
-            _write_atomically(target, self.to_yaml())
+            write_whole(target, self.to_yaml())
         except OSError as error:
             raise _unwritable(target, error) from error
         return target
@@ -298,17 +300,3 @@ def _texts(
     if unknown:
         raise _broken(source, f"an entry has the unknown key {unknown[0]!r}")
     return {key: str(value) for key, value in entry.items()}
-
-
-def _write_atomically(target: Path, text: str) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise

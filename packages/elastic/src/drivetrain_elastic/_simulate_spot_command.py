@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from drivetrain_elastic.cost import (
-        Comparison,
+        CapacityTrace,
         JobProfile,
         Scenario,
         Strategy,
-        Trace,
+        StrategyComparison,
         TraceShape,
     )
 
@@ -137,7 +137,7 @@ def populate_simulate_spot_parser(parser: argparse.ArgumentParser) -> None:
 
 def _simulate(arguments: argparse.Namespace) -> int:
     from drivetrain_elastic.cost import (
-        Comparison,
+        StrategyComparison,
         sensitivity,
         simulate_all,
         write_page,
@@ -161,7 +161,9 @@ def _simulate(arguments: argparse.Namespace) -> int:
         effects = sensitivity(
             scenarios[-1], seeds=seeds, processes=processes, report=report
         )
-    comparison = Comparison(summaries=summaries, effects=effects, targets=targets)
+    comparison = StrategyComparison(
+        summaries=summaries, effects=effects, targets=targets
+    )
     if arguments.html is not None:
         write_page(comparison, arguments.html)
     if arguments.json:
@@ -184,7 +186,7 @@ def _check_place(path: Path) -> None:
 
 
 def _scenarios(arguments: argparse.Namespace) -> list[Scenario]:
-    from drivetrain_elastic.cost import CloudTimes, Scenario, Trace
+    from drivetrain_elastic.cost import CapacityTrace, CloudTimes, Scenario
     from drivetrain_elastic.notices.sighting import BadAnswerError, wall_time
 
     prices, offer = _prices(arguments)
@@ -209,7 +211,9 @@ def _scenarios(arguments: argparse.Namespace) -> list[Scenario]:
             offer=offer,
             traces=traces,
             places=max(1, math.ceil(arguments.pool_ratio * nodes)),
-            days=traces.end_s / 86400 if isinstance(traces, Trace) else arguments.days,
+            days=traces.end_s / 86400
+            if isinstance(traces, CapacityTrace)
+            else arguments.days,
             cloud=cloud,
             hours=hours,
             begin=begin,
@@ -285,7 +289,7 @@ def _strategies(arguments: argparse.Namespace, nodes: int) -> list[Strategy]:
     return [usual[name] for name in names]
 
 
-def _traces(arguments: argparse.Namespace) -> TraceShape | Trace:
+def _traces(arguments: argparse.Namespace) -> TraceShape | CapacityTrace:
     from dataclasses import fields, replace
 
     from drivetrain_elastic.cost import SHAPES, TraceShape, read_trace
@@ -336,7 +340,7 @@ def _prices(arguments: argparse.Namespace) -> tuple[Any, str]:
 # What is shown.
 
 
-def _show(comparison: Comparison) -> None:
+def _show(comparison: StrategyComparison) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 from drivetrain_core import ProgramError
 from drivetrain_core.commands import run_command
 from drivetrain_elastic._check_command import populate_check_parser
+from drivetrain_elastic._cost_command import populate_cost_parser
 from drivetrain_elastic._demo_command import populate_demo_parser
 from drivetrain_elastic._diagnose_command import populate_diagnose_parser
 from drivetrain_elastic._goodput_command import populate_goodput_parser
+from drivetrain_elastic._operator_command import populate_operator_parser
 from drivetrain_elastic._run_command import populate_run_parser
+from drivetrain_elastic._simulate_spot_command import populate_simulate_spot_parser
 from drivetrain_elastic._status_command import client_of, populate_status_parsers
 from drivetrain_elastic._supervise_command import populate_supervise_parser
 from drivetrain_elastic.faults import cli as faults_cli
@@ -127,6 +130,13 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         ("diagnose", "say why something has failed", populate_diagnose_parser),
         ("goodput", "simulate what failures cost", populate_goodput_parser),
         ("supervise", "train on nodes that may go", populate_supervise_parser),
+        ("operator", "look after the jobs of a cluster", populate_operator_parser),
+        ("cost", "say what a run has cost", populate_cost_parser),
+        (
+            "simulate-spot",
+            "simulate what strategies on spot nodes cost",
+            populate_simulate_spot_parser,
+        ),
     ):
         populate(commands.add_parser(name, help=help_text, allow_abbrev=False))
     faults = commands.add_parser(

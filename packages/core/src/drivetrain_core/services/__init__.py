@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         init_process_group,
     )
     from drivetrain_core.services._unwritable import unwritable
+    from drivetrain_core.services._whole_file import write_whole
     from drivetrain_core.services.batch_plan import BatchPlan, RankBatch
     from drivetrain_core.services.capacity import (
         CapacityNotice,
@@ -103,6 +104,7 @@ __all__ = [
     "service_factory",
     "to_json",
     "unwritable",
+    "write_whole",
 ]
 
 _HOME = {
@@ -147,6 +149,7 @@ _HOME = {
     "service_factory": "_lookup",
     "to_json": "plain_json",
     "unwritable": "_unwritable",
+    "write_whole": "_whole_file",
 }
 
 

@@ -25,13 +25,13 @@ from drivetrain_elastic.cost.money import (
 )
 from drivetrain_elastic.cost.price_files import read_prices, shipped_prices
 from drivetrain_elastic.cost.replay import CloudTimes, Replay, Spent, replay
-from drivetrain_elastic.cost.report import Comparison
+from drivetrain_elastic.cost.report import StrategyComparison
 from drivetrain_elastic.cost.report_page import render_page, write_page
 from drivetrain_elastic.cost.sensitivity import INPUTS, Effect, sensitivity
 from drivetrain_elastic.cost.strategies import Strategy, usual_strategies
 from drivetrain_elastic.cost.trace import (
     SHAPES,
-    Trace,
+    CapacityTrace,
     TraceError,
     TraceShape,
     draw_trace,
@@ -50,8 +50,8 @@ __all__ = [
     "PROFILES",
     "SHAPES",
     "Bill",
+    "CapacityTrace",
     "CloudTimes",
-    "Comparison",
     "Effect",
     "JobProfile",
     "NodeCost",
@@ -65,8 +65,8 @@ __all__ = [
     "Scenario",
     "Spent",
     "Strategy",
+    "StrategyComparison",
     "Summary",
-    "Trace",
     "TraceError",
     "TraceShape",
     "UnknownPriceError",

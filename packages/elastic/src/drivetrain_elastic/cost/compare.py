@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from drivetrain_core import ProgramError
 from drivetrain_elastic.cost.bill import bill_of
 from drivetrain_elastic.cost.replay import CloudTimes, Replay, Spent, replay
-from drivetrain_elastic.cost.trace import Trace, TraceShape, draw_trace
+from drivetrain_elastic.cost.trace import CapacityTrace, TraceShape, draw_trace
 from drivetrain_elastic.spot.capacity import Market
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Scenario:
     strategy: Strategy
     prices: PriceList
     offer: str
-    traces: TraceShape | Trace
+    traces: TraceShape | CapacityTrace
     places: int
     days: float = 30.0
     cloud: CloudTimes = field(default_factory=CloudTimes)
@@ -82,9 +82,9 @@ class Scenario:
         """Returns when it begins, in seconds since 1970."""
         return self.prices.begin(self.offer) if self.begin is None else self.begin
 
-    def trace(self, seed: int) -> Trace:
+    def trace(self, seed: int) -> CapacityTrace:
         """Returns the trace of a run."""
-        if isinstance(self.traces, Trace):
+        if isinstance(self.traces, CapacityTrace):
             return self.traces
         return draw_trace(self.traces, self.places, days=self.days, seed=seed)
 

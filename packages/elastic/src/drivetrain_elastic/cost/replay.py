@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic.cost.job_profile import JobProfile
     from drivetrain_elastic.cost.strategies import Strategy
-    from drivetrain_elastic.cost.trace import Trace
+    from drivetrain_elastic.cost.trace import CapacityTrace
     from drivetrain_elastic.spot.actions import Action
 
 __all__ = ["CloudTimes", "Replay", "Spent", "replay", "usual_interval_s"]
@@ -114,7 +114,9 @@ class Replay:
         return 1 - self.node_s[Spent.TRAINED] / total_s if total_s > 0 else 0.0
 
 
-def usual_interval_s(trace: Trace, nodes: int, save_s: float, stall_s: float) -> float:
+def usual_interval_s(
+    trace: CapacityTrace, nodes: int, save_s: float, stall_s: float
+) -> float:
     """Returns the time between checkpoints that wastes least, after Young (1974).
 
     With C the time that a checkpoint costs and M the time between two losses, it is
@@ -134,7 +136,7 @@ def usual_interval_s(trace: Trace, nodes: int, save_s: float, stall_s: float) ->
 
 
 def replay(
-    trace: Trace,
+    trace: CapacityTrace,
     profile: JobProfile,
     strategy: Strategy,
     *,
@@ -157,8 +159,8 @@ def replay(
         seed: Of the draws; the same gives the same.
 
     Example:
-        >>> from drivetrain_elastic.cost import PROFILES, Trace, usual_strategies
-        >>> trace = Trace(changes=((0.0, 4),), end_s=3600.0, source="nothing happens")
+        >>> from drivetrain_elastic.cost import PROFILES, CapacityTrace, usual_strategies
+        >>> trace = CapacityTrace(changes=((0.0, 4),), end_s=3600.0, source="nothing happens")
         >>> found = replay(trace, PROFILES["resnet50"], usual_strategies(4)[2])
         >>> found.worlds, found.taken, found.node_s[Spent.TRAINED]
         (1, 0, 13440.0)
@@ -170,7 +172,7 @@ def replay(
 class _Run:
     def __init__(
         self,
-        trace: Trace,
+        trace: CapacityTrace,
         profile: JobProfile,
         strategy: Strategy,
         cloud: CloudTimes,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_elastic.cost.trace import Trace
+from drivetrain_elastic.cost.trace import CapacityTrace
 from drivetrain_elastic.spot.capacity import Market
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "REFERENCE",
-    "Comparison",
+    "StrategyComparison",
     "as_plain",
     "assumptions",
     "detail_rows",
@@ -36,7 +36,7 @@ REFERENCE = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class StrategyComparison:
     """All that was simulated.
 
     Args:
@@ -84,7 +84,7 @@ def range_text(found: Range, digits: int = 1) -> str:
 
 
 def saving_rows(
-    comparison: Comparison, job: str
+    comparison: StrategyComparison, job: str
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Returns the saving of a job's strategies by number of nodes: columns and rows."""
     sizes = comparison.sizes
@@ -113,7 +113,7 @@ def detail_rows(
         "ended early",
     )
     scenario = summaries[0].scenario
-    _, on_demand, _ = most_saving(Comparison(summaries=summaries))
+    _, on_demand, _ = most_saving(StrategyComparison(summaries=summaries))
     hourly = on_demand * scenario.nodes
     reference = f"{hourly / 3600 / scenario.full_speed * 1e6:.3g}"
     return columns, [
@@ -135,7 +135,7 @@ def _details(one: Summary) -> tuple[str, ...]:
 
 
 def target_rows(
-    comparison: Comparison, targets: Sequence[float]
+    comparison: StrategyComparison, targets: Sequence[float]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Returns what spot nodes may cost for some savings: columns and rows.
 
@@ -171,7 +171,7 @@ def _ended(one: Summary) -> str:
     return f"{', '.join(parts)} of {one.runs}" if parts else ""
 
 
-def most_saving(comparison: Comparison) -> tuple[float, float, float]:
+def most_saving(comparison: StrategyComparison) -> tuple[float, float, float]:
     """Returns the two prices at the beginning, and the saving that none can pass."""
     scenario = comparison.summaries[0].scenario
     spot, on_demand = (
@@ -181,7 +181,7 @@ def most_saving(comparison: Comparison) -> tuple[float, float, float]:
     return spot, on_demand, 1 - spot / on_demand if on_demand else 0.0
 
 
-def assumptions(comparison: Comparison) -> list[tuple[str, str, str]]:
+def assumptions(comparison: StrategyComparison) -> list[tuple[str, str, str]]:
     """Returns what was assumed, as rows of what, how much, and from where."""
     scenario = comparison.summaries[0].scenario
     rows = []
@@ -199,7 +199,7 @@ def assumptions(comparison: Comparison) -> list[tuple[str, str, str]]:
         ("begin", f"{begins:%Y-%m-%d %H:%M} UTC", "prices follow their changes")
     )
     traces = scenario.traces
-    if isinstance(traces, Trace):
+    if isinstance(traces, CapacityTrace):
         text = f"{traces.reclaims} of {traces.mean_available():.1f} nodes are taken"
         rows.append(
             ("trace", f"{text} in {traces.end_s / 86400:.1f} days", traces.source)
@@ -226,7 +226,7 @@ def assumptions(comparison: Comparison) -> list[tuple[str, str, str]]:
     return rows
 
 
-def as_plain(comparison: Comparison) -> dict[str, Any]:
+def as_plain(comparison: StrategyComparison) -> dict[str, Any]:
     """Returns a comparison as what JSON can hold."""
     spot, on_demand, most = most_saving(comparison)
     return {

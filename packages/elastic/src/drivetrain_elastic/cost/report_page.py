@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain_core.search.report import page_style
 from drivetrain_core.search.report.svg import clean
+from drivetrain_core.services import write_whole
 from drivetrain_elastic.cost.report import (
     REFERENCE,
     assumptions,
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Sequence
 
-    from drivetrain_elastic.cost.report import Comparison
+    from drivetrain_elastic.cost.report import StrategyComparison
 
 __all__ = ["render_page", "write_page"]
 
@@ -37,7 +36,7 @@ __all__ = ["render_page", "write_page"]
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def write_page(comparison: Comparison, path: str | os.PathLike[str]) -> None:
+def write_page(comparison: StrategyComparison, path: str | os.PathLike[str]) -> None:
     """Writes the page, whole or not at all.
 
     Args:
@@ -47,26 +46,10 @@ def write_page(comparison: Comparison, path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: It cannot be written there.
     """
-    target = Path(path)
-    with tempfile.NamedTemporaryFile(
-        "w",
-        encoding="utf-8",
-        dir=target.parent,
-        prefix=f".{target.name}.",
-        delete=False,
-    ) as file:
-        part = Path(file.name)
-        try:
-            file.write(render_page(comparison))
-            file.close()
-            part.chmod(0o644)
-            part.replace(target)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+    write_whole(path, render_page(comparison))
 
 
-def render_page(comparison: Comparison) -> str:
+def render_page(comparison: StrategyComparison) -> str:
     """Returns the page of a comparison as HTML."""
     spot, on_demand, most = most_saving(comparison)
     lead = (
@@ -113,7 +96,7 @@ def render_page(comparison: Comparison) -> str:
         rows_of_targets = _table(*target_rows(comparison, comparison.targets))
         parts.append(_section("What spot nodes may cost", rows_of_targets))
     scenario = comparison.summaries[-1].scenario
-    parts.append(_section("Trace", plot_trace("trace", scenario.trace(0))))
+    parts.append(_section("CapacityTrace", plot_trace("trace", scenario.trace(0))))
     rows_of = assumptions(comparison)
     parts.append(_section("Assumptions", _table(("what", "value", "source"), rows_of)))
     body = "\n".join(parts)

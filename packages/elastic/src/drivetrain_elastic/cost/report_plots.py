@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic.cost.compare import Summary
     from drivetrain_elastic.cost.sensitivity import Effect
-    from drivetrain_elastic.cost.trace import Trace
+    from drivetrain_elastic.cost.trace import CapacityTrace
 
 __all__ = ["STYLE", "plot_effects", "plot_saving", "plot_spent", "plot_trace"]
 
@@ -145,7 +145,7 @@ def plot_spent(name: str, title: str, summaries: Sequence[Summary]) -> str:
     return svg(name, title, about, (_WIDTH, bottom + _BOTTOM), "".join(parts))
 
 
-def plot_trace(name: str, trace: Trace) -> str:
+def plot_trace(name: str, trace: CapacityTrace) -> str:
     """Returns how many spot nodes there are over time.
 
     Args:

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping
 
-__all__ = ["SHAPES", "Trace", "TraceError", "TraceShape", "draw_trace", "read_trace"]
+__all__ = [
+    "SHAPES",
+    "CapacityTrace",
+    "TraceError",
+    "TraceShape",
+    "draw_trace",
+    "read_trace",
+]
 
 _DAY_S = 24 * 3600.0
 _COLUMNS = ["seconds", "available"]
@@ -27,7 +34,7 @@ class TraceError(ProgramError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trace:
+class CapacityTrace:
     """Spot nodes that can be had, from one change to the next.
 
     Args:
@@ -40,7 +47,7 @@ class Trace:
         TraceError: Times do not grow, or a number is negative.
 
     Example:
-        >>> trace = Trace(changes=((0.0, 4), (60.0, 3)), end_s=90.0, source="made up")
+        >>> trace = CapacityTrace(changes=((0.0, 4), (60.0, 3)), end_s=90.0, source="made up")
         >>> trace.reclaims, trace.mean_available()
         (1, 3.6666666666666665)
     """
@@ -135,7 +142,7 @@ for 24 hours do, `hostile` is worse than anything that one would use."""
 
 def draw_trace(
     shape: TraceShape, nodes: int, *, days: float, seed: int = 0, name: str = "drawn"
-) -> Trace:
+) -> CapacityTrace:
     """Returns a trace of so many places, each with a node that comes and goes.
 
     Args:
@@ -168,7 +175,7 @@ def draw_trace(
         available += step
         numbers[time] = available
     changes = _without_repeats(sorted(numbers.items()))
-    return Trace(
+    return CapacityTrace(
         changes=tuple(changes),
         end_s=end_s,
         source=f"{name}: {nodes} places for {days:g} days, seed {seed}",
@@ -221,7 +228,9 @@ def _without_repeats(rows: Iterable[tuple[float, int]]) -> list[tuple[float, int
     return found
 
 
-def read_trace(path: str | os.PathLike[str], *, end_s: float | None = None) -> Trace:
+def read_trace(
+    path: str | os.PathLike[str], *, end_s: float | None = None
+) -> CapacityTrace:
     """Reads a trace: a CSV with the columns `seconds` and `available`.
 
     Args:
@@ -261,7 +270,7 @@ def read_trace(path: str | os.PathLike[str], *, end_s: float | None = None) -> T
             raise TraceError(message) from None
     last_s = changes[-1][0] if changes else 0.0
     try:
-        return Trace(
+        return CapacityTrace(
             changes=tuple(changes),
             end_s=last_s + 3600 if end_s is None else end_s,
             source=str(path),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
+from drivetrain_core.services import write_whole
 from drivetrain_elastic.notices.sighting import BadAnswerError, wall_time
 from drivetrain_elastic.spot.capacity import JobPhase, Market
 from drivetrain_elastic.spot.cost_observability import NodeUse, PhaseTime, Usage
@@ -151,7 +151,6 @@ def write_usage(path: str | os.PathLike[str], record: UsageRecord) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    target = Path(path)
     plain = {
         "drivetrain_usage": _VERSION,
         "job": record.job,
@@ -179,22 +178,7 @@ def write_usage(path: str | os.PathLike[str], record: UsageRecord) -> None:
             for one in record.usage.phases
         ],
     }
-    with tempfile.NamedTemporaryFile(
-        "w",
-        encoding="utf-8",
-        dir=target.parent,
-        prefix=f".{target.name}.",
-        delete=False,
-    ) as file:
-        part = Path(file.name)
-        try:
-            json.dump(plain, file, indent=1)
-            file.close()
-            part.chmod(0o644)
-            part.replace(target)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+    write_whole(path, json.dumps(plain, indent=1))
 
 
 def read_usage(path: str | os.PathLike[str]) -> UsageRecord:

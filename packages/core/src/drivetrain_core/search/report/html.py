@@ -24,6 +24,7 @@ from drivetrain_core.search.report.plots import (
 )
 from drivetrain_core.search.report.record import count_text, speed_text
 from drivetrain_core.search.report.svg import clean
+from drivetrain_core.services._whole_file import write_whole
 
 if TYPE_CHECKING:
     import os
@@ -43,24 +44,7 @@ def write_page(report: Report, path: str | os.PathLike[str]) -> Path:
     Raises:
         OSError: The place cannot be written to.
     """
-    target = require_writable_page(path)
-    with tempfile.NamedTemporaryFile(
-        "w",
-        encoding="utf-8",
-        dir=target.parent,
-        prefix=f".{target.name}.",
-        delete=False,
-    ) as file:
-        part = Path(file.name)
-        try:
-            file.write(render_page(report))
-            file.close()
-            part.chmod(0o644)
-            part.replace(target)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-    return target
+    return write_whole(path, render_page(report))
 
 
 def require_writable_page(path: str | os.PathLike[str]) -> Path:

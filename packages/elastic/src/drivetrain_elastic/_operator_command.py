@@ -1,0 +1,145 @@
+"""The command `drivetrain-elastic operator`: looks after the ElasticJobs of a cluster."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from drivetrain_core import MissingLibraryError, ProgramError
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["populate_operator_parser"]
+
+
+def populate_operator_parser(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command to its parser.
+
+    Args:
+        parser: Of the command.
+    """
+    parser.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        help="whose current context is called; by default KUBECONFIG, then the pod's "
+        "account, then ~/.kube/config",
+    )
+    parser.add_argument(
+        "--namespace", default="", metavar="NAME", help="of the jobs; all by default"
+    )
+    parser.add_argument(
+        "--leader-election",
+        action="store_true",
+        help="of several operators one works; the Lease lies in POD_NAMESPACE",
+    )
+    parser.add_argument(
+        "--parallel",
+        type=int,
+        default=16,
+        metavar="N",
+        help="jobs that are looked at together (%(default)s)",
+    )
+    parser.add_argument(
+        "--definitions",
+        action="store_true",
+        help="write the definitions of the kinds, for `kubectl apply -f -`, and end",
+    )
+    parser.add_argument(
+        "--manifests",
+        action="store_true",
+        help="write the operator's own objects, for `kubectl apply -f -`, and end",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.definitions or arguments.manifests:
+        folders = ["crds"] if arguments.definitions else []
+        folders += ["manifests/base"] if arguments.manifests else []
+        sys.stdout.write("---\n".join(_documents(folders)))
+        return 0
+    if arguments.parallel < 1:
+        message = f"--parallel must be at least 1, got {arguments.parallel}"
+        raise ProgramError(message)
+    try:
+        import aiohttp  # noqa: F401
+        import cryptography  # noqa: F401
+        import yaml  # noqa: F401
+    except ImportError as error:
+        message = (
+            f"the operator needs {error.name}: "
+            'pip install "drivetrain-elastic[kubernetes]"'
+        )
+        raise MissingLibraryError(message) from error
+    import asyncio
+    import logging
+
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
+    )
+    return asyncio.run(_operate(arguments))
+
+
+def _documents(folders: list[str]) -> list[str]:
+    found = []
+    for folder in folders:
+        root = files("drivetrain_elastic.kubernetes").joinpath(folder)
+        found += [
+            one.read_text()
+            for one in sorted(root.iterdir(), key=lambda one: one.name)
+            if one.name.endswith(".yaml") and one.name != "kustomization.yaml"
+        ]
+    return found
+
+
+async def _operate(arguments: argparse.Namespace) -> int:
+    import asyncio
+    import signal
+
+    from drivetrain_elastic.kubernetes.api_client import ApiClient
+    from drivetrain_elastic.kubernetes.cluster_access import find_access
+    from drivetrain_elastic.kubernetes.leader_election import LeaderElection
+    from drivetrain_elastic.kubernetes.operator import Operator
+
+    ending = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.set)
+    async with ApiClient(find_access(arguments.kubeconfig)) as client:
+        end = asyncio.create_task(ending.wait())
+        election = None
+        tasks: set[asyncio.Task[object]] = {end}
+        if arguments.leader_election:
+            election = LeaderElection(
+                client,
+                namespace=os.environ.get("POD_NAMESPACE", "default"),
+                identity=os.environ.get("POD_NAME")
+                or f"{socket.gethostname()}-{os.getpid()}",
+            )
+            wait = asyncio.create_task(election.acquire())
+            await asyncio.wait({end, wait}, return_when=asyncio.FIRST_COMPLETED)
+            wait.cancel()
+            if not end.done():
+                tasks.add(asyncio.create_task(election.hold()))
+        code = 0
+        if not end.done():
+            operator = Operator(
+                client, namespace=arguments.namespace, num_workers=arguments.parallel
+            )
+            tasks.add(asyncio.create_task(operator.run()))
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # A leader that leads no more ends at once: another one works already.
+            code = 0 if end in done else 1
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        if election is not None and code == 0:
+            await election.release()
+        for one in ended:
+            if isinstance(one, Exception):
+                raise one
+    return code

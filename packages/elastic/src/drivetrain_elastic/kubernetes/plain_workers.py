@@ -1,0 +1,231 @@
+"""How many workers there are, where the master itself lets all of them train."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from drivetrain_elastic.kubernetes.operator_actions import (
+    CreateObject,
+    DeleteObject,
+    LetLeave,
+    PatchObject,
+    TellEvent,
+)
+from drivetrain_elastic.kubernetes.pod_templates import worker_pod
+from drivetrain_elastic.kubernetes.pods import (
+    LEAVING,
+    has_ended,
+    is_leaving,
+    is_ready,
+    is_terminating,
+    number_of,
+    role_of,
+)
+from drivetrain_elastic.spot.capacity import Market
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from drivetrain_elastic.kubernetes.job_spec import JobSpec
+    from drivetrain_elastic.kubernetes.observed import Observed
+    from drivetrain_elastic.kubernetes.operator_actions import OperatorAction
+
+__all__ = [
+    "LEAVE_FIRST",
+    "WorkerPlan",
+    "ask_to_leave",
+    "delete_pod",
+    "end_leavers",
+    "next_number",
+    "plan_workers",
+    "those_of_role",
+]
+
+LEAVE_FIRST = "drivetrain.dev/leave-first"
+"""An annotation of a job: the pods that leave first, with commas between them."""
+
+_Item = dict[str, "Any"]
+
+
+class WorkerPlan(NamedTuple):
+    """What becomes of the workers.
+
+    Attributes:
+        actions: To be carried out in this order.
+        look_again_s: When to look again if nothing happens; infinite for never.
+    """
+
+    actions: list[OperatorAction]
+    look_again_s: float = math.inf
+
+
+def plan_workers(observed: Observed, spec: JobSpec, now_s: float) -> WorkerPlan:
+    """Decides which workers are made, asked to leave, and deleted.
+
+    Those that are too many are asked to leave first; their pods go when they have left.
+    Those that are too few are made; the master lets them train when they are ready.
+
+    Args:
+        observed: The job and what belongs to it.
+        spec: What it says.
+        now_s: The time.
+    """
+    workers = those_of_role(observed, "worker")
+    here = [pod for pod in workers if not has_ended(pod) and not is_terminating(pod)]
+    staying = [pod for pod in here if not is_leaving(pod)]
+    target = _target(observed, spec, len(staying), len(workers) - len(staying))
+    leavers, look_again_s = end_leavers(observed, spec, now_s)
+    plan = WorkerPlan(leavers, look_again_s)
+    missing = target - len(staying)
+    if missing > 0:
+        if any(has_ended(pod, "Succeeded") and not is_leaving(pod) for pod in workers):
+            # Training ends: those that are left have nothing to be joined for.
+            return plan
+        if now_s < observed.memory.hold_until_s:
+            until_s = observed.memory.hold_until_s
+            return WorkerPlan(plan.actions, min(plan.look_again_s, until_s))
+        plan.actions.extend(_make(observed, spec, missing))
+    elif missing < 0:
+        for pod in _first_to_go(observed, staying)[:-missing]:
+            reason = f"{len(staying)} workers are there, and {target} wanted"
+            plan.actions.extend(ask_to_leave(observed, spec, pod, reason))
+    return plan
+
+
+def _target(observed: Observed, spec: JobSpec, num_here: int, num_going: int) -> int:
+    """Returns how many workers there shall be."""
+    unit = spec.spot.unit
+    if observed.wanted_by_others > 0:
+        yielded = max(0, observed.wanted_by_others - num_going)
+        target = min(num_here, spec.max_replicas) - yielded
+        return max(spec.spot.least, target // unit * unit)
+    if num_here >= spec.replicas:
+        room = (num_here + observed.offered) // unit * unit
+        return min(spec.max_replicas, max(spec.replicas, room))
+    return spec.replicas
+
+
+def _make(observed: Observed, spec: JobSpec, count: int) -> list[OperatorAction]:
+    assert observed.service is not None
+    address = observed.service["spec"]["clusterIP"]
+    first = next_number(observed)
+    return [
+        CreateObject(
+            kind="Pod",
+            item=worker_pod(observed.job, spec, number, Market.SPOT, address),
+        )
+        for number in range(first, first + count)
+    ]
+
+
+def _first_to_go(observed: Observed, pods: Sequence[_Item]) -> list[_Item]:
+    text = (observed.job["metadata"].get("annotations") or {}).get(LEAVE_FIRST, "")
+    named = set(filter(None, text.split(",")))
+    return sorted(
+        pods,
+        key=lambda pod: (
+            pod["metadata"]["name"] not in named,
+            is_ready(pod),
+            -number_of(pod),
+        ),
+    )
+
+
+# ---- what decided jobs share ----
+
+
+def those_of_role(observed: Observed, role: str) -> list[_Item]:
+    """Returns the pods of a role that the job controls."""
+    return [
+        pod
+        for pod in observed.pods
+        if role_of(pod) == role and _controls(observed.job, pod)
+    ]
+
+
+def _controls(job: _Item, pod: _Item) -> bool:
+    return any(
+        owner.get("controller") and owner["uid"] == job["metadata"]["uid"]
+        for owner in pod["metadata"].get("ownerReferences") or ()
+    )
+
+
+def next_number(observed: Observed) -> int:
+    """Returns the first number that no worker of the job has had."""
+    numbers = [number_of(pod) for pod in observed.pods if role_of(pod) == "worker"]
+    last: int = (observed.job.get("status") or {}).get("lastPodNumber", -1)
+    return max([last, *numbers]) + 1
+
+
+def delete_pod(pod: _Item, reason: str) -> DeleteObject:
+    """Returns the action that deletes a pod."""
+    data = pod["metadata"]
+    return DeleteObject(
+        kind="Pod",
+        namespace=data["namespace"],
+        name=data["name"],
+        uid=data["uid"],
+        reason=reason,
+    )
+
+
+def ask_to_leave(
+    observed: Observed, spec: JobSpec, pod: _Item, reason: str
+) -> list[OperatorAction]:
+    """Returns the actions that let a worker leave before its pod is deleted.
+
+    Args:
+        observed: The job and what belongs to it.
+        spec: What it says.
+        pod: Of the worker.
+        reason: Why.
+    """
+    if not observed.has_control or not is_ready(pod):
+        return [delete_pod(pod, reason)]
+    data = pod["metadata"]
+    return [
+        LetLeave(pod=data["name"], within_s=spec.leave_s, reason=reason),
+        PatchObject(
+            kind="Pod",
+            namespace=data["namespace"],
+            name=data["name"],
+            patch={"metadata": {"annotations": {LEAVING: reason}}},
+            reason=reason,
+        ),
+        TellEvent(reason="WorkerLeaves", note=f"{data['name']} leaves: {reason}"),
+    ]
+
+
+def end_leavers(
+    observed: Observed, spec: JobSpec, now_s: float
+) -> tuple[list[OperatorAction], float]:
+    """Deletes the pods of workers that have left, or have taken too long to.
+
+    Args:
+        observed: The job and what belongs to it.
+        spec: What it says.
+        now_s: The time.
+
+    Returns:
+        The actions, and when to look again.
+    """
+    actions: list[OperatorAction] = []
+    look_again_s = math.inf
+    for pod in those_of_role(observed, "worker"):
+        if not is_leaving(pod) or is_terminating(pod):
+            continue
+        name = pod["metadata"]["name"]
+        seen = observed.memory.workers.get(name)
+        end_s = (seen.since_s if seen else now_s) + spec.leave_s
+        if has_ended(pod):
+            actions.append(delete_pod(pod, "it has left"))
+        elif observed.view is not None and name not in observed.view.present:
+            actions.append(delete_pod(pod, "the master says that it has left"))
+        elif now_s >= end_s:
+            reason = f"it has not left within {spec.leave_s:g} s"
+            actions.append(delete_pod(pod, reason))
+        else:
+            look_again_s = min(look_again_s, end_s)
+    return actions, look_again_s

@@ -1,0 +1,130 @@
+"""What a pod says about itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "JOB_LABEL",
+    "LEAVING",
+    "MARKET_LABEL",
+    "NUMBER_LABEL",
+    "ROLE_LABEL",
+    "controller_of",
+    "exit_words",
+    "has_condition",
+    "has_ended",
+    "is_disrupted",
+    "is_leaving",
+    "is_pending_unscheduled",
+    "is_ready",
+    "is_terminating",
+    "number_of",
+    "phase_of",
+    "role_of",
+]
+
+JOB_LABEL = "drivetrain.dev/job"
+ROLE_LABEL = "drivetrain.dev/role"
+NUMBER_LABEL = "drivetrain.dev/number"
+MARKET_LABEL = "drivetrain.dev/market"
+LEAVING = "drivetrain.dev/leaving"
+"""An annotation: the worker was asked to leave, and why."""
+
+_Item = dict[str, Any]
+
+
+def has_condition(item: Mapping[str, Any], kind: str, status: str = "True") -> bool:
+    """Whether an object has a condition.
+
+    Example:
+        >>> pod = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+        >>> has_condition(pod, "Ready"), has_condition(pod, "Ready", "False")
+        (True, False)
+    """
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    return any(one["type"] == kind and one["status"] == status for one in conditions)
+
+
+def controller_of(item: Mapping[str, Any]) -> _Item | None:
+    """Returns the owner that controls an object, or None."""
+    for owner in item["metadata"].get("ownerReferences") or ():
+        if owner.get("controller"):
+            found: _Item = owner
+            return found
+    return None
+
+
+def role_of(pod: Mapping[str, Any]) -> str:
+    """Returns the role of a pod, empty for none."""
+    return str((pod["metadata"].get("labels") or {}).get(ROLE_LABEL, ""))
+
+
+def number_of(pod: Mapping[str, Any]) -> int:
+    """Returns the number of a pod among those of its role; -1 for none."""
+    text = (pod["metadata"].get("labels") or {}).get(NUMBER_LABEL, "")
+    return int(text) if text.isdecimal() else -1
+
+
+def phase_of(pod: Mapping[str, Any]) -> str:
+    """Returns its phase."""
+    return str((pod.get("status") or {}).get("phase") or "Pending")
+
+
+def is_terminating(pod: Mapping[str, Any]) -> bool:
+    """Whether it is being deleted."""
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def has_ended(pod: Mapping[str, Any], phase: str = "") -> bool:
+    """Whether its processes have ended, in a phase if one is given."""
+    found = phase_of(pod)
+    return found == phase if phase else found in {"Succeeded", "Failed"}
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    """Whether it runs, and says that it is ready."""
+    runs = phase_of(pod) == "Running" and not is_terminating(pod)
+    return runs and has_condition(pod, "Ready")
+
+
+def is_disrupted(pod: Mapping[str, Any]) -> bool:
+    """Whether it ends for no fault of its own."""
+    reason = (pod.get("status") or {}).get("reason")
+    return has_condition(pod, "DisruptionTarget") or reason in {
+        "Evicted",
+        "NodeLost",
+        "Preempting",
+        "Shutdown",
+        "NodeShutdown",
+    }
+
+
+def is_leaving(pod: Mapping[str, Any]) -> bool:
+    """Whether it was asked to leave training."""
+    return LEAVING in (pod["metadata"].get("annotations") or {})
+
+
+def is_pending_unscheduled(pod: Mapping[str, Any]) -> bool:
+    """Whether no node was found for it."""
+    waits = phase_of(pod) == "Pending" and not is_terminating(pod)
+    return waits and has_condition(pod, "PodScheduled", "False")
+
+
+def exit_words(pod: Mapping[str, Any]) -> str:
+    """Returns how a pod has ended, for people.
+
+    Example:
+        >>> state = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+        >>> exit_words({"status": {"containerStatuses": [{"state": state}]}})
+        'OOMKilled (exit code 137)'
+    """
+    status = pod.get("status") or {}
+    for one in status.get("containerStatuses") or ():
+        end = (one.get("state") or {}).get("terminated")
+        if end:
+            return f"{end.get('reason', 'Error')} (exit code {end.get('exitCode')})"
+    return str(status.get("reason") or status.get("message") or "it has failed")
