@@ -7,8 +7,6 @@ import io
 import pytest
 from rich.console import Console
 
-from drivetrain_core import ProgramError
-from drivetrain_elastic._supervise_command import read_trace
 from drivetrain_elastic._supervise_table import supervise_table
 from drivetrain_elastic.cli import main
 from drivetrain_elastic.spot import (
@@ -25,31 +23,6 @@ from drivetrain_elastic.spot import (
 from drivetrain_elastic.spot.supervisor import Done, Supervisor
 
 
-def write(folder, text):
-    path = folder / "trace.csv"
-    path.write_text(text)
-    return str(path)
-
-
-def test_a_trace_is_read(tmp_path):
-    path = write(tmp_path, "at_s,nodes\n0,4\n12.5,3\n")
-    assert read_trace(path) == [(0.0, 4), (12.5, 3)]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "needs the columns at_s and nodes"),
-        ("time,nodes\n0,1\n", "at_s missing"),
-        ("at_s,nodes\n0,4\n1,many\n", "line 3: expected seconds and a whole number"),
-        ("at_s,nodes\n0\n", "line 2: expected seconds"),
-    ],
-)
-def test_a_trace_that_is_none_is_refused(tmp_path, text, words):
-    with pytest.raises(ProgramError, match=words):
-        read_trace(write(tmp_path, text))
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -58,6 +31,9 @@ def test_a_trace_that_is_none_is_refused(tmp_path, text, words):
         (["--cloud", "ibm=30"], "clouds out of"),
         (["--trace", "nowhere.csv"], "cannot be read"),
         (["no-such-script.py"], "there is no script"),
+        (["--offer", "mine"], "mine"),
+        (["--fit-nodes", "--recovery", "wait-full"], "by resizing only"),
+        (["--fit-nodes", "--min-marginal", "2"], "min_marginal must be from 0 to 1"),
     ],
 )
 def test_what_makes_no_sense_is_said_before_anything_starts(

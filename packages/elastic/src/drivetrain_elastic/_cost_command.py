@@ -10,10 +10,11 @@ from drivetrain_core import ProgramError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from drivetrain_elastic.cost import Bill, PriceList, UsageRecord
 
-__all__ = ["populate_cost_parser"]
+__all__ = ["populate_cost_parser", "prices_of", "show_cost"]
 
 
 def populate_cost_parser(parser: argparse.ArgumentParser) -> None:
@@ -45,27 +46,55 @@ def populate_cost_parser(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_cost)
 
 
-def _cost(arguments: argparse.Namespace) -> int:
-    from drivetrain_elastic.cost import bill_of, read_prices, read_usage, shipped_prices
+def prices_of(paths: Sequence[str] | None) -> PriceList:
+    """Returns the prices of some files, or those that come with the package.
 
-    record = read_usage(arguments.usage)
-    prices = (
-        shipped_prices() if arguments.prices is None else read_prices(*arguments.prices)
-    )
-    speed = arguments.reference_speed
-    if speed is not None and not 0 < speed < float("inf"):
-        message = f"--reference-speed must be more than 0, got {speed}"
-        raise ProgramError(message)
-    speed = record.reference_speed if speed is None else speed
-    bill = bill_of(
+    Args:
+        paths: As `--prices` were given.
+    """
+    from drivetrain_elastic.cost import read_prices, shipped_prices
+
+    return shipped_prices() if paths is None else read_prices(*paths)
+
+
+def show_cost(record: UsageRecord, prices: PriceList) -> None:
+    """Writes the bill of a job to the terminal.
+
+    Args:
+        record: Of the job.
+        prices: At which it is paid.
+    """
+    bill = _bill(record, prices, record.reference_speed)
+    _show(record, bill, prices, has_reference=bool(record.reference_speed))
+
+
+def _bill(
+    record: UsageRecord, prices: PriceList, speed: float, offer: str = ""
+) -> Bill:
+    from drivetrain_elastic.cost import bill_of
+
+    return bill_of(
         record.usage.nodes,
         prices,
         now=record.until_s,
         samples=record.samples if speed else 0.0,
         reference_speed=speed or 1.0,
         reference_nodes=record.reference_nodes,
-        offer=arguments.offer or "",
+        offer=offer,
     )
+
+
+def _cost(arguments: argparse.Namespace) -> int:
+    from drivetrain_elastic.cost import read_usage
+
+    record = read_usage(arguments.usage)
+    prices = prices_of(arguments.prices)
+    speed = arguments.reference_speed
+    if speed is not None and not 0 < speed < float("inf"):
+        message = f"--reference-speed must be more than 0, got {speed}"
+        raise ProgramError(message)
+    speed = record.reference_speed if speed is None else speed
+    bill = _bill(record, prices, speed, arguments.offer or "")
     if arguments.json:
         plain = _plain(record, bill, prices, has_reference=bool(speed))
         sys.stdout.write(json.dumps(plain) + "\n")

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain_core import ProgramError
+from drivetrain_elastic._cost_command import prices_of, show_cost
+from drivetrain_elastic.spot.capacity import Market
 from drivetrain_elastic.spot.config import AfterMaxWait, Recovery, SpotConfig
 
 if TYPE_CHECKING:
     from drivetrain_elastic.spot.local_job import LocalSpotJob
     from drivetrain_elastic.spot.local_pool import CapacityChange
+    from drivetrain_elastic.spot.worker_count import CountConfig
 
-__all__ = ["populate_supervise_parser", "read_trace"]
+__all__ = ["populate_supervise_parser"]
 
 _EXAMPLE = ("-m", "drivetrain_elastic.examples.byte_lm")
 _POLL_S = 0.25
+_OFFER = "example/zone-a/gpu-8"
 
 
 def populate_supervise_parser(parser: argparse.ArgumentParser) -> None:
@@ -36,11 +40,12 @@ def populate_supervise_parser(parser: argparse.ArgumentParser) -> None:
     )
     _add_wants(parser)
     _add_pool(parser)
+    _add_worth(parser)
     parser.add_argument(
         "--folder",
         metavar="DIR",
-        help="for the journal, checkpoints of the example and the output of each node; one "
-        "that is deleted at the end by default",
+        help="for the journal, checkpoints of the example, the output of each node and the "
+        "record of who was there (usage.json); one that is deleted at the end by default",
     )
     parser.add_argument(
         "--plain", action="store_true", help="a line for each decision, and no table"
@@ -116,8 +121,8 @@ def _add_pool(parser: argparse.ArgumentParser) -> None:
     pool.add_argument(
         "--trace",
         metavar="FILE",
-        help="how many spot nodes there can be: a CSV with the columns at_s and nodes; by "
-        "default one goes every 30 s, and is back 15 s later",
+        help="how many spot nodes there can be: a CSV with the columns seconds and available; "
+        "by default one goes every 30 s, and is back 15 s later",
     )
     pool.add_argument(
         "--cloud",
@@ -139,42 +144,53 @@ def _add_pool(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_trace(path: str) -> list[CapacityChange]:
-    """Reads how many nodes there can be, by time.
+def _add_worth(parser: argparse.ArgumentParser) -> None:
+    """Adds what nodes cost and bring."""
+    worth = parser.add_argument_group("what nodes cost and bring")
+    worth.add_argument(
+        "--fit-nodes",
+        action="store_true",
+        help="the number of nodes follows what they bring, from --min-nodes to --max-nodes",
+    )
+    worth.add_argument(
+        "--min-marginal",
+        type=float,
+        default=0.5,
+        metavar="SHARE",
+        help="of the speed of one of the first nodes that the last one brings at least "
+        "(%(default)s)",
+    )
+    worth.add_argument(
+        "--max-cost-ratio",
+        type=float,
+        default=1.5,
+        metavar="X",
+        help="how much more a sample costs at most than with the cheapest number of nodes "
+        "(%(default)s)",
+    )
+    worth.add_argument(
+        "--prices",
+        action="append",
+        metavar="FILE",
+        help="as of `cost`; by default those of the example, which are nobody's",
+    )
+    worth.add_argument(
+        "--offer",
+        default=_OFFER,
+        metavar="NAME",
+        help="what the prices call a node (%(default)s)",
+    )
 
-    Args:
-        path: Of a CSV file with the columns `at_s` and `nodes`.
 
-    Raises:
-        ProgramError: It cannot be read, or a line is not two numbers.
-    """
+def _read_trace(path: str) -> list[CapacityChange]:
+    from drivetrain_elastic.cost import read_trace
     from drivetrain_elastic.spot.local_pool import CapacityChange
 
-    changes = []
     try:
-        with Path(path).open(newline="") as file:
-            reader = csv.DictReader(file)
-            missing = {"at_s", "nodes"} - set(reader.fieldnames or ())
-            if missing:
-                message = (
-                    f"{path} needs the columns at_s and nodes, got "
-                    f"{reader.fieldnames}: {', '.join(sorted(missing))} missing"
-                )
-                raise ProgramError(message)
-            for row in reader:
-                try:
-                    change = CapacityChange(float(row["at_s"]), int(row["nodes"]))
-                except (TypeError, ValueError):
-                    message = (
-                        f"{path}, line {reader.line_num}: expected seconds and a whole "
-                        f"number of nodes, got {row['at_s']!r} and {row['nodes']!r}"
-                    )
-                    raise ProgramError(message) from None
-                changes.append(change)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        return [CapacityChange(*change) for change in read_trace(path).changes]
+    except OSError as error:
         message = f"the trace {path} cannot be read: {error}"
         raise ProgramError(message) from error
-    return changes
 
 
 def _default_trace(nodes: int) -> list[CapacityChange]:
@@ -223,6 +239,18 @@ def _config(arguments: argparse.Namespace) -> SpotConfig:
     )
 
 
+def _count(arguments: argparse.Namespace, config: SpotConfig) -> CountConfig:
+    from drivetrain_elastic.spot.worker_count import CountConfig
+
+    return CountConfig(
+        least=config.min_nodes,
+        most=config.most,
+        unit=config.unit,
+        min_marginal=arguments.min_marginal,
+        max_cost_ratio=arguments.max_cost_ratio,
+    )
+
+
 def _supervise(arguments: argparse.Namespace) -> int:
     if arguments.folder is not None:
         Path(arguments.folder).mkdir(parents=True, exist_ok=True)
@@ -247,9 +275,13 @@ def _run(arguments: argparse.Namespace, folder: str) -> int:
     from drivetrain_elastic.spot.local_job import LocalSpotJob
 
     config = _config(arguments)
+    count = _count(arguments, config) if arguments.fit_nodes else None
+    prices = prices_of(arguments.prices)
+    # Before anything is paid for: whether what it costs can be said.
+    prices.at(arguments.offer, Market.SPOT, time.time())
     trace = _default_trace(config.nodes)
     if arguments.trace is not None:
-        trace = read_trace(arguments.trace)
+        trace = _read_trace(arguments.trace)
     with LocalSpotJob(
         _program(arguments, folder),
         config,
@@ -259,9 +291,12 @@ def _run(arguments: argparse.Namespace, folder: str) -> int:
         clouds=_clouds(arguments.cloud),
         boot_s=arguments.boot_s,
         seed=arguments.seed,
+        count=count,
+        offer=arguments.offer,
     ) as job:
         code = _show_plain(job) if arguments.plain else _show_live(job)
         _say(_summary(job))
+        show_cost(job.record(), prices)
         return code
 
 
@@ -275,8 +310,6 @@ def _show_plain(job: LocalSpotJob) -> int:
 
 
 def _show_live(job: LocalSpotJob) -> int:
-    import time
-
     from rich.console import Console
     from rich.live import Live
 

@@ -141,6 +141,10 @@ def describe_nodes(
                 phase=one.phase,
                 phase_s=one.phase_s,
                 sections_s=one.window.sections_s,
+                # Of another world it says nothing about the steps of this one.
+                num_samples=(
+                    one.window.num_samples if one.window.epoch == status.epoch else 0.0
+                ),
                 slowness=0.0 if slow is None else slow.ratio,
                 slow_section="" if slow is None else slow.section,
             )

@@ -676,7 +676,7 @@ class NodeStatus(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., num_slots: _Optional[int] = ..., silent_s: _Optional[float] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., hardware: _Optional[_Union[Hardware, _Mapping]] = ..., alerts: _Optional[_Iterable[_Union[Alert, _Mapping]]] = ..., notice: _Optional[_Union[CapacityNotice, _Mapping]] = ..., is_leaving: _Optional[bool] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("name", "status", "rank", "pid", "step", "step_s", "silent_s", "phase", "phase_s", "sections_s", "slowness", "slow_section")
+    __slots__ = ("name", "status", "rank", "pid", "step", "step_s", "silent_s", "phase", "phase_s", "sections_s", "slowness", "slow_section", "num_samples")
     class SectionsSEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -696,6 +696,7 @@ class WorkerStatus(_message.Message):
     SECTIONS_S_FIELD_NUMBER: _ClassVar[int]
     SLOWNESS_FIELD_NUMBER: _ClassVar[int]
     SLOW_SECTION_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     name: str
     status: str
     rank: int
@@ -708,7 +709,8 @@ class WorkerStatus(_message.Message):
     sections_s: _containers.ScalarMap[str, float]
     slowness: float
     slow_section: str
-    def __init__(self, name: _Optional[str] = ..., status: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., sections_s: _Optional[_Mapping[str, float]] = ..., slowness: _Optional[float] = ..., slow_section: _Optional[str] = ...) -> None: ...
+    num_samples: float
+    def __init__(self, name: _Optional[str] = ..., status: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., sections_s: _Optional[_Mapping[str, float]] = ..., slowness: _Optional[float] = ..., slow_section: _Optional[str] = ..., num_samples: _Optional[float] = ...) -> None: ...
 
 class LostTime(_message.Message):
     __slots__ = ("what", "cause", "seconds", "times")

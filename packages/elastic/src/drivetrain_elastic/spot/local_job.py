@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from drivetrain_core import DistributedError
 from drivetrain_elastic._client import MasterClient
 from drivetrain_elastic._secret import make_token, write_token
+from drivetrain_elastic.cost.usage_file import record_usage, write_usage
 from drivetrain_elastic.spot.config import Recovery
 from drivetrain_elastic.spot.local_pool import LocalPool
 from drivetrain_elastic.spot.master_job import MasterJob
 from drivetrain_elastic.spot.supervisor import Supervisor
+from drivetrain_elastic.spot.worker_count import first_wants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
+    from drivetrain_elastic.cost.usage_file import UsageRecord
     from drivetrain_elastic.spot.config import SpotConfig
     from drivetrain_elastic.spot.local_pool import CapacityChange
+    from drivetrain_elastic.spot.worker_count import CountConfig
 
 __all__ = ["LocalSpotJob"]
 
 logger = logging.getLogger(__name__)
 
 _END_S = 10.0
+_RECORD_S = 10.0
 
 
 class LocalSpotJob:
@@ -40,12 +47,15 @@ class LocalSpotJob:
         program: What workers run: a script and its arguments, or `-m`, a module and its.
         config: What nodes it wants.
         trace: How many spot nodes there can be, by time.
-        folder: For the journal, the token and the output of each node.
+        folder: For the journal, the token, the output of each node, and the record of who
+            was there (`usage.json`).
         num_workers: That train on each node.
         clouds: As which cloud a node's metadata endpoint answers, and how long before it
             is taken away.
         boot_s: How long a node takes until its agent starts.
         seed: Of which node is taken away.
+        count: What a node must be worth, if their number follows what they bring.
+        offer: What a list of prices calls a node, for the record of what was used.
         options: More of `drivetrain-elastic run`.
         env: Of agents and workers, besides this process's.
 
@@ -67,13 +77,17 @@ class LocalSpotJob:
         clouds: Sequence[tuple[str, float]] = (("aws", 120.0), ("gcp", 30.0)),
         boot_s: float = 0.0,
         seed: int = 0,
+        count: CountConfig | None = None,
+        offer: str = "",
         options: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = Path(folder)
+        self._nodes, self._recorded_s = config.nodes, -math.inf
         self._program = [*program]
         self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         most = config.most if config.recovery == Recovery.RESIZE else config.nodes
+        most = most if count is None else max(most, count.most)
         self._options = [
             *("--nproc-per-node", str(num_workers), "--standbys", "0"),
             # Those that will be taken away train on beside those that replace them.
@@ -82,8 +96,15 @@ class LocalSpotJob:
             *("--on-notice", "tell", "--notices-s", "0.5", *options),
         ]
         # Whatever is wrong with what was given is said before anything starts.
+        if count is not None:
+            config = first_wants(config, count)
         self.pool = LocalPool(
-            self._start_agent, trace, clouds=clouds, boot_s=boot_s, seed=seed
+            self._start_agent,
+            trace,
+            clouds=clouds,
+            boot_s=boot_s,
+            seed=seed,
+            offer=offer,
         )
         self._token_file = str(self.folder / "token")
         token = make_token()
@@ -92,7 +113,7 @@ class LocalSpotJob:
         self._master = self._start_master()
         self.client = MasterClient(self._address, token, patience_s=2.0)
         self.supervisor = Supervisor(
-            self.pool, MasterJob(self.client), config, save_s=2.0
+            self.pool, MasterJob(self.client), config, count=count, save_s=2.0
         )
 
     def _start_master(self) -> subprocess.Popen[str]:
@@ -133,9 +154,29 @@ class LocalSpotJob:
 
         def look(supervisor: Supervisor) -> None:
             self._look_after_master()
+            if time.monotonic() - self._recorded_s > _RECORD_S:
+                self.record()
             looked(supervisor)
 
-        return self.supervisor.run(poll_s=poll_s, looked=look)
+        code = self.supervisor.run(poll_s=poll_s, looked=look)
+        self.record()
+        return code
+
+    def record(self) -> UsageRecord:
+        """Writes down who was there until now, as `usage.json`, and returns that."""
+        supervisor, self._recorded_s = self.supervisor, time.monotonic()
+        speed = supervisor.speed.speeds.get(self._nodes)
+        record = record_usage(
+            supervisor.usage,
+            now_s=self._recorded_s,
+            epoch_s=time.time(),
+            job=self.folder.name,
+            samples=supervisor.num_samples,
+            reference_nodes=self._nodes,
+            reference_speed=0.0 if speed is None else speed.samples_per_s,
+        )
+        write_usage(self.folder / "usage.json", record)
+        return record
 
     def _look_after_master(self) -> None:
         """Starts the master again if it has died; training does not wait for it."""

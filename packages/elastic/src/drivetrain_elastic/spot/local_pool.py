@@ -83,6 +83,7 @@ class LocalPool:
             is taken away; several take turns.
         boot_s: How long a node takes until its agent starts.
         seed: Of which node is taken away.
+        offer: What a list of prices calls a node.
 
     Attributes:
         trace: As given; a longer one may take its place.
@@ -102,8 +103,10 @@ class LocalPool:
         clouds: Sequence[tuple[str, float]] = (("aws", 120.0), ("gcp", 30.0)),
         boot_s: float = 0.0,
         seed: int = 0,
+        offer: str = "",
     ) -> None:
         _check(trace, clouds)
+        self._offer = offer
         self._start = start
         self.trace = tuple(trace)
         self.boot_s = boot_s
@@ -169,7 +172,7 @@ class LocalPool:
                 name=machine.name,
                 market=machine.market,
                 is_running=machine.process is not None,
-                offer="local",
+                offer=self._offer,
             )
             for machine in self._machines.values()
         )

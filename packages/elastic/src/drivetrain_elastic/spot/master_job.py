@@ -53,6 +53,7 @@ class MasterJob:
             },
             step=max((one.step for one in workers), default=0),
             step_s=max((one.step_s for one in workers if one.rank >= 0), default=0.0),
+            step_samples=_step_samples(one for one in workers if one.rank >= 0),
             saved=saved,
             requested=status.save.request,
             admitted=(
@@ -98,3 +99,9 @@ class MasterJob:
 def _is_ready(node: pb.NodeStatus) -> bool:
     able = [one for one in node.workers if one.status in _READY]
     return not node.is_leaving and 0 < node.num_slots <= len(able)
+
+
+def _step_samples(members: Iterable[pb.WorkerStatus]) -> float:
+    """Returns the samples of a step on all ranks; 0 until each of them has said its own."""
+    own = [one.num_samples for one in members]
+    return sum(own) if all(own) else 0.0

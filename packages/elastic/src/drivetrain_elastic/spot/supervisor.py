@@ -33,6 +33,8 @@ from drivetrain_elastic.spot.capacity import (
 from drivetrain_elastic.spot.cost_observability import Usage, observe
 from drivetrain_elastic.spot.decide import decide
 from drivetrain_elastic.spot.job_control import JobView
+from drivetrain_elastic.spot.measured_speed import SpeedWatch, watch_speed
+from drivetrain_elastic.spot.worker_count import choose_count, first_wants, wants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from drivetrain_elastic.spot.config import SpotConfig
     from drivetrain_elastic.spot.job_control import JobControl
     from drivetrain_elastic.spot.pool import CapacityPool, PoolNode
+    from drivetrain_elastic.spot.worker_count import CountConfig
 
 __all__ = ["Done", "Supervisor", "TimedSave"]
 
@@ -88,6 +91,8 @@ class Supervisor:
         pool: Where nodes come from.
         job: The job that they train.
         config: What the job wants.
+        count: What a node must be worth, if the number of nodes is to follow what they
+            bring: from its least to its most, by the unit of `config`.
         save_s: How long a checkpoint takes, until one was measured.
 
     Attributes:
@@ -96,7 +101,12 @@ class Supervisor:
         done: What was carried out, the oldest first.
         saves: Checkpoints that were asked for and are durable, the oldest first.
         usage: Who was there, and when.
+        speed: How fast the job was, by number of nodes.
+        num_samples: How many samples were trained on, as far as that is known.
         exit_code: Of the job that has ended.
+
+    Raises:
+        ProgramError: The number of nodes cannot follow what they bring.
     """
 
     def __init__(
@@ -105,16 +115,21 @@ class Supervisor:
         job: JobControl,
         config: SpotConfig,
         *,
+        count: CountConfig | None = None,
         save_s: float = 5.0,
     ) -> None:
         self._pool = pool
         self._job = job
-        self._config = config
+        self._count = count
+        self._config = config if count is None else first_wants(config, count)
         self.capacity = Capacity(save_s=save_s)
         self.view = JobView()
         self.done: deque[Done] = deque(maxlen=_NUM_DONE)
         self.saves: deque[TimedSave] = deque(maxlen=_NUM_DONE)
         self.usage = Usage()
+        self.speed = SpeedWatch(window_steps=20 if count is None else count.steps)
+        self.num_samples = 0.0
+        self._uncounted_steps, self._step_samples = 0, 0.0
         self.exit_code = 0
         self._has_looked = False
         self._leaving: set[str] = set()
@@ -179,6 +194,7 @@ class Supervisor:
         view = self._job.look()
         # A job that has ended has no workers that would say how far they are.
         view = replace(view, step=max(view.step, self.view.step))
+        self._measure(now_s, view)
         self.view = view
         listed = self._pool.nodes(now_s)
         if not self._has_looked:
@@ -199,6 +215,30 @@ class Supervisor:
             self.exit_code = view.exit_code
             self._set_phase(now_s, JobPhase.ENDED)
             self._give_all_back()
+
+    def _measure(self, now_s: float, view: JobView) -> None:
+        """Counts samples, and finds what nodes bring."""
+        self._uncounted_steps += view.step - self.view.step
+        # The first steps of a world are like those that follow, and the last like those
+        # before.
+        self._step_samples = view.step_samples or self._step_samples
+        if view.step_samples or view.ended:
+            self.num_samples += self._uncounted_steps * self._step_samples
+            self._uncounted_steps = 0
+        self.speed = watch_speed(
+            now_s,
+            self.speed,
+            workers=len(view.training),
+            step=view.step,
+            step_samples=view.step_samples,
+        )
+        # What is asked for has come, and was measured: perhaps it is too little or much.
+        if self._count is None or len(view.training) != self._config.nodes:
+            return
+        choice = choose_count(now_s, self._config.nodes, self.speed.speeds, self._count)
+        if choice.workers != self._config.nodes:
+            logger.info("%d nodes are wanted: %s", choice.workers, choice.reason)
+            self._config = wants(self._config, choice.workers)
 
     def _take_over(self, now_s: float, view: JobView) -> None:
         """Goes on where a supervisor before this one has ended, if there was one."""

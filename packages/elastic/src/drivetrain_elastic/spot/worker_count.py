@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from drivetrain_core import ProgramError
+from drivetrain_elastic.spot.config import Recovery
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Choice", "CountConfig", "Speed", "choose_count"]
+    from drivetrain_elastic.spot.config import SpotConfig
+
+__all__ = ["Choice", "CountConfig", "Speed", "choose_count", "first_wants", "wants"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +22,7 @@ class Speed:
     """How fast a job was with some number of workers.
 
     Args:
-        samples_per_s: Median over its steps.
+        samples_per_s: Median of what was measured.
         steps: How many were measured.
         measured_s: When the last of them was.
     """
@@ -175,3 +178,44 @@ def _problem(
     if number > best and ratio > config.max_cost_ratio:
         return f"a sample costs {ratio:.2f} times what it does with {best} workers"
     return ""
+
+
+def first_wants(config: SpotConfig, count: CountConfig) -> SpotConfig:
+    """Returns what a job wants at first whose number of workers follows what they bring.
+
+    Args:
+        config: What it wants otherwise.
+        count: What a worker must be worth.
+
+    Raises:
+        ProgramError: It waits for a number of nodes that is fixed.
+    """
+    if config.recovery != Recovery.RESIZE:
+        message = (
+            "a job that waits for all of its nodes has a fixed number of them: its "
+            "number can follow what nodes bring with recovery by resizing only"
+        )
+        raise ProgramError(message)
+    nodes = min(max(config.nodes, count.least), count.most)
+    nodes = count.least + (nodes - count.least) // count.unit * count.unit
+    if (config.unit, count.least % count.unit) != (count.unit, 0):
+        message = (
+            f"nodes come and go by {config.unit}: the least nodes must be a multiple of "
+            f"that, and so must what comes and goes by what they bring; got "
+            f"{count.least} and {count.unit}"
+        )
+        raise ProgramError(message)
+    return wants(config, nodes)
+
+
+def wants(config: SpotConfig, workers: int) -> SpotConfig:
+    """Returns the same wants for another number of workers.
+
+    Example:
+        >>> from drivetrain_elastic.spot import SpotConfig
+        >>> config = wants(SpotConfig(nodes=4, min_nodes=2), 3)
+        >>> config.nodes, config.min_nodes, config.most
+        (3, 2, 3)
+    """
+    least = min(config.min_nodes, workers)
+    return replace(config, nodes=workers, min_nodes=least, max_nodes=workers)
