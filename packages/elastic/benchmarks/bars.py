@@ -24,6 +24,9 @@ from overhead import overhead
 from real_faults import real_faults
 from sampler import sampler
 from shards import batches, singles
+from spot_cost import saving as spot_saving
+from spot_cost import speed as spot_speed
+from spot_run import spot_notices, spot_run, spot_wait
 from transfer import transfer
 
 from drivetrain_core.testing import Bar, Row, run_bars
@@ -71,6 +74,15 @@ TABLE = [
     ("node-check", "1 bad of 4 processes <= 10 s", whole(real_check)),
     ("care-overhead", "< 0.5% of a step of 50 ms", whole(care_overhead)),
     ("network-counters", "every 10 ms, <= 2% of a core", whole(network_overhead)),
+    (
+        "spot-trace",
+        "none lost, same loss, >= 95% of node time in steps",
+        whole(spot_run),
+    ),
+    ("spot-wait-full", "none lost or made again, same loss", whole(spot_wait)),
+    ("spot-notices", "100 of 100 durable before 30 s and 120 s", whole(spot_notices)),
+    ("spot-speed", "30 days of trace for 100 jobs <= 60 s", spot_speed),
+    ("spot-saving", "fault tolerance saves more than none", whole(spot_saving)),
     *((name, bound, whole(measure)) for name, bound, measure in peers.PEERS),
 ]
 BARS = [Bar(name=name, bound=bound, measure=run) for name, bound, run in TABLE]

@@ -18,11 +18,11 @@ from drivetrain_elastic.kubernetes.double import (
 from drivetrain_elastic.kubernetes.double.authorize import allows
 from drivetrain_elastic.kubernetes.double.errors import StatusError
 from drivetrain_elastic.kubernetes.double.faults import Fault, Faults
-from drivetrain_elastic.kubernetes.double.quantities import read_quantity
 from drivetrain_elastic.kubernetes.double.removal import DeleteOptions
 from drivetrain_elastic.kubernetes.double.routes import Call, read_call
 from drivetrain_elastic.kubernetes.double.scheduling import Load, Place
 from drivetrain_elastic.kubernetes.double.store import Key
+from drivetrain_elastic.kubernetes.quantities import read_quantity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

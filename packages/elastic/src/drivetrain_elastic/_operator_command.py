@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import MissingLibraryError, ProgramError
 
@@ -53,6 +53,12 @@ def populate_operator_parser(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write the operator's own objects, for `kubectl apply -f -`, and end",
     )
+    parser.add_argument(
+        "--training-jobs",
+        action="store_true",
+        help="look after TrainingJobs, ScaleIns and ScaleOuts of kai.alibabacloud.com as "
+        "well; with --definitions or --manifests, write those for them, too",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -60,7 +66,17 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.definitions or arguments.manifests:
         folders = ["crds"] if arguments.definitions else []
         folders += ["manifests/base"] if arguments.manifests else []
-        sys.stdout.write("---\n".join(_documents(folders)))
+        if arguments.training_jobs:
+            folders += ["training_job/crds"] if arguments.definitions else []
+            folders += (
+                ["manifests/overlays/training-jobs"] if arguments.manifests else []
+            )
+        text = "---\n".join(_documents(folders))
+        if arguments.training_jobs:
+            text = text.replace(
+                "--leader-election]", "--leader-election, --training-jobs]"
+            )
+        sys.stdout.write(text)
         return 0
     if arguments.parallel < 1:
         message = f"--parallel must be at least 1, got {arguments.parallel}"
@@ -104,15 +120,17 @@ async def _operate(arguments: argparse.Namespace) -> int:
     from drivetrain_elastic.kubernetes.cluster_access import find_access
     from drivetrain_elastic.kubernetes.leader_election import LeaderElection
     from drivetrain_elastic.kubernetes.operator import Operator
+    from drivetrain_elastic.kubernetes.serve import serve
+    from drivetrain_elastic.kubernetes.training_job.controller import (
+        TrainingJobController,
+    )
 
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
     async with ApiClient(find_access(arguments.kubeconfig)) as client:
-        end = asyncio.create_task(ending.wait())
         election = None
-        tasks: set[asyncio.Task[object]] = {end}
         if arguments.leader_election:
             election = LeaderElection(
                 client,
@@ -120,26 +138,15 @@ async def _operate(arguments: argparse.Namespace) -> int:
                 identity=os.environ.get("POD_NAME")
                 or f"{socket.gethostname()}-{os.getpid()}",
             )
-            wait = asyncio.create_task(election.acquire())
-            await asyncio.wait({end, wait}, return_when=asyncio.FIRST_COMPLETED)
-            wait.cancel()
-            if not end.done():
-                tasks.add(asyncio.create_task(election.hold()))
-        code = 0
-        if not end.done():
-            operator = Operator(
-                client, namespace=arguments.namespace, num_workers=arguments.parallel
-            )
-            tasks.add(asyncio.create_task(operator.run()))
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            # A leader that leads no more ends at once: another one works already.
-            code = 0 if end in done else 1
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        if election is not None and code == 0:
-            await election.release()
-        for one in ended:
-            if isinstance(one, Exception):
-                raise one
-    return code
+
+        async def work() -> None:
+            options: dict[str, Any] = {
+                "namespace": arguments.namespace,
+                "num_workers": arguments.parallel,
+            }
+            async with asyncio.TaskGroup() as group:
+                group.create_task(Operator(client, **options).run())
+                if arguments.training_jobs:
+                    group.create_task(TrainingJobController(client, **options).run())
+
+        return await serve(work, election, ending)

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "ApiClient", "ApiError", "Kind", "WatchEvent"]
 
 _CALL_S = 30.0
+_GOODBYE_S = 0.1
 _TOKEN_S = 60.0
 _PAGE = 500
 _NUM_TRIES = 4
+_FIRST_WAIT_S = 0.1
 _MOST_WAIT_S = 10.0
 
 
@@ -59,14 +61,15 @@ KINDS = {
     "Pod": Kind("v1", "pods"),
     "Service": Kind("v1", "services"),
     "Secret": Kind("v1", "secrets"),
+    "ConfigMap": Kind("v1", "configmaps"),
     "Node": Kind("v1", "nodes", is_namespaced=False),
     "Event": Kind("events.k8s.io/v1", "events"),
     "Lease": Kind("coordination.k8s.io/v1", "leases"),
     "PodGroup": Kind("scheduling.volcano.sh/v1beta1", "podgroups"),
     "ElasticJob": Kind("drivetrain.dev/v1alpha1", "elasticjobs"),
-    "TrainingJob": Kind("drivetrain.dev/v1alpha1", "trainingjobs"),
-    "ScaleIn": Kind("drivetrain.dev/v1alpha1", "scaleins"),
-    "ScaleOut": Kind("drivetrain.dev/v1alpha1", "scaleouts"),
+    "TrainingJob": Kind("kai.alibabacloud.com/v1alpha1", "trainingjobs"),
+    "ScaleIn": Kind("kai.alibabacloud.com/v1alpha1", "scaleins"),
+    "ScaleOut": Kind("kai.alibabacloud.com/v1alpha1", "scaleouts"),
 }
 """The kinds that the operator knows."""
 
@@ -152,9 +155,9 @@ class ApiClient:
         """Closes all connections."""
         assert self._session is not None
         await self._session.close()
-        # Connections with TLS are closed by what the loop does next.
-        for _ in range(2):
-            await asyncio.sleep(0)
+        if self._access.server.startswith("https:"):
+            # Streams that were cut say goodbye to the server before they are closed.
+            await asyncio.sleep(_GOODBYE_S)
 
     # ---- calls ----
 
@@ -312,13 +315,14 @@ class ApiClient:
         Raises:
             ApiError: The server refuses, or does not answer.
         """
-        for left in reversed(range(_NUM_TRIES)):
+        for number in range(1, _NUM_TRIES + 1):
             try:
                 return await self._call(method, path, body, params, content_type)
             except ApiError as error:
-                if not left or error.status not in {429, 503}:
+                if number == _NUM_TRIES or error.status not in {429, 503}:
                     raise
-                await asyncio.sleep(min(error.retry_after_s or 1.0, _MOST_WAIT_S))
+                wait_s = max(error.retry_after_s, _FIRST_WAIT_S * 4 ** (number - 1))
+                await asyncio.sleep(min(wait_s, _MOST_WAIT_S))
         raise AssertionError
 
     async def _call(

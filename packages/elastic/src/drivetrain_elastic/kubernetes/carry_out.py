@@ -142,7 +142,6 @@ class Carrier:
         self._put(action.kind, made)
 
     async def _delete(self, action: DeleteObject) -> None:
-        informer = self._informers.get(action.kind)
         try:
             answer = await self._client.delete(
                 action.kind, action.namespace, action.name, uid=action.uid
@@ -150,7 +149,9 @@ class Carrier:
         except ApiError as error:
             if error.status not in {_NOT_FOUND, _CONFLICT}:
                 raise
-            # It is gone, or another one has its name.
+            if error.status == _CONFLICT and await self._is_there(action):
+                raise
+            informer = self._informers.get(action.kind)
             known = informer.get(action.namespace, action.name) if informer else None
             if informer and known and known["metadata"]["uid"] == action.uid:
                 informer.forget(known)
@@ -158,6 +159,16 @@ class Carrier:
         logger.info("deleted %s %s: %s", action.kind, action.name, action.reason)
         if answer.get("metadata", {}).get("deletionTimestamp"):
             self._put(action.kind, answer)
+
+    async def _is_there(self, action: DeleteObject) -> bool:
+        """Whether a refusal means anything else than that another one has its name."""
+        try:
+            item = await self._client.get(action.kind, action.namespace, action.name)
+        except ApiError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            return False
+        return bool(item["metadata"]["uid"] == action.uid)
 
     async def _patch(self, action: PatchObject) -> None:
         try:

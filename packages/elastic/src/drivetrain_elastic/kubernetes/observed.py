@@ -47,6 +47,7 @@ class Memory:
         changed_s: When the workers that train last became others.
         admitted: Who was let train; None while that is not known.
         workers: By the name of their pods.
+        asked: Workers that were asked to leave.
         num_saves: How many checkpoints were asked for.
         order_s: When the one that is under way must be durable; None if none is.
         asked_s: When it was asked for.
@@ -64,6 +65,7 @@ class Memory:
     changed_s: float = 0.0
     admitted: frozenset[str] | None = None
     workers: Mapping[str, Seen] = field(default_factory=dict)
+    asked: frozenset[str] = frozenset()
     num_saves: int = 0
     order_s: float | None = None
     asked_s: float = 0.0

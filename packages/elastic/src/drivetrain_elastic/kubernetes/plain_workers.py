@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from drivetrain_elastic.kubernetes.operator_actions import OperatorAction
 
 __all__ = [
-    "LEAVE_FIRST",
+    "LEAVE",
     "WorkerPlan",
     "ask_to_leave",
     "delete_pod",
@@ -43,8 +43,8 @@ __all__ = [
     "those_of_role",
 ]
 
-LEAVE_FIRST = "drivetrain.dev/leave-first"
-"""An annotation of a job: the pods that leave first, with commas between them."""
+LEAVE = "drivetrain.dev/leave"
+"""An annotation of a job: the pods that leave, with commas between them."""
 
 _Item = dict[str, "Any"]
 
@@ -64,8 +64,9 @@ class WorkerPlan(NamedTuple):
 def plan_workers(observed: Observed, spec: JobSpec, now_s: float) -> WorkerPlan:
     """Decides which workers are made, asked to leave, and deleted.
 
-    Those that are too many are asked to leave first; their pods go when they have left.
-    Those that are too few are made; the master lets them train when they are ready.
+    Those that are too many, or named by `LEAVE`, are asked to leave first; their pods go
+    when they have left. Those that are too few are made; the master lets them train when
+    they are ready.
 
     Args:
         observed: The job and what belongs to it.
@@ -74,10 +75,15 @@ def plan_workers(observed: Observed, spec: JobSpec, now_s: float) -> WorkerPlan:
     """
     workers = those_of_role(observed, "worker")
     here = [pod for pod in workers if not has_ended(pod) and not is_terminating(pod)]
-    staying = [pod for pod in here if not is_leaving(pod)]
+    named = _named(observed)
+    left = [pod for pod in here if not is_leaving(pod)]
+    staying = [pod for pod in left if pod["metadata"]["name"] not in named]
     target = _target(observed, spec, len(staying), len(workers) - len(staying))
     leavers, look_again_s = end_leavers(observed, spec, now_s)
     plan = WorkerPlan(leavers, look_again_s)
+    for pod in left:
+        if pod["metadata"]["name"] in named:
+            plan.actions.extend(ask_to_leave(observed, pod, "it was named"))
     missing = target - len(staying)
     if missing > 0:
         if any(has_ended(pod, "Succeeded") and not is_leaving(pod) for pod in workers):
@@ -88,9 +94,9 @@ def plan_workers(observed: Observed, spec: JobSpec, now_s: float) -> WorkerPlan:
             return WorkerPlan(plan.actions, min(plan.look_again_s, until_s))
         plan.actions.extend(_make(observed, spec, missing))
     elif missing < 0:
-        for pod in _first_to_go(observed, staying)[:-missing]:
+        for pod in _first_to_go(staying)[:-missing]:
             reason = f"{len(staying)} workers are there, and {target} wanted"
-            plan.actions.extend(ask_to_leave(observed, spec, pod, reason))
+            plan.actions.extend(ask_to_leave(observed, pod, reason))
     return plan
 
 
@@ -120,17 +126,13 @@ def _make(observed: Observed, spec: JobSpec, count: int) -> list[OperatorAction]
     ]
 
 
-def _first_to_go(observed: Observed, pods: Sequence[_Item]) -> list[_Item]:
-    text = (observed.job["metadata"].get("annotations") or {}).get(LEAVE_FIRST, "")
-    named = set(filter(None, text.split(",")))
-    return sorted(
-        pods,
-        key=lambda pod: (
-            pod["metadata"]["name"] not in named,
-            is_ready(pod),
-            -number_of(pod),
-        ),
-    )
+def _named(observed: Observed) -> set[str]:
+    text = (observed.job["metadata"].get("annotations") or {}).get(LEAVE, "")
+    return set(filter(None, text.split(",")))
+
+
+def _first_to_go(pods: Sequence[_Item]) -> list[_Item]:
+    return sorted(pods, key=lambda pod: (is_ready(pod), -number_of(pod)))
 
 
 # ---- what decided jobs share ----
@@ -171,14 +173,14 @@ def delete_pod(pod: _Item, reason: str) -> DeleteObject:
     )
 
 
-def ask_to_leave(
-    observed: Observed, spec: JobSpec, pod: _Item, reason: str
-) -> list[OperatorAction]:
+def ask_to_leave(observed: Observed, pod: _Item, reason: str) -> list[OperatorAction]:
     """Returns the actions that let a worker leave before its pod is deleted.
+
+    It is written down first: an operator that begins anew asks again, and takes no worker
+    that has left for one that has ended.
 
     Args:
         observed: The job and what belongs to it.
-        spec: What it says.
         pod: Of the worker.
         reason: Why.
     """
@@ -186,12 +188,11 @@ def ask_to_leave(
         return [delete_pod(pod, reason)]
     data = pod["metadata"]
     return [
-        LetLeave(pod=data["name"], within_s=spec.leave_s, reason=reason),
         PatchObject(
             kind="Pod",
             namespace=data["namespace"],
             name=data["name"],
-            patch={"metadata": {"annotations": {LEAVING: reason}}},
+            patch={"metadata": {"uid": data["uid"], "annotations": {LEAVING: reason}}},
             reason=reason,
         ),
         TellEvent(reason="WorkerLeaves", note=f"{data['name']} leaves: {reason}"),
@@ -201,7 +202,7 @@ def ask_to_leave(
 def end_leavers(
     observed: Observed, spec: JobSpec, now_s: float
 ) -> tuple[list[OperatorAction], float]:
-    """Deletes the pods of workers that have left, or have taken too long to.
+    """Asks workers to leave, and deletes the pods of those that have, or take too long.
 
     Args:
         observed: The job and what belongs to it.
@@ -218,14 +219,22 @@ def end_leavers(
             continue
         name = pod["metadata"]["name"]
         seen = observed.memory.workers.get(name)
-        end_s = (seen.since_s if seen else now_s) + spec.leave_s
+        since_s = seen.since_s if seen else now_s
+        end_s = since_s + spec.leave_s
+        if seen is not None and seen.notice is not None:
+            end_s = min(end_s, seen.notice.deadline_s)
         if has_ended(pod):
             actions.append(delete_pod(pod, "it has left"))
         elif observed.view is not None and name not in observed.view.present:
             actions.append(delete_pod(pod, "the master says that it has left"))
         elif now_s >= end_s:
-            reason = f"it has not left within {spec.leave_s:g} s"
+            reason = f"it has not left within {end_s - since_s:g} s"
             actions.append(delete_pod(pod, reason))
         else:
             look_again_s = min(look_again_s, end_s)
+            if observed.view is not None and name not in observed.memory.asked:
+                reason = pod["metadata"]["annotations"][LEAVING]
+                actions.append(
+                    LetLeave(pod=name, within_s=end_s - now_s, reason=reason)
+                )
     return actions, look_again_s

@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core import ProgramError
-from drivetrain_elastic.kubernetes.double.quantities import read_quantity
 from drivetrain_elastic.kubernetes.job_status import is_finished
 from drivetrain_elastic.kubernetes.pods import (
     has_ended,
@@ -15,6 +14,7 @@ from drivetrain_elastic.kubernetes.pods import (
     is_terminating,
     role_of,
 )
+from drivetrain_elastic.kubernetes.quantities import read_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -20,6 +20,7 @@ from drivetrain_elastic.kubernetes.observed import Memory, Plan, Seen
 from drivetrain_elastic.kubernetes.operator_actions import (
     CreateObject,
     EnsureSecret,
+    LetLeave,
     PatchObject,
     SaveState,
     SetStatus,
@@ -145,6 +146,9 @@ def _train(
         plain = plan_workers(observed, spec, now_s)
         actions += plain.actions
         look_again_s = plain.look_again_s
+    asked = {one.pod for one in actions if isinstance(one, LetLeave)}
+    asked |= memory.asked & memory.workers.keys()
+    memory = replace(memory, asked=frozenset(asked))
     actions += _roles(observed, spec)
     actions += _told(observed, spec, verdict)
     return Plan(actions=_events_last(actions), memory=memory, look_again_s=look_again_s)

@@ -278,10 +278,7 @@ def _translate(
                 plan.actions.append(delete_pod(pods[action.node], action.reason))
         case Leave():
             if action.node not in deleted:
-                within = replace(spec, leave_s=_within(action, spec, now_s))
-                plan.actions += ask_to_leave(
-                    observed, within, pods[action.node], action.reason
-                )
+                plan.actions += ask_to_leave(observed, pods[action.node], action.reason)
                 plan.put(changed_s=now_s)
         case Save():
             plan.put(
@@ -333,11 +330,6 @@ def _request(
     if action.market == Market.ON_DEMAND:
         note = f"{action.count} workers on demand are asked for: {action.reason}"
         plan.actions.append(TellEvent(reason="OnDemand", note=note))
-
-
-def _within(action: Leave, spec: JobSpec, now_s: float) -> float:
-    left_s = action.deadline_s - now_s
-    return max(0.0, left_s) if math.isfinite(left_s) else spec.leave_s
 
 
 def _set_phase(plan: SpotPlan, phase: JobPhase, now_s: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import math
 import time
@@ -122,10 +123,10 @@ class WorkQueue(Generic[_KeyT]):
                 self._busy.add(key)
                 return key
             self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), wait_s)
-            except TimeoutError:
-                continue
+            # `wait_for` may lose that it was cancelled, before Python 3.12.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
 
     def _move_due(self) -> float | None:
         """Moves what is due to what can be had; returns when the next is, if one is."""

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_elastic.kubernetes.double.errors import StatusError
-from drivetrain_elastic.kubernetes.double.quantities import read_quantity
 from drivetrain_elastic.kubernetes.double.recorder import record_event
 from drivetrain_elastic.kubernetes.double.removal import DeleteOptions
 from drivetrain_elastic.kubernetes.double.scheduling import (
@@ -22,6 +21,7 @@ from drivetrain_elastic.kubernetes.double.scheduling import (
     shape_of,
 )
 from drivetrain_elastic.kubernetes.double.subresources import bind, set_condition
+from drivetrain_elastic.kubernetes.quantities import read_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable

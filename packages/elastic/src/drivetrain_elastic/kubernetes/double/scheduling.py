@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from drivetrain_elastic.kubernetes.double.quantities import read_quantity
+from drivetrain_elastic.kubernetes.quantities import read_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
