@@ -58,6 +58,7 @@ public_modules += [
         "goodput",
         "health",
         "journal",
+        "kubernetes.double",
         "notices",
         "spot",
         "testing",

@@ -132,6 +132,7 @@ def test_plan_for_other_batches_warns_and_goes_on(caplog):
         ({"model": 3}, ProgramError, "got int"),
         ({"model": lambda: 3}, ProgramError, "returned int, not a Module"),
         ({"model": nn.ReLU}, ProgramError, "no parameter that requires a gradient"),
+        ({"model": nn.Linear(2, 1, device="meta")}, ProgramError, "on the meta device"),
         ({"optimizer": "adam"}, ProgramError, "got str"),
         ({"batches": 7}, ProgramError, "iterable of batches, got int"),
         ({"batches": TensorDataset(torch.ones(4))}, ProgramError, "in a torch.utils"),

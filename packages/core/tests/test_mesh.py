@@ -149,6 +149,7 @@ def codes(cases):
 REFUSED = [
     ([("mesh", {"tensor": 3})], {}, Code.NOT_DIVISIBLE, "there are 4"),
     ([("mesh", {"tensor": 2, "shard": 4}), "fsdp"], {}, Code.NOT_DIVISIBLE, "8 ranks"),
+    ([("mesh", {"shard": 4, "replicate": 2})], {}, Code.NOT_DIVISIBLE, "8 ranks"),
     ([("mesh", {"expert": 4})], {}, Code.NOT_APPLICABLE, "no layer of experts"),
     ([("mesh", {"shard": 4}), "ddp"], {}, Code.CONFLICT, "shards nothing"),
     ([("mesh", {"pipeline": 4})], {"own_loop": True}, Code.STEP_NOT_OWNED, "itself"),
@@ -256,6 +257,23 @@ def test_what_is_open_takes_what_is_left():
     assert str(found) == "replicate=4 shard=2 tensor=2"
     with pytest.raises(PlanError, match="shard_size=2"):
         mesh_of([Choice("mesh", {"shard": 4}), fsdp], 16)
+
+
+@pytest.mark.parametrize(
+    ("axes", "because"),
+    [
+        (
+            {"tensor": 3},
+            "tensor=3 takes 3 ranks or a multiple of them, and there are 4",
+        ),
+        ({"shard": 3}, "shard=3 takes 3 ranks or a multiple of them"),
+        ({"shard": 2, "replicate": 4}, "replicate=4 shard=2 takes 8 ranks, and there"),
+    ],
+)
+def test_axes_that_fit_no_world_are_told_as_they_were_given(axes, because):
+    with pytest.raises(PlanError) as caught:
+        mesh_of([Choice("mesh", axes)], 4)
+    assert caught.value.because.startswith(because)
 
 
 def test_a_pipeline_is_filled():

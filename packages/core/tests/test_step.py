@@ -155,6 +155,12 @@ def test_last_batch_may_be_smaller(program, built):
     assert split == pytest.approx(plain, rel=1e-4)
 
 
+def test_a_batch_without_samples_is_one_error(built):
+    step = built([("micro_batch", 2)]).train_step
+    with pytest.raises(ProgramError, match="must hold a sample"):
+        step((torch.zeros(0, 1, 4, 4), torch.zeros(0, dtype=torch.long)))
+
+
 def test_own_loop_equals_train_step(program, built):
     owned = train(built([("precision", "bf16_autocast")]))
     model, optimizer, loader = accelerated = built([("precision", "bf16_autocast")])

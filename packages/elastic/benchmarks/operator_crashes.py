@@ -1,7 +1,8 @@
 """A job's life on a cluster, once for each call at which its operator dies or is refused.
 
 The cluster is the double of `drivetrain_elastic.kubernetes.double` with simulated pods; a
-story is a creation, a scale up, a failure, a scale down and a deletion.
+story is a creation, a scale up, a failure, a scale down and a deletion; of spot nodes, a
+creation, a reclaim and a deletion.
 """
 
 import itertools
@@ -15,6 +16,7 @@ from operator_story import (
     FaultAt,
     KilledAt,
     leaked,
+    live_spot_story,
     live_story,
     prepare,
     story_cluster,
@@ -33,17 +35,27 @@ _QUICK_EVERY = 9
 
 def crashes(quick):
     """Kills the operator before and after each call; returns what came of it."""
+    return _crashes(quick, live_story)
+
+
+def spot_crashes(quick):
+    """The same while a node of the job is taken back."""
+    return _crashes(quick, live_spot_story)
+
+
+def _crashes(quick, story):
     names = (f"s{number}" for number in itertools.count())
     began_s, problems, num = time.monotonic(), [], 0
     with story_cluster() as cluster:
         prepare(cluster)
         count = KilledAt()
-        live_story(cluster, next(names), count)
+        story(cluster, next(names), count)
         step = _QUICK_EVERY if quick else 1
         for at in range(0, count.num_calls, step):
             for when in ("before", "after"):
                 name, kill = next(names), KilledAt(at, when)
-                problems += _live(cluster, name, kill, f"killed {when} call {at}")
+                what = f"killed {when} call {at}"
+                problems += _live(story, cluster, name, kill, what)
                 num += kill.num_kills
     figure = (
         f"{count.num_calls} calls; killed {num} times, {len(problems)} stories went "
@@ -71,7 +83,8 @@ def refusals(quick):
             for at in range(0, count.num_calls, step):
                 fault = FaultAt(at, options)
                 cluster.faults.hook = fault
-                problems += _live(cluster, next(names), None, f"{kind} at call {at}")
+                what = f"{kind} at call {at}"
+                problems += _live(live_story, cluster, next(names), None, what)
                 num += fault.num_faults
     figure = (
         f"{count.num_calls} calls, {len(_FAULTS)} ways; {num} went wrong, "
@@ -85,9 +98,9 @@ def refusals(quick):
     )
 
 
-def _live(cluster, name, kill, what):
+def _live(story, cluster, name, kill, what):
     try:
-        live_story(cluster, name, kill)
+        story(cluster, name, kill)
     except (TimeoutError, AssertionError) as error:
         at = kill.killed_at if kill else ""
         left = leaked(cluster, name)
@@ -103,6 +116,11 @@ if __name__ == "__main__":
                     name="operator-crashes",
                     bound="each story ends as it should, nothing is left",
                     measure=crashes,
+                ),
+                Bar(
+                    name="operator-spot-crashes",
+                    bound="each story ends as it should, nothing is left",
+                    measure=spot_crashes,
                 ),
                 Bar(
                     name="operator-refusals",

@@ -42,15 +42,15 @@ def train(num_epochs, *, commit_every=1, pause_s=0.0, after=lambda state: None):
     @hvd.elastic.run
     def run(state):
         while state.sampler.epoch < num_epochs:
-            batches = range(-(-len(list(state.sampler)) // BATCH))
-            for at in batches:
+            begin = state.sampler.processed_num
+            num = len(list(state.sampler))
+            for at in range(-(-num // BATCH)):
                 indices = state.sampler.get_indices(at, BATCH)
                 optimizer.zero_grad()
                 part_loss(model, x, indices).backward()
                 optimizer.step()
-                start = state.sampler.processed_num
                 state.sampler.record_batch(at, len(indices))
-                step = [state.sampler.epoch, start, hvd.size(), len(indices)]
+                step = [state.sampler.epoch, begin, at, hvd.size(), len(indices)]
                 state.steps = [*state.steps, step]
                 time.sleep(pause_s)
                 after(state)

@@ -21,7 +21,9 @@ FOLDER = Path(drivetrain_elastic.kubernetes.__file__).parent
 
 
 def definitions():
-    return "\n---\n".join(p.read_text() for p in sorted(FOLDER.glob("crds/*.yaml")))
+    paths = sorted(FOLDER.glob("crds/*.yaml"))
+    texts = [p.read_text() for p in paths if p.name != "kustomization.yaml"]
+    return "\n---\n".join(texts)
 
 
 def manifests():

@@ -207,6 +207,52 @@ def live_story(cluster, name, kill=None):
     return lineage
 
 
+def live_spot_story(cluster, name, kill=None):
+    """Has a node of a spot job taken back, while another one is there; as above."""
+    kill = kill or KilledAt()
+    training = FakeTraining(cluster)
+    pool = {"pool": name}
+    for number in range(3):
+        cluster.add_node(f"{name}-{number}", cpu="1", labels=pool)
+    spot = {"enabled": True, "settleSeconds": 0, "growAfterSeconds": 0}
+    spec = elastic_job(name, replicas=2, minReplicas=1, spot=spot)
+    template = spec["spec"]["template"]["spec"]
+    template["nodeSelector"] = pool
+    template["terminationGracePeriodSeconds"] = 1
+    # On a node that is not taken away.
+    spec["spec"]["master"] = {"template": elastic_job(cpu="2")["spec"]["template"]}
+    with Lineage(cluster, training, kill) as lineage:
+        cluster.apply(spec)
+
+        def trains(*numbers):
+            wanted = {f"{name}-worker-{number}" for number in numbers}
+            cluster.wait_for(
+                lambda: (
+                    training.admitted == wanted
+                    and set(names(pods_of(cluster, name))) == wanted
+                    and status(cluster, name).get("phase") == "Running"
+                ),
+                20,
+            )
+
+        trains(0, 1)
+        victim = pods_of(cluster, name)[0]["spec"]["nodeName"]
+        cluster.reclaim(victim, notice_s=1)
+        try:
+            trains(1, 2)
+        except TimeoutError as error:
+            message = f"{told_of(cluster, name)}, {training.history}, {lineage.error!r}"
+            raise TimeoutError(message) from error
+        assert status(cluster, name)["failures"] == 0
+        assert ("leave", f"{name}-worker-0") in training.history
+        cluster.delete("ElasticJob", name)
+        cluster.wait_for(lambda: not leaked(cluster, name), 20)
+    for node in cluster.list("Node"):
+        if node["metadata"]["name"].startswith(f"{name}-"):
+            cluster.remove_node(node["metadata"]["name"])
+    return lineage
+
+
 def told_of(cluster, name):
     """Returns what there is, for people."""
     pods = [

@@ -54,12 +54,13 @@ def expected(steps):
     """Makes the steps again in one process; returns the parameters."""
     story = load_story()
     model, optimizer, x = story.make_model()
-    for epoch, start, size, count in steps:
+    for epoch, begin, at, size, count in steps:
         order = epoch_order(story.NUM_SAMPLES, epoch=epoch, seed=5, shuffle=True)
         optimizer.zero_grad()
         for rank in range(size):
-            part = part_of_rank(order, start, world_size=size, rank=rank, tail="pad")
-            loss = story.part_loss(model, x, part[:count].tolist())
+            part = part_of_rank(order, begin, world_size=size, rank=rank, tail="pad")
+            batch = part[at * story.BATCH :][:count].tolist()
+            loss = story.part_loss(model, x, batch)
             (loss / size).backward()
         optimizer.step()
     flat = torch.cat([one.detach().reshape(-1) for one in model.parameters()])
@@ -68,14 +69,20 @@ def expected(steps):
 
 def check_steps(steps, num_epochs):
     """Checks that each sample of each epoch was read once, but for the last few."""
-    num_samples = load_story().NUM_SAMPLES
+    story = load_story()
     for epoch in range(num_epochs):
-        at = 0
-        for of, start, size, count in steps:
+        done = 0
+        for of, begin, at, size, count in steps:
             if of == epoch:
-                assert start == at
-                at = min(at + size * count, num_samples)
-        assert at == num_samples
+                assert begin + at * story.BATCH * size == done
+                done = min(done + size * count, story.NUM_SAMPLES)
+        assert done == story.NUM_SAMPLES
+
+
+def sizes_of(steps):
+    """Returns the sizes of the worlds that made them, one after the other."""
+    sizes = [size for _, _, _, size, _ in steps]
+    return [one for at, one in enumerate(sizes) if at == 0 or one != sizes[at - 1]]
 
 
 # ---- worlds of several processes ----
@@ -159,7 +166,7 @@ def test_training_is_that_of_its_committed_steps(name):
     assert done[1][:2] == done[0][:2]
     check_steps(steps, 2)
     assert parameters == pytest.approx(expected(steps), rel=1e-9)
-    assert len({size for _, _, size, _ in steps}) > 1
+    assert len(sizes_of(steps)) > 1
 
 
 @pytest.mark.faults
@@ -190,8 +197,7 @@ def test_script_of_horovod_runs_as_it_is_while_its_processes_are_killed(tmp_path
         assert job.wait(90.0) == {"node0": 0}, job.text()
     told = json.loads(out.read_text())
     check_steps(told["steps"], 8)
-    sizes = [size for _, _, size, _ in told["steps"]]
-    changes = [one for at, one in enumerate(sizes) if at == 0 or one != sizes[at - 1]]
+    changes = sizes_of(told["steps"])
     assert changes[0] == changes[-1] == 2
     assert 1 in changes
     assert told["parameters"] == pytest.approx(expected(told["steps"]), rel=1e-9)

@@ -80,7 +80,7 @@ class Candidate:
         from operator_samples import account
 
         self.file, self.name = account(cluster), name
-        self.times = {"lease_s": 0.6, "renew_by_s": 0.4, "retry_s": 0.05, **times}
+        self.times = {"lease_s": 2.0, "renew_by_s": 1.4, "retry_s": 0.1, **times}
         self.leads, self.code = threading.Event(), None
         self.thread = threading.Thread(target=lambda: asyncio.run(self.main()))
         self.thread.start()

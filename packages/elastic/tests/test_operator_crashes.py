@@ -9,6 +9,7 @@ from operator_story import (
     FaultAt,
     KilledAt,
     leaked,
+    live_spot_story,
     live_story,
     prepare,
     story_cluster,
@@ -33,6 +34,13 @@ def num_calls(cluster):
     return kill.num_calls
 
 
+@pytest.fixture(scope="module")
+def spot_calls(cluster):
+    kill = KilledAt()
+    live_spot_story(cluster, next(_names), kill)
+    return kill.num_calls
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.45, 0.6, 0.75])
 def test_operator_killed_at_a_call_is_followed_by_one_that_goes_on(
@@ -42,6 +50,17 @@ def test_operator_killed_at_a_call_is_followed_by_one_that_goes_on(
     name = next(_names)
     lineage = live_story(cluster, name, kill)
     assert kill.num_kills == 1
+    assert lineage.num_operators == 2
+    assert not leaked(cluster, name)
+
+
+@pytest.mark.parametrize("share", [0.35, 0.5, 0.65, 0.75])
+def test_operator_killed_while_a_node_is_taken_is_followed_by_one_that_goes_on(
+    cluster, spot_calls, share
+):
+    kill = KilledAt(int(share * spot_calls), "after")
+    name = next(_names)
+    lineage = live_spot_story(cluster, name, kill)
     assert lineage.num_operators == 2
     assert not leaked(cluster, name)
 

@@ -37,6 +37,7 @@ from drivetrain_core._program import ForwardFunction, LossFunction, Program
 from drivetrain_core._ranks import agree, decide, require_same
 from drivetrain_core._replay import begin_call, current_script, remember_plan
 from drivetrain_core.parallel.agreed_plan import agreed_plan
+from drivetrain_core.parallel.meta.hollow import is_hollow
 from drivetrain_core.search.budget import Budget
 from drivetrain_core.search.objective import Objective, read_objective
 from drivetrain_core.search.options import read_options
@@ -308,6 +309,13 @@ def _read(
     data, batches = _peek(program.data, searches=searches)
     program = dataclasses.replace(program, data=data)
     module = program.build_model()
+    if program.weights == "build" and is_hollow(module):
+        message = (
+            f"parameters of {type(module).__name__} are on the meta device and have no "
+            "values; give it values first, or pass the function that builds it and "
+            "weights='reset' or weights='restore'"
+        )
+        raise ProgramError(message)
     source = OptimizerSource.of(program.optimizer, module)
     if source.needs_closure and searches:
         message = (

@@ -147,8 +147,9 @@ def _leaves_shards(choices: Sequence[Choice], world_size: int) -> bool:
     try:
         return mesh_of(choices, world_size).shard > 1
     except PlanError:
-        # The mesh's own check says what is wrong with it.
-        return False
+        # The mesh's own check says what is wrong with it, and not with a `ddp` that
+        # nobody asked for.
+        return any(choice.config.get("shard") for choice in choices)
 
 
 def problems(choices: Sequence[Choice], context: Context) -> list[Problem]:
@@ -162,6 +163,8 @@ def problems(choices: Sequence[Choice], context: Context) -> list[Problem]:
         if slot in owner:
             fix = f"keep one of {owner[slot]} and {choice.name}"
             because = f"slot {slot.value!r} is taken by {owner[slot]}"
+            if owner[slot] == choice.name:
+                because, fix = f"{choice.name} stands twice", "keep one of the two"
             found.append((choice, Reject(Code.CONFLICT, because, fix)))
         owner.setdefault(slot, choice.name)
         for name in optimization.requires:

@@ -12,7 +12,7 @@ import torch
 
 from drivetrain_core._batch import batch_size, split_batch
 from drivetrain_core._clip import clip_grad_norm, counted_parts
-from drivetrain_core._errors import Code, PlanError
+from drivetrain_core._errors import Code, PlanError, ProgramError
 from drivetrain_core._program import check_loss, default_forward, default_loss
 from drivetrain_core.services.batch_plan import BatchPlan, RankBatch
 
@@ -193,6 +193,9 @@ class TrainStep:
         """Returns the split for a batch; the last one of an epoch may be smaller."""
         if size == self._size:
             return self._plan
+        if size == 0:
+            message = "a batch must hold a sample, got one of 0"
+            raise ProgramError(message)
         # Every rank's last batch has the same size (the loader sees to it), so the
         # weights need no word from the other ranks.
         num_parts = min(self._num_micro_batches, size)

@@ -132,7 +132,7 @@ def _fits_pipeline(
             "use train_step(batch), and do not pass own_loop=True",
         )
     if blocks is None or blocks.count < shape.pipeline:
-        has = "no list of blocks" if blocks is None else f"{blocks.count} blocks"
+        has = f"{blocks.count} blocks" if blocks else "no list of several blocks"
         return Reject(
             Code.NOT_DIVISIBLE,
             f"pipeline={shape.pipeline} stages need a block each, and "

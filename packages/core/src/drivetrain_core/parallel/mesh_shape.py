@@ -144,13 +144,14 @@ class MeshShape:
         if open_axis is not None and world_size % shape.size == 0:
             shape = cls(**given, **{open_axis: world_size // shape.size})  # type: ignore[arg-type]
         if shape.size != world_size:
-            fixed = "x".join(str(n) for n in given.values()) or "1"
             raise PlanError(
                 Code.NOT_DIVISIBLE,
                 "mesh",
-                because=f"{shape} has {shape.size} ranks ({fixed}), and there are "
-                f"{world_size}",
-                fix=f"use axes whose product is {world_size}, or leave shard open "
-                "and use a divisor of it",
+                because=f"{shape} takes {shape.size} ranks or a multiple of them, and "
+                f"there are {world_size}"
+                if open_axis is not None
+                else f"{shape} takes {shape.size} ranks, and there are {world_size}",
+                fix=f"use axes whose product is {world_size}, or divides it where "
+                "shard or replicate is left open",
             )
         return shape

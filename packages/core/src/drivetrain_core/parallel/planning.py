@@ -56,8 +56,23 @@ def plan_parallel(
         PlanError: An axis cannot be used with this model, and why.
     """
     shape = mesh_of(choices, world_size)
+    _require_as_written(model)
     with undisturbed(model):
         return _planned_anywhere(program, model, batch, choices, shape)
+
+
+def _require_as_written(model: nn.Module) -> None:
+    """Refuses what is laid out already: to run it takes ranks that do not plan."""
+    laid = [name for name, p in model.named_parameters() if hasattr(p, "placements")]
+    if laid:
+        raise PlanError(
+            Code.NOT_APPLICABLE,
+            "mesh",
+            because=f"{type(model).__name__} is not as written: {laid[0]} "
+            f"({len(laid)} such parameters) is distributed already, as accelerate "
+            "leaves it",
+            fix="build the model anew, or pass the function that builds it",
+        )
 
 
 def _planned_anywhere(

@@ -73,7 +73,8 @@ def mesh_of(choices: Sequence[Choice], world_size: int) -> MeshShape:
             if data[axis] is None:
                 data[axis] = rest // known
                 known = rest
-    return MeshShape.of({**model, **{a: n or 1 for a, n in data.items()}}, world_size)
+    # An axis that is still open is what the error of axes that do not fit tells of.
+    return MeshShape.of({**model, **data}, world_size)
 
 
 def _conflict(because: str, fix: str) -> PlanError:

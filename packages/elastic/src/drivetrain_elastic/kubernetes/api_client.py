@@ -9,13 +9,13 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-import aiohttp
-
-from drivetrain_core import DistributedError
+from drivetrain_core import DistributedError, MissingLibraryError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from types import TracebackType
+
+    import aiohttp
 
     from drivetrain_elastic.kubernetes.cluster_access import ClusterAccess
 
@@ -138,6 +138,14 @@ class ApiClient:
 
     async def __aenter__(self) -> Self:
         """Returns the client."""
+        try:
+            import aiohttp
+        except ImportError as error:
+            message = (
+                "calls of an API server need aiohttp: "
+                'pip install "drivetrain-elastic[kubernetes]"'
+            )
+            raise MissingLibraryError(message) from error
         connector = aiohttp.TCPConnector(ssl=self._access.tls(), limit=64)
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -259,6 +267,8 @@ class ApiClient:
         Raises:
             ApiError: The version is too old (410), or the server does not answer.
         """
+        import aiohttp
+
         params = {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -333,6 +343,8 @@ class ApiClient:
         params: Mapping[str, str] | None,
         content_type: str,
     ) -> dict[str, Any]:
+        import aiohttp
+
         assert self._session is not None
         headers = self._headers()
         data = None

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from drivetrain_core import ProgramError
+from drivetrain_core import MissingLibraryError, ProgramError
 
 __all__ = ["ClusterAccess", "find_access", "read_kubeconfig"]
 
@@ -84,8 +82,17 @@ def read_kubeconfig(path: str | os.PathLike[str]) -> ClusterAccess:
         path: Of the file.
 
     Raises:
+        MissingLibraryError: PyYAML is not installed.
         ProgramError: It cannot be read, or the context is not complete.
     """
+    try:
+        import yaml
+    except ImportError as error:
+        message = (
+            "reading a kubeconfig needs PyYAML: "
+            'pip install "drivetrain-elastic[kubernetes]"'
+        )
+        raise MissingLibraryError(message) from error
     try:
         config = yaml.safe_load(Path(path).read_text())
         context = _named(config, "contexts", config["current-context"])["context"]

@@ -42,7 +42,6 @@ class Informer:
 
     Attributes:
         is_synced: Set once there was a whole list.
-        num_lists: How often all objects were listed.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class Informer:
         # UIDs of what went: an answer that is late brings nothing back.
         self._gone: OrderedDict[str, None] = OrderedDict()
         self.is_synced = asyncio.Event()
-        self.num_lists = 0
 
     def get(self, namespace: str, name: str) -> _Item | None:
         """Returns an object, or None; nobody may change it."""
@@ -122,7 +120,6 @@ class Informer:
         found, version = await self._client.list(
             self._kind, namespace=self._namespace, selector=self._selector
         )
-        self.num_lists += 1
         names = {_key(item) for item in found}
         for item in [i for key, i in self._items.items() if key not in names]:
             # What was written after the list was made is not in it.

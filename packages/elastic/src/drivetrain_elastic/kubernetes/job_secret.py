@@ -8,16 +8,15 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
+from drivetrain_core import MissingLibraryError
 from drivetrain_elastic._secret import make_token
 from drivetrain_elastic.kubernetes.pods import JOB_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
 
 __all__ = ["JobSecret", "make_secret", "read_secret"]
 
@@ -52,7 +51,20 @@ def make_secret(
         namespace: Of both.
         address: Of the service.
         owner: Whom it goes with.
+
+    Raises:
+        MissingLibraryError: cryptography is not installed.
     """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as error:
+        message = (
+            "certificates of masters need cryptography: "
+            'pip install "drivetrain-elastic[kubernetes]"'
+        )
+        raise MissingLibraryError(message) from error
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority = _certificate(f"{name} authority", authority_key)
     certificate = _certificate(
@@ -122,6 +134,10 @@ def _certificate(
     issuer: tuple[x509.Name, ec.EllipticCurvePrivateKey] | None = None,
     names: tuple[x509.GeneralName, ...] = (),
 ) -> x509.Certificate:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import NameOID
+
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     now = dt.datetime.now(dt.UTC)
     issuer_name, signer = issuer or (subject, key)

@@ -39,7 +39,9 @@ def master_options(env: Mapping[str, str], folder: Path) -> list[str]:
         "tls.key": "DRIVETRAIN_ELASTIC_TLS_KEY_PEM",
     }
     missing = [
-        name for name in ("DRIVETRAIN_POD_IP", *names.values()) if not env.get(name)
+        name
+        for name in ("DRIVETRAIN_POD_IP", "DRIVETRAIN_POD_UID", *names.values())
+        if not env.get(name)
     ]
     if missing:
         message = (
@@ -56,16 +58,18 @@ def master_options(env: Mapping[str, str], folder: Path) -> list[str]:
         *("--token-file", str(folder / "token")),
         *("--tls-certificate", str(folder / "tls.crt")),
         *("--tls-key", str(folder / "tls.key")),
-        *("--journal", env.get(_JOURNAL) or str(_own_journal())),
+        *(
+            "--journal",
+            env.get(_JOURNAL) or str(_own_journal(env["DRIVETRAIN_POD_UID"])),
+        ),
     ]
 
 
-def _own_journal() -> Path:
-    """Returns a journal that lasts as long as the container; private to its user."""
+def _own_journal(uid: str) -> Path:
+    """Returns a journal of this pod alone; private to its user."""
     folder = Path(tempfile.gettempdir(), f"drivetrain-master-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
-    pod = os.environ.get("HOSTNAME", "pod")
-    return folder / f"{pod}.db"
+    return folder / f"{uid}.db"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -89,7 +89,7 @@ class Observed:
         job: The ElasticJob.
         pods: Those that carry its labels, whoever owns them.
         service: Of its master, if it is there.
-        pod_group: Of the gang scheduler, if there is one.
+        has_group: Whether what tells a gang scheduler of it was made.
         nodes: By name, those that its pods are on.
         has_secret: Whether its token is known.
         view: What its master says; None if it says nothing.
@@ -103,7 +103,7 @@ class Observed:
     job: _Item
     pods: tuple[_Item, ...] = ()
     service: _Item | None = None
-    pod_group: _Item | None = None
+    has_group: bool = False
     nodes: Mapping[str, _Item] = field(default_factory=dict)
     has_secret: bool = False
     view: JobView | None = None

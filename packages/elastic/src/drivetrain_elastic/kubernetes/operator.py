@@ -53,9 +53,6 @@ class Operator:
         poll_s: How often the master of a job is asked whose workers the operator decides.
         progress_s: How often another one is asked how far it is.
         pool_s: How often it is looked who grows into idle nodes, and who yields.
-
-    Attributes:
-        num_reconciled: How often a job was looked at.
     """
 
     def __init__(
@@ -79,8 +76,8 @@ class Operator:
         self._links: dict[_Key, tuple[str, JobLink | None]] = {}
         self._shares: dict[_Key, Share] = {}
         self._told: dict[_Key, str] = {}
+        self._grouped: dict[_Key, str] = {}
         self._executor = ThreadPoolExecutor(num_workers, "masters")
-        self.num_reconciled = 0
         self._jobs = Informer(client, "ElasticJob", self._note_job, namespace=namespace)
         self._pods = Informer(
             client,
@@ -106,11 +103,6 @@ class Operator:
             "Node": self._nodes,
         }
         self._carrier = Carrier(client, self._informers, self._executor)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is to be done now."""
-        return self._queue.is_idle
 
     async def run(self) -> None:
         """Looks after jobs until it is cancelled."""
@@ -204,7 +196,6 @@ class Operator:
         if job is None:
             self._forget(key)
             return math.inf
-        self.num_reconciled += 1
         view, has_control = await self._look(key, job)
         now_s = time.monotonic()
         pods = self._pods.those("/".join(key))
@@ -216,6 +207,7 @@ class Operator:
             pods=tuple(pods),
             service=self._services.get(key[0], master_name(job)),
             nodes={name: node for name, node in nodes.items() if node is not None},
+            has_group=self._grouped.get(key) == job["metadata"]["uid"],
             has_secret=self._uid_of_link(key) == job["metadata"]["uid"],
             view=view,
             has_control=has_control,
@@ -230,6 +222,8 @@ class Operator:
         secret = await self._carrier.carry_out(job, plan.actions, control)
         if secret is not None:
             self._connect(key, job, secret)
+        if any(getattr(one, "kind", "") == "PodGroup" for one in plan.actions):
+            self._grouped[key] = job["metadata"]["uid"]
         self._memories[key] = plan.memory
         return min(plan.look_again_s, now_s + self._next_poll_s(job, has_control))
 
@@ -277,6 +271,7 @@ class Operator:
         self._memories.pop(key, None)
         self._shares.pop(key, None)
         self._told.pop(key, None)
+        self._grouped.pop(key, None)
         self._queue.forget(key)
 
 

@@ -106,6 +106,7 @@ def master_pod(job: Mapping[str, Any], spec: JobSpec) -> _Item:
     _put_env(
         container,
         _field("DRIVETRAIN_POD_IP", "status.podIP"),
+        _field("DRIVETRAIN_POD_UID", "metadata.uid"),
         *(_secret(job, name, key) for name, key in _MASTER_SECRETS),
         {"name": "DRIVETRAIN_ELASTIC_JOURNAL", "value": spec.journal},
     )

@@ -110,7 +110,7 @@ def reconcile(observed: Observed, now_s: float) -> Plan:
     actions += _base(observed, spec)
     if observed.service is None or not observed.service["spec"].get("clusterIP"):
         # Its address is part of all that comes next.
-        return _plan([*actions, *_told(observed, spec, Verdict())], memory)
+        return _plan(actions, memory)
     return _train(observed, spec, actions, now_s)
 
 
@@ -300,7 +300,7 @@ def _base(observed: Observed, spec: JobSpec) -> list[OperatorAction]:
     actions: list[OperatorAction] = []
     if observed.service is None:
         return [CreateObject(kind="Service", item=master_service(job))]
-    if spec.gang == Gang.VOLCANO and observed.pod_group is None:
+    if spec.gang == Gang.VOLCANO and not observed.has_group:
         actions.append(CreateObject(kind="PodGroup", item=pod_group(job, spec)))
     if not observed.has_secret:
         address = observed.service["spec"].get("clusterIP") or ""

@@ -65,11 +65,6 @@ class WorkQueue(Generic[_KeyT]):
         """Returns how many keys can be had now."""
         return len(self._ready)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is to be done now, nor being done."""
-        return not self._ready and not self._busy
-
     def add(self, key: _KeyT) -> None:
         """Lets a key be looked at."""
         if key in self._busy:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING
+
+import torch.distributed as dist
 
 from drivetrain_core._errors import DistributedError, DrivetrainError
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
 
 __all__ = ["FailureBoard"]
 
@@ -31,7 +29,8 @@ class FailureBoard:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         """Finds the store, which is the group's own."""
-        self._rank = group.rank()
+        # Of the whole job, as a user knows it, and not of this pipeline.
+        self._rank = dist.get_rank()
         # Older versions of torch do not hand it out; peers then see the timeout alone.
         store_of = getattr(group, "get_group_store", None)
         self._store = store_of() if store_of is not None else None

@@ -77,6 +77,7 @@ class StageModule(nn.Module):
         self._micro_batches: Sequence[Any] = ()
         self._weights: Sequence[float] = ()
         self._checks = True
+        self._records = False
 
     @property
     def is_first(self) -> bool:
@@ -135,6 +136,12 @@ class StageModule(nn.Module):
         batch = self._micro_batches[number]
         if not self.is_first:
             self._receive([_enter(tensor) for tensor in received])
+        elif not self._records:
+            # Now, and not when it was carved: what was hooked to those modules since
+            # then, such as the sum over ranks of `tensor`, comes before the record.
+            _record_modules(self.model, self.plan.boundaries[0].modules, self._relay)
+            self._records = True
+        self._relay.runs = True
         try:
             loss = self._loss_of(self.model, batch)
         except StageEnd as end:
@@ -293,8 +300,6 @@ def _carve(
             exit_=exit_ if number == stage.end else None,
         )
         replace_module(model, block, placeholder)
-    if exit_ is not None and entry is None:
-        _record_modules(model, exit_.modules, relay)
     real = attributes or twin
     found = {
         name: model.get_submodule(name)

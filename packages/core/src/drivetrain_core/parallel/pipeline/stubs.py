@@ -57,11 +57,13 @@ class Relay:
         received: The tensors for the placeholder before the first own block.
         modules: The tensors of modules, received or computed here.
         calls: How often each module has been called in this forward.
+        runs: Whether a stage runs the model.
     """
 
     received: list[torch.Tensor] = field(default_factory=list)
     modules: dict[ModuleOutput, torch.Tensor] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
+    runs: bool = False
 
     def next_call(self, name: str) -> int:
         """Returns the number of a module's call in this forward, from 0."""
@@ -71,6 +73,7 @@ class Relay:
 
     def clear(self) -> None:
         """Lets go of all tensors, after a forward."""
+        self.runs = False
         self.received = []
         self.modules.clear()
         self.calls.clear()
@@ -133,7 +136,20 @@ class PlaceholderBlock(_Stub):
         self._before, self._entry, self._exit = before, entry, exit_
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Ends the forward, returns what was received, or passes its input on."""
+        """Ends the forward, returns what was received, or passes its input on.
+
+        Raises:
+            PlanError: The model is called by somebody else than its stage.
+        """
+        if not self._relay.runs and (self._entry or self._exit) is not None:
+            raise PlanError(
+                Code.STEP_NOT_OWNED,
+                "pipeline",
+                because="the model was called, and this rank has a stage of it: block "
+                f"{self._index} is on another rank",
+                fix="train with train_step(batch); to evaluate, restore a checkpoint of "
+                "accelerated.state() without a pipeline",
+            )
         if self._exit is not None:
             raise StageEnd(_taken(self._exit, args, kwargs, self._index))
         flowing: dict[int, torch.Tensor] = {}
@@ -305,8 +321,16 @@ def zeros_like_twin(
         def to_meta(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.detach().to("meta")
 
-        with torch.no_grad():
-            known[key] = twin(
-                *map_tensors(to_meta, args), **map_tensors(to_meta, kwargs)
-            )
+        on_meta = map_tensors(to_meta, args), map_tensors(to_meta, kwargs)
+        known[key] = _run_twin(twin, *on_meta)
     return map_tensors(lambda t: torch.zeros_like(t, device=device), known[key])
+
+
+def _run_twin(twin: nn.Module, args: Any, kwargs: Any) -> Any:
+    with torch.no_grad():
+        try:
+            return twin(*args, **kwargs)
+        except RuntimeError:
+            # Tensors that it makes itself, such as positions, may lie on the CPU.
+            with torch.device("meta"):
+                return twin(*args, **kwargs)

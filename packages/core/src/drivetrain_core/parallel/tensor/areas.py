@@ -76,9 +76,11 @@ def _areas(
     inner = _inner(model, region)
     for block, names in groups.items():
         owner = common_owner(names)
+        # What a matrix outside of the blocks writes is read in the blocks.
+        readers = [n for n in names if n in region.readers] or region.readers
         yield Area(
             writers=tuple(flow.matrices[n] for n in names if n in region.writers),
-            readers=tuple(flow.matrices[n] for n in names if n in region.readers),
+            readers=tuple(flow.matrices[n] for n in readers),
             inner={n: shapes for n, shapes in inner.items() if lists.block(n) == block},
             attributes=integers_of(model, owner, set(flow.matrices)),
             arguments={
