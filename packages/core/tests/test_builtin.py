@@ -14,7 +14,7 @@ from drivetrain_core import BlockFacts, Code, LoopFacts, Phase, WorldFacts
 from drivetrain_core._blocks import find_blocks
 from drivetrain_core._optimization import Ok, Reject
 from drivetrain_core._registry import find
-from drivetrain_core.builtin import BUILTINS
+from drivetrain_core.builtin import BUILTINS, precision
 from drivetrain_core.testing import check_optimization
 from drivetrain_core.testing._optimization import ToyModel
 
@@ -144,6 +144,36 @@ def test_precision_bf16_params_keeps_batch_norm_in_fp32(built):
     assert module(batch[0]).dtype == torch.float32
     assert "table" not in module.state_dict()
     assert torch.isfinite(accelerated.train_step(batch))
+
+
+@pytest.mark.parametrize("dtype", ["bf16_autocast", "bf16_params"])
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_precision_runs_an_lstm_on_a_cpu_whose_onednn_has_none(
+    built, monkeypatch, dtype, has_kernel
+):
+    if not has_kernel:
+        monkeypatch.setattr(precision, "_has_bf16_lstm", lambda: False)
+    seen = []
+
+    class Layer(nn.LSTM):
+        def forward(self, x):
+            seen.append(torch._C._get_mkldnn_enabled())
+            return super().forward(x)
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = Layer(4, 8, batch_first=True)
+            self.head = nn.Linear(8, 5)
+
+        def forward(self, images):
+            return self.head(self.layer(images.reshape(-1, 4, 4))[0][:, -1])
+
+    accelerated = built([("precision", dtype)], model=Recurrent)
+    loss = accelerated.train_step(next(iter(accelerated.loader)))
+    assert torch.isfinite(loss)
+    assert seen == [precision._has_bf16_lstm()]
+    assert torch._C._get_mkldnn_enabled()
 
 
 def test_tied_weights_stay_tied_in_bf16(built):

@@ -102,6 +102,14 @@ def test_guard_names_what_is_wrong(seen, words):
     assert answer.code == "NUMERICS"
 
 
+def test_guard_lets_rest_what_only_rounding_moves():
+    ways = BASE.updates | {"tiny": (1e-9, 0.0)}
+    baseline = changed(updates=ways)
+    still = dataclasses.replace(baseline, moved=frozenset({"a", "b"}))
+    assert isinstance(compare(baseline, still, Numerics.REORDER), Ok)
+    assert "tiny" in compare(BASE, still, Numerics.REORDER).because
+
+
 @pytest.mark.parametrize(
     ("factor", "ranks", "parts", "words"),
     [

@@ -192,6 +192,7 @@ def test_what_a_measurement_leaves_behind_dies_with_it():
             os.write(write_end, str(leaf.pid).encode())
             os._exit(0)
         leaf = int(os.read(read_end, 32))
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert server._end(pid) == 0
         assert not children()
         assert not os.path.exists(f"/proc/{leaf}")

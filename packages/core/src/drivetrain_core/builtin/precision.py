@@ -96,7 +96,12 @@ class Precision(BaseOptimization):
             before = torch.get_float32_matmul_precision()
             state.undo.append(lambda: torch.set_float32_matmul_precision(before))
             torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-        elif dtype == "bf16_autocast":
+            return
+        if state.device.type == "cpu" and not _has_bf16_lstm():
+            for module in state.module.modules():
+                if isinstance(module, torch.nn.LSTM):
+                    wrap_forward(module, _without_onednn)
+        if dtype == "bf16_autocast":
             wrap_forward(state.module, _autocast(state.device.type))
         else:
             # FSDP2 casts when it gathers and keeps fp32 shards, which are the masters.
@@ -104,6 +109,26 @@ class Precision(BaseOptimization):
                 _convert(state.module)
                 state.optimizer_source = state.optimizer_source.with_master_weights()
             wrap_forward(state.module, _cast_ends)
+
+
+def _has_bf16_lstm() -> bool:
+    """Whether oneDNN has a bf16 LSTM for this CPU, which needs AVX-512."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return supported is None or bool(supported())
+
+
+def _without_onednn(forward: Forward) -> Forward:
+    # Torch hands every bf16 LSTM to oneDNN, which raises where it has none; torch's own
+    # runs anywhere. `torch.backends.mkldnn.flags` sets more than that, and warns of it.
+    def run(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        before = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            torch._C._set_mkldnn_enabled(before)
+
+    return run
 
 
 def _to_fp32(output: Any) -> Any:

@@ -52,8 +52,11 @@ class ReduceOp(Enum):
     PRODUCT = "product"
 
 
-Average, Sum = ReduceOp.AVERAGE, ReduceOp.SUM
-Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
+Average = ReduceOp.AVERAGE
+Max = ReduceOp.MAX
+Min = ReduceOp.MIN
+Product = ReduceOp.PRODUCT
+Sum = ReduceOp.SUM
 
 _OPS = {
     ReduceOp.AVERAGE: dist.ReduceOp.SUM,

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from drivetrain_core.search.numerics.observation import Observation
 
@@ -18,6 +18,10 @@ __all__ = ["SOUND", "some"]
 
 # Clipping by a norm that was summed in another order or from bf16 values.
 _CLIPPED_BOUND = 0.05
+
+# Of the largest gradient, and of the longest way: what is smaller in both is what rounding
+# leaves of zero, such as a bias before BatchNorm under SGD. Half of it may move nothing.
+_ROUNDING_SHARE = 1e-6
 
 # Dropout under another generator makes another loss, and hardly ever the same one.
 _STIR_SHARE = 1e-4
@@ -89,7 +93,8 @@ def _alive(baseline: Observation, plan: Observation, free: bool) -> str:
         return f"{len(missing)} parameter(s) get no gradient: {some(missing)}"
     foreign = plan.liveness.foreign
     cause = f"the optimizer holds {foreign} tensor(s) that are not the model's"
-    frozen = sorted(baseline.moved - plan.moved)
+    ways = {n: max(map(abs, x), default=0.0) for n, x in baseline.updates.items()}
+    frozen = sorted(baseline.moved - plan.moved - (_tiny(baseline.norms) & _tiny(ways)))
     if frozen:
         because = f"{len(frozen)} parameter(s) do not train: {some(frozen)}"
         return f"{because}; {cause}" if foreign else because
@@ -100,6 +105,12 @@ def _alive(baseline: Observation, plan: Observation, free: bool) -> str:
     if new and baseline.norms:
         return f"{len(new)} parameter(s) train that the program keeps: {some(new)}"
     return ""
+
+
+def _tiny(sizes: Mapping[str, float]) -> set[str]:
+    """Returns what is as small, beside the largest, as rounding makes of zero."""
+    floor = _ROUNDING_SHARE * max(sizes.values(), default=0.0)
+    return {name for name, size in sizes.items() if size <= floor}
 
 
 def _tied(baseline: Observation, plan: Observation, free: bool) -> str:
