@@ -3,6 +3,9 @@
 A pattern search over ratios, after Hooke and Jeeves: each constant in turn goes up or
 down by a step, what helped is repeated as a whole for as long as it helps, and the step
 halves when nothing does. The rows that test are never looked at.
+
+What all programs share is fitted first, then, with that, the options of one source to the
+rows of this source that name them.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ BOUNDS = {
     "network": (0.3, 0.95),
     "contention": (0.0, 0.95),
     "straggling": (0.0, 0.02),
+    "reduce_rate_share": (0.01, 1.0),
 }
+OPTIONS = {"reduce_rate_share": 0.1}
 START = Efficiency(
     matmul=0.80,
     attention=0.50,
@@ -61,17 +66,19 @@ def efficiencies(values):
     }
 
 
-def loss(values, rows, hardware):
-    """The mean of the squared errors in log, each limited: one odd row must not rule."""
+def devices(values, rows):
+    """The hardware of each cluster, with the constants of its generation."""
     found = efficiencies(values)
-    total = 0.0
-    for row in rows:
-        device = dataclasses.replace(
-            hardware[row.cluster], efficiency=found[kind_of(row.cluster)]
-        )
-        error = math.log1p(predict_on(row, device).error)
-        total += min(abs(error), 0.3) ** 2
-    return total / len(rows)
+    return {
+        cluster: Hardware.of(load_cluster(cluster).nodes[0], found[kind_of(cluster)])
+        for cluster in {row.cluster for row in rows}
+    }
+
+
+def loss(rows, hardware):
+    """The mean of the squared errors in log, each limited: one odd row must not rule."""
+    errors = (math.log1p(predict_on(row, hardware[row.cluster]).error) for row in rows)
+    return sum(min(abs(error), 0.3) ** 2 for error in errors) / len(rows)
 
 
 def moved(values, key, ratio):
@@ -92,16 +99,8 @@ def explore(values, best, step, wrong):
     return values, best
 
 
-def fit(rows):
-    """The constants that fit rows best."""
-    hardware = {
-        c: Hardware.of(load_cluster(c).nodes[0]) for c in {r.cluster for r in rows}
-    }
-
-    def wrong(values):
-        return loss(values, rows, hardware)
-
-    values = parameters()
+def search(values, wrong):
+    """The constants that are least wrong, and how wrong they are."""
     best, step = wrong(values), 0.2
     while step > 0.002:
         before, (values, found) = values, explore(values, best, step, wrong)
@@ -120,13 +119,38 @@ def fit(rows):
     return values, best
 
 
+def fit(rows):
+    """The constants of all programs that fit rows best, and how wrong they are."""
+    return search(parameters(), lambda values: loss(rows, devices(values, rows)))
+
+
+def fit_option(name, rows, hardware):
+    """The value of a source's option that fits rows best, and how wrong it is."""
+
+    def wrong(values):
+        tried = [
+            dataclasses.replace(row, options={**row.options, name: values[name, ""]})
+            for row in rows
+        ]
+        return loss(tried, hardware)
+
+    values, best = search({(name, ""): OPTIONS[name]}, wrong)
+    return values[name, ""], best
+
+
 def main():
-    """Fits, and prints what belongs into `efficiency.py`."""
-    rows = [row for row in published_rows() if row.calibrates]
+    """Fits, and prints what belongs into `efficiency.py` and `published.yaml`."""
+    rows = [row for row in published_rows() if row.fits == "efficiency"]
     values, best = fit(rows)
     print(f"{len(values)} constants, {len(rows)} rows, {math.sqrt(best):.2%} off (rms)")
     for (name, kind), value in values.items():
         print(f"{name:12s} {kind:5s} {value:.4g}")
+    for name in OPTIONS:
+        rows = [row for row in published_rows() if row.fits == name]
+        value, best = fit_option(name, rows, devices(values, rows))
+        sources = ", ".join(sorted({row.source for row in rows}))
+        print(f"{sources}: {len(rows)} rows, {math.sqrt(best):.2%} off (rms)")
+        print(f"{name} {value:.4g}")
     return 0
 
 

@@ -319,6 +319,8 @@ def test_meshes_that_do_not_fit_have_a_reason(shape, changes, code, words):
         ({"checkpointing": "some"}, "checkpointing must be one of none"),
         ({"zero": 4}, "zero must be one of 0, 1, 2, 3, got 4"),
         ({"overlap_tensor": 1.2}, "overlap_tensor must be from 0 to 1, got 1.2"),
+        ({"reduce_rate_share": 0.0}, "must be above 0 and at most 1, got 0.0"),
+        ({"reduce_rate_share": 1.5}, "must be above 0 and at most 1, got 1.5"),
     ],
 )
 def test_options_that_are_not_valid_are_refused(changes, words):

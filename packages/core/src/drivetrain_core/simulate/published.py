@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "PublishedRow", "predict_on", "predict_row", "published_rows"]
 
 _CALIBRATES_EVERY = 4
+_SHARED = "efficiency"
 _MEASURES = ("mfu", "hfu", "tokens_per_s")
 _BEST = "best"
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
@@ -42,7 +43,8 @@ class PublishedRow:
     Args:
         source: Who measured it.
         is_recalled: Whether the figures were noted from memory of the paper.
-        calibrates: Whether constants were fitted to it, so that it proves nothing.
+        fits: What was fitted to it, so that it proves nothing: `efficiency` for the
+            constants that all share, or an option of its source; None for a test.
         cluster: The cluster's name.
         model: The model's name.
         model_sizes: What `profile_transformer` takes.
@@ -56,7 +58,7 @@ class PublishedRow:
 
     source: str
     is_recalled: bool
-    calibrates: bool
+    fits: str | None
     cluster: str
     model: str
     model_sizes: Mapping[str, Any]
@@ -69,6 +71,11 @@ class PublishedRow:
     def profile(self) -> ModelProfile:
         """Returns the profile of the model."""
         return profile_transformer(**self.model_sizes, name=self.model)
+
+    @property
+    def calibrates(self) -> bool:
+        """Returns whether anything was fitted to it."""
+        return self.fits is not None
 
     @property
     def global_batch(self) -> int:
@@ -116,8 +123,8 @@ def published_rows() -> tuple[PublishedRow, ...]:
 
     Example:
         >>> rows = published_rows()
-        >>> rows[0].source, rows[0].model, rows[0].calibrates
-        ('llm-foundry', 'mpt-70b', True)
+        >>> rows[0].source, rows[0].model, rows[0].fits
+        ('llm-foundry', 'mpt-70b', 'efficiency')
     """
     file = files("drivetrain_core.simulate") / "published.yaml"
     plain: Any = load_yaml(file.read_text(encoding="utf-8"), file.name, ValueError)
@@ -186,6 +193,9 @@ def _row(
     measure = next(name for name in _MEASURES if name in cells)
     measured = float(cells.pop(measure))
     memory = cells.pop("memory_mib", None)
+    fits = cells.pop("fits", None)
+    if source["calibrate"] and number % _CALIBRATES_EVERY == 0:
+        fits = _SHARED
     sizes = {
         **models[cells["model"]],
         **source.get("model", {}),
@@ -203,7 +213,7 @@ def _row(
     return PublishedRow(
         source=source["name"],
         is_recalled=source["recalled"],
-        calibrates=source["calibrate"] and number % _CALIBRATES_EVERY == 0,
+        fits=fits,
         cluster=cluster,
         model=model,
         model_sizes=sizes,

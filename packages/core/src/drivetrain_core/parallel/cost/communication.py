@@ -119,6 +119,10 @@ def data_traffic(
 ) -> DataTraffic:
     """Returns the time of gathering weights and summing gradients.
 
+    Ranks along `shard` are left with a part of the sum each where they divide gradients
+    or optimizer state. Where every micro-batch is summed, that takes ZeRO-2: before it,
+    each rank keeps the whole sum for the next micro-batch.
+
     Args:
         parameters: Parameters of the rank before data parallel divides them.
         expert_parameters: Of these, experts', which ranks along `expert` do not share.
@@ -127,25 +131,36 @@ def data_traffic(
         shape: The mesh.
         options: How the step is run.
     """
-    per_node = hardware.devices_per_node
-    copies = ["replicate", "context"] + (["shard"] if options.zero == 0 else [])
-    divided = shape.shard if options.zero else 1
+    per_node, share = hardware.devices_per_node, options.reduce_rate_share
+    always = options.reduce_each_micro_batch
+    leaves_parts = options.zero >= (2 if always else 1)
+    copies = ["replicate", "context"] + ([] if leaves_parts else ["shard"])
+    divided = shape.shard if leaves_parts else 1
 
     def summed_s(number: float, *axes: str) -> float:
         group = axis_group(shape, per_node, *axes)
-        return all_reduce_s(hardware, group, number * options.reduce_bytes / divided)
+        num_bytes = number * options.reduce_bytes / divided
+        return all_reduce_s(hardware, group, num_bytes) / share
 
     between = summed_s(parameters - expert_parameters, *copies, "expert")
     between += summed_s(expert_parameters, *copies)
-    share = edge_parameters / parameters
-    if options.zero == 0:
-        return DataTraffic(0.0, between, between * share)
     shards = axis_group(shape, per_node, "shard")
-    gather = all_gather_s(hardware, shards, parameters * options.gathered_bytes)
-    reduce = reduce_scatter_s(hardware, shards, parameters * options.reduce_bytes)
-    edge = (gather + reduce) * share
+    gather = reduce = 0.0
+    if options.zero:
+        gather = all_gather_s(hardware, shards, parameters * options.gathered_bytes)
+    if leaves_parts:
+        num_bytes = parameters * options.reduce_bytes
+        reduce = reduce_scatter_s(hardware, shards, num_bytes) / share
+    each_pass = between if always else 0.0
+    if options.zero >= 2:
+        each_pass += reduce
     if options.zero == 3:
-        return DataTraffic(2 * gather + reduce, between, edge)
-    if options.zero == 2:
-        return DataTraffic(reduce, gather + between, edge)
-    return DataTraffic(0.0, gather + reduce + between, edge)
+        each_pass += 2 * gather
+    each_step = 0.0 if always else between
+    if options.zero == 1:
+        each_step += reduce
+    if options.zero in (1, 2):
+        each_step += gather
+    last = reduce if leaves_parts else between
+    edge = (gather + last) * edge_parameters / parameters
+    return DataTraffic(each_pass, each_step, edge)

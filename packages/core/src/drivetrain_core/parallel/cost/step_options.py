@@ -38,6 +38,11 @@ class StepOptions:
         gathered_bytes: Bytes of a weight as it is gathered and used.
         gradient_bytes: Bytes of a gradient as it is summed and kept.
         reduce_bytes: Bytes of a gradient on the wire.
+        reduce_each_micro_batch: Whether copies sum their gradients in every micro-batch,
+            as DDP does without `no_sync`, instead of once a step. Up to ZeRO-1 that is an
+            all-reduce; from ZeRO-2 on the ranks along `shard` do so in any case.
+        reduce_rate_share: Share of the rate of links and network at which the program
+            sums gradients.
         optimizer_bytes: Optimizer state of a weight: 8 for Adam, 12 with float32
             masters of 16-bit weights.
         logit_bytes: Bytes that the head and the loss keep for a logit: by default 16
@@ -68,6 +73,8 @@ class StepOptions:
     gathered_bytes: int = 2
     gradient_bytes: int = 4
     reduce_bytes: int = 4
+    reduce_each_micro_batch: bool = False
+    reduce_rate_share: float = 1.0
     optimizer_bytes: int = 8
     logit_bytes: int = 10
     sequence_parallel: bool = True
@@ -98,6 +105,11 @@ class StepOptions:
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 self._refuse(name, f"from 0 to 1, got {value!r}")
+        if not 0 < self.reduce_rate_share <= 1:
+            self._refuse(
+                "reduce_rate_share",
+                f"above 0 and at most 1, got {self.reduce_rate_share!r}",
+            )
 
     @staticmethod
     def _refuse(name: str, rule: str) -> None:
