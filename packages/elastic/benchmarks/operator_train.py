@@ -27,14 +27,14 @@ from operator_samples import (
     pods_of,
     status,
 )
+from tasks import TASKS, collate
 
-from drivetrain_core.examples import byte_lm, digits
 from drivetrain_core.testing import Bar, Row, run_bars
 from drivetrain_elastic import ElasticLoop, Schedule
 from drivetrain_elastic.kubernetes.double import ClusterDouble
 from drivetrain_elastic.kubernetes.job_links import link_master
 
-_BATCH, _LENGTH, _BYTES, _STEPS, _PAUSE_S, _LONG_S = 24, 64, 1_000_000, 500, 0.2, 120
+_BATCH, _STEPS, _PAUSE_S, _LONG_S = 24, 500, 0.2, 120
 _TOLERANCE = 1e-9
 
 
@@ -42,12 +42,16 @@ def train(model, row):
     """Trains as often as an ElasticJob says, and compares with an undisturbed run."""
     with tempfile.TemporaryDirectory() as folder:
         found = story(model, Path(folder))
-    difference = abs(found["loss"] / found["wanted"] - 1)
+    difference = abs(found["score"]["loss"] / found["wanted"]["loss"] - 1)
+    accuracy = found["score"]["accuracy"], found["wanted"]["accuracy"]
     return Row(
         figure=f"{row}: {_STEPS} steps, {found['worlds']} worlds, Succeeded; a pod was "
         f"made {found['replaced_s']:.1f} s after one was killed; held-out loss "
-        f"{found['loss']:.6f}, {difference:.1e} from the undisturbed one",
-        holds=found["phase"] == "Succeeded" and difference <= _TOLERANCE,
+        f"{found['score']['loss']:.6f}, {difference:.1e} from the undisturbed one; "
+        f"accuracy {accuracy[0]:.1%}, undisturbed {accuracy[1]:.1%}",
+        holds=found["phase"] == "Succeeded"
+        and difference <= _TOLERANCE
+        and accuracy[0] == accuracy[1],
         proven_on="cpu-gloo",
         details=found,
     )
@@ -61,7 +65,7 @@ def story(model, folder):
     alone.mkdir()
     (alone / "go").touch()
     subprocess.run([sys.executable, *program[:-1], str(alone)], check=True, env=env)
-    wanted = json.loads((alone / "loss.json").read_text())["loss"]
+    wanted = json.loads((alone / "score.json").read_text())
     # Masters of other runs may have left their journals on this machine.
     name = f"{model.replace('_', '-')}-{os.getpid()}"
     agent = [sys.executable, "-m", "drivetrain_elastic.kubernetes.agent"]
@@ -134,7 +138,7 @@ def story(model, folder):
         "failures": told["failures"],
         "step": told["trainerStatus"]["step"],
         "replaced_s": replaced_s,
-        "loss": json.loads((folder / "loss.json").read_text())["loss"],
+        "score": json.loads((folder / "score.json").read_text()),
         "wanted": wanted,
         "worlds": json.loads((folder / "world.json").read_text())["epoch"],
     }
@@ -147,39 +151,21 @@ def language_model(quick):
 
 
 def image_model(quick):
-    """Trains the convolutional network on scikit-learn's digits."""
+    """Trains the residual network on scikit-learn's digits."""
     del quick
-    return train("digits", "convolutional network on digits")
+    return train("resnet", "ResNet on digits")
 
 
 # ---- what workers run ----
 
 
-def _byte_lm():
-    size = byte_lm.ByteLMConfig(
-        num_layers=1, dim=32, num_heads=2, num_kv_heads=2, ffn_dim=64
-    )
-    text, held_out = byte_lm.read_standard_library(_BYTES)
-    data = byte_lm.ByteText(text, _LENGTH)
-    test = byte_lm.ByteText(held_out, _LENGTH)
-    return byte_lm.ByteLM(size), byte_lm.loss, data, test
-
-
-def _digits():
-    train, test = digits.load_digits()
-    to_double = lambda one: [(images.double(), label) for images, label in one]
-    return digits.DigitsNet(width=8), digits.loss, to_double(train), to_double(test)
-
-
 def worker(name, folder):
     """Trains with whatever workers there are, slowly until it is told to go."""
-    torch.manual_seed(0)
-    model, loss_of, data, test = {"byte_lm": _byte_lm, "digits": _digits}[name]()
-    model.double()
+    task = TASKS[name]()
     loop = ElasticLoop(
-        model,
-        torch.optim.AdamW(model.parameters(), lr=3e-3),
-        schedule=Schedule(num_samples=len(data), global_batch=_BATCH, seed=0),
+        task.model,
+        torch.optim.AdamW(task.model.parameters(), lr=3e-3),
+        schedule=Schedule(num_samples=len(task.data), global_batch=_BATCH, seed=0),
         num_steps=_STEPS,
     )
     for step in loop:
@@ -187,27 +173,19 @@ def worker(name, folder):
             if not (folder / "go").exists():
                 time.sleep(_PAUSE_S)
             for part in step.parts():
-                batch = _collate(data, part.indices)
-                loss = loss_of(model(batch[0]), batch)
+                batch = collate(task.data, part.indices)
+                loss = task.loss(task.model(batch[0]), batch)
                 (loss * part.weight).backward()
         if loop.rank == 0:
             told = {"size": step.world_size, "epoch": step.epoch, "step": step.number}
             _write(folder / "world.json", told)
     if loop.is_done and loop.rank == 0:
-        with torch.no_grad():
-            batch = _collate(test, range(min(256, len(test))))
-            loss = loss_of(model(batch[0]), batch).item()
-        _write(folder / "loss.json", {"loss": loss})
+        _write(folder / "score.json", task.score())
 
 
 def _write(path, told):
     path.with_suffix(".new").write_text(json.dumps(told))
     path.with_suffix(".new").replace(path)
-
-
-def _collate(data, indices):
-    inputs, targets = zip(*(data[index] for index in indices), strict=True)
-    return torch.stack(inputs), torch.stack(targets)
 
 
 def main():
@@ -222,7 +200,7 @@ def main():
     return run_bars(
         [
             Bar(name="operator-byte-lm", bound=bound, measure=language_model),
-            Bar(name="operator-digits", bound=bound, measure=image_model),
+            Bar(name="operator-resnet", bound=bound, measure=image_model),
         ],
         description=__doc__,
     )

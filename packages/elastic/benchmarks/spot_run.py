@@ -17,17 +17,18 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from tasks import TASKS, collate
 
-from drivetrain_core.examples import byte_lm
 from drivetrain_core.services import DcpCheckpointer
 from drivetrain_core.testing import Row
 from drivetrain_elastic import ElasticLoop, Schedule
+from drivetrain_elastic._schedule import Position
 from drivetrain_elastic.protocol import _messages as pb
 from drivetrain_elastic.spot import JobPhase, NodePhase, Recovery, SpotConfig
 from drivetrain_elastic.spot.local_job import LocalSpotJob
 from drivetrain_elastic.spot.local_pool import CapacityChange
 
-_NODES, _BATCH, _LENGTH, _BYTES = 4, 24, 64, 1_000_000
+_NODES, _BATCH = 4, 24
 _PAUSE_S = 0.3
 _POLL_S = 0.2
 # How long after a return the next node is taken, and how long it stays away.
@@ -45,7 +46,7 @@ def trace_of(*, seconds, every_s, away_s):
     return changes
 
 
-def spot_run(quick, recovery=Recovery.RESIZE):
+def spot_run(quick, recovery=Recovery.RESIZE, model="byte_lm"):
     """Measures what a trace of reclaims and returns costs, and what it changes."""
     shape = _QUICK if quick else _SLOW
     clouds = (
@@ -61,9 +62,9 @@ def spot_run(quick, recovery=Recovery.RESIZE):
         margin_s=1.5,
     )
     with tempfile.TemporaryDirectory() as folder:
-        wanted = undisturbed(folder, num_steps)
+        wanted = undisturbed(folder, model, num_steps)
         with LocalSpotJob(
-            [*program(folder, "spot", num_steps), "--pause-s", str(_PAUSE_S)],
+            [*program(folder, "spot", num_steps, model), "--pause-s", str(_PAUSE_S)],
             config,
             trace_of(**shape),
             folder=folder,
@@ -71,21 +72,22 @@ def spot_run(quick, recovery=Recovery.RESIZE):
         ) as job:
             recorder = Recorder()
             code = job.run(poll_s=_POLL_S, looked=recorder.look)
-            found = judge(job, recorder, Path(folder), num_steps)
+            found = judge(job, recorder, Path(folder), num_steps, model)
             if code or not Path(folder, "spot.json").exists():
                 outputs = [
                     path.read_text()[-2000:] for path in Path(folder).glob("*.txt")
                 ]
                 raise RuntimeError("\n".join(outputs))
-        loss = json.loads(Path(folder, "spot.json").read_text())["loss"]
-    found["held_out"] = (loss, wanted)
-    difference = abs(loss / wanted - 1)
+        score = json.loads(Path(folder, "spot.json").read_text())
+    found["held_out"] = (score, wanted)
+    difference = abs(score["loss"] / wanted["loss"] - 1)
     in_time = found["saved"] == found["notices"]
     return Row(
         figure=f"{found['share']:.1%} of available node time in steps "
         f"({found['share_with_starts']:.1%} with starts); {found['lost']} samples lost, "
         f"{found['repeated']} repeated in {num_steps} steps; held-out loss "
-        f"{difference:.1e} from the undisturbed one; {found['saved']} of "
+        f"{difference:.1e} from the undisturbed one, accuracy {score['accuracy']:.1%} "
+        f"(undisturbed {wanted['accuracy']:.1%}); {found['saved']} of "
         f"{found['notices']} notices saved in time; {found['reclaims']} reclaims, "
         f"{found['returns']} returns",
         # Who waits for all nodes lets the others wait.
@@ -93,6 +95,7 @@ def spot_run(quick, recovery=Recovery.RESIZE):
         and not found["lost"]
         and not found["repeated"]
         and difference <= 1e-9
+        and score["accuracy"] == wanted["accuracy"]
         and in_time,
         proven_on="cpu-gloo",
         details=found,
@@ -100,8 +103,8 @@ def spot_run(quick, recovery=Recovery.RESIZE):
 
 
 def spot_wait(quick):
-    """The same for a job that waits for all of its nodes."""
-    return spot_run(quick, Recovery.WAIT_FULL)
+    """The same for a ResNet that waits for all of its nodes."""
+    return spot_run(quick, Recovery.WAIT_FULL, "resnet")
 
 
 def spot_notices(quick):
@@ -115,7 +118,7 @@ def spot_notices(quick):
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalSpotJob(
-            [*program(folder, "spot", 10_000_000), "--pause-s", "0.1"],
+            [*program(folder, "spot", 10_000_000, "byte_lm"), "--pause-s", "0.1"],
             config,
             [CapacityChange(0.0, 2)],
             folder=folder,
@@ -200,7 +203,7 @@ class Recorder:
                 self.gone_s[name] = now_s
 
 
-def judge(job, recorder, folder, num_steps):
+def judge(job, recorder, folder, num_steps, model):
     """Returns the figures of a run."""
     lines = [
         json.loads(line)
@@ -226,7 +229,7 @@ def judge(job, recorder, folder, num_steps):
         available += end_s - ready_s
         with_starts += end_s - min(start_s, end_s)
         idle[name] = round(end_s - ready_s - stepping[name], 2)
-    lost, repeated, again = samples(lines, num_steps)
+    lost, repeated, again = samples(lines, num_steps, model)
     in_time = sum(
         any(
             noticed_s[name] <= save.asked_s
@@ -261,12 +264,9 @@ def judge(job, recorder, folder, num_steps):
     }
 
 
-def samples(lines, num_steps):
+def samples(lines, num_steps, model):
     """Compares the samples of all steps that count with those of the schedule."""
-    schedule, position = schedule_of(), None
-    from drivetrain_elastic._schedule import Position
-
-    position = Position()
+    schedule, position = schedule_of(TASKS[model]()), Position()
     latest = {}
     for line in lines:
         latest[line["step"]] = max(latest.get(line["step"], 0), line["epoch"])
@@ -292,7 +292,7 @@ def samples(lines, num_steps):
 # ---- the training ----
 
 
-def program(folder, name, num_steps):
+def program(folder, name, num_steps, model):
     """Returns what workers run."""
     return [
         str(Path(__file__).resolve()),
@@ -300,42 +300,34 @@ def program(folder, name, num_steps):
         str(folder),
         name,
         str(num_steps),
+        model,
     ]
 
 
-def undisturbed(folder, num_steps):
-    """Trains in one process; returns the held-out loss."""
+def undisturbed(folder, model, num_steps):
+    """Trains in one process; returns the loss and the accuracy on held-out samples."""
     import subprocess
 
     subprocess.run(
-        [sys.executable, *program(folder, "alone", num_steps)],
+        [sys.executable, *program(folder, "alone", num_steps, model)],
         check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    return json.loads(Path(folder, "alone.json").read_text())["loss"]
+    return json.loads(Path(folder, "alone.json").read_text())
 
 
-def schedule_of():
+def schedule_of(task):
     """Returns which samples each step trains on."""
-    text, _ = byte_lm.read_standard_library(_BYTES)
-    return Schedule(
-        num_samples=len(byte_lm.ByteText(text, _LENGTH)), global_batch=_BATCH, seed=0
-    )
+    return Schedule(num_samples=len(task.data), global_batch=_BATCH, seed=0)
 
 
-def worker(folder, name, num_steps, pause_s):
-    """Trains the byte-level language model, and writes down what each step was."""
-    torch.manual_seed(0)
-    size = byte_lm.ByteLMConfig(
-        num_layers=1, dim=32, num_heads=2, num_kv_heads=2, ffn_dim=64
-    )
-    model = byte_lm.ByteLM(size).double()
-    text, held_out = byte_lm.read_standard_library(_BYTES)
-    data = byte_lm.ByteText(text, _LENGTH)
+def worker(folder, name, num_steps, model, pause_s):
+    """Trains, and writes down what each step was."""
+    task = TASKS[model]()
     loop = ElasticLoop(
-        model,
-        torch.optim.AdamW(model.parameters(), lr=3e-3),
-        schedule=schedule_of(),
+        task.model,
+        torch.optim.AdamW(task.model.parameters(), lr=3e-3),
+        schedule=schedule_of(task),
         num_steps=num_steps,
         checkpointer=DcpCheckpointer(Path(folder, f"{name}-checkpoints")),
     )
@@ -355,38 +347,30 @@ def worker(folder, name, num_steps, pause_s):
                 with step:
                     time.sleep(pause_s)
                     for part in step.parts():
-                        batch = collate(data, part.indices)
+                        batch = collate(task.data, part.indices)
                         line["indices"] += list(part.indices)
-                        loss = byte_lm.loss(model(batch[0]), batch)
+                        loss = task.loss(task.model(batch[0]), batch)
                         (loss * part.weight).backward()
             finally:
                 line["end_s"] = time.monotonic()
                 file.write(json.dumps(line) + "\n")
                 file.flush()
     if loop.is_done and loop.rank == 0:
-        with torch.no_grad():
-            test = byte_lm.ByteText(held_out, _LENGTH)
-            batch = collate(test, range(min(256, len(test))))
-            loss = byte_lm.loss(model(batch[0]), batch).item()
-        Path(folder, f"{name}.json").write_text(json.dumps({"loss": loss}))
-
-
-def collate(data, indices):
-    inputs, targets = zip(*(data[index] for index in indices), strict=True)
-    return torch.stack(inputs), torch.stack(targets)
+        Path(folder, f"{name}.json").write_text(json.dumps(task.score()))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--recovery", choices=list(Recovery), default=Recovery.RESIZE)
+    parser.add_argument("--model", choices=list(TASKS), default="byte_lm")
     parser.add_argument("--notices", action="store_true", help="the notices only")
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--pause-s", type=float, default=0.0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        folder, name, num_steps = args.worker
-        worker(folder, name, int(num_steps), args.pause_s)
+        folder, name, num_steps, model = args.worker
+        worker(folder, name, int(num_steps), model, args.pause_s)
         return
     import logging
 
@@ -397,7 +381,7 @@ def main():
         if args.notices:
             row = spot_notices(args.quick)
         else:
-            row = spot_run(args.quick, Recovery(args.recovery))
+            row = spot_run(args.quick, Recovery(args.recovery), args.model)
         print(row.figure, json.dumps(row.details))
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from drivetrain_elastic._agent._diagnostician import clean_text
+from drivetrain_elastic._agent._use import Use, UseMeter
 from drivetrain_elastic.decisions.alerts import (
     AlertConfig,
     NodeReading,
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 _TRAFFIC_S = 0.1
 _NODE_S = 0.5
 _GPUS_S = 5.0
+_USE_S = 5.0
 _LEAST_RATE = 100e3  # bytes a second
 
 
@@ -72,6 +74,8 @@ class NodeWatch:
         self._was_training = False
         self._broken: list[pb.Alert] = []
         self._failing: set[str] = set()
+        self._meter = UseMeter()
+        self._use: Use | None = None
 
     def alerts(self) -> list[pb.Alert]:
         """Returns all that the node is alarmed about, for a master that is new."""
@@ -82,7 +86,7 @@ class NodeWatch:
         """Watches until it is cancelled."""
         with self._bearing("processors"):
             psutil.cpu_percent()
-        next_node_s = next_gpus_s = 0.0
+        next_node_s = next_gpus_s = next_use_s = 0.0
         while True:
             with self._bearing("traffic"):
                 self._look_at_traffic()
@@ -91,6 +95,10 @@ class NodeWatch:
                 next_gpus_s = now_s + _GPUS_S
                 with self._bearing("devices"):
                     await self._look_at_devices()
+            if now_s >= next_use_s:
+                next_use_s = now_s + _USE_S
+                with self._bearing("use"):
+                    self._use = self._meter.read()
             if now_s >= next_node_s:
                 next_node_s = now_s + _NODE_S
                 with self._bearing("rates of the network"):
@@ -187,6 +195,8 @@ class NodeWatch:
             memory = psutil.virtual_memory()
             found.memory_used = memory.total - memory.available
             found.memory_total = memory.total
+        if self._use is not None:
+            found.used_cpus, found.used_memory = self._use
         with self._bearing("GPUs"):
             found.gpus.extend([_gpu_message(one) for one in self._gpus])
         with self._bearing("network ports"):

@@ -8,7 +8,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
+from drivetrain_elastic.kubernetes.quantities import read_quantity
 from drivetrain_elastic.spot.config import AfterMaxWait, Recovery, SpotConfig
+from drivetrain_elastic.spot.worker_resources import ResourceBounds, Resources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,6 +81,8 @@ class JobSpec:
         leave_s: How long a worker may take to leave.
         gang: By whose means pods wait for each other.
         queue: Of the gang scheduler.
+        fit: Within what bounds requests of workers follow what they use; None for not.
+        fitted: What they ask for, for the status; None while that follows nothing.
     """
 
     spot: SpotConfig
@@ -100,6 +104,8 @@ class JobSpec:
     leave_s: float
     gang: Gang
     queue: str
+    fit: ResourceBounds | None = None
+    fitted: Mapping[str, Any] | None = None
 
     @property
     def replicas(self) -> int:
@@ -172,9 +178,21 @@ def parse_job(item: Mapping[str, Any]) -> JobSpec:
             leave_s=policy.get("leaveSeconds", 60),
             gang=Gang(policy.get("gang", "None")),
             queue=policy.get("queueName", ""),
+            fit=_bounds(spec["fitResources"]) if spec.get("fitResources") else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, ProgramError):
             raise
         message = f"the spec has something that is not known: {error!r}"
         raise ProgramError(message) from error
+
+
+def _bounds(item: Mapping[str, Any]) -> ResourceBounds:
+    least, most = (
+        Resources(
+            cpus=read_quantity(item[name]["cpu"]),
+            memory_bytes=int(read_quantity(item[name]["memory"])),
+        )
+        for name in ("min", "max")
+    )
+    return ResourceBounds(least=least, most=most)

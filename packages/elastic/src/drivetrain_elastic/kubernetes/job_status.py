@@ -116,6 +116,9 @@ def next_status(observed: Observed, spec: JobSpec, verdict: Verdict) -> _Item:
             (pod["metadata"].get("labels") or {}).get(MARKET_LABEL) == "on-demand"
             for pod in here
         )
+    fitted = spec.fitted or before.get("workerResources")
+    if spec.fit is not None and fitted:
+        status["workerResources"] = fitted
     if spec.roles:
         status["roles"] = [_role(observed, role.name) for role in spec.roles]
     if observed.view is not None and observed.view.step:

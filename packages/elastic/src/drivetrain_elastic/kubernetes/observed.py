@@ -11,6 +11,7 @@ from drivetrain_elastic.spot.capacity import JobPhase, NodePhase, Notice
 if TYPE_CHECKING:
     from drivetrain_elastic.kubernetes.operator_actions import OperatorAction
     from drivetrain_elastic.spot.job_control import JobView
+    from drivetrain_elastic.spot.worker_resources import UseWindow
 
 __all__ = ["Memory", "Observed", "Plan", "Seen"]
 
@@ -56,6 +57,9 @@ class Memory:
         step_s: How long a step takes.
         hold_until_s: Before when no failed worker is replaced.
         ended_s: When the job was first seen to have ended.
+        use_since_s: When the window of use began that is not closed.
+        use_samples: Processors and bytes that a worker has used in it, each time.
+        use_windows: Those that are closed, since requests last changed.
     """
 
     uid: str = ""
@@ -74,6 +78,9 @@ class Memory:
     step_s: float = 1.0
     hold_until_s: float = 0.0
     ended_s: float | None = None
+    use_since_s: float = 0.0
+    use_samples: tuple[tuple[float, int], ...] = ()
+    use_windows: tuple[UseWindow, ...] = ()
 
     @property
     def request(self) -> str:

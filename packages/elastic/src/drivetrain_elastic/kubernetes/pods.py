@@ -18,6 +18,7 @@ __all__ = [
     "has_condition",
     "has_ended",
     "is_disrupted",
+    "is_killed_for_memory",
     "is_leaving",
     "is_pending_unscheduled",
     "is_ready",
@@ -101,6 +102,13 @@ def is_disrupted(pod: Mapping[str, Any]) -> bool:
         "Shutdown",
         "NodeShutdown",
     }
+
+
+def is_killed_for_memory(pod: Mapping[str, Any]) -> bool:
+    """Whether a container of it was ended for want of memory."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    ends = [(one.get("state") or {}).get("terminated") or {} for one in statuses]
+    return any(end.get("reason") == "OOMKilled" for end in ends)
 
 
 def is_leaving(pod: Mapping[str, Any]) -> bool:

@@ -53,6 +53,7 @@ from drivetrain_elastic.kubernetes.pods import (
     role_of,
 )
 from drivetrain_elastic.kubernetes.spot_workers import notice_of, plan_spot_workers
+from drivetrain_elastic.kubernetes.worker_fit import fit_workers
 from drivetrain_elastic.spot.capacity import NodePhase
 from drivetrain_elastic.spot.job_control import JobView
 
@@ -129,6 +130,11 @@ def _train(
         note = f"{num_new} workers have failed: {words}"
         actions.append(TellEvent(reason="WorkerFailed", note=note, is_warning=True))
     actions += _remove_ended(observed)
+    fit = fit_workers(observed, spec, now_s)
+    actions += fit.events
+    memory = fit.memory
+    observed = replace(observed, memory=memory)
+    spec = replace(spec, template=fit.template, fitted=fit.status)
     verdict = Verdict()
     if spec.is_decided:
         spot = plan_spot_workers(observed, spec, now_s)

@@ -257,7 +257,7 @@ class Heartbeat(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerProgress, _Mapping]]] = ..., hardware: _Optional[_Union[Hardware, _Mapping]] = ...) -> None: ...
 
 class Hardware(_message.Message):
-    __slots__ = ("addresses", "pod", "cpu_share", "memory_used", "memory_total", "gpus", "nics", "missing")
+    __slots__ = ("addresses", "pod", "cpu_share", "memory_used", "memory_total", "gpus", "nics", "missing", "used_cpus", "used_memory")
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     POD_FIELD_NUMBER: _ClassVar[int]
     CPU_SHARE_FIELD_NUMBER: _ClassVar[int]
@@ -266,6 +266,8 @@ class Hardware(_message.Message):
     GPUS_FIELD_NUMBER: _ClassVar[int]
     NICS_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    USED_CPUS_FIELD_NUMBER: _ClassVar[int]
+    USED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     addresses: _containers.RepeatedScalarFieldContainer[str]
     pod: str
     cpu_share: float
@@ -274,7 +276,9 @@ class Hardware(_message.Message):
     gpus: _containers.RepeatedCompositeFieldContainer[Gpu]
     nics: _containers.RepeatedCompositeFieldContainer[Nic]
     missing: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., pod: _Optional[str] = ..., cpu_share: _Optional[float] = ..., memory_used: _Optional[int] = ..., memory_total: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., nics: _Optional[_Iterable[_Union[Nic, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...
+    used_cpus: float
+    used_memory: int
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., pod: _Optional[str] = ..., cpu_share: _Optional[float] = ..., memory_used: _Optional[int] = ..., memory_total: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., nics: _Optional[_Iterable[_Union[Nic, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ..., used_cpus: _Optional[float] = ..., used_memory: _Optional[int] = ...) -> None: ...
 
 class Gpu(_message.Message):
     __slots__ = ("number", "name", "busy_share", "memory_used", "memory_total", "temperature_c", "ecc_errors", "fault")

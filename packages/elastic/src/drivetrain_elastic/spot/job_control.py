@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["HeardNotice", "JobControl", "JobView", "SaveResult"]
+__all__ = ["HeardNotice", "JobControl", "JobView", "NodeUse", "SaveResult"]
 
 
 class HeardNotice(NamedTuple):
@@ -21,6 +21,18 @@ class HeardNotice(NamedTuple):
 
     remaining_s: float
     reason: str
+
+
+class NodeUse(NamedTuple):
+    """What a node's agent and workers use.
+
+    Attributes:
+        cpus: Processors that they keep busy.
+        memory_bytes: Memory that they hold.
+    """
+
+    cpus: float
+    memory_bytes: int
 
 
 class SaveResult(NamedTuple):
@@ -46,6 +58,7 @@ class JobView:
         ready: Nodes whose workers can train, or do.
         training: Nodes that take part in steps.
         notices: What agents have heard, by node.
+        uses: What nodes use, of those that have said so.
         step: The last step that was made.
         step_s: How long steps take; 0 while that is not known.
         step_samples: Samples of a step on all workers; 0 while that is not known.
@@ -61,6 +74,7 @@ class JobView:
     ready: frozenset[str] = frozenset()
     training: frozenset[str] = frozenset()
     notices: Mapping[str, HeardNotice] = field(default_factory=dict)
+    uses: Mapping[str, NodeUse] = field(default_factory=dict)
     step: int = 0
     step_s: float = 0.0
     step_samples: float = 0.0

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 from drivetrain_elastic._client import RefusedError
 from drivetrain_elastic.protocol import _messages as pb
-from drivetrain_elastic.spot.job_control import HeardNotice, JobView, SaveResult
+from drivetrain_elastic.spot.job_control import (
+    HeardNotice,
+    JobView,
+    NodeUse,
+    SaveResult,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,6 +55,11 @@ class MasterJob:
                 node.node: HeardNotice(node.notice.within_s, node.notice.reason)
                 for node in status.nodes
                 if node.HasField("notice")
+            },
+            uses={
+                node.node: NodeUse(node.hardware.used_cpus, node.hardware.used_memory)
+                for node in status.nodes
+                if node.hardware.used_memory
             },
             step=max((one.step for one in workers), default=0),
             step_s=max((one.step_s for one in workers if one.rank >= 0), default=0.0),

@@ -165,7 +165,9 @@ def _cpus(
     reasons: list[str],
 ) -> float:
     now = current.cpus
-    recent = windows[-bounds.patience :]
+    # One that was killed has not been watched for long.
+    whole = [window for window in windows if not window.killed_for_memory]
+    recent = whole[-bounds.patience :]
     peak = max((window.cpus for window in recent), default=now)
     # One that uses all it may would perhaps use more.
     is_short = len(recent) == bounds.patience and all(
