@@ -20,6 +20,9 @@ from journal_kills import journal_kills
 from losses import losses_fp32, losses_fp64
 from node_check import real as real_check
 from node_check import simulated as simulated_check
+from operator_crashes import crashes, refusals, spot_crashes
+from operator_scale import reaction, scale
+from operator_train import image_model, language_model
 from overhead import overhead
 from real_faults import real_faults
 from sampler import sampler
@@ -83,6 +86,13 @@ TABLE = [
     ("spot-notices", "100 of 100 durable before 30 s and 120 s", whole(spot_notices)),
     ("spot-speed", "30 days of trace for 100 jobs <= 60 s", spot_speed),
     ("spot-saving", "fault tolerance saves more than none", whole(spot_saving)),
+    ("operator-crashes", "killed at each call: all ends well", whole(crashes)),
+    ("operator-spot-crashes", "the same in a reclaim", whole(spot_crashes)),
+    ("operator-refusals", "each call refused or cut: all ends well", whole(refusals)),
+    ("operator-scale", "1,000 jobs of 8 pods <= 60 s", whole(scale)),
+    ("operator-reaction", "p99 <= 1 s from a loss to the next pod", reaction),
+    ("operator-byte-lm", "<= 1e-9 from the undisturbed loss", whole(language_model)),
+    ("operator-resnet", "<= 1e-9, the same accuracy", whole(image_model)),
     *((name, bound, whole(measure)) for name, bound, measure in peers.PEERS),
 ]
 BARS = [Bar(name=name, bound=bound, measure=run) for name, bound, run in TABLE]
