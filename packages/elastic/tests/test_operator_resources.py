@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from pathlib import Path
 
 import pytest
+from fake_agent import wait_for
 from operator_samples import (
     RunningOperator,
     account,
@@ -18,14 +20,20 @@ from operator_samples import (
 from test_operator_decisions import a_job, a_worker, done, seen, told
 
 from drivetrain_core import ProgramError
+from drivetrain_elastic._agent._diagnostician import Diagnostician
+from drivetrain_elastic._agent._node_watch import NodeWatch
+from drivetrain_elastic._agent._output import Output
 from drivetrain_elastic._agent._use import UseMeter
+from drivetrain_elastic._client import MasterClient
 from drivetrain_elastic.kubernetes.double import ClusterDouble
 from drivetrain_elastic.kubernetes.job_spec import parse_job
 from drivetrain_elastic.kubernetes.observed import Memory
 from drivetrain_elastic.kubernetes.operator_actions import CreateObject, SetStatus
 from drivetrain_elastic.kubernetes.reconcile import reconcile
 from drivetrain_elastic.kubernetes.worker_fit import fit_workers
+from drivetrain_elastic.protocol import _messages as pb
 from drivetrain_elastic.spot.job_control import JobView, NodeUse
+from drivetrain_elastic.spot.master_job import MasterJob
 
 GIB = 1 << 30
 FIT = {"min": {"cpu": "500m", "memory": "1Gi"}, "max": {"cpu": 8, "memory": "8Gi"}}
@@ -217,3 +225,26 @@ def test_use_of_a_container_is_that_of_its_group(tmp_path):
     assert meter.read() == (0.0, 4000)
     (tmp_path / "cpu.stat").write_text("usage_usec 900000\n")
     assert meter.read().cpus == 0.0
+
+
+def test_use_of_a_node_is_seen_by_whoever_asks_its_master(agent):
+    hardware = pb.Hardware(used_cpus=1.5, used_memory=3 << 30)
+    agent("a").say(heartbeat=pb.Heartbeat(hardware=hardware))
+    (master,) = agent.masters
+    wait_for(master, lambda told: told.nodes[0].hardware.used_memory)
+    with MasterClient(master.address, master.token) as client:
+        assert MasterJob(client).look().uses == {"a": NodeUse(1.5, 3 << 30)}
+
+
+def test_agent_reads_its_use(tmp_path):
+    found = Diagnostician("n", str(tmp_path), Output(None))
+    watch = NodeWatch(found, alert=[].append, is_training=lambda: False)
+
+    async def main():
+        running = asyncio.create_task(watch.run())
+        while not watch.hardware().used_memory:
+            await asyncio.sleep(0.01)
+        running.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert watch.hardware().used_memory > 1 << 20
