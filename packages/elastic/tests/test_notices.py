@@ -175,6 +175,11 @@ BAD = {
     "redirect": answer("", "302 Found", Location="http://127.0.0.1:1/x"),
     "short": b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nabc",
     "chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "long chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    + b"f" * 18
+    + b"\r\nabc",
+    "endless": b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\nabc",
+    "year": answer('{"action": "stop", "time": "5 Jan 999999999999 18:00:00"}'),
 }
 
 
@@ -213,7 +218,18 @@ def test_an_endpoint_elsewhere_is_never_asked(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "url", ["https://169.254.169.254", "ftp://a", "x", "http://u@h"]
+    "url",
+    [
+        "https://169.254.169.254",
+        "ftp://a",
+        "x",
+        "http://u@h",
+        "http://a..b",
+        f"http://{'a' * 70}",
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:abc",
+        "http://[::1",
+    ],
 )
 def test_a_url_that_is_none_of_an_endpoint_is_refused(url):
     with pytest.raises(ValueError, match="expected http://"):
@@ -314,6 +330,12 @@ def test_a_risk_is_heard_only_where_it_is_asked_for():
     assert heard(Scripted(risk, sighting(5.0)), 1)[0].reason == "reclaimed"
 
 
+def test_a_watch_outlives_whatever_its_cloud_does(caplog):
+    (notice,) = heard(Scripted(OverflowError("not thought of"), sighting(30.0)), 1)
+    assert notice.reason == "reclaimed"
+    assert "scripted says nothing: OverflowError('not thought of')" in caplog.text
+
+
 def test_a_listener_that_fails_hears_the_next_notice(caplog):
     found = queue.Queue()
 
@@ -385,6 +407,14 @@ def test_pods_that_are_evicted_or_deleted():
     assert (found.remaining_s, "Preemption" in found.reason) == (7.0, True)
     over = {**target, "status": "False"}
     assert sighting_of_pod({"status": {"conditions": [over]}}, date=DATE) is None
+
+
+def test_a_taint_that_stays_for_months_is_still_a_notice():
+    name = "ToBeDeletedByClusterAutoscaler"
+    taint = {"key": name, "timeAdded": "2025-01-05T18:00:00Z"}
+    found = sighting_of_node({"spec": {"taints": [taint]}}, date=DATE)
+    assert found.is_certain
+    assert found.remaining_s == 0.0
 
 
 @pytest.mark.parametrize("bad", [{"spec": 5}, {"spec": {"taints": "x"}}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -48,7 +49,7 @@ class FakeCloud:
         self._changed = threading.Condition()
         self._version = 0
         handler = type("_Handler", (_Handler,), {"cloud": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = _Server(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
 
     @property
@@ -181,6 +182,13 @@ def _event(number: str, machine: str, when: str) -> dict[str, Any]:
         "Resources": [machine],
         "NotBefore": when,
     }
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says what went wrong, but not that somebody has not waited for the answer."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_elastic.notices.sighting import BadAnswerError, Sighting, seconds_until
+from drivetrain_elastic.notices.sighting import (
+    BadAnswerError,
+    Sighting,
+    seconds_until,
+    wall_time,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,8 +65,10 @@ def sighting_of_node(
             seconds = grace_s
         added = taint.get("timeAdded")
         if isinstance(added, str) and added:
-            # Time that has passed since then, on the server's clock.
-            seconds = max(0.0, seconds - seconds_until(date, date=added))
+            # Time that has passed since then, on the server's clock; a taint may stay
+            # on a node for months.
+            passed_s = (wall_time(date) - wall_time(added)).total_seconds()
+            seconds = max(0.0, seconds - max(0.0, passed_s))
         one = Sighting(
             remaining_s=seconds,
             reason=f"the node has the taint {key}",
@@ -109,7 +116,7 @@ def sighting_of_pod(pod: Mapping[str, Any], *, date: str) -> Sighting | None:
         return None
     grace = _mapping(pod, "spec").get("terminationGracePeriodSeconds")
     seconds = float(grace) if isinstance(grace, int | float) else _DEFAULT_GRACE_S
-    return Sighting(remaining_s=seconds, reason=f"the pod ends: {reason}")
+    return Sighting(remaining_s=max(0.0, seconds), reason=f"the pod ends: {reason}")
 
 
 def _mapping(thing: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -88,11 +88,7 @@ class MetadataReader:
 
     def __init__(self, url: str, *, timeout_s: float = 2.0) -> None:
         """Takes the address apart; nobody is asked."""
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname or parts.username:
-            message = f"expected http://HOST[:PORT] of a metadata endpoint, got {url!r}"
-            raise ValueError(message)
-        self._host, self._port = parts.hostname, parts.port or 80
+        self._host, self._port = _place_of(url)
         self._timeout_s = timeout_s
 
     def ask(
@@ -150,6 +146,19 @@ class MetadataReader:
         raise last
 
 
+def _place_of(url: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url)
+        # A name that no resolver takes raises here, and not at each question.
+        host = (parts.hostname or "").encode("idna").decode("ascii")
+        if parts.scheme == "http" and host and not parts.username:
+            return host, parts.port or 80
+    except ValueError:
+        pass
+    message = f"expected http://HOST[:PORT] of a metadata endpoint, got {url!r}"
+    raise ValueError(message)
+
+
 def _check_address(text: str) -> None:
     address = ipaddress.ip_address(text.partition("%")[0])
     if address.is_link_local or address.is_loopback:
@@ -190,8 +199,10 @@ def _is_whole(found: bytearray) -> bool:
         return False
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
-        if name.strip().lower() == b"content-length" and value.strip().isdigit():
-            return len(body) >= int(value)
+        length = value.strip()
+        if name.strip().lower() == b"content-length" and length.isdigit():
+            # One of more digits is never there: what is too large ends by itself.
+            return len(length) < len(str(_LARGEST)) + 1 and len(body) >= int(length)
     return b" 304 " in head.split(b"\r\n")[0] or b" 204 " in head.split(b"\r\n")[0]
 
 
@@ -211,7 +222,7 @@ def _parse(method: str, data: bytes) -> Answer:
     try:
         response.begin()
         body = response.read()
-    except (http.client.HTTPException, ValueError) as error:
+    except (http.client.HTTPException, ValueError, OverflowError) as error:
         message = f"expected an answer of HTTP, got {data[:40]!r} ({error})"
         raise BadAnswerError(message) from None
     headers = {name.lower(): value for name, value in response.getheaders()}

@@ -87,7 +87,7 @@ def wall_time(text: str) -> datetime:
     except ValueError:
         try:
             found = parsedate_to_datetime(text)
-        except (ValueError, TypeError, IndexError):
+        except (ValueError, TypeError, IndexError, OverflowError):
             message = f"expected a time such as 2026-01-05T18:02:00Z, got {text[:80]!r}"
             raise BadAnswerError(message) from None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -154,11 +154,14 @@ class NoticeWatch:
             asked_s = time.monotonic()
             try:
                 sighting = self._cloud.look()
-            except (OSError, BadAnswerError) as error:
+            # A watch that has ended would hear no notice at all, whatever ended it.
+            except Exception as error:  # noqa: BLE001
                 failures += 1
                 # An endpoint that is silent says nothing about a notice that stands.
                 level = logging.WARNING if failures == 1 else logging.DEBUG
-                logger.log(level, "%s says nothing: %s", self._cloud.name, error)
+                is_known = isinstance(error, OSError | BadAnswerError)
+                words = str(error) if is_known else repr(error)
+                logger.log(level, "%s says nothing: %s", self._cloud.name, words)
                 self._end.wait(next_wait(self._interval_s, failures))
                 continue
             failures = 0
