@@ -159,6 +159,23 @@ def test_cost_shows_the_bill(call, usage_file):
     assert f"{OFFER}, spot: 9.6 USD per hour, an assumption of this file" in out
 
 
+def test_cost_names_offers_in_full_and_the_price_that_savings_are_counted_against(
+    call, tmp_path, monkeypatch
+):
+    path = tmp_path / "usage.json"
+    phases = (
+        PhaseTime(phase=JobPhase.TRAINING, begin_s=BEGIN, end_s=BEGIN + 3600),
+        PhaseTime(phase=JobPhase.ENDED, begin_s=BEGIN + 3600),
+    )
+    spot = use("spot-0-of-a-name-that-is-long", was_taken=True)
+    write_usage(path, record(spot, usage=Usage(nodes=(spot,), phases=phases)))
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = call(populate_cost_parser, path)
+    assert "…" not in out
+    assert f"{OFFER}, on-demand: 32 USD per hour, an assumption of this file" in out
+    assert "h ended" not in out
+
+
 def test_cost_is_json_too(call, usage_file):
     status, out, _ = call(populate_cost_parser, usage_file, "--json")
     found = json.loads(out)

@@ -96,6 +96,20 @@ def test_each_cloud_tells_of_the_end_and_takes_it_back(name, skew_s):
         assert cloud.look() is None
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError, ConnectionResetError, KeyError])
+def test_a_fake_cloud_says_nothing_of_those_that_do_not_wait(capfd, monkeypatch, error):
+    def answer(*_):
+        raise error
+
+    with FakeCloud() as fake:
+        monkeypatch.setattr(fake, "answer", answer)
+        place = fake.url.removeprefix("http://").split(":")
+        with socket.create_connection((place[0], int(place[1]))) as asks:
+            asks.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert asks.recv(1) == b""
+    assert ("KeyError" in capfd.readouterr().err) == (error is KeyError)
+
+
 def test_azure_is_told_that_a_node_is_no_longer_needed():
     with FakeCloud() as fake:
         fake.reclaim(30)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from drivetrain_core import DistributedError
 from drivetrain_elastic._supervise_table import supervise_table
 from drivetrain_elastic.cli import main
 from drivetrain_elastic.spot import (
@@ -19,7 +24,9 @@ from drivetrain_elastic.spot import (
     Notice,
     Request,
     SpotConfig,
+    local_job,
 )
+from drivetrain_elastic.spot.job_control import JobView
 from drivetrain_elastic.spot.supervisor import Done, Supervisor
 
 
@@ -34,6 +41,8 @@ from drivetrain_elastic.spot.supervisor import Done, Supervisor
         (["--offer", "mine"], "mine"),
         (["--fit-nodes", "--recovery", "wait-full"], "by resizing only"),
         (["--fit-nodes", "--min-marginal", "2"], "min_marginal must be from 0 to 1"),
+        (["--tolerate", "1"], "is of --recovery wait-full"),
+        (["--nproc-per-node", "0"], "--nproc-per-node must be at least 1"),
     ],
 )
 def test_what_makes_no_sense_is_said_before_anything_starts(
@@ -43,6 +52,61 @@ def test_what_makes_no_sense_is_said_before_anything_starts(
     assert main(["supervise", "--folder", str(folder), *options]) == 1
     assert words in capsys.readouterr().err
     assert not (folder / "job.db").exists()
+
+
+class _FakeJob:
+    """A job that does what a test says in place of running."""
+
+    def __init__(self, program, config, trace, *, folder, **options):
+        self.folder, self.was_closed = Path(folder), False
+        (self.folder / "spot-0.txt").write_text("why it failed\n")
+        made.append(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.was_closed = True
+
+    def run(self, **options):
+        raise NotImplementedError
+
+
+made: list[_FakeJob] = []
+
+
+@pytest.fixture
+def fake_job(monkeypatch, tmp_path):
+    """Puts a job that says what it does in the place of the real one."""
+    monkeypatch.setattr(local_job, "LocalSpotJob", _FakeJob)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made.clear()
+    return _FakeJob
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_nodes_as_well(fake_job, monkeypatch, number):
+    monkeypatch.setattr(
+        fake_job, "run", lambda _, **options: os.kill(os.getpid(), number)
+    )
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as ended:
+        main(["supervise"])
+    assert ended.value.code == 128 + number
+    assert made[0].was_closed
+    assert signal.getsignal(number) == before
+
+
+def test_the_output_of_nodes_stays_if_the_job_ends_badly(fake_job, monkeypatch, capsys):
+    def run(self, **options):
+        raise DistributedError("5 agents in a row have ended; their output says why")
+
+    monkeypatch.setattr(fake_job, "run", run)
+    assert main(["supervise"]) == 1
+    folder = made[0].folder
+    assert folder.name == "byte_lm"
+    assert (folder / "spot-0.txt").read_text() == "why it failed\n"
+    assert f"the output of each node is in {folder}" in capsys.readouterr().err
 
 
 def test_the_table_shows_nodes_notices_and_reasons():
@@ -85,3 +149,16 @@ def test_the_table_shows_nodes_notices_and_reasons():
         "59 s  leave spot-0: it will be taken away",
     ):
         assert words in shown
+
+
+def test_the_table_of_a_job_that_has_ended_shows_no_nodes():
+    supervisor = Supervisor(None, None, SpotConfig(nodes=2))
+    node = Node(
+        name="spot-0", market=Market.SPOT, phase=NodePhase.REQUESTED, since_s=60.0
+    )
+    supervisor.capacity = Capacity(nodes=(node,), phase=JobPhase.ENDED)
+    supervisor.view = JobView(ended="all workers have finished")
+    text = io.StringIO()
+    Console(file=text, width=100).print(supervise_table(supervisor, 50.0, 110.0))
+    assert "ended with 0: all workers have finished" in text.getvalue()
+    assert "spot-0" not in text.getvalue()

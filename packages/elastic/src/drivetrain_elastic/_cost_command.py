@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
+from drivetrain_elastic.spot.capacity import JobPhase, Market
 
 if TYPE_CHECKING:
     import argparse
@@ -142,20 +143,24 @@ def _phase_hours(record: UsageRecord) -> dict[str, float]:
 
 
 def _sources(record: UsageRecord, prices: PriceList) -> list[dict[str, Any]]:
-    """Returns the price of each kind of node when the first of it came, and its source."""
+    """Returns the prices of each offer when its first node came, and their sources.
+
+    That on demand is always among them: what is saved is counted against it.
+    """
     found = {}
     for use in sorted(record.usage.nodes, key=lambda use: use.begin_s):
-        key = use.offer, use.market
-        if key in found or not use.offer:
-            continue
-        price = prices.at(use.offer, use.market, use.begin_s)
-        found[key] = {
-            "offer": use.offer,
-            "market": use.market.value,
-            "per_hour": price.per_hour,
-            "valid_from": price.valid_from.isoformat(),
-            "source": price.source,
-        }
+        for market in dict.fromkeys((use.market, Market.ON_DEMAND)):
+            key = use.offer, market
+            if key in found or not use.offer:
+                continue
+            price = prices.at(use.offer, market, use.begin_s)
+            found[key] = {
+                "offer": use.offer,
+                "market": market.value,
+                "per_hour": price.per_hour,
+                "valid_from": price.valid_from.isoformat(),
+                "source": price.source,
+            }
     return list(found.values())
 
 
@@ -170,7 +175,10 @@ def _show(
     table = Table(title=escape(record.job), title_justify="left", title_style="bold")
     for column in ("node", "terms", "offer", "hours", bill.currency, "on demand", ""):
         is_number = column in {"hours", bill.currency, "on demand"}
-        table.add_column(column, justify="right" if is_number else "left")
+        # A name that is cut off may be that of another offer.
+        table.add_column(
+            column, justify="right" if is_number else "left", overflow="fold"
+        )
     for one in bill.nodes:
         table.add_row(
             escape(one.use.node),
@@ -186,7 +194,11 @@ def _show(
     def say(text: str) -> None:
         console.print(text, markup=False)
 
-    phases = ", ".join(f"{h:.3f} h {name}" for name, h in _phase_hours(record).items())
+    phases = ", ".join(
+        f"{hours:.3f} h {name}"
+        for name, hours in _phase_hours(record).items()
+        if name != JobPhase.ENDED.value
+    )
     say(f"{bill.cost:.4f} {bill.currency} for {record.samples:,.0f} samples; {phases}")
     if record.samples > 0:
         say(

@@ -91,7 +91,8 @@ def populate_simulate_spot_parser(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="any number of a drawn trace's shape, as up_h=5",
+        help="any number of a drawn trace's shape, as up_h=5: up_h, down_h, weibull, "
+        "longest_h, bursts_per_day, burst_share or daily_swing",
     )
     cloud.add_argument(
         "--pool-ratio",
@@ -101,9 +102,18 @@ def populate_simulate_spot_parser(parser: argparse.ArgumentParser) -> None:
         help="spot nodes of the pool for each that the job asks for (default: "
         "%(default)s)",
     )
-    cloud.add_argument("--days", type=float, default=30.0, metavar="N")
-    cloud.add_argument("--start-s", type=float, default=180.0, metavar="SECONDS")
-    cloud.add_argument("--notice-s", type=float, default=120.0, metavar="SECONDS")
+    for name, value, metavar, says in (
+        ("days", 30.0, "N", "how long a drawn trace is"),
+        ("start-s", 180.0, "SECONDS", "how long a node that is granted takes to start"),
+        ("notice-s", 120.0, "SECONDS", "how long before its end a node hears of it"),
+    ):
+        cloud.add_argument(
+            f"--{name}",
+            type=float,
+            default=value,
+            metavar=metavar,
+            help=f"{says} (default: %(default)g)",
+        )
     cloud.add_argument(
         "--prices",
         action="append",
@@ -117,7 +127,11 @@ def populate_simulate_spot_parser(parser: argparse.ArgumentParser) -> None:
         help="as 2026-06-01T00:00:00Z; by default the first time that has prices",
     )
     parser.add_argument(
-        "--seeds", type=int, default=3, metavar="N", help="runs of each"
+        "--seeds",
+        type=int,
+        default=3,
+        metavar="N",
+        help="runs of each (default: %(default)s)",
     )
     parser.add_argument(
         "--sensitivity",
@@ -297,6 +311,12 @@ def _traces(arguments: argparse.Namespace) -> TraceShape | CapacityTrace:
     if arguments.trace not in SHAPES:
         if arguments.shape:
             message = f"--shape is for drawn traces: {', '.join(SHAPES)}"
+            raise ProgramError(message)
+        if not Path(arguments.trace).exists():
+            message = (
+                f"--trace is {', '.join(SHAPES)}, or a file, and there is no file "
+                f"{arguments.trace!r}"
+            )
             raise ProgramError(message)
         return read_trace(arguments.trace)
     shape = SHAPES[arguments.trace]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -16,6 +19,9 @@ from drivetrain_elastic.spot.capacity import Market
 from drivetrain_elastic.spot.config import AfterMaxWait, Recovery, SpotConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
     from drivetrain_elastic.spot.local_job import LocalSpotJob
     from drivetrain_elastic.spot.local_pool import CapacityChange
     from drivetrain_elastic.spot.worker_count import CountConfig
@@ -45,10 +51,14 @@ def populate_supervise_parser(parser: argparse.ArgumentParser) -> None:
         "--folder",
         metavar="DIR",
         help="for the journal, checkpoints of the example, the output of each node and the "
-        "record of who was there (usage.json); one that is deleted at the end by default",
+        "record of who was there (usage.json); by default one that is deleted at the end, "
+        "if the job ends well",
     )
     parser.add_argument(
-        "--plain", action="store_true", help="a line for each decision, and no table"
+        "--plain",
+        action="store_true",
+        help="a line for each decision, and no table, as always where the output is no "
+        "terminal",
     )
     parser.add_argument(
         "-m", "--module", action="store_true", help="the script is a module's name"
@@ -116,7 +126,7 @@ def _add_pool(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="workers on each node",
+        help="workers on each node (%(default)s)",
     )
     pool.add_argument(
         "--trace",
@@ -140,7 +150,11 @@ def _add_pool(parser: argparse.ArgumentParser) -> None:
         help="how long a node takes until its agent starts (%(default)g)",
     )
     pool.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of which node is taken away"
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of which node is taken away (%(default)s)",
     )
 
 
@@ -255,8 +269,21 @@ def _supervise(arguments: argparse.Namespace) -> int:
     if arguments.folder is not None:
         Path(arguments.folder).mkdir(parents=True, exist_ok=True)
         return _run(arguments, arguments.folder)
-    with tempfile.TemporaryDirectory(prefix="drivetrain-spot-") as folder:
-        return _run(arguments, folder)
+    name = Path(arguments.script or "byte_lm").stem
+    root = Path(tempfile.mkdtemp(prefix="drivetrain-spot-"))
+    folder = root / name
+    folder.mkdir()
+    is_kept = True
+    try:
+        code = _run(arguments, str(folder))
+        is_kept = code != 0
+    finally:
+        # Why nodes have failed stands nowhere else, where they have begun.
+        if is_kept and any(folder.glob("*.txt")):
+            sys.stderr.write(f"the output of each node is in {folder}\n")
+        else:
+            shutil.rmtree(root, ignore_errors=True)
+    return code
 
 
 def _program(arguments: argparse.Namespace, folder: str) -> list[str]:
@@ -275,6 +302,15 @@ def _run(arguments: argparse.Namespace, folder: str) -> int:
     from drivetrain_elastic.spot.local_job import LocalSpotJob
 
     config = _config(arguments)
+    if arguments.tolerate and config.recovery != Recovery.WAIT_FULL:
+        message = (
+            f"--tolerate {arguments.tolerate} is of --recovery wait-full; with resize, "
+            "--min-nodes says how many may be missing"
+        )
+        raise ProgramError(message)
+    if arguments.nproc_per_node < 1:
+        message = f"--nproc-per-node must be at least 1, got {arguments.nproc_per_node}"
+        raise ProgramError(message)
     count = _count(arguments, config) if arguments.fit_nodes else None
     prices = prices_of(arguments.prices)
     # Before anything is paid for: whether what it costs can be said.
@@ -282,22 +318,47 @@ def _run(arguments: argparse.Namespace, folder: str) -> int:
     trace = _default_trace(config.nodes)
     if arguments.trace is not None:
         trace = _read_trace(arguments.trace)
-    with LocalSpotJob(
-        _program(arguments, folder),
-        config,
-        trace,
-        folder=folder,
-        num_workers=arguments.nproc_per_node,
-        clouds=_clouds(arguments.cloud),
-        boot_s=arguments.boot_s,
-        seed=arguments.seed,
-        count=count,
-        offer=arguments.offer,
-    ) as job:
-        code = _show_plain(job) if arguments.plain else _show_live(job)
+    with (
+        _signals_end(),
+        LocalSpotJob(
+            _program(arguments, folder),
+            config,
+            trace,
+            folder=folder,
+            num_workers=arguments.nproc_per_node,
+            clouds=_clouds(arguments.cloud),
+            boot_s=arguments.boot_s,
+            seed=arguments.seed,
+            count=count,
+            offer=arguments.offer,
+        ) as job,
+    ):
+        is_plain = arguments.plain or not sys.stdout.isatty()
+        code = _show_plain(job) if is_plain else _show_live(job)
         _say(_summary(job))
         show_cost(job.record(), prices)
         return code
+
+
+@contextlib.contextmanager
+def _signals_end() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP end the job as Ctrl-C does: nodes live in their own sessions."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del frame
+        raise SystemExit(128 + number)
+
+    before = {
+        number: signal.signal(number, end)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        # As with nohup.
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _show_plain(job: LocalSpotJob) -> int:

@@ -53,7 +53,10 @@ def supervise_table(supervisor: Supervisor, began_s: float, now_s: float) -> Gro
         head.append(
             f", step {last.step} is durable since {now_s - last.durable_s:.0f} s"
         )
-    parts: list[Any] = [head, _nodes(supervisor, now_s)]
+    # A job that has ended has no nodes, whatever the pool still lists.
+    parts: list[Any] = [head]
+    if not view.ended:
+        parts.append(_nodes(supervisor, now_s))
     done = list(supervisor.done)[-_NUM_DONE:]
     parts += [_decision(one, began_s) for one in done]
     if view.ended:

@@ -105,7 +105,7 @@ def detail_rows(
     currency = summaries[0].scenario.prices.currency
     columns = (
         "strategy",
-        f"{currency}/million samples",
+        f"{currency} per million samples",
         "of full speed",
         "waste",
         "on demand",
