@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import email.utils
 import json
+import math
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from drivetrain_core import DistributedError, MissingLibraryError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, Mapping
     from types import TracebackType
 
     import aiohttp
@@ -28,6 +30,8 @@ _PAGE = 500
 _NUM_TRIES = 4
 _FIRST_WAIT_S = 0.1
 _MOST_WAIT_S = 10.0
+_MOST_RETRY_AFTER_S = 60.0
+_MOVED, _UNAUTHORIZED = 300, 401
 
 
 class Kind(NamedTuple):
@@ -239,11 +243,17 @@ class ApiClient:
         if selector:
             params["labelSelector"] = selector
         while True:
-            page = await self.call("GET", KINDS[kind].path(namespace), params=params)
-            found += page.get("items") or ()
-            rest = page["metadata"].get("continue")
+            path = KINDS[kind].path(namespace)
+            page = await self.call("GET", path, params=params)
+            items, data = page.get("items") or [], page.get("metadata")
+            if not isinstance(data, dict) or not isinstance(items, list):
+                raise _no_answer(path, ValueError("what it sends is no list"))
+            found += items
+            rest = data.get("continue")
             if not rest:
-                return found, page["metadata"]["resourceVersion"]
+                return found, str(data.get("resourceVersion") or "")
+            if rest == params.get("continue"):
+                raise _no_answer(path, ValueError("its list has no end"))
             params["continue"] = rest
 
     async def watch(
@@ -254,7 +264,7 @@ class ApiClient:
         namespace: str = "",
         selector: str = "",
         silence_s: float = 90.0,
-    ) -> AsyncIterator[WatchEvent]:
+    ) -> AsyncGenerator[WatchEvent, None]:
         """Tells what happens to objects from a version on, until the server ends it.
 
         Args:
@@ -288,19 +298,12 @@ class ApiClient:
                     total=None, sock_connect=10.0, sock_read=silence_s
                 ),
                 read_bufsize=1 << 22,
+                allow_redirects=False,
             ) as reply:
-                if reply.status >= 400:
-                    raise _error(reply.status, await reply.read(), reply.headers, path)
+                if reply.status >= _MOVED:
+                    raise self._refusal(reply, await reply.read(), path)
                 async for line in reply.content:
-                    event = json.loads(line)
-                    if event["type"] == "ERROR":
-                        status = event["object"]
-                        raise ApiError(
-                            str(status.get("message")),
-                            status=int(status.get("code") or 0),
-                            reason=str(status.get("reason")),
-                        )
-                    yield WatchEvent(event["type"], event["object"])
+                    yield _event(json.loads(line))
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _no_answer(path, error) from error
 
@@ -359,12 +362,18 @@ class ApiClient:
                 params=params,
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=_CALL_S),
+                # Nobody else is told the token.
+                allow_redirects=False,
             ) as reply:
                 text = await reply.read()
                 self._see_date(reply.headers.get("Date"))
-                if reply.status >= 400:
-                    raise _error(reply.status, text, reply.headers, path)
-                found: dict[str, Any] = json.loads(text)
+                if reply.status >= _MOVED:
+                    raise self._refusal(reply, text, path)
+                found = json.loads(text)
+                if not isinstance(found, dict):
+                    raise _no_answer(
+                        path, ValueError(f"expected an object: {text!r:.80}")
+                    )
                 return found
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _no_answer(path, error) from error
@@ -373,16 +382,51 @@ class ApiClient:
         now_s = time.monotonic()
         # Its seconds are whole: a date is good for a while.
         if text and (self._date is None or now_s > self._date[1] + _TOKEN_S):
-            date = email.utils.parsedate_to_datetime(text)
-            self._date = date.astimezone(dt.UTC), now_s
+            with contextlib.suppress(ValueError, OverflowError):
+                date = email.utils.parsedate_to_datetime(text)
+                self._date = date.astimezone(dt.UTC), now_s
 
     def _headers(self) -> dict[str, str]:
         if self._access.token_file is not None:
             now_s = time.monotonic()
             if now_s >= self._token_at_s + _TOKEN_S:
-                self._token = self._access.token_file.read_text().strip()
+                try:
+                    self._token = self._access.token_file.read_text().strip()
+                except (OSError, ValueError) as error:
+                    message = f"the token cannot be read: {error}"
+                    raise ApiError(message) from error
                 self._token_at_s = now_s
         return {"Authorization": f"Bearer {self._token}"}
+
+    def _refusal(
+        self, reply: aiohttp.ClientResponse, text: bytes, path: str
+    ) -> ApiError:
+        if reply.status == _UNAUTHORIZED:
+            # It has ended before its time: the file may have another one.
+            self._token_at_s = -math.inf
+        return _error(reply.status, text, reply.headers, path)
+
+
+def _event(said: Any) -> WatchEvent:
+    """Returns what a line of a watch says.
+
+    Raises:
+        ApiError: It says that the watch is over.
+        ValueError: It says nothing that a watch does.
+    """
+    is_event = isinstance(said, dict) and isinstance(said.get("object"), dict)
+    if not is_event:
+        message = f"expected an event, got {said!r:.80}"
+        raise ValueError(message)
+    item = said["object"]
+    if said.get("type") == "ERROR":
+        code = item.get("code")
+        raise ApiError(
+            str(item.get("message")),
+            status=code if isinstance(code, int) else 0,
+            reason=str(item.get("reason")),
+        )
+    return WatchEvent(str(said.get("type")), item)
 
 
 def _no_answer(path: str, error: BaseException) -> ApiError:
@@ -400,5 +444,7 @@ def _error(status: int, text: bytes, headers: Mapping[str, str], path: str) -> A
         f"{path}: {status}: {message}",
         status=status,
         reason=reason,
-        retry_after_s=float(wait) if wait.isdecimal() else 0.0,
+        retry_after_s=min(float(wait), _MOST_RETRY_AFTER_S)
+        if wait.isdecimal()
+        else 0.0,
     )

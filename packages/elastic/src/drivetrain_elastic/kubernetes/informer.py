@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
+import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ from drivetrain_elastic.kubernetes.api_client import ApiError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from drivetrain_elastic.kubernetes.api_client import ApiClient
+    from drivetrain_elastic.kubernetes.api_client import ApiClient, WatchEvent
 
 __all__ = ["Informer"]
 
@@ -92,29 +94,42 @@ class Informer:
         """Lists, then watches, for ever; a list is made again only when it must be."""
         version, wait_s = "", _FIRST_WAIT_S
         while True:
+            began_s = time.monotonic()
             try:
                 if not version:
                     version = await self._list()
-                async for event in self._client.watch(
+                watch = self._client.watch(
                     self._kind,
                     version,
                     namespace=self._namespace,
                     selector=self._selector,
-                ):
+                )
+                async with contextlib.aclosing(watch) as events:
+                    async for event in events:
+                        if event.kind != "BOOKMARK":
+                            wait_s = _FIRST_WAIT_S
+                            self._see(event)
+                        version = event.item["metadata"]["resourceVersion"]
+                if time.monotonic() - began_s >= _MOST_WAIT_S:
                     wait_s = _FIRST_WAIT_S
-                    if event.kind == "DELETED":
-                        self._drop(event.item)
-                    elif event.kind != "BOOKMARK":
-                        self._take(event.item)
-                    version = event.item["metadata"]["resourceVersion"]
-                continue
+                    continue
             except ApiError as error:
                 if error.status == _EXPIRED:
                     version = ""
                 logger.info("the watch of %s goes on after: %s", self._kind, error)
                 wait_s = max(wait_s, error.retry_after_s)
+            except Exception:
+                # What no server should say must not end the operator of all jobs.
+                logger.exception("the watch of %s begins anew", self._kind)
+                version = ""
             await asyncio.sleep(wait_s * random.uniform(0.8, 1.2))
             wait_s = min(2 * wait_s, _MOST_WAIT_S)
+
+    def _see(self, event: WatchEvent) -> None:
+        if event.kind == "DELETED":
+            self._drop(event.item)
+        else:
+            self._take(event.item)
 
     async def _list(self) -> str:
         found, version = await self._client.list(

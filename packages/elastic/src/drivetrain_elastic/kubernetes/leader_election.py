@@ -68,6 +68,7 @@ class LeaderElection:
         self._lease_s, self._renew_by_s, self._retry_s = lease_s, renew_by_s, retry_s
         self._clock = clock
         self._seen: tuple[object, float] = (None, 0.0)
+        self._has_other = False
 
     async def acquire(self) -> None:
         """Waits until this one leads."""
@@ -86,6 +87,9 @@ class LeaderElection:
                 async with asyncio.timeout(max(0.0, left_s)):
                     if await self._try():
                         renewed_s = began_s
+                    elif self._has_other:
+                        # Somebody took it, or made it anew: it may work already.
+                        break
             except TimeoutError:
                 break
         logger.warning("%s leads no more", self._identity)
@@ -94,13 +98,15 @@ class LeaderElection:
         """Gives the lease up, so that another one need not wait."""
         try:
             lease = await self._client.get("Lease", *self._where)
-            if lease["spec"].get("holderIdentity") == self._identity:
-                lease["spec"]["holderIdentity"] = ""
+            spec = lease.get("spec") or {}
+            if spec.get("holderIdentity") == self._identity:
+                lease["spec"] = {**spec, "holderIdentity": ""}
                 await self._client.update("Lease", lease)
         except ApiError as error:
             logger.info("the lease was not given up: %s", error)
 
     async def _try(self) -> bool:
+        self._has_other = False
         try:
             return await self._try_once()
         except ApiError as error:
@@ -126,9 +132,10 @@ class LeaderElection:
         spec = lease.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
         if holder and holder != self._identity and not self._is_silent(lease):
+            self._has_other = True
             return False
         if holder != self._identity:
-            count = spec.get("leaseTransitions", 0)
+            count = spec.get("leaseTransitions") or 0
             ours |= {"acquireTime": now, "leaseTransitions": count + 1}
         lease["spec"] = {**spec, **ours}
         # Of two that try at once, the version lets one through.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import secrets
@@ -10,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core import DistributedError
+from drivetrain_core import DistributedError, ProgramError
 from drivetrain_elastic.kubernetes.api_client import ApiError
 from drivetrain_elastic.kubernetes.carry_out import Carrier, StrangerError
 from drivetrain_elastic.kubernetes.informer import Informer
@@ -132,22 +133,30 @@ class Operator:
 
     def _note_owned(self, item: _Item) -> None:
         data = item["metadata"]
-        self._queue.add((data["namespace"], data["labels"][JOB_LABEL]))
+        if name := (data.get("labels") or {}).get(JOB_LABEL):
+            self._queue.add((data["namespace"], name))
 
     def _note_node(self, item: _Item) -> None:
         # Nodes say that they are alive all the time; only their end matters here.
-        name, taints = item["metadata"]["name"], item["spec"].get("taints")
-        if not taints:
+        name = item["metadata"]["name"]
+        if not (item.get("spec") or {}).get("taints"):
             return
         for pod in self._pods.items():
             if pod["spec"].get("nodeName") == name:
                 self._note_owned(pod)
 
     async def _watch_pool(self) -> None:
+        said = ""
         while True:
-            shares = share_pool(
-                list(self._jobs.items()), self._pods, list(self._nodes.items())
-            )
+            try:
+                shares = share_pool(
+                    list(self._jobs.items()), self._pods, list(self._nodes.items())
+                )
+            except Exception as error:
+                # Nobody grows meanwhile, and all jobs are looked after as before.
+                if said != repr(error):
+                    logger.exception("nobody can say who grows")
+                said, shares = repr(error), {}
             for key in shares.keys() | self._shares.keys():
                 if shares.get(key) != self._shares.get(key):
                     self._queue.add(key)
@@ -168,26 +177,34 @@ class Operator:
                 logger.log(level, "%s/%s is looked at again after: %s", *key, error)
                 await self._tell(key, error)
                 self._queue.retry(key, least_s)
-            except Exception:
+            except Exception as error:
                 # A job that nobody can make sense of must not end all others'.
                 logger.exception("%s/%s cannot be looked after", *key)
                 self._queue.retry(key, 1.0)
+                with contextlib.suppress(Exception):
+                    await self._tell(key, error)
             else:
                 self._queue.forget(key)
                 self._queue.add_after(key, look_again_s - time.monotonic())
             finally:
                 self._queue.done(key)
 
-    async def _tell(self, key: _Key, error: DistributedError) -> None:
+    async def _tell(self, key: _Key, error: Exception) -> None:
         """Tells people once what the operator cannot get past without them."""
         job = self._jobs.get(*key)
+        is_unknown = not isinstance(error, DistributedError)
         needs_somebody = isinstance(error, StrangerError) or (
             isinstance(error, ApiError) and error.status in {400, 403, 422}
         )
-        if job is None or not needs_somebody or self._told.get(key) == str(error):
+        note = str(error)
+        if is_unknown and not isinstance(error, ProgramError):
+            note = f"the operator cannot make sense of the job: {error!r}"
+        if job is None or not (needs_somebody or is_unknown):
             return
-        self._told[key] = str(error)
-        event = TellEvent(reason="CannotReconcile", note=str(error), is_warning=True)
+        if self._told.get(key) == note:
+            return
+        self._told[key] = note
+        event = TellEvent(reason="CannotReconcile", note=note, is_warning=True)
         await self._carrier.carry_out(job, [event], None)
 
     async def _reconcile(self, key: _Key) -> float:
