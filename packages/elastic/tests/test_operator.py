@@ -260,6 +260,7 @@ def test_name_that_somebody_else_has_is_told(cluster, operator):
     ("spec", "field"),
     [
         ({"replicas": 0}, "spec.replicas"),
+        ({"replicas": 10**9}, "spec.replicas"),
         ({"replicas": 2, "minReplicas": 3}, "spec.minReplicas"),
         ({"replicas": 3, "maxReplicas": 2}, "spec.replicas"),
         ({"replicas": 3, "nodeUnit": 2}, "spec.replicas"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,12 @@ def test_failed_pod_is_deleted_only_when_it_is_counted():
     assert "failures" not in told(again)
 
 
+def test_workers_may_fail_very_often():
+    policy = {"backoffLimit": 9999}
+    job = a_job(replicas=1, status={"failures": 1100}, runPolicy=policy)
+    assert reconcile(seen(job, a_worker(job, 5, "Failed")), 0.0).look_again_s == 60.0
+
+
 def test_workers_that_fail_again_and_again_are_replaced_later_and_later():
     job = a_job(replicas=1, status={"failures": 4, "lastPodNumber": 4})
     pod = a_worker(job, 5, "Failed")
@@ -223,6 +230,106 @@ def test_spec_that_is_not_understood_changes_nothing_but_what_is_told():
     (status,) = (one.status for one in plan.actions)
     assert status["conditions"][-1]["type"] == "Invalid"
     assert "Shrink" in status["conditions"][-1]["message"]
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ({"env": "A=1"}, "spec.template.spec.containers[0].env must be a list"),
+        ({"env": [{"value": "1"}]}, "containers[0].env: each needs a name"),
+        ({"resources": "1"}, "containers[0].resources must be an object"),
+        ({"resources": {"limits": 1}}, "resources.limits must be an object"),
+    ],
+)
+def test_template_that_is_of_no_pod_is_said_with_its_field(template, says):
+    observed = seen(a_job())
+    for changed, words in (
+        ({"spec": {"containers": [{"name": "worker", **template}]}}, says),
+        ({"spec": {**POD, "nodeSelector": "a"}}, "spec.nodeSelector must be"),
+        ({"spec": {**POD, "tolerations": "a"}}, "spec.tolerations must be"),
+        ({"spec": {**POD, "containers": []}}, "containers must not be empty"),
+        ({"metadata": {"labels": "a"}, "spec": POD}, "metadata.labels must be"),
+    ):
+        plan = reconcile(replace(observed, job=a_job(template=changed)), 0.0)
+        (row,) = done(plan, SetStatus)[0].status["conditions"]
+        assert (row["type"], row["reason"]) == ("Invalid", "InvalidSpec")
+        assert words in row["message"]
+        assert not made(plan)
+
+
+def test_job_of_very_many_workers_gets_them_little_by_little():
+    job = a_job(replicas=10**9)
+    assert len(made(reconcile(seen(job), 0.0))) == 200
+    job = a_job(replicas=10**9, spot={"enabled": True})
+    plan = reconcile(seen(job, view=JobView(admitted=frozenset())), 0.0)
+    assert len(made(plan)) == 200
+
+
+def test_labels_and_a_status_that_somebody_wrote_give_no_wild_names():
+    job = a_job(replicas=1, status={"lastPodNumber": -9, "trainerStatus": None})
+    other = a_worker(job, 0)
+    other["metadata"]["labels"]["drivetrain.dev/number"] = "9" * 60
+    other["metadata"]["ownerReferences"] = [{"uid": "x", "controller": True}]
+    assert made(reconcile(seen(job, other), 0.0)) == ["job-worker-0"]
+
+
+def test_master_of_somebody_else_is_not_taken_for_that_of_the_job():
+    job = a_job()
+    other = a_master(job)
+    other["metadata"]["name"] = "stranger"
+    other["metadata"]["ownerReferences"] = [{"uid": "x", "controller": True}]
+    observed = replace(seen(job), pods=(other,))
+    assert "job-master" in made(reconcile(observed, 0.0))
+    other["metadata"]["ownerReferences"] = []
+    assert "job-master" not in made(reconcile(observed, 0.0))
+
+
+@pytest.mark.parametrize("spot", [{}, {"enabled": True}])
+def test_worker_that_found_no_node_is_not_waited_for_when_training_ends(spot):
+    job = a_job(replicas=3, minReplicas=2, status={"phase": "Running"}, spot=spot)
+    over = [a_worker(job, number, "Succeeded") for number in range(2)]
+    plan = reconcile(seen(job, *over, a_worker(job, 2, "Pending")), 0.0)
+    assert deleted(plan) == ["job-worker-2"]
+    assert not made(plan)
+    plan = reconcile(seen(job, *over), 0.0)
+    assert done(plan, SetStatus)[0].status["phase"] == "Succeeded"
+
+
+def test_role_that_fails_again_and_again_is_replaced_later_and_later():
+    role = {"name": "evaluator", "replicas": 1, "template": {"spec": POD}}
+    job = a_job(replicas=1, roles=[role])
+    memory, now_s, waits = Memory(), 0.0, []
+    for number in range(5):
+        pod = a_worker(job, 0, "Failed")
+        pod["metadata"] |= {"name": "job-evaluator-0", "uid": f"uid-{number}"}
+        pod["metadata"]["labels"]["drivetrain.dev/role"] = "evaluator"
+        plan = reconcile(seen(job, a_worker(job, 0), pod, memory=memory), now_s)
+        began_s = now_s
+        while not deleted(plan):
+            now_s = plan.look_again_s
+            options = {"memory": plan.memory}
+            plan = reconcile(seen(job, a_worker(job, 0), pod, **options), now_s)
+        waits.append(now_s - began_s)
+        memory = plan.memory
+    assert waits == [0.0, 1.0, 2.0, 4.0, 8.0]
+
+
+def test_taint_that_nobody_can_read_or_is_old_stops_no_job():
+    job = a_job(replicas=1, spot={"enabled": True}, status={"phase": "Running"})
+    pod = a_worker(job, 0)
+    pod["spec"]["nodeName"] = "n"
+    for added in ("2020-01-01T00:00:00Z", "soon"):
+        taint = {"key": "karpenter.sh/disrupted", "timeAdded": added}
+        node = {"metadata": {"name": "n"}, "spec": {"taints": [taint]}}
+        options = {"nodes": {"n": node}, "date": "Mon, 05 Jan 2026 18:00:00 GMT"}
+        notice = (
+            reconcile(seen(job, pod, **options), 5.0)
+            .memory.workers["job-worker-0"]
+            .notice
+        )
+        assert (notice.deadline_s if notice else None) == (
+            5.0 if added != "soon" else None
+        )
 
 
 def test_kueue_and_volcano_find_the_pods_of_a_group():
@@ -322,6 +429,29 @@ def test_idle_nodes_go_to_the_higher_priority_first():
     nodes = [a_node(f"n{number}") for number in range(4)]
     shares = share_pool([low, high], Pods(pods), nodes)
     assert shares == {("ns", "high"): Share(offered=1), ("ns", "low"): Share(offered=1)}
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        "x",
+        {"requests": "x"},
+        {"requests": {"cpu": ["1"]}},
+        {"requests": {"cpu": "1..5"}},
+    ],
+)
+def test_template_and_node_that_say_nothing_take_no_room(resources):
+    job = a_job(replicas=1, maxReplicas=3)
+    pod = a_worker(job, 0)
+    odd = copy.deepcopy(job)
+    odd["spec"]["template"]["spec"]["containers"][0]["resources"] = resources
+    room = {"status": {"allocatable": {"cpu": "9", "pods": "9"}}}
+    node = {"metadata": {"name": "n"}, **room}
+    bare = [{"metadata": {"name": "m"}}, {"metadata": {"name": "o"}, "status": {}}]
+    wrong = {"metadata": {"name": "p"}, "status": {"allocatable": {"cpu": "zz"}}}
+    nodes = [*bare, wrong, node]
+    assert share_pool([job], Pods([pod]), nodes) == {("ns", "job"): Share(offered=2)}
+    assert share_pool([odd], Pods([pod]), nodes) == {}
 
 
 def test_lowest_priority_yields_first_and_keeps_its_minimum():

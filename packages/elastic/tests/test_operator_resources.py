@@ -231,7 +231,7 @@ def test_use_of_a_node_is_seen_by_whoever_asks_its_master(agent):
     hardware = pb.Hardware(used_cpus=1.5, used_memory=3 << 30)
     agent("a").say(heartbeat=pb.Heartbeat(hardware=hardware))
     (master,) = agent.masters
-    wait_for(master, lambda told: told.nodes[0].hardware.used_memory)
+    wait_for(master, lambda told: any(n.hardware.used_memory for n in told.nodes))
     with MasterClient(master.address, master.token) as client:
         assert MasterJob(client).look().uses == {"a": NodeUse(1.5, 3 << 30)}
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
 from drivetrain_elastic.kubernetes.quantities import read_quantity
+from drivetrain_elastic.kubernetes.template_form import check_template
 from drivetrain_elastic.spot.config import AfterMaxWait, Recovery, SpotConfig
 from drivetrain_elastic.spot.worker_resources import ResourceBounds, Resources
 
@@ -139,6 +140,11 @@ def parse_job(item: Mapping[str, Any]) -> JobSpec:
     replicas = spec["replicas"]
     most = spec.get("maxReplicas", replicas)
     ttl = policy.get("ttlSecondsAfterFinished")
+    check_template(spec["template"], "spec.template")
+    if master.get("template"):
+        check_template(master["template"], "spec.master.template")
+    for role in spec.get("roles") or ():
+        check_template(role["template"], f"spec.roles[{role['name']}].template")
     try:
         config = SpotConfig(
             nodes=replicas,

@@ -107,7 +107,7 @@ def next_status(observed: Observed, spec: JobSpec, verdict: Verdict) -> _Item:
         "failures": failures,
         "countedPods": counted,
         "lastPodNumber": max(
-            [before.get("lastPodNumber", -1), *(number_of(pod) for pod in workers)]
+            [-1, before.get("lastPodNumber", -1), *(number_of(pod) for pod in workers)]
         ),
         "conditions": _conditions(phase, spec, here, ready, verdict),
     }

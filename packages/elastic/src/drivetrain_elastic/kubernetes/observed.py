@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_elastic.spot.capacity import JobPhase, NodePhase, Notice
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from drivetrain_elastic.spot.job_control import JobView
     from drivetrain_elastic.spot.worker_resources import UseWindow
 
-__all__ = ["Memory", "Observed", "Plan", "Seen"]
+__all__ = ["Memory", "Observed", "Plan", "RoleEnd", "Seen"]
 
 _Item = dict[str, Any]
 
@@ -31,6 +31,20 @@ class Seen:
     phase: NodePhase
     since_s: float
     notice: Notice | None = None
+
+
+class RoleEnd(NamedTuple):
+    """How a pod that is no worker has failed.
+
+    Attributes:
+        uid: Of the last one that has.
+        times: How often one of its name has, one soon after the other.
+        until_s: Until when it is not replaced.
+    """
+
+    uid: str
+    times: int
+    until_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +71,7 @@ class Memory:
         step_s: How long a step takes.
         hold_until_s: Before when no failed worker is replaced.
         ended_s: When the job was first seen to have ended.
+        role_ends: Failures of pods that are no workers, by their names.
         use_since_s: When the window of use began that is not closed.
         use_samples: Processors and bytes that a worker has used in it, each time.
         use_windows: Those that are closed, since requests last changed.
@@ -78,6 +93,7 @@ class Memory:
     step_s: float = 1.0
     hold_until_s: float = 0.0
     ended_s: float | None = None
+    role_ends: Mapping[str, RoleEnd] = field(default_factory=dict)
     use_since_s: float = 0.0
     use_samples: tuple[tuple[float, int], ...] = ()
     use_windows: tuple[UseWindow, ...] = ()

@@ -16,16 +16,18 @@ from drivetrain_elastic.kubernetes.pod_templates import worker_pod
 from drivetrain_elastic.kubernetes.pods import (
     LEAVING,
     has_ended,
+    is_disrupted,
     is_leaving,
     is_ready,
     is_terminating,
     number_of,
+    phase_of,
     role_of,
 )
 from drivetrain_elastic.spot.capacity import Market
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from typing import Any
 
     from drivetrain_elastic.kubernetes.job_spec import JobSpec
@@ -34,10 +36,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LEAVE",
+    "MOST_AT_ONCE",
     "WorkerPlan",
     "ask_to_leave",
     "delete_pod",
     "end_leavers",
+    "end_pending",
+    "has_end",
     "next_number",
     "plan_workers",
     "those_of_role",
@@ -45,6 +50,9 @@ __all__ = [
 
 LEAVE = "drivetrain.dev/leave"
 """An annotation of a job: the pods that leave, with commas between them."""
+
+MOST_AT_ONCE = 200
+"""So many pods are made at a time: more come when these are seen."""
 
 _Item = dict[str, "Any"]
 
@@ -85,9 +93,9 @@ def plan_workers(observed: Observed, spec: JobSpec, now_s: float) -> WorkerPlan:
         if pod["metadata"]["name"] in named:
             plan.actions.extend(ask_to_leave(observed, pod, "it was named"))
     missing = target - len(staying)
-    if missing > 0:
-        if any(has_ended(pod, "Succeeded") and not is_leaving(pod) for pod in workers):
-            # Training ends: those that are left have nothing to be joined for.
+    if missing > 0 or has_end(workers):
+        if has_end(workers):
+            plan.actions.extend(end_pending(here))
             return plan
         if now_s < observed.memory.hold_until_s:
             until_s = observed.memory.hold_until_s
@@ -122,7 +130,7 @@ def _make(observed: Observed, spec: JobSpec, count: int) -> list[OperatorAction]
             kind="Pod",
             item=worker_pod(observed.job, spec, number, Market.SPOT, address),
         )
-        for number in range(first, first + count)
+        for number in range(first, first + min(count, MOST_AT_ONCE))
     ]
 
 
@@ -158,7 +166,27 @@ def next_number(observed: Observed) -> int:
     """Returns the first number that no worker of the job has had."""
     numbers = [number_of(pod) for pod in observed.pods if role_of(pod) == "worker"]
     last: int = (observed.job.get("status") or {}).get("lastPodNumber", -1)
-    return max([last, *numbers]) + 1
+    return max([-1, last, *numbers]) + 1
+
+
+def has_end(workers: Iterable[_Item]) -> bool:
+    """Whether training ends: a worker that was not asked to leave has ended well."""
+    return any(
+        has_ended(pod, "Succeeded") and not is_leaving(pod) and not is_disrupted(pod)
+        for pod in workers
+    )
+
+
+def end_pending(workers: Iterable[_Item]) -> list[OperatorAction]:
+    """Returns the actions that delete workers which have not begun when training ends.
+
+    They would wait for a node, and the job for them, for ever.
+
+    Args:
+        workers: Those that have not ended.
+    """
+    reason = "training ends before it has begun"
+    return [delete_pod(pod, reason) for pod in workers if phase_of(pod) == "Pending"]
 
 
 def delete_pod(pod: _Item, reason: str) -> DeleteObject:

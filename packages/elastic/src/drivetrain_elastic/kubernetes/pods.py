@@ -35,6 +35,8 @@ MARKET_LABEL = "drivetrain.dev/market"
 LEAVING = "drivetrain.dev/leaving"
 """An annotation: the worker was asked to leave, and why."""
 
+# Anybody may write a label: names of pods made after it must not become too long.
+_MOST_DIGITS = 9
 _Item = dict[str, Any]
 
 
@@ -67,7 +69,7 @@ def role_of(pod: Mapping[str, Any]) -> str:
 def number_of(pod: Mapping[str, Any]) -> int:
     """Returns the number of a pod among those of its role; -1 for none."""
     text = (pod["metadata"].get("labels") or {}).get(NUMBER_LABEL, "")
-    return int(text) if text.isdecimal() else -1
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else -1
 
 
 def phase_of(pod: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,7 @@ from drivetrain_elastic.kubernetes.pods import (
     role_of,
 )
 from drivetrain_elastic.kubernetes.quantities import read_quantity
+from drivetrain_elastic.kubernetes.template_form import check_template
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -161,8 +163,10 @@ def _free(
             continue
         there = (node.get("status") or {}).get("allocatable") or {}
         name = node["metadata"]["name"]
-        free = {k: read_quantity(v) - used[name][k] for k, v in there.items()}
-        found.append((node, free))
+        # One that says what nobody can read has no room that is known.
+        with contextlib.suppress(ProgramError):
+            free = {k: read_quantity(v) - used[name][k] for k, v in there.items()}
+            found.append((node, free))
     return found
 
 
@@ -181,9 +185,10 @@ def count_idle(
     """
     template = job["spec"]["template"]["spec"]
     try:
+        check_template(job["spec"]["template"], "spec.template")
         needs = {**_requests(template), "pods": 1.0}
-    except ProgramError:
-        # The API server refuses such a pod, and says why.
+    except (ProgramError, TypeError):
+        # Such a pod is refused, and it is said why.
         return 0
     spot = job["spec"].get("spot") or {}
     selector = dict(template.get("nodeSelector") or {})

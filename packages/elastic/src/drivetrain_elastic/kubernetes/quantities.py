@@ -36,7 +36,8 @@ def read_quantity(text: str | float) -> float:
         (0.5, 2048.0, 1000.0)
     """
     parts = re.fullmatch(
-        r"([+-]?[\d.]+(?:[eE][+-]?\d+)?)(|[numkMGTPE]|[KMGTPE]i)", str(text)
+        r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(|[numkMGTPE]|[KMGTPE]i)",
+        str(text),
     )
     if parts is None:
         message = f"an amount is a number and a unit, as 500m or 2Gi, got {text!r}"

@@ -38,7 +38,6 @@ from drivetrain_elastic.kubernetes.pod_templates import (
     master_service,
     owner_of,
     pod_group,
-    role_pod,
 )
 from drivetrain_elastic.kubernetes.pods import (
     JOB_LABEL,
@@ -49,9 +48,9 @@ from drivetrain_elastic.kubernetes.pods import (
     is_disrupted,
     is_leaving,
     is_terminating,
-    number_of,
     role_of,
 )
+from drivetrain_elastic.kubernetes.role_pods import hold_s, plan_roles
 from drivetrain_elastic.kubernetes.spot_workers import notice_of, plan_spot_workers
 from drivetrain_elastic.kubernetes.worker_fit import fit_workers
 from drivetrain_elastic.spot.capacity import NodePhase
@@ -67,7 +66,6 @@ __all__ = ["FINALIZER", "reconcile"]
 FINALIZER = "drivetrain.dev/stop"
 """Keeps a job until its pods are gone."""
 
-_MOST_HOLD_S = 60.0
 _Item = dict[str, Any]
 
 
@@ -124,7 +122,7 @@ def _train(
     num_new = failures - status_of(observed.job).get("failures", 0)
     if num_new > 0:
         # Somebody who fails again and again is not replaced at once for ever.
-        wait_s = min(_MOST_HOLD_S, 2.0 ** (failures - 2)) if failures > 1 else 0.0
+        wait_s = hold_s(failures)
         memory = replace(memory, hold_until_s=now_s + wait_s)
         observed = replace(observed, memory=memory)
         note = f"{num_new} workers have failed: {words}"
@@ -155,7 +153,10 @@ def _train(
     asked = {one.pod for one in actions if isinstance(one, LetLeave)}
     asked |= memory.asked & memory.workers.keys()
     memory = replace(memory, asked=frozenset(asked))
-    actions += _roles(observed, spec)
+    roles = plan_roles(observed, spec, now_s)
+    actions += roles.actions
+    memory = replace(memory, role_ends=roles.ends)
+    look_again_s = min(look_again_s, roles.look_again_s)
     actions += _told(observed, spec, verdict)
     return Plan(actions=_events_last(actions), memory=memory, look_again_s=look_again_s)
 
@@ -320,7 +321,8 @@ def _base(observed: Observed, spec: JobSpec) -> list[OperatorAction]:
         for pod in ours
         if has_ended(pod) and not is_terminating(pod)
     ]
-    if not masters:
+    nobodys = [pod for pod in masters if controller_of(pod) is None]
+    if not ours and not nobodys:
         actions.append(CreateObject(kind="Pod", item=master_pod(job, spec)))
     return actions
 
@@ -422,36 +424,6 @@ def _remove_ended(observed: Observed) -> list[OperatorAction]:
     return actions
 
 
-def _roles(observed: Observed, spec: JobSpec) -> list[OperatorAction]:
-    """Makes and deletes pods of roles besides the workers."""
-    assert observed.service is not None
-    address = observed.service["spec"]["clusterIP"]
-    actions: list[OperatorAction] = []
-    for role in spec.roles:
-        pods = {number_of(pod): pod for pod in those_of_role(observed, role.name)}
-        for number in range(role.replicas):
-            pod = pods.get(number)
-            if pod is None:
-                item = role_pod(observed.job, spec, role, number, address)
-                actions.append(CreateObject(kind="Pod", item=item))
-            elif has_ended(pod, "Failed") and not is_terminating(pod):
-                actions.append(delete_pod(pod, exit_words(pod)))
-        actions += [
-            delete_pod(pod, f"{role.replicas} replicas of {role.name} are wanted")
-            for number, pod in sorted(pods.items())
-            if number >= role.replicas and not is_terminating(pod)
-        ]
-    known = {role.name for role in spec.roles} | {"worker", "master"}
-    actions += [
-        delete_pod(pod, "the job has no such role")
-        for pod in observed.pods
-        if role_of(pod) not in known
-        and _is_ours(observed.job, pod)
-        and not is_terminating(pod)
-    ]
-    return actions
-
-
 # ---- status ----
 
 
@@ -481,6 +453,6 @@ def _plain(status: _Item) -> _Item:
         for key, value in status.items()
         if key not in {"conditions", "startTime", "completionTime"}
     }
-    trainer = dict(rest.pop("trainerStatus", {}))
+    trainer = dict(rest.pop("trainerStatus", None) or {})
     trainer.pop("lastUpdatedTime", None)
     return {**rest, "conditions": rows, "trainerStatus": trainer}

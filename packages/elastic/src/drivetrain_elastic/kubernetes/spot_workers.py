@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,12 @@ from drivetrain_elastic.kubernetes.operator_actions import (
     TellEvent,
 )
 from drivetrain_elastic.kubernetes.plain_workers import (
+    MOST_AT_ONCE,
     ask_to_leave,
     delete_pod,
     end_leavers,
+    end_pending,
+    has_end,
     next_number,
     those_of_role,
 )
@@ -29,6 +33,7 @@ from drivetrain_elastic.kubernetes.pods import (
     is_terminating,
 )
 from drivetrain_elastic.notices.kubernetes import sighting_of_node, sighting_of_pod
+from drivetrain_elastic.notices.sighting import BadAnswerError
 from drivetrain_elastic.spot.actions import (
     Cancel,
     GiveUp,
@@ -53,9 +58,12 @@ from drivetrain_elastic.spot.decide import decide
 from drivetrain_elastic.spot.job_control import JobView
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from drivetrain_elastic.kubernetes.job_spec import JobSpec
     from drivetrain_elastic.kubernetes.observed import Memory, Observed
     from drivetrain_elastic.kubernetes.operator_actions import OperatorAction
+    from drivetrain_elastic.notices.sighting import Sighting
     from drivetrain_elastic.spot.actions import Action
 
 __all__ = ["SpotPlan", "notice_of", "plan_spot_workers"]
@@ -99,11 +107,13 @@ def plan_spot_workers(observed: Observed, spec: JobSpec, now_s: float) -> SpotPl
     """
     plan = SpotPlan(observed.memory)
     view = observed.view
-    if (view is not None and view.ended) or any(
-        has_ended(pod, "Succeeded") and not is_leaving(pod)
-        for pod in those_of_role(observed, "worker")
-    ):
-        # Training ends: what is left ends too.
+    workers = those_of_role(observed, "worker")
+    if has_end(workers):
+        here = [pod for pod in workers if not is_terminating(pod)]
+        plan.actions += end_pending(here)
+        return plan
+    if view is not None and view.ended:
+        # What is left ends too.
         return plan
     if view is None:
         if not _has_never_trained(observed):
@@ -232,14 +242,14 @@ def notice_of(
     if heard is not None:
         deadlines_s.append(now_s + heard.remaining_s)
     if has_condition(pod, "DisruptionTarget"):
-        found = sighting_of_pod(pod, date=observed.date)
+        found = _readable(sighting_of_pod, pod, observed.date)
         if found is not None:
             # A condition says no time: what was counted from its first sight stays.
             left_s = now_s + found.remaining_s
             deadlines_s.append(min(left_s, known.deadline_s) if known else left_s)
     node = observed.nodes.get(pod["spec"].get("nodeName") or "")
     if node is not None:
-        found = sighting_of_node(node, date=observed.date)
+        found = _readable(sighting_of_node, node, observed.date)
         if found is not None and found.is_certain:
             left_s = now_s + found.remaining_s
             deadlines_s.append(min(left_s, known.deadline_s) if known else left_s)
@@ -247,6 +257,15 @@ def notice_of(
         return None
     heard_s = known.heard_s if known is not None else now_s
     return Notice(heard_s=heard_s, deadline_s=min(deadlines_s))
+
+
+def _readable(
+    see: Callable[..., Sighting | None], item: _Item, date: str
+) -> Sighting | None:
+    # What nobody can read is no notice: agents hear of the end of their node, too.
+    with contextlib.suppress(BadAnswerError):
+        return see(item, date=date)
+    return None
 
 
 def _yielding(observed: Observed, config: Any, nodes: tuple[Node, ...]) -> Any:
@@ -324,7 +343,7 @@ def _request(
     made = sum(isinstance(one, CreateObject) for one in plan.actions)
     first = next_number(observed) + made
     address = observed.service["spec"]["clusterIP"]
-    for number in range(first, first + action.count):
+    for number in range(first, first + min(action.count, MOST_AT_ONCE - made)):
         item = worker_pod(observed.job, spec, number, action.market, address)
         plan.actions.append(CreateObject(kind="Pod", item=item))
     if action.market == Market.ON_DEMAND:
