@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "docs/tutorials/quickstart.md"]
+PAGES += ["docs/how-to/run-a-horovod-script.md"]
 PAGES += [str(p.relative_to(ROOT)) for p in ROOT.glob("packages/*/README.md")]
 
 
