@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from drivetrain_elastic.cli import main
+from drivetrain_elastic.kubernetes import agent
 
 
 def test_definitions_and_manifests_need_no_library():
@@ -29,6 +30,13 @@ def test_definitions_and_manifests_need_no_library():
     assert kinds.count("CustomResourceDefinition") >= 1
     assert {"Namespace", "ServiceAccount", "ClusterRole", "Deployment"} <= set(kinds)
     assert "Kustomization" not in kinds
+
+
+def test_help_of_the_agent_is_that_of_run_in_no_pod(capsys):
+    with pytest.raises(SystemExit) as ended:
+        agent.main(["--help"])
+    assert ended.value.code == 0
+    assert "--nproc-per-node" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from drivetrain_elastic import cli
 
+    if arguments.given[:1] in (["-h"], ["--help"]):
+        return cli.main(["run", "--help"])
     options = agent_options(os.environ)
     authority = os.environ.pop("DRIVETRAIN_ELASTIC_TLS_CA_PEM", "")
     with tempfile.TemporaryDirectory(prefix="drivetrain-agent-") as folder:
