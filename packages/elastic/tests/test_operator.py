@@ -236,6 +236,41 @@ def test_pods_of_others_are_left_alone_and_those_of_nobody_adopted(cluster, oper
     cluster.remove_node("full")
 
 
+def test_secret_and_service_that_somebody_deletes_are_made_again_as_they_were(
+    cluster, operator
+):
+    cluster.apply(elastic_job(replicas=1))
+    phase(cluster, "Running")
+    secret, service = (cluster.get(k, "job-master") for k in ("Secret", "Service"))
+    for kind in ("Secret", "Service"):
+        cluster.delete(kind, "job-master")
+    cluster.wait_for(lambda: cluster.get("Service", "job-master"))
+    cluster.kill("job-worker-0")
+    cluster.wait_for(lambda: names(live(pods_of(cluster))) == ["job-worker-1"])
+    assert cluster.get("Secret", "job-master")["data"] == secret["data"]
+    again = cluster.get("Service", "job-master")
+    assert again["spec"]["clusterIP"] == service["spec"]["clusterIP"]
+    assert "SecretDeleted" in {one["reason"] for one in cluster.list("Event")}
+
+
+def test_secret_that_is_lost_while_no_operator_runs_lets_the_job_begin_anew(cluster):
+    with RunningOperator(account(cluster)):
+        cluster.apply(elastic_job(replicas=1))
+        phase(cluster, "Running")
+    secret = copy.deepcopy(cluster.get("Secret", "job-master"))
+    secret["metadata"] = {key: secret["metadata"][key] for key in ("name", "namespace")}
+    secret["data"]["token"] = "/w=="
+    cluster.apply(secret)
+    with RunningOperator(account(cluster)):
+        cluster.wait_for(lambda: "is not for this job" in str(cluster.list("Event")))
+        master = cluster.get("Pod", "job-master")["metadata"]["uid"]
+        cluster.delete("Secret", "job-master")
+        cluster.wait_for(lambda: names(live(pods_of(cluster))) == ["job-worker-1"])
+        again = cluster.get("Pod", "job-master")
+        assert again is None or again["metadata"]["uid"] != master
+        phase(cluster, "Running")
+
+
 def test_name_that_somebody_else_has_is_told(cluster, operator):
     taken = elastic_job()["spec"]["template"]["spec"]
     cluster.apply(

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_elastic.kubernetes.api_client import ApiError
-from drivetrain_elastic.kubernetes.job_secret import make_secret, read_secret
+from drivetrain_elastic.kubernetes.job_secret import (
+    make_secret,
+    read_secret,
+    secret_item,
+)
 from drivetrain_elastic.kubernetes.operator_actions import (
     AdmitWorkers,
     CreateObject,
@@ -21,6 +27,7 @@ from drivetrain_elastic.kubernetes.operator_actions import (
     StopTraining,
     TellEvent,
 )
+from drivetrain_elastic.kubernetes.pod_templates import master_name, owner_of
 from drivetrain_elastic.kubernetes.pods import JOB_LABEL, ROLE_LABEL
 
 if TYPE_CHECKING:
@@ -239,23 +246,49 @@ class Carrier:
     async def _ensure_secret(self, job: _Item, action: EnsureSecret) -> JobSecret:
         namespace = job["metadata"]["namespace"]
         item = make_secret(action.name, namespace, action.address, action.owner)
+        is_new = True
         try:
             item = await self._client.create("Secret", item)
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
             item = await self._client.get("Secret", namespace, action.name)
+            is_new = False
         owners = item["metadata"].get("ownerReferences") or ()
         found = None
         if any(one["uid"] == action.owner["uid"] for one in owners):
-            found = read_secret(item)
+            # Somebody may have written into it.
+            with contextlib.suppress(KeyError, ValueError):
+                found = read_secret(item)
         if found is None or found.address != action.address:
             message = (
                 f"the secret {action.name} is there and is not for this job and the "
                 f"address {action.address}: delete it"
             )
             raise StrangerError(message, status=_CONFLICT)
-        return found
+        return replace(found, is_new=is_new)
+
+    async def keep_secret(self, job: _Item, secret: JobSecret) -> None:
+        """Writes a job's secret again if it was deleted: pods do not begin without it.
+
+        Args:
+            job: The job.
+            secret: As it was.
+
+        Raises:
+            ApiError: A call was refused.
+        """
+        namespace, name = job["metadata"]["namespace"], master_name(job)
+        try:
+            await self._client.get("Secret", namespace, name)
+        except ApiError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            item = secret_item(name, namespace, secret.data, owner_of(job))
+            await self._client.create("Secret", item)
+            note = f"the secret {name} was deleted: it is there again, as it was"
+            event = TellEvent(reason="SecretDeleted", note=note, is_warning=True)
+            await self._tell(job, event)
 
     def _put(self, kind: str, item: _Item) -> None:
         informer = self._informers.get(kind)

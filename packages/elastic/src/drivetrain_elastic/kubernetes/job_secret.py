@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import ipaddress
+from collections.abc import Mapping  # noqa: TC003
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,10 @@ from drivetrain_elastic._secret import make_token
 from drivetrain_elastic.kubernetes.pods import JOB_LABEL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-__all__ = ["JobSecret", "make_secret", "read_secret"]
+__all__ = ["JobSecret", "make_secret", "read_secret", "secret_item"]
 
 _DAYS = 825
 _Item = dict[str, Any]
@@ -32,11 +31,15 @@ class JobSecret:
         token: Of the job.
         authority: The certificate that vouches for the master's, PEM.
         address: Of the service that the master's certificate names.
+        data: All of it, to be written again if somebody deletes it.
+        is_new: Whether nobody else has had it yet.
     """
 
     token: str = field(repr=False)
     authority: str = field(repr=False)
     address: str
+    data: Mapping[str, str] = field(default_factory=dict, repr=False)
+    is_new: bool = False
 
 
 def make_secret(
@@ -90,13 +93,28 @@ def make_secret(
         serialization.NoEncryption(),
     )
     pem = serialization.Encoding.PEM
-    data = {
+    found = {
         "token": make_token().encode(),
         "ca.crt": authority.public_bytes(pem),
         "tls.crt": certificate.public_bytes(pem),
         "tls.key": private,
         "address": address.encode(),
     }
+    data = {key: base64.b64encode(one).decode() for key, one in found.items()}
+    return secret_item(name, namespace, data, owner)
+
+
+def secret_item(
+    name: str, namespace: str, data: Mapping[str, str], owner: Mapping[str, Any]
+) -> _Item:
+    """Returns a secret with what is given.
+
+    Args:
+        name: Of the secret.
+        namespace: Of it.
+        data: What it says.
+        owner: Whom it goes with.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -107,7 +125,7 @@ def make_secret(
             "labels": {JOB_LABEL: str(owner["name"])},
             "ownerReferences": [dict(owner)],
         },
-        "data": {key: base64.b64encode(one).decode() for key, one in data.items()},
+        "data": dict(data),
     }
 
 
@@ -119,12 +137,13 @@ def read_secret(item: Mapping[str, Any]) -> JobSecret:
 
     Raises:
         KeyError: It is no secret of a job.
+        ValueError: What it says is no text.
     """
     data = item.get("data") or {}
     token, authority, address = (
         base64.b64decode(data[key]).decode() for key in ("token", "ca.crt", "address")
     )
-    return JobSecret(token=token, authority=authority, address=address)
+    return JobSecret(token=token, authority=authority, address=address, data=data)
 
 
 def _certificate(

@@ -115,6 +115,7 @@ class Observed:
         has_group: Whether what tells a gang scheduler of it was made.
         nodes: By name, those that its pods are on.
         has_secret: Whether its token is known.
+        address: Of the service, as its secret says; empty while that is not known.
         view: What its master says; None if it says nothing.
         has_control: Whether it has a master that can be asked.
         memory: Of the last time.
@@ -129,6 +130,7 @@ class Observed:
     has_group: bool = False
     nodes: Mapping[str, _Item] = field(default_factory=dict)
     has_secret: bool = False
+    address: str = ""
     view: JobView | None = None
     has_control: bool = True
     memory: Memory = Memory()

@@ -18,17 +18,25 @@ from drivetrain_elastic.kubernetes.informer import Informer
 from drivetrain_elastic.kubernetes.job_links import link_master
 from drivetrain_elastic.kubernetes.job_status import is_finished
 from drivetrain_elastic.kubernetes.observed import Memory, Observed
-from drivetrain_elastic.kubernetes.operator_actions import TellEvent
+from drivetrain_elastic.kubernetes.operator_actions import CreateObject, TellEvent
 from drivetrain_elastic.kubernetes.pod_templates import master_name
-from drivetrain_elastic.kubernetes.pods import JOB_LABEL, is_ready, role_of
+from drivetrain_elastic.kubernetes.pods import (
+    JOB_LABEL,
+    is_ready,
+    role_of,
+    waits_for_secret,
+)
 from drivetrain_elastic.kubernetes.pool_share import share_pool
-from drivetrain_elastic.kubernetes.reconcile import reconcile
+from drivetrain_elastic.kubernetes.reconcile import begin_anew, reconcile
 from drivetrain_elastic.kubernetes.work_queue import WorkQueue
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from drivetrain_elastic.kubernetes.api_client import ApiClient
     from drivetrain_elastic.kubernetes.job_links import JobLink, Linker
     from drivetrain_elastic.kubernetes.job_secret import JobSecret
+    from drivetrain_elastic.kubernetes.operator_actions import OperatorAction
     from drivetrain_elastic.kubernetes.pool_share import Share
     from drivetrain_elastic.spot.job_control import JobView
 
@@ -75,6 +83,7 @@ class Operator:
         self._nonce = secrets.token_hex(4)
         self._memories: dict[_Key, Memory] = {}
         self._links: dict[_Key, tuple[str, JobLink | None]] = {}
+        self._secrets: dict[_Key, JobSecret] = {}
         self._shares: dict[_Key, Share] = {}
         self._told: dict[_Key, str] = {}
         self._grouped: dict[_Key, str] = {}
@@ -219,13 +228,18 @@ class Operator:
         names = {pod["spec"].get("nodeName") or "" for pod in pods} - {""}
         nodes = {name: self._nodes.get("", name) for name in names}
         share = self._shares.get(key)
+        known = self._secrets.get(key)
+        has_secret = (
+            known is not None and self._uid_of_link(key) == job["metadata"]["uid"]
+        )
         observed = Observed(
             job=job,
             pods=tuple(pods),
             service=self._services.get(key[0], master_name(job)),
             nodes={name: node for name, node in nodes.items() if node is not None},
             has_group=self._grouped.get(key) == job["metadata"]["uid"],
-            has_secret=self._uid_of_link(key) == job["metadata"]["uid"],
+            has_secret=has_secret,
+            address=known.address if known is not None and has_secret else "",
             view=view,
             has_control=has_control,
             memory=self._memories.get(key, Memory(nonce=self._nonce)),
@@ -236,9 +250,13 @@ class Operator:
         plan = reconcile(observed, now_s)
         link = self._links.get(key, ("", None))[1]
         control = link.control if link is not None and view is not None else None
+        if known is not None and has_secret and _needs_secret(plan.actions, pods):
+            await self._carrier.keep_secret(job, known)
         secret = await self._carrier.carry_out(job, plan.actions, control)
         if secret is not None:
             self._connect(key, job, secret)
+            if secret.is_new:
+                await self._carrier.carry_out(job, begin_anew(job, pods), None)
         if any(getattr(one, "kind", "") == "PodGroup" for one in plan.actions):
             self._grouped[key] = job["metadata"]["uid"]
         self._memories[key] = plan.memory
@@ -276,10 +294,12 @@ class Operator:
     def _connect(self, key: _Key, job: _Item, secret: JobSecret) -> None:
         self._disconnect(key)
         self._links[key] = (job["metadata"]["uid"], self._link(job, secret))
+        self._secrets[key] = secret
         self._queue.add(key)
 
     def _disconnect(self, key: _Key) -> None:
         _, link = self._links.pop(key, ("", None))
+        self._secrets.pop(key, None)
         if link is not None:
             link.close()
 
@@ -294,6 +314,11 @@ class Operator:
 
 def _key(item: _Item) -> _Key:
     return item["metadata"]["namespace"], item["metadata"]["name"]
+
+
+def _needs_secret(actions: Iterable[OperatorAction], pods: Iterable[_Item]) -> bool:
+    makes = any(isinstance(one, CreateObject) and one.kind == "Pod" for one in actions)
+    return makes or any(waits_for_secret(pod) for pod in pods)
 
 
 def _job_of(item: _Item) -> str:

@@ -59,13 +59,14 @@ def master_name(job: Mapping[str, Any]) -> str:
     return f"{job['metadata']['name']}-master"
 
 
-def master_service(job: Mapping[str, Any]) -> _Item:
+def master_service(job: Mapping[str, Any], address: str = "") -> _Item:
     """Returns the service by which the master is reached.
 
     Args:
         job: The job.
+        address: That one which was deleted had: pods that are there know no other.
     """
-    return {
+    item: _Item = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": _metadata(job, master_name(job), labels_of(job, "master")),
@@ -76,6 +77,9 @@ def master_service(job: Mapping[str, Any]) -> _Item:
             "ports": [{"name": "grpc", "port": MASTER_PORT, "protocol": "TCP"}],
         },
     }
+    if address:
+        item["spec"]["clusterIP"] = address
+    return item
 
 
 def master_pod(job: Mapping[str, Any], spec: JobSpec) -> _Item:

@@ -26,6 +26,7 @@ __all__ = [
     "number_of",
     "phase_of",
     "role_of",
+    "waits_for_secret",
 ]
 
 JOB_LABEL = "drivetrain.dev/job"
@@ -111,6 +112,13 @@ def is_killed_for_memory(pod: Mapping[str, Any]) -> bool:
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
     ends = [(one.get("state") or {}).get("terminated") or {} for one in statuses]
     return any(end.get("reason") == "OOMKilled" for end in ends)
+
+
+def waits_for_secret(pod: Mapping[str, Any]) -> bool:
+    """Whether a container of it cannot be made from what it refers to."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    waits = [(one.get("state") or {}).get("waiting") or {} for one in statuses]
+    return any(one.get("reason") == "CreateContainerConfigError" for one in waits)
 
 
 def is_leaving(pod: Mapping[str, Any]) -> bool:

@@ -57,11 +57,13 @@ from drivetrain_elastic.spot.capacity import NodePhase
 from drivetrain_elastic.spot.job_control import JobView
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from drivetrain_elastic.kubernetes.job_spec import JobSpec
     from drivetrain_elastic.kubernetes.observed import Observed
     from drivetrain_elastic.kubernetes.operator_actions import OperatorAction
 
-__all__ = ["FINALIZER", "reconcile"]
+__all__ = ["FINALIZER", "begin_anew", "reconcile"]
 
 FINALIZER = "drivetrain.dev/stop"
 """Keeps a job until its pods are gone."""
@@ -111,6 +113,25 @@ def reconcile(observed: Observed, now_s: float) -> Plan:
         # Its address is part of all that comes next.
         return _plan(actions, memory)
     return _train(observed, spec, actions, now_s)
+
+
+def begin_anew(job: _Item, pods: Iterable[_Item]) -> list[OperatorAction]:
+    """Returns what is done about pods of a job whose secret was made just now.
+
+    They were made with another one, which somebody has deleted while no operator knew it:
+    nobody can talk to them.
+
+    Args:
+        job: The job.
+        pods: All with its label.
+    """
+    ours = [pod for pod in pods if _is_ours(job, pod) and not is_terminating(pod)]
+    reason = "its secret was lost: the job begins anew with another one"
+    actions: list[OperatorAction] = [delete_pod(pod, reason) for pod in ours]
+    if ours:
+        event = TellEvent(reason="SecretDeleted", note=reason, is_warning=True)
+        actions.append(event)
+    return actions
 
 
 def _train(
@@ -306,7 +327,9 @@ def _base(observed: Observed, spec: JobSpec) -> list[OperatorAction]:
     job = observed.job
     actions: list[OperatorAction] = []
     if observed.service is None:
-        return [CreateObject(kind="Service", item=master_service(job))]
+        return [
+            CreateObject(kind="Service", item=master_service(job, observed.address))
+        ]
     if spec.gang == Gang.VOLCANO and not observed.has_group:
         actions.append(CreateObject(kind="PodGroup", item=pod_group(job, spec)))
     if not observed.has_secret:
