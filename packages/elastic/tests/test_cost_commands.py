@@ -117,6 +117,18 @@ def test_a_usage_that_contradicts_itself_is_refused(uses, fields, words):
         ({"nodes": [{"node": "a"}]}, r"nodes\[0\]: 'end' is missing"),
         ({"until": 5}, "expected a time, got 5"),
         ({"until": "soon"}, "expected a time such as"),
+        ({"until": "0001-01-01T00:00:00+14:00"}, "since 1970"),
+        ({"samples": 10**400}, "expected a number, got one of"),
+        ({"reference_nodes": 1.5}, "expected a whole number, got 1.5"),
+        ({"reference_nodes": float("nan")}, "expected a whole number, got nan"),
+        (
+            {
+                "phases": [
+                    {"phase": "training", "begin": "2026-06-02", "end": "2026-06-01"}
+                ]
+            },
+            "the phase training cannot last",
+        ),
         (
             {"phases": [{"phase": "asleep", "begin": "2026-06-01", "end": None}]},
             "asleep",

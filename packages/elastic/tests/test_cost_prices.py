@@ -133,6 +133,9 @@ def test_a_file_of_our_own(tmp_path):
         (HEADER + "a,spot,1,usd,2026-01-01T00:00:00Z,me\n", ":2: expected a currency"),
         (HEADER + "a,spot,1,USD,yesterday,me\n", ":2: expected a time"),
         (HEADER + ",spot,1,USD,2026-01-01T00:00:00Z,me\n", ":2: a price must say"),
+        (HEADER + "a,spot,1e300,USD,2026-01-01T00:00:00Z,me\n", "got 1e.300"),
+        (HEADER + 'a,"sp\not",1,USD,2026-01-01T00:00:00Z,me\n', ":2: "),
+        (HEADER + f"{'a' * 200_000},spot,1,USD,2026-01-01,me\n", ":2: field larger"),
     ],
 )
 def test_a_file_that_is_wrong_says_where(tmp_path, text, words):
@@ -222,6 +225,20 @@ def test_what_clouds_say_of_prices(tmp_path, offer):
     assert prices.at(offer, Market.SPOT, T0).per_hour == 9.5
 
 
+def spot_price(price):
+    entry = {"AvailabilityZone": "z", "InstanceType": "i", "Timestamp": "2026-01-01"}
+    return {"SpotPriceHistory": [{**entry, "SpotPrice": price}]}
+
+
+def sku(price):
+    rates = {"tieredRates": [{"unitPrice": price}]}
+    info = {"pricingExpression": rates, "effectiveTime": "2026-01-01"}
+    category = {"usageType": "OnDemand", "resourceGroup": "g"}
+    return {
+        "skus": [{"category": category, "pricingInfo": [info], "serviceRegions": ["r"]}]
+    }
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -230,6 +247,11 @@ def test_what_clouds_say_of_prices(tmp_path, offer):
         ({"Items": [5]}, "entry 0: expected an object"),
         ({"SpotPriceHistory": [{}]}, "entry 0: something is missing"),
         ({"skus": [{"category": 5}]}, "entry 0: something is missing"),
+        (sku({"units": "x"}), "entry 0: something is missing"),
+        (sku({"nanos": 10**400}), "entry 0: something is missing"),
+        (sku("x"), "entry 0: something is missing"),
+        (spot_price(10**400), "entry 0: int too large"),
+        (spot_price(True), "entry 0: expected a price, got True"),
     ],
 )
 def test_an_answer_of_no_cloud(tmp_path, said, words):

@@ -68,6 +68,9 @@ def test_other_seeds_give_other_traces():
         {"weibull": float("nan")},
         {"bursts_per_day": float("inf")},
         {"burst_share": 1.5},
+        {"down_h": float("inf")},
+        {"weibull": 1e-3},
+        {"bursts_per_day": 1e300},
     ],
 )
 def test_a_shape_out_of_its_range_is_refused(fields):
@@ -108,11 +111,21 @@ def test_a_file_of_ones_own(tmp_path):
         ("seconds,available\n0,x\n", ":2: expected seconds"),
         ("seconds,available\n0,1\ninf,2\n", "must grow"),
         ("seconds,available\n0,1\nnan,2\n", "must grow"),
+        ('seconds,available\n0,"1\n', ":2: unexpected end"),
+        (f"seconds,available\n0,{'1' * 200_000}\n", ":2: field larger"),
+        (f"seconds,available\n0,{10**24}\n", "from 0 to 1000000"),
+        ("seconds,available\n0,1\n1e16,2\n", "for 100 years"),
     ],
 )
 def test_a_file_that_is_wrong_says_where(tmp_path, text, words):
     with pytest.raises(TraceError, match=words):
         read_trace(written(tmp_path, text))
+
+
+def test_a_mark_of_spreadsheets_is_no_part_of_a_column(tmp_path):
+    path = tmp_path / "marked.csv"
+    path.write_bytes(b"\xef\xbb\xbfseconds,available\r\n0,3\r\n")
+    assert read_trace(path).changes == ((0.0, 3),)
 
 
 def test_a_trace_must_end_after_it_begins():

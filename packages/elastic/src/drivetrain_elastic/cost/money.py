@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["PriceChange", "PriceList", "PriceListError", "UnknownPriceError"]
 
 
+# A node costs less in every currency; what is more is of another unit, or a mistake.
+_MOST_PER_HOUR = 1e9
+
+
 class PriceListError(ProgramError):
     """Prices contradict each other, or are none."""
 
@@ -52,8 +56,11 @@ class PriceChange:
 
     def __post_init__(self) -> None:
         """Checks the fields."""
-        if not 0 <= self.per_hour < math.inf:
-            message = f"the price of {self.offer} must be a number from 0, got {self.per_hour}"
+        if not 0 <= self.per_hour <= _MOST_PER_HOUR:
+            message = (
+                f"the price of {self.offer} must be a number from 0 to "
+                f"{_MOST_PER_HOUR:g} an hour, got {self.per_hour:g}"
+            )
             raise PriceListError(message)
         code = self.currency
         if len(code) != 3 or not code.isascii() or not code.isupper():

@@ -55,7 +55,7 @@ def read_prices(
         return PriceList(change for one in lists for change in one.changes)
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         message = f"{path}: expected text, got something else"
         raise PriceListError(message) from None
@@ -78,7 +78,7 @@ def _rows(lines: Iterable[str], where: str) -> Iterator[PriceChange]:
     if not numbered:
         message = f"{where}: expected a header of {', '.join(COLUMNS)}, got nothing"
         raise PriceListError(message)
-    parsed = list(csv.reader(line for _, line in numbered))
+    parsed = [_cells(line, f"{where}:{number}") for number, line in numbered]
     header = tuple(cell.strip() for cell in parsed[0])
     if header != COLUMNS:
         message = (
@@ -95,6 +95,14 @@ def _rows(lines: Iterable[str], where: str) -> Iterator[PriceChange]:
         yield _change(at, offer, market, per_hour, currency, valid_from, source)
 
 
+def _cells(line: str, at: str) -> list[str]:
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error as error:
+        message = f"{at}: {error}"
+        raise PriceListError(message) from None
+
+
 def _change(
     at: str,
     offer: Any,
@@ -105,6 +113,9 @@ def _change(
     source: str,
 ) -> PriceChange:
     try:
+        if isinstance(per_hour, bool):
+            message = f"expected a price, got {per_hour}"
+            raise PriceListError(message)
         return PriceChange(
             offer=str(offer),
             market=Market(market),
@@ -113,7 +124,7 @@ def _change(
             valid_from=_time(valid_from),
             source=source,
         )
-    except (ValueError, TypeError, BadAnswerError, PriceListError) as error:
+    except (ValueError, TypeError, OverflowError, BadAnswerError) as error:
         message = f"{at}: {error}"
         raise PriceListError(message) from None
 
@@ -161,7 +172,15 @@ def _entries(
             raise PriceListError(message)
         try:
             change = read(entry, at)
-        except (KeyError, TypeError, IndexError) as error:
+        except PriceListError:
+            raise
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            AttributeError,
+        ) as error:
             message = f"{at}: something is missing or of another form: {error!r}"
             raise PriceListError(message) from None
         if change is not None:

@@ -26,6 +26,10 @@ __all__ = [
 ]
 
 _DAY_S = 24 * 3600.0
+_MOST_S = 100 * 366 * _DAY_S
+_MOST_NODES = 1_000_000
+# What is beyond them is no shape of a trace, and its numbers would overflow.
+_LEAST_WEIBULL, _MOST_DOWN_H, _MOST_BURSTS = 0.05, 1e6, 86_400.0
 _COLUMNS = ["seconds", "available"]
 
 
@@ -66,9 +70,15 @@ class CapacityTrace:
             if not before < after < math.inf:
                 message = f"the times of a trace must grow, got {before} and {after} s"
                 raise TraceError(message)
+        if self.end_s > _MOST_S:
+            message = f"a trace may last for 100 years, got {self.end_s:g} s"
+            raise TraceError(message)
         for time, available in self.changes:
-            if available < 0:
-                message = f"there cannot be {available} nodes at {time} s"
+            if not 0 <= available <= _MOST_NODES:
+                message = (
+                    f"there cannot be {available} nodes at {time} s: from 0 to "
+                    f"{_MOST_NODES}"
+                )
                 raise TraceError(message)
 
     @property
@@ -116,8 +126,17 @@ class TraceShape:
             if not getattr(self, name) > 0:
                 message = f"{name} must be more than 0, got {getattr(self, name)}"
                 raise TraceError(message)
-        if not 0 <= self.bursts_per_day < math.inf:
-            message = f"bursts_per_day must be from 0, got {self.bursts_per_day}"
+        if not 0 <= self.bursts_per_day <= _MOST_BURSTS:
+            message = (
+                f"bursts_per_day must be from 0 to {_MOST_BURSTS:g}, got "
+                f"{self.bursts_per_day}"
+            )
+            raise TraceError(message)
+        if self.down_h > _MOST_DOWN_H or self.weibull < _LEAST_WEIBULL:
+            message = (
+                f"down_h must be at most {_MOST_DOWN_H:g} and weibull at least "
+                f"{_LEAST_WEIBULL:g}, got {self.down_h} and {self.weibull}"
+            )
             raise TraceError(message)
         for name in ("burst_share", "daily_swing"):
             if not 0 <= getattr(self, name) <= 1:
@@ -228,6 +247,14 @@ def _without_repeats(rows: Iterable[tuple[float, int]]) -> list[tuple[float, int
     return found
 
 
+def _cells(line: str, at: str) -> list[str]:
+    try:
+        return [cell.strip() for cell in next(csv.reader([line], strict=True))]
+    except csv.Error as error:
+        message = f"{at}: {error}"
+        raise TraceError(message) from None
+
+
 def read_trace(
     path: str | os.PathLike[str], *, end_s: float | None = None
 ) -> CapacityTrace:
@@ -243,12 +270,12 @@ def read_trace(
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
         message = f"{path}: expected text, got something else"
         raise TraceError(message) from None
     numbered = [
-        (number, [cell.strip() for cell in next(csv.reader([line]))])
+        (number, _cells(line, f"{path}:{number}"))
         for number, line in enumerate(lines, 1)
         if line.strip() and not line.lstrip().startswith("#")
     ]

@@ -79,6 +79,13 @@ class UsageRecord:
                 )
                 raise UsageError(message)
             ends[use.node] = end_s
+        for one in self.usage.phases:
+            if one.end_s is not None and not one.begin_s <= one.end_s:
+                message = (
+                    f"the phase {one.phase.value} cannot last from "
+                    f"{_text(one.begin_s)} to {_text(one.end_s)}"
+                )
+                raise UsageError(message)
 
 
 def record_usage(
@@ -214,7 +221,7 @@ def read_usage(path: str | os.PathLike[str]) -> UsageRecord:
             usage=usage,
             until_s=_seconds(said["until"]),
             samples=_number(said["samples"]),
-            reference_nodes=int(_number(said["reference_nodes"])),
+            reference_nodes=_whole(said["reference_nodes"]),
             reference_speed=_number(said.get("reference_speed", 0.0)),
         )
     except KeyError as error:
@@ -271,14 +278,30 @@ def _seconds(said: Any) -> float:
     if not isinstance(said, str):
         message = f"expected a time, got {said!r:.80}"
         raise UsageError(message)
-    return wall_time(said).timestamp()
+    found = wall_time(said).timestamp()
+    if found < 0:
+        message = f"expected a time since 1970, got {said!r}"
+        raise UsageError(message)
+    return found
 
 
 def _number(said: Any) -> float:
     if isinstance(said, bool) or not isinstance(said, int | float):
         message = f"expected a number, got {said!r:.80}"
         raise UsageError(message)
-    return float(said)
+    try:
+        return float(said)
+    except OverflowError:
+        message = f"expected a number, got one of {len(str(said))} digits"
+        raise UsageError(message) from None
+
+
+def _whole(said: Any) -> int:
+    found = _number(said)
+    if not found.is_integer():
+        message = f"expected a whole number, got {said!r:.80}"
+        raise UsageError(message)
+    return int(found)
 
 
 def _text(time_s: float) -> str:
