@@ -170,6 +170,28 @@ def test_a_number_out_of_bounds_comes_back():
     assert chosen(9, {}) == 6
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -5.0, 0.0])
+def test_what_is_no_speed_is_no_reason_to_pay_for_more(wrong):
+    assert chosen(3, {3: wrong}) == 3
+    assert chosen(3, {2: 100.0, 3: wrong}) == 3
+    assert chosen(3, {2: wrong, 3: 100.0, 4: 150.0}) == 4
+    assert chosen(3, {3: 100.0, 4: 150.0}, worker_price=0.0) == 4
+
+
+@pytest.mark.parametrize("price", [float("nan"), float("inf"), -1.0])
+def test_what_is_no_price_is_refused(price):
+    for name in ("worker_price", "fixed_price"):
+        with pytest.raises(ProgramError, match="prices must be numbers from 0"):
+            chosen(3, {3: 100.0}, **{name: price})
+
+
+def test_what_nobody_can_have_used_changes_nothing():
+    for cpus, memory in ((float("nan"), 1), (float("inf"), 1), (-1.0, 1), (0.1, -1)):
+        window = UseWindow(cpus=cpus, memory_bytes=memory)
+        advice = advise_resources(resources(2, 4), [window] * 6, BOUNDS)
+        assert (advice.resources, advice.reasons) == (resources(2, 4), ())
+
+
 def test_a_job_without_any_speed_does_not_divide_by_nothing():
     assert chosen(3, {2: 0, 3: 0}) in {2, 3, 4}
 

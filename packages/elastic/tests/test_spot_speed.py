@@ -55,6 +55,14 @@ def test_nothing_is_known_while_nobody_trains_or_says_how_much(known):
     assert watch.speeds == {}
 
 
+@pytest.mark.parametrize("samples", [float("nan"), float("inf"), -8.0])
+def test_samples_that_are_no_number_measure_nothing(samples):
+    watch = SpeedWatch(window_steps=10)
+    for step in range(40):
+        watch = look(watch, float(step), 2, step, samples)
+    assert not watch.speeds
+
+
 def test_a_job_that_begins_again_is_measured_again():
     watch = train(SpeedWatch(window_steps=10), 100, 30, 2)
     watch = look(watch, 200.0, 2, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -65,7 +66,9 @@ def watch_speed(
     if workers != watch.workers or step < watch.begin_step - _NUM_WARM:
         begin_step = step + _NUM_WARM
         return replace(watch, workers=workers, begin_step=begin_step, begin_s=None)
-    if not workers or not step_samples or step < watch.begin_step:
+    if not workers or step < watch.begin_step:
+        return watch
+    if not 0 < step_samples < math.inf:
         return watch
     num_steps = step - watch.begin_step
     if watch.begin_s is None:

@@ -67,6 +67,12 @@ class CountConfig:
                 f"1, got {self.least}, {self.most} and {self.unit}"
             )
             raise ProgramError(message)
+        if self.steps < 1 or not self.valid_s > 0:
+            message = (
+                "a measurement needs steps of at least 1 and a valid_s of more than 0, "
+                f"got {self.steps} and {self.valid_s}"
+            )
+            raise ProgramError(message)
         if (self.most - self.least) % self.unit:
             message = (
                 f"from {self.least} to {self.most} workers are no whole number of "
@@ -117,6 +123,9 @@ def choose_count(
         worker_price: Of one worker for a second, in any currency.
         fixed_price: Of what the job needs besides.
 
+    Raises:
+        ProgramError: A price is none.
+
     Example:
         >>> speeds = {n: Speed(samples_per_s=s, steps=50, measured_s=0.0)
         ...           for n, s in {2: 200.0, 3: 290.0, 4: 310.0}.items()}
@@ -124,6 +133,9 @@ def choose_count(
         >>> choose_count(1.0, 4, speeds, config)
         Choice(workers=3, reason='the last of 4 workers brings 20 % of one of the first')
     """
+    if not (0 <= worker_price < math.inf and 0 <= fixed_price < math.inf):
+        message = f"prices must be numbers from 0, got {worker_price} and {fixed_price}"
+        raise ProgramError(message)
     if current < config.least:
         return Choice(workers=config.least, reason=f"at least {config.least}")
     if current > config.most:
@@ -131,12 +143,16 @@ def choose_count(
     valid = {
         number: speed
         for number, speed in speeds.items()
-        if now_s - speed.measured_s <= config.valid_s and speed.steps >= config.steps
+        if now_s - speed.measured_s <= config.valid_s
+        and speed.steps >= config.steps
+        # What is no speed says nothing: nobody pays for more by it.
+        and 0 < speed.samples_per_s < math.inf
+        and number >= 1
     }
     if current not in valid:
         return Choice(workers=current, reason=f"{current} workers are being measured")
     prices = {
-        number: (worker_price * number + fixed_price) / max(speed.samples_per_s, 1e-12)
+        number: (worker_price * number + fixed_price) / speed.samples_per_s
         for number, speed in valid.items()
     }
     problem = _problem(current, valid, prices, config)
@@ -168,13 +184,14 @@ def _problem(
     if less in speeds:
         each = speeds[first].samples_per_s / first * config.unit
         gain = speeds[number].samples_per_s - speeds[less].samples_per_s
-        share = gain / each if each > 0 else math.inf
+        share = gain / each
         if share < config.min_marginal:
             return (
                 f"the last of {number} workers brings {share:.0%} of one of the first"
             ).replace("%", " %")
     best = min(prices, key=lambda one: prices[one])
-    ratio = prices[number] / prices[best]
+    # What costs nothing is never too dear.
+    ratio = prices[number] / prices[best] if prices[best] > 0 else 1.0
     if number > best and ratio > config.max_cost_ratio:
         return f"a sample costs {ratio:.2f} times what it does with {best} workers"
     return ""

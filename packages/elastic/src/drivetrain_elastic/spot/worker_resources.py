@@ -123,6 +123,12 @@ def advise_resources(
         (3.0, ('memory 2.0 -> 3.0 GiB: killed for memory at 2.0 GiB',))
     """
     reasons: list[str] = []
+    # What nobody can have used is no measurement.
+    windows = [
+        window
+        for window in windows
+        if 0 <= window.cpus < math.inf and 0 <= window.memory_bytes < math.inf
+    ]
     memory_bytes = _memory(current, windows, bounds, reasons)
     cpus = _cpus(current, windows, bounds, reasons)
     resources = Resources(cpus=cpus, memory_bytes=memory_bytes)
