@@ -57,6 +57,7 @@ public_modules += [
         "faults",
         "goodput",
         "health",
+        "horovod",
         "journal",
         "kubernetes.double",
         "notices",

@@ -53,10 +53,19 @@ class ReduceOp(Enum):
 
 
 Average = ReduceOp.AVERAGE
+"""The mean over all ranks."""
+
 Max = ReduceOp.MAX
+"""The largest value of all ranks."""
+
 Min = ReduceOp.MIN
+"""The smallest value of all ranks."""
+
 Product = ReduceOp.PRODUCT
+"""The product over all ranks."""
+
 Sum = ReduceOp.SUM
+"""The sum over all ranks."""
 
 _OPS = {
     ReduceOp.AVERAGE: dist.ReduceOp.SUM,
@@ -65,6 +74,39 @@ _OPS = {
     ReduceOp.MAX: dist.ReduceOp.MAX,
     ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
 }
+
+
+_DTYPES = frozenset(
+    {
+        torch.bfloat16,
+        torch.float16,
+        torch.float32,
+        torch.float64,
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int32,
+        torch.int64,
+    }
+)
+
+
+def _check_dtype(tensor: Tensor) -> None:
+    """Checks that ranks can exchange a tensor.
+
+    The group would say so, too, as if a rank were lost, and training would begin anew
+    with the same operation for ever.
+
+    Raises:
+        ProgramError: They cannot.
+    """
+    if tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
+        known = ", ".join(sorted(str(one).removeprefix("torch.") for one in _DTYPES))
+        message = (
+            f"ranks exchange dense tensors of {known}; got one of {tensor.dtype} and "
+            f"{tensor.layout}: convert it"
+        )
+        raise ProgramError(message)
 
 
 def _operation(op: object, average: bool | None) -> ReduceOp:
@@ -105,6 +147,10 @@ def allreduce_(
     operation = _operation(op, average)
     if operation == Average and not tensor.is_floating_point():
         message = f"an average of {tensor.dtype} is no whole number: use op=Sum"
+        raise ProgramError(message)
+    _check_dtype(tensor)
+    if operation == Sum and tensor.dtype == torch.bool:
+        message = "a sum of torch.bool is no truth value: use op=Max, or convert it"
         raise ProgramError(message)
     with torch.no_grad():
         if prescale_factor != 1.0:
@@ -172,6 +218,7 @@ def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
         HorovodInternalError: A rank is lost.
     """
     del name
+    _check_dtype(tensor)
     tensor = tensor.detach().contiguous()
     if not tensor.dim():
         tensor = tensor.reshape(1)
@@ -231,6 +278,7 @@ def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None) -> Tenso
         ProgramError: There is no such rank.
     """
     del name
+    _check_dtype(tensor)
     options = dist.BroadcastOptions()
     options.rootRank = runtime().place.order[_root(root_rank)]
     with torch.no_grad():

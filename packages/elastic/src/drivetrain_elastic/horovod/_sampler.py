@@ -36,7 +36,7 @@ class ElasticSampler(Sampler[int]):
         rank: This one.
 
     Raises:
-        NotInitializedError: `init` was not called.
+        drivetrain_elastic.horovod.NotInitializedError: `init` was not called.
         ProgramError: The dataset is empty.
 
     Example:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import re
+import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING, Protocol
@@ -23,7 +26,7 @@ __all__ = [
     "parse_hosts",
 ]
 
-_HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.\-]*)(?::(\d+))?")
+_HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.\-]*)(?::(\d{1,6}))?", re.ASCII)
 _PATIENCE_S = 30.0
 
 
@@ -93,25 +96,31 @@ class HostDiscoveryScript:
             DistributedError: It fails, or takes too long.
             ProgramError: It prints something else than hosts.
         """
-        try:
-            done = subprocess.run(
-                self._script,
-                shell=True,
-                capture_output=True,
-                text=True,
-                timeout=self._timeout_s,
-                stdin=subprocess.DEVNULL,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            message = f"{self._script!r} has not ended within {self._timeout_s:g} s"
-            raise DistributedError(message) from error
-        if done.returncode:
+        with subprocess.Popen(
+            self._script,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        ) as process:
+            try:
+                said, words = process.communicate(timeout=self._timeout_s)
+            except subprocess.TimeoutExpired as error:
+                message = f"{self._script!r} has not ended within {self._timeout_s:g} s"
+                raise DistributedError(message) from error
+            finally:
+                # What the script has started would be there after each look, once more.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode:
             message = (
-                f"{self._script!r} ended with {done.returncode}: {done.stderr.strip()}"
+                f"{self._script!r} ended with {process.returncode}: {words.strip()}"
             )
             raise DistributedError(message)
-        return parse_hosts(done.stdout, self._default_slots)
+        return parse_hosts(said, self._default_slots)
 
 
 class FixedHosts:
