@@ -8,6 +8,7 @@ from drivetrain_core._batch import batch_size, split_batch
 from drivetrain_core._errors import Code, DrivetrainError, PlanError
 from drivetrain_core.parallel.context.context_plan import plan_context_parallel
 from drivetrain_core.parallel.expert.expert_plan import plan_expert_parallel
+from drivetrain_core.parallel.in_place import ConstantParameters
 from drivetrain_core.parallel.meta.hollow import is_hollow
 from drivetrain_core.parallel.micro_batches import micro_batches_of
 from drivetrain_core.parallel.parallel_plan import ParallelPlan
@@ -120,7 +121,7 @@ def _planned(
     num = micro_batches_of(choices, shape.pipeline, batch_size(batch), shape.data_size)
     rows = max(1, batch_size(batch) // (shape.data_size * num))
     micro = split_batch(batch, _cut(batch_size(batch), rows))[0]
-    _require_constant_buffers(model, micro, loss_of)
+    _require_constant_state(model, micro, loss_of)
     if shape.tensor > 1:
         from drivetrain_core.parallel.tensor import plan_tensor_parallel
 
@@ -166,11 +167,16 @@ def _planned(
     return ParallelPlan(shape=shape, **parts)
 
 
-def _require_constant_buffers(
+def _require_constant_state(
     model: nn.Module, batch: Any, loss_of: Callable[[nn.Module, Any], torch.Tensor]
 ) -> None:
-    """Refuses models that keep statistics, of which each rank sees a part."""
-    changed = changed_buffers(model, lambda: loss_of(model, batch))
+    """Refuses models that write to parameters, or keep statistics of what they see."""
+
+    def run() -> None:
+        with ConstantParameters(model):
+            loss_of(model, batch)
+
+    changed = changed_buffers(model, run)
     if changed:
         raise PlanError(
             Code.NOT_APPLICABLE,
