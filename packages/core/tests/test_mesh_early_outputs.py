@@ -114,6 +114,17 @@ def test_a_stage_that_is_called_as_a_model_says_so(model, batch):
         assert caught.value.code is Code.STEP_NOT_OWNED
 
 
+def test_a_stage_that_is_called_as_a_model_runs_nothing_of_it(model, batch):
+    first, _ = staged(model, batch)
+    ran = []
+    for module in first.model.modules():
+        if module is not first.model:
+            module.register_forward_pre_hook(lambda *_: ran.append(1))
+    with pytest.raises(PlanError, match="block 1 is on another rank"):
+        first.model(batch[0])
+    assert ran == []
+
+
 def train(strategy):
     torch.set_num_threads(1)
     accelerated = accelerate(

@@ -27,6 +27,7 @@ from drivetrain_core.parallel.pipeline.stubs import (
     Relay,
     StageEnd,
     ZeroModule,
+    only_in_stage,
 )
 
 if TYPE_CHECKING:
@@ -317,6 +318,8 @@ def _carve(
         replace_module(model, old, new)
     for name in stage.zeroed_parameters:
         zero_parameter(model, name)
+    if entry is not None or exit_ is not None:
+        only_in_stage(model, relay, stage.begin - 1 if index else stage.end)
 
 
 def _record_modules(

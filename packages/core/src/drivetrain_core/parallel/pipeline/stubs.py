@@ -106,6 +106,34 @@ class _Stub(nn.Module):
             return getattr(super().__getattribute__("_real")[0], name)
 
 
+def only_in_stage(model: nn.Module, relay: Relay, elsewhere: int) -> None:
+    """Lets a carved model be called by its stage only, and refuse before it runs.
+
+    Args:
+        model: The carved model.
+        relay: Tells whether the stage runs.
+        elsewhere: The number of a block that this rank has not.
+    """
+
+    def refuse(_: nn.Module, args: Any) -> None:
+        del args
+        if not relay.runs:
+            raise _called_outside(elsewhere)
+
+    model.register_forward_pre_hook(refuse)
+
+
+def _called_outside(block: int) -> PlanError:
+    return PlanError(
+        Code.STEP_NOT_OWNED,
+        "pipeline",
+        because="the model was called, and this rank has a stage of it: block "
+        f"{block} is on another rank",
+        fix="train with train_step(batch); to evaluate, restore a checkpoint of "
+        "accelerated.state() without a pipeline",
+    )
+
+
 class PlaceholderBlock(_Stub):
     """Stands for a block of another stage.
 
@@ -142,14 +170,7 @@ class PlaceholderBlock(_Stub):
             PlanError: The model is called by somebody else than its stage.
         """
         if not self._relay.runs and (self._entry or self._exit) is not None:
-            raise PlanError(
-                Code.STEP_NOT_OWNED,
-                "pipeline",
-                because="the model was called, and this rank has a stage of it: block "
-                f"{self._index} is on another rank",
-                fix="train with train_step(batch); to evaluate, restore a checkpoint of "
-                "accelerated.state() without a pipeline",
-            )
+            raise _called_outside(self._index)
         if self._exit is not None:
             raise StageEnd(_taken(self._exit, args, kwargs, self._index))
         flowing: dict[int, torch.Tensor] = {}
