@@ -165,6 +165,10 @@ def test_module_is_counted_as_its_sizes_say(device, tied):
     )
 
 
+def test_heads_are_those_of_its_attention_where_no_configuration_names_them():
+    assert profile_module(Decoder(), ids(), loss_of).heads == (4,)
+
+
 def test_module_is_not_changed_by_being_counted():
     module = Decoder()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}

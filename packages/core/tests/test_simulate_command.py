@@ -140,7 +140,10 @@ def test_ablation_is_predicted(simulate):
             ("--model", SMALL, "--gpus", "8", "--set", "overlap_data=much"),
             "overlap_data must be a number",
         ),
+        (("--model", SMALL, "--mesh", "tensor=2,tensor=4"), "names tensor twice"),
         (("--model", "llama3-405b", "--gpus", "8"), "no mesh can run"),
+        (("--model", "llama3-405b", "--gpus", "8"), "Fix: use more devices"),
+        (("--model", "gpt2-xl", "--mesh", "tensor=2"), "Fix: use a divisor of 25"),
         (("--published", "--gpus", "8"), "leave --gpus out"),
     ],
 )

@@ -149,6 +149,13 @@ def _mesh(arguments: argparse.Namespace) -> tuple[MeshShape | None, int]:
     for item in arguments.mesh.split(","):
         axis, _, number = (part.strip() for part in item.partition("="))
         _of("--mesh", axis, AXES)
+        if axis in axes:
+            raise PlanError(
+                Code.CONFLICT,
+                "mesh",
+                because=f"--mesh names {axis} twice",
+                fix="name each axis once",
+            )
         try:
             axes[axis] = int(number)
         except ValueError:

@@ -141,6 +141,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._is_open = False
         self._is_mixed = False
         self._packed: dict[int, torch.Tensor] = {}
+        self.heads: set[int] = set()
 
     @property
     def tally(self) -> _Tally:
@@ -184,6 +185,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         causal: bool,
     ) -> None:
         """Counts fused attention."""
+        if query.dim() > 3:
+            self.heads.update(t.shape[-3] for t in (query, key))
         scores = float(query.numel() // query.shape[-1] * key.shape[-2])
         flops = 2 * scores * (query.shape[-1] + value.shape[-1])
         tally = self.tally
@@ -359,7 +362,7 @@ def _assemble(
         sequence=sequence,
         vocabulary=vocabulary,
         tied_parameters=sum(p.numel() for p in before & after),
-        heads=_heads(module),
+        heads=_heads(module) or tuple(sorted(counter.heads)),
     )
 
 

@@ -76,11 +76,13 @@ class Refused:
         shape: The mesh.
         code: The class of the reason.
         because: What the way that comes nearest to running met.
+        fix: What would help.
     """
 
     shape: MeshShape
     code: Code
     because: str
+    fix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,8 +114,15 @@ class Ranking:
             nearest[0].code if nearest else Code.NOT_APPLICABLE,
             "mesh",
             because=f"no mesh can run ({len(self.refused)} were tried): {reasons}",
-            fix="use more devices, devices with more memory, or another global batch",
+            fix=self._fix(),
         )
+
+    def _fix(self) -> str:
+        """Returns what would help where no mesh can run."""
+        if any(r.code is Code.MEMORY for r in self.refused):
+            return "use more devices, devices with more memory, or another global batch"
+        fixes = dict.fromkeys(r.fix for r in self.refused if r.fix)
+        return " or ".join(list(fixes)[:3]) or "use other axes, or another global batch"
 
     def explain(self) -> list[str]:
         """Returns a line for every mesh: the best, those that lose, and the refused."""
@@ -225,7 +234,12 @@ def rank_meshes(
             refused.append(Refused(shape=shape, code=Code.MEMORY, because=because))
         elif reason is not None:
             refused.append(
-                Refused(shape=shape, code=reason.code, because=reason.because)
+                Refused(
+                    shape=shape,
+                    code=reason.code,
+                    because=reason.because,
+                    fix=reason.fix,
+                )
             )
     found.sort(key=lambda candidate: candidate.prediction.step_s)
     return Ranking(
