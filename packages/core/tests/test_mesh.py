@@ -276,6 +276,12 @@ def test_axes_that_fit_no_world_are_told_as_they_were_given(axes, because):
     assert caught.value.because.startswith(because)
 
 
+def test_an_unknown_axis_is_told_with_those_that_are_known():
+    with pytest.raises(PlanError, match="there is no axis 'data'") as caught:
+        MeshShape.of({"data": 2}, 4)
+    assert "pipeline, replicate, shard" in caught.value.fix
+
+
 def test_a_pipeline_is_filled():
     assert micro_batches_of([], 4, 64, 2) == 8
     assert micro_batches_of([], 4, 12, 2) == 6

@@ -35,6 +35,7 @@ from drivetrain_core.parallel.tensor import (
     ModuleStyle,
     Style,
     TensorPlan,
+    explain_tensor_plan,
     plan_tensor_parallel,
     verify_tensor_plan,
 )
@@ -181,6 +182,10 @@ def test_plan_joins_outputs_where_code_needs_the_whole_width():
     tried = [d for d in plan.dropped if "blocks.*.attention.out" in d.names]
     assert tried
     assert "invalid for input" in tried[0].because
+    (line,) = (one for one in explain_tensor_plan(plan) if one.startswith("not"))
+    assert line.startswith("not divided: blocks.*.attention (")
+    assert "whole on every rank (split" in line
+    assert "invalid for input" in line
 
 
 @pytest.mark.faults

@@ -79,13 +79,13 @@ def create_mesh(*, device_type: str | None = None, **axes: int | None) -> Parall
             others leave.
 
     Raises:
-        PlanError: The axes do not multiply to the number of ranks.
+        PlanError: The axes do not multiply to the number of ranks, or one is unknown.
         DistributedError: No process group stands.
 
     Example:
         >>> from drivetrain_core.testing import run_ranks
         >>> def place():
-        ...     from drivetrain_core.parallel.device_mesh import create_mesh
+        ...     from drivetrain_core import create_mesh
         ...     mesh = create_mesh(pipeline=2)
         ...     return str(mesh.shape), mesh.place["pipeline"]
         >>> run_ranks(place, 2)

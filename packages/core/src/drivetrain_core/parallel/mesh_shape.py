@@ -65,6 +65,7 @@ class MeshShape:
                     Code.CONFIG,
                     "mesh",
                     because=f"{axis} must be an integer of at least 1, got {number!r}",
+                    fix="use 1 where an axis is not wanted",
                 )
 
     @property
@@ -132,13 +133,21 @@ class MeshShape:
             world_size: Ranks in all.
 
         Raises:
-            PlanError: The axes do not multiply to the number of ranks.
+            PlanError: The axes do not multiply to the number of ranks, or one is unknown.
 
         Example:
             >>> print(MeshShape.of({"tensor": 2, "pipeline": 2}, 8))
             pipeline=2 shard=2 tensor=2
         """
         given = {axis: n for axis, n in numbers.items() if n is not None}
+        unknown = [axis for axis in given if axis not in AXES]
+        if unknown:
+            raise PlanError(
+                Code.CONFIG,
+                "mesh",
+                because=f"there is no axis {unknown[0]!r}",
+                fix=f"the axes are {', '.join(AXES)}",
+            )
         open_axis = next((a for a in ("shard", "replicate") if a not in given), None)
         shape = cls(**given)  # type: ignore[arg-type]
         if open_axis is not None and world_size % shape.size == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivetrain_core.parallel.tensor.areas import common_owner
+from drivetrain_core.parallel.tensor.plan import Style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +19,8 @@ def explain_tensor_plan(plan: TensorPlan) -> list[str]:
     """Returns a line for each part of a block, and for each other module.
 
     A line ends with who has said so: `declared` is the model's own plan, `derived` the
-    flow of its data. What the model declares and is not used follows, with the reason.
+    flow of its data. What the model declares and is not used follows, with the reason,
+    and what could not be divided: its code runs whole on every rank.
 
     Example:
         >>> from drivetrain_core.parallel.tensor.plan import ModuleStyle, Style, TensorPlan
@@ -47,7 +49,24 @@ def explain_tensor_plan(plan: TensorPlan) -> list[str]:
         for one in plan.dropped
         if one.is_declared
     )
-    return lines
+    return lines + _not_divided(plan)
+
+
+def _not_divided(plan: TensorPlan) -> list[str]:
+    """Returns a line for modules that no way of dividing was exact for."""
+    cut = {
+        _pattern(name, plan)
+        for name, style in plan.modules.items()
+        if style.style is not Style.COLWISE_GATHERED
+    }
+    # The last way that was tried is the one that divides most.
+    last = {one.names: one for one in plan.dropped if not one.is_declared}
+    return [
+        f"not divided: {short_names(names)}, whose values are whole on every rank "
+        f"({one.tried}: {one.because})"
+        for names, one in last.items()
+        if cut.isdisjoint(names)
+    ]
 
 
 def short_names(names: Sequence[str]) -> str:
