@@ -493,6 +493,11 @@ def test_operations_before_init_say_so():
         (lambda: hvd.allreduce(torch.ones(1, dtype=torch.int64)), "use op=Sum"),
         (lambda: hvd.broadcast(torch.ones(1), 1), "no rank 1 among 1"),
         (lambda: hvd.broadcast_object(3, -1), "no rank -1"),
+        # As errors of the group they would let training begin anew for ever.
+        (lambda: hvd.allgather(torch.ones(1, dtype=torch.int16)), "dense tensors of"),
+        (lambda: hvd.allreduce(torch.eye(2).to_sparse()), "torch.sparse_coo"),
+        (lambda: hvd.broadcast(torch.ones(1, dtype=torch.uint16), 0), "torch.uint16"),
+        (lambda: hvd.allreduce(torch.ones(1) > 0, op=hvd.Sum), "no truth value"),
     ],
 )
 def test_wrong_arguments_are_refused(alone, call, says):

@@ -23,7 +23,19 @@ from drivetrain_elastic.horovod.launch import HostAgents, agent_command
 
 
 @pytest.mark.parametrize(
-    "text", ["a", "a:0", "a:x", ":2", "a:2:3", "a b:1", "a:1\na:2", "-rf:1", "a:-1"]
+    "text",
+    [
+        "a",
+        "a:0",
+        "a:x",
+        ":2",
+        "a:2:3",
+        "a b:1",
+        "a:1\na:2",
+        "-rf:1",
+        "a:-1",
+        "a:" + "9" * 5000,
+    ],
 )
 def test_lines_that_are_no_hosts_are_refused(text):
     with pytest.raises(ProgramError, match="a line HOST:SLOTS for each host"):
@@ -37,6 +49,21 @@ def test_script_that_fails_or_hangs_is_told():
         ).find_available_hosts_and_slots()
     with pytest.raises(DistributedError, match=r"not ended within 0\.05 s"):
         HostDiscoveryScript("sleep 9", timeout_s=0.05).find_available_hosts_and_slots()
+
+
+def test_script_that_prints_no_text_is_told():
+    with pytest.raises(ProgramError, match="a line HOST:SLOTS"):
+        HostDiscoveryScript(r"printf '\377'").find_available_hosts_and_slots()
+
+
+def test_what_a_script_has_started_ends_with_it(tmp_path):
+    note = tmp_path / "note"
+    script = f"(sleep 0.5; touch {note}) | cat"
+    with pytest.raises(DistributedError, match="not ended within"):
+        HostDiscoveryScript(script, timeout_s=0.1).find_available_hosts_and_slots()
+    with pytest.raises(DistributedError, match="not ended within"):
+        HostDiscoveryScript("sleep 9", timeout_s=0.6).find_available_hosts_and_slots()
+    assert not note.exists()
 
 
 def test_hosts_that_have_failed_come_back_later_each_time():
