@@ -145,6 +145,7 @@ def test_agents_that_end_by_themselves_again_and_again_are_an_error(agents):
         ([(0, 1)], {"clouds": []}, "a pool needs clouds out of"),
         ([(0, 1)], {"clouds": [("ibm", 30.0)]}, "a pool needs clouds out of"),
         ([(0, 1)], {"clouds": [("aws", 0.0)]}, "each with seconds above 0"),
+        ([(0, 1)], {"boot_s": float("nan")}, "boot_s must be a number of seconds"),
     ],
 )
 def test_a_pool_that_makes_no_sense_is_refused(agents, changes, options, words):

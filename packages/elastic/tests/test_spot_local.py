@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from drivetrain_core import ProgramError
 from drivetrain_elastic._local_job import LocalJob, members_of
 from drivetrain_elastic._sigterm import HeldSigterm
 from drivetrain_elastic.notices import FakeCloud
@@ -161,6 +162,16 @@ def test_a_held_sigterm_is_told_and_ends_the_process_when_it_is_meant(tmp_path):
         timeout=60,
     )
     assert (done.stdout, done.returncode) == ("heard\n", -signal.SIGTERM)
+
+
+def test_one_folder_is_of_one_job_at_a_time(tmp_path):
+    config, changes = SpotConfig(nodes=1), [CapacityChange(0.0, 1)]
+    with LocalSpotJob(["x.py"], config, changes, folder=tmp_path):
+        token = (tmp_path / "token").read_bytes()
+        with pytest.raises(ProgramError, match="is supervised in the folder"):
+            LocalSpotJob(["x.py"], config, changes, folder=tmp_path)
+        assert (tmp_path / "token").read_bytes() == token
+    LocalSpotJob(["x.py"], config, changes, folder=tmp_path).close()
 
 
 def test_a_handler_of_the_script_is_left_alone():

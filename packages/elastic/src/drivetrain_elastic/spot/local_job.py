@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import math
 import os
@@ -13,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from drivetrain_core import DistributedError
+from drivetrain_core import DistributedError, ProgramError
 from drivetrain_elastic._client import MasterClient
 from drivetrain_elastic._secret import make_token, write_token
 from drivetrain_elastic.cost.usage_file import record_usage, write_usage
@@ -26,6 +27,7 @@ from drivetrain_elastic.spot.worker_count import first_wants
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
+    from typing import IO
 
     from drivetrain_elastic.cost.usage_file import UsageRecord
     from drivetrain_elastic.spot.config import SpotConfig
@@ -106,6 +108,7 @@ class LocalSpotJob:
             seed=seed,
             offer=offer,
         )
+        self._lock = _hold(self.folder)
         self._token_file = str(self.folder / "token")
         token = make_token()
         write_token(self._token_file, token)
@@ -215,6 +218,7 @@ class LocalSpotJob:
             self._master.wait()
         if self._master.stdout is not None:
             self._master.stdout.close()
+        self._lock.close()
 
     def __enter__(self) -> Self:
         """Returns the job."""
@@ -228,3 +232,22 @@ class LocalSpotJob:
     ) -> None:
         """Ends whatever still runs."""
         self.close()
+
+
+def _hold(folder: Path) -> IO[str]:
+    """Returns a file that holds a folder until it is closed, or this process ends.
+
+    Raises:
+        ProgramError: Another one holds it.
+    """
+    lock = (folder / "lock").open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        message = (
+            f"a job is supervised in the folder {folder} already: wait for its end, or "
+            "give this one a folder of its own"
+        )
+        raise ProgramError(message) from None
+    return lock

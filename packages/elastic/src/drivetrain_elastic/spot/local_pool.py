@@ -106,6 +106,9 @@ class LocalPool:
         offer: str = "",
     ) -> None:
         _check(trace, clouds)
+        if not 0 <= boot_s < math.inf:
+            message = f"boot_s must be a number of seconds from 0, got {boot_s}"
+            raise ProgramError(message)
         self._offer = offer
         self._start = start
         self.trace = tuple(trace)
