@@ -29,6 +29,7 @@ __all__ = [
     "Relay",
     "StageEnd",
     "ZeroModule",
+    "only_in_stage",
     "signature_of",
     "zeros_like_twin",
 ]
