@@ -228,7 +228,8 @@ def test_pods_of_others_are_left_alone_and_those_of_nobody_adopted(cluster, oper
     node = cluster.add_node("full", cpu="64")
     stranger["spec"]["nodeName"] = pod["spec"]["nodeName"] = node
     cluster.apply([pod, elastic_job(replicas=2)])
-    phase(cluster, "Running")
+    # Of two that are not ready alike, the one that is not goes first.
+    cluster.wait_for(lambda: status(cluster).get("readyReplicas") == 2)
     assert names(live(pods_of(cluster))) == ["job-worker-0", "orphan"]
     scale(cluster, 1)
     cluster.wait_for(lambda: num_live(cluster) == 1)

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from drivetrain_core import DistributedError, MissingLibraryError
+from drivetrain_elastic.kubernetes import compact_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -303,7 +304,7 @@ class ApiClient:
                 if reply.status >= _MOVED:
                     raise self._refusal(reply, await reply.read(), path)
                 async for line in reply.content:
-                    yield _event(json.loads(line))
+                    yield _event(compact_json.loads(line))
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _no_answer(path, error) from error
 
@@ -369,7 +370,7 @@ class ApiClient:
                 self._see_date(reply.headers.get("Date"))
                 if reply.status >= _MOVED:
                     raise self._refusal(reply, text, path)
-                found = json.loads(text)
+                found = compact_json.loads(text)
                 if not isinstance(found, dict):
                     raise _no_answer(
                         path, ValueError(f"expected an object: {text!r:.80}")
@@ -435,7 +436,7 @@ def _no_answer(path: str, error: BaseException) -> ApiError:
 
 def _error(status: int, text: bytes, headers: Mapping[str, str], path: str) -> ApiError:
     try:
-        answer = json.loads(text)
+        answer = compact_json.loads(text)
         message, reason = str(answer["message"]), str(answer.get("reason") or "")
     except (ValueError, KeyError, TypeError):
         message, reason = repr(text[:200]), ""

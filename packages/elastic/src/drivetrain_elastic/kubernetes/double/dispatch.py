@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core import MissingLibraryError
+from drivetrain_elastic.kubernetes import compact_json
 from drivetrain_elastic.kubernetes.double import (
     authorize,
     discovery,
@@ -70,7 +71,7 @@ class Request(NamedTuple):
             )
             raise StatusError(415, "UnsupportedMediaType", message)
         try:
-            return json.loads(self.body) if self.body else {}
+            return compact_json.loads(self.body) if self.body else {}
         except ValueError as error:
             if "yaml" in self.content_type:
                 return _read_yaml(self.body)
@@ -131,7 +132,7 @@ def _wants_metadata(accept: str) -> bool:
 
 
 def _json(value: Any, status: int = 200) -> Reply:
-    return Reply(json.dumps(value, separators=(",", ":")).encode(), status)
+    return Reply(compact_json.dumps(value), status)
 
 
 class Dispatcher:
@@ -263,7 +264,7 @@ class Dispatcher:
         if _wants_metadata(request.accept):
             names = ("PartialObjectMetadataList", "meta.k8s.io/v1")
             shown = (metadata_only(row.shown(version)) for row in page.rows)
-            parts = [json.dumps(one).encode() for one in shown]
+            parts = [compact_json.dumps(one) for one in shown]
         else:
             names = (f"{kind.name}List", version)
             # Objects of kinds that come with the server do not say in lists what they are.

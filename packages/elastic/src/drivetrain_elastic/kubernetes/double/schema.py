@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -80,7 +81,7 @@ def default(value: Any, schema: _Schema) -> Any:
             )
             if is_missing and "default" not in inner:
                 continue
-            given = json.loads(json.dumps(inner["default"])) if is_missing else there
+            given = copy.deepcopy(inner["default"]) if is_missing else there
             filled = default(given, inner)
             if is_missing or filled is not there:
                 changed[key] = filled

@@ -7,12 +7,12 @@ the node of a pod, by owner.
 
 from __future__ import annotations
 
-import json
 import threading
 from bisect import bisect_right
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from drivetrain_elastic.kubernetes import compact_json
 from drivetrain_elastic.kubernetes.double import events
 from drivetrain_elastic.kubernetes.double.errors import expired
 
@@ -80,7 +80,7 @@ class Row:
         found = self._texts.get(api_version)
         if found is None:
             bare = {k: v for k, v in self.shown(api_version).items() if k not in _NAMES}
-            found = json.dumps(bare, separators=(",", ":")).encode()
+            found = compact_json.dumps(bare)
             self._texts[api_version] = found
         if is_bare:
             return found

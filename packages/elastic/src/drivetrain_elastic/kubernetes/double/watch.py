@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_elastic.kubernetes import compact_json
 from drivetrain_elastic.kubernetes.double.errors import StatusError, expired
 from drivetrain_elastic.kubernetes.double.listing import (
     list_page,
@@ -137,7 +137,7 @@ class Watch:
 
 
 def _line(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+    return compact_json.dumps(value) + b"\n"
 
 
 class WatchHub:
