@@ -27,6 +27,7 @@ __all__ = [
     "master_service",
     "owner_of",
     "pod_group",
+    "refers_to_secret",
     "role_pod",
     "worker_pod",
 ]
@@ -246,6 +247,20 @@ def _field(name: str, path: str) -> _Item:
 def _secret(job: Mapping[str, Any], name: str, key: str) -> _Item:
     source = {"name": master_name(job), "key": key}
     return {"name": name, "valueFrom": {"secretKeyRef": source}}
+
+
+def refers_to_secret(pod: Mapping[str, Any], name: str) -> bool:
+    """Whether the first container of a pod takes variables from a secret.
+
+    Args:
+        pod: The pod.
+        name: Of the secret.
+    """
+    variables = pod["spec"]["containers"][0].get("env") or ()
+    return any(
+        ((one.get("valueFrom") or {}).get("secretKeyRef") or {}).get("name") == name
+        for one in variables
+    )
 
 
 def _select(pod: _Item, selector: Mapping[str, str]) -> None:

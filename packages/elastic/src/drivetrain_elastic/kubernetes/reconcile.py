@@ -125,7 +125,14 @@ def begin_anew(job: _Item, pods: Iterable[_Item]) -> list[OperatorAction]:
         job: The job.
         pods: All with its label.
     """
-    ours = [pod for pod in pods if _is_ours(job, pod) and not is_terminating(pod)]
+    ours = [
+        pod
+        for pod in pods
+        if _is_ours(job, pod)
+        and not is_terminating(pod)
+        # One that was adopted has never had any.
+        and refers_to_secret(pod, master_name(job))
+    ]
     reason = "its secret was lost: the job begins anew with another one"
     actions: list[OperatorAction] = [delete_pod(pod, reason) for pod in ours]
     if ours:
