@@ -38,6 +38,7 @@ from drivetrain_elastic.kubernetes.pod_templates import (
     master_service,
     owner_of,
     pod_group,
+    refers_to_secret,
 )
 from drivetrain_elastic.kubernetes.pods import (
     JOB_LABEL,
