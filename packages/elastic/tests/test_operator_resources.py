@@ -176,6 +176,7 @@ def prepared(cluster):
     return cluster
 
 
+@pytest.mark.extra
 def test_pod_that_was_killed_for_memory_is_followed_by_a_larger_one():
     with (
         ClusterDouble(nodes=1, run="simulated") as cluster,

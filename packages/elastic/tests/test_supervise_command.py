@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import tempfile
 from pathlib import Path
@@ -87,7 +86,7 @@ def fake_job(monkeypatch, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_nodes_as_well(fake_job, monkeypatch, number):
     monkeypatch.setattr(
-        fake_job, "run", lambda _, **options: os.kill(os.getpid(), number)
+        fake_job, "run", lambda _, **options: signal.raise_signal(number)
     )
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as ended:
