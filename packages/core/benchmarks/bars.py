@@ -99,7 +99,7 @@ BARS = (
     ),
     Bar(
         name="published-order",
-        bound="measured meshes in their order, those that calibrate aside",
+        bound="measured meshes in their order",
         measure=published.measure_order,
     ),
     Bar(
