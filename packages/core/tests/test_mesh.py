@@ -56,6 +56,7 @@ def timeouts():
     flat = mesh.axes("pipeline", "shard")
     groups = [mesh.group("pipeline"), mesh.group("shard"), flat.get_group()]
     cpu = torch.device("cpu")
+    dist.barrier()  # a rank that ends would cut those that still connect
     return [group._get_backend(cpu).options._timeout.seconds for group in groups]
 
 
