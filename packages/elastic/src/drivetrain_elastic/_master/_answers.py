@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from drivetrain_core import DrivetrainError
-from drivetrain_elastic._master._nodes import DuplicateNodeError
+from drivetrain_elastic._master._roster import DuplicateNodeError
 from drivetrain_elastic.decisions.shards import (
     DatasetSpec,
     indices_of,

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_core import ProgramError
 from drivetrain_elastic._master._announcer import Announcer
 from drivetrain_elastic._master._care import Care, Check, Exclude, ShowStacks, StopJob
-from drivetrain_elastic._master._line import Line
 from drivetrain_elastic._master._node import (
-    Node,
     describe_care,
     describe_nodes,
     leave_message,
 )
 from drivetrain_elastic._master._outcomes import Outcomes
 from drivetrain_elastic._master._reclaims import Reclaims
+from drivetrain_elastic._master._roster import Roster
 from drivetrain_elastic._master._terms import AgreedTerms
 from drivetrain_elastic.decisions.ending import Ending, judge_ending
 from drivetrain_elastic.decisions.membership import (
@@ -40,8 +39,10 @@ if TYPE_CHECKING:
     from drivetrain_elastic._master._events import EventLog
     from drivetrain_elastic._master._keys import Keys
     from drivetrain_elastic._master._ledger import Ledger
+    from drivetrain_elastic._master._line import Line
+    from drivetrain_elastic._master._node import Node
 
-__all__ = ["DuplicateNodeError", "ExcludedNodeError", "Nodes"]
+__all__ = ["ExcludedNodeError", "Nodes"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +55,6 @@ _EXCLUDED_S = 30.0
 _NOTICES = frozenset(
     {"excluded", "hang", "not-excluded", "silent", "straggler", "straggler-over"}
 )
-
-
-class DuplicateNodeError(ProgramError):
-    """Another agent has the same node's name."""
 
 
 class ExcludedNodeError(ProgramError):
@@ -89,18 +86,16 @@ class Nodes:
         self._events = events
         self._welcome = pb.Welcome(incarnation=incarnation, heartbeat_s=heartbeat_s)
         self._timeout_s = timeout_s
-        self._nodes: dict[str, Node] = {}
-        # Of nodes that are gone as well.
-        self._machines: dict[str, str] = {}
+        self._roster = Roster()
         self._state = MembershipState()
         self._ending: Ending | None = None
         self._records: list[Record] = []
         self._terms = AgreedTerms(self._records)
-        self._reclaims = Reclaims(self._note, self._tell_all)
+        self._reclaims = Reclaims(self._note, self._roster.tell_all)
         self._outcomes = Outcomes(self._records)
         self._care = Care(self._records, self._note, late_s=2 * heartbeat_s)
         # What is durable, and may be told to whoever comes.
-        self._announcer = Announcer(ledger, keys, self._tell_all)
+        self._announcer = Announcer(ledger, keys, self._roster.tell_all)
         self._changed = asyncio.Event()
 
     # ---- the journal ----
@@ -140,9 +135,8 @@ class Nodes:
 
     def begin(self) -> None:
         """Waits from now on for the nodes of the world that was replayed."""
-        now_s = time.monotonic()
         for worker in self._state.workers.values():
-            self._nodes.setdefault(worker.node, Node(name=worker.node, heard_s=now_s))
+            self._roster.expect(worker.node)
         self._care.begin(self._state)
         self._announcer.go_on(self._state, self._ending)
 
@@ -164,8 +158,7 @@ class Nodes:
         if first is None or first.WhichOneof("what") != "hello":
             message = "the first message of an agent must say who it is"
             raise ProgramError(message)
-        line = self._open(first.hello)
-        node = self._nodes[first.hello.node]
+        node, line = self._open(first.hello)
         reader = asyncio.create_task(self._read(node, line, requests))
         try:
             async for message in line.messages():
@@ -190,7 +183,7 @@ class Nodes:
             if node.line is line:
                 node.line = None
 
-    def _open(self, hello: pb.Hello) -> Line:
+    def _open(self, hello: pb.Hello) -> tuple[Node, Line]:
         name = hello.node
         if not name:
             message = "a node must have a name"
@@ -199,46 +192,33 @@ class Nodes:
         self._terms.agree(hello.terms)
         self._care.diagnoses.expect_hangs(hello.terms.stuck_s)
         self._care.time.begin()
-        node = self._nodes.setdefault(name, Node(name=name))
-        if node.line is not None:
-            if (node.host, node.pid, node.agent) != (
-                hello.host,
-                hello.pid,
-                hello.agent,
-            ):
-                message = (
-                    f"node {name!r} is there already: process {node.pid} on {node.host}; "
-                    "give each agent a name of its own"
-                )
-                raise DuplicateNodeError(message)
-            node.line.close()
-        is_new = node.take_agent(hello)
-        self._machines[name] = node.machine
-        node.line, node.heard_s = Line(), time.monotonic()
+        node, is_new = self._roster.open(hello)
+        line = node.line
+        assert line is not None
         if name not in self._state.nodes:
             self._state.nodes.append(name)
         if is_new:
             what = f"process {hello.pid} on {hello.host} with {hello.num_slots} places"
             self._note("node-joined", name, what)
         self._meet(node, hello.workers)
-        node.line.send(pb.ToAgent(welcome=self._welcome))
+        line.send(pb.ToAgent(welcome=self._welcome))
         told = self._announcer.world
         members = [one.name for one in told.world.members]
         is_told = told.HasField("world")
         if is_told and all(name in self._state.workers for name in members):
-            node.line.send(told)
+            line.send(told)
         order = self._reclaims.order_message()
         if order is not None:
-            node.line.send(order)
+            line.send(order)
         if self._announcer.ending is not None:
-            node.line.send(self._announcer.ending)
+            line.send(self._announcer.ending)
         self._take_again(node, hello)
         self._changed.set()
-        return node.line
+        return node, line
 
     def _refuse_excluded(self, hello: pb.Hello) -> None:
         excluded = self._care.diagnoses.excluded.get(hello.machine or hello.node)
-        known = self._nodes.get(hello.node)
+        known = self._roster.get(hello.node)
         is_leaving = known is not None and known.agent == hello.agent and known.leave
         # One that is still about to leave is told so again.
         if excluded is not None and not is_leaving:
@@ -323,7 +303,7 @@ class Nodes:
         self._changed.set()
 
     def _take_check(self, node: Node, check: pb.CheckResult) -> None:
-        present = [one.name for one in self._nodes.values() if one.line is not None]
+        present = self._roster.present()
         for order in self._care.take_check(node.name, check, present):
             self._exclude(order)
 
@@ -381,12 +361,9 @@ class Nodes:
             self._care.lose_workers(gone, node.name, why)
             self._care.time.lose()
         self._state.remove(gone)
-        self._nodes.pop(node.name, None)
+        self._roster.remove(node)
         self._reclaims.forget(node.name)
         self._note("node-lost" if is_loss else "node-left", node.name, why)
-        if node.line is not None:
-            node.line.close()
-            node.line = None
         self._changed.set()
 
     # ---- what people ask for ----
@@ -401,9 +378,9 @@ class Nodes:
         Raises:
             ProgramError: There is no such node.
         """
-        node = self._nodes.get(name)
+        node = self._roster.get(name)
         if node is None or node.line is None:
-            there = ", ".join(sorted(self._nodes)) or "none"
+            there = ", ".join(sorted(one.name for one in self._roster)) or "none"
             message = f"there is no node {name!r}; there are: {there}"
             raise ProgramError(message)
         if node.leave is None:
@@ -452,7 +429,7 @@ class Nodes:
 
     def _exclude(self, order: Exclude) -> None:
         """Excludes a node, unless the job needs it and it may still work."""
-        machine = self._machines.get(order.node, order.node)
+        machine = self._roster.machine_of(order.node)
         config = self._terms.config
         assert config is not None
         if not (order.is_broken or can_do_without(order.node, self._state, config)):
@@ -463,26 +440,20 @@ class Nodes:
             return
         self._note("excluded", order.node, order.reason)
         why = f"it is excluded: {order.reason}"
-        for node in list(self._nodes.values()):
+        for node in self._roster:
             if node.machine == machine and node.line is not None:
                 self.leave(node.name, _EXCLUDED_S, why, exit_code=1)
-
-    def _tell(self, node: str, what: pb.Command.What, reason: str) -> None:
-        found = self._nodes.get(node)
-        if found is not None and found.line is not None:
-            command = pb.Command(what=what, reason=reason)
-            found.line.send(pb.ToAgent(command=command))
 
     def _dump_stacks(self, reason: str) -> None:
         """Lets all workers write down what they are doing."""
         command = pb.Command(what=pb.Command.DUMP_STACKS, reason=reason)
-        self._tell_all(pb.ToAgent(command=command))
+        self._roster.tell_all(pb.ToAgent(command=command))
 
     def describe(self, status: pb.Status) -> None:
         """Fills in how the nodes and their workers are."""
         describe_nodes(
             status,
-            list(self._nodes.values()),
+            self._roster,
             self._state,
             self._outcomes.results.finished,
             self._care.training.slowness,
@@ -512,23 +483,20 @@ class Nodes:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
-            self._forgive(time.monotonic() - began_s - wait_s)
-
-    def _forgive(self, overslept_s: float) -> None:
-        if overslept_s > _NAP_S:
-            for node in self._nodes.values():
-                node.heard_s += overslept_s
+            overslept_s = time.monotonic() - began_s - wait_s
+            if overslept_s > _NAP_S:
+                self._roster.forgive(overslept_s)
 
     def _decide(self) -> float:
         """Changes what is to be changed; returns when to look again, in seconds."""
         now_s = time.monotonic()
-        heard_s = {node.name: node.heard_s for node in self._nodes.values()}
+        heard_s = self._roster.heard_s()
         presence = judge_presence(now_s, heard_s, timeout_s=self._timeout_s)
-        for name, silent_s in presence.lost.items():
-            why = f"not heard of for {silent_s:.1f} s"
-            self._lose(self._nodes[name], why, is_loss=True)
-        heard_s = {name: at_s for name, at_s in heard_s.items() if name in self._nodes}
-        look = self._care.look(now_s, heard_s)
+        for node in self._roster:
+            if node.name in presence.lost:
+                why = f"not heard of for {presence.lost[node.name]:.1f} s"
+                self._lose(node, why, is_loss=True)
+        look = self._care.look(now_s, self._roster.heard_s())
         waits = [_LONGEST_WAIT_S, presence.wait_s, look.wait_s]
         for order in look.orders if self._ending is None else []:
             if isinstance(order, StopJob):
@@ -536,7 +504,8 @@ class Nodes:
             elif isinstance(order, Exclude):
                 self._exclude(order)
             elif isinstance(order, Check):
-                self._tell(order.node, pb.Command.CHECK, order.reason)
+                check = pb.Command(what=pb.Command.CHECK, reason=order.reason)
+                self._roster.tell(order.node, pb.ToAgent(command=check))
             elif isinstance(order, ShowStacks):
                 self._dump_stacks(order.reason)
         config = self._terms.config
@@ -564,7 +533,7 @@ class Nodes:
         """Lets nodes leave in time that will be taken away; returns when to look again."""
         training = [
             node
-            for node in self._nodes.values()
+            for node in self._roster
             if node.line is not None
             and any(self._is_member(one) for one in node.progress)
         ]
@@ -592,9 +561,4 @@ class Nodes:
         self._records.append(self._events.make(kind, subject, reason))
         if kind in _NOTICES:
             notice = pb.Notice(kind=kind, subject=subject, reason=reason)
-            self._tell_all(pb.ToAgent(notice=notice))
-
-    def _tell_all(self, message: Any) -> None:
-        for node in self._nodes.values():
-            if node.line is not None:
-                node.line.send(message)
+            self._roster.tell_all(pb.ToAgent(notice=notice))
