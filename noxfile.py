@@ -283,7 +283,7 @@ def build(session: nox.Session) -> None:
         with session.chdir(sdist.parent):
             config = ["-c", str(ROOT / "pyproject.toml"), "--rootdir=."]
             select = ["-m", "not gpu and not multigpu and not interpreter", "tests"]
-            session.run(*PYTEST, *config, *select, *session.posargs)
+            session.run(*PYTEST, *SIDE_BY_SIDE, *config, *select, *session.posargs)
 
 
 @nox.session

@@ -103,10 +103,12 @@ def test_data_parallel_needs_ranks_and_samples(context):
     tied = dataclasses.replace(
         four,
         model=dataclasses.replace(
-            context.model, tied=(("head.weight", "layers.0.0.weight"),)
+            context.model,
+            tied=(("head.weight", "wte.weight"), ("head.bias", "layers.0.0.bias")),
         ),
     )
     assert refused("fsdp", tied).code == "TIED_PARAMS"
+    assert "head.bias, layers.0.0.bias" in refused("fsdp", tied).because
     inside = dataclasses.replace(
         four,
         model=dataclasses.replace(

@@ -89,10 +89,11 @@ class Fsdp(BaseOptimization):
                 "FSDP2 does not keep BatchNorm statistics equal between ranks",
                 "use ddp, or GroupNorm or LayerNorm",
             )
-        if _ties_leave_a_block(context):
+        crossing = _tie_that_leaves_a_block(context)
+        if crossing:
             return Reject(
                 Code.TIED_PARAMS,
-                f"tied parameters cross a block: {context.model.tied[0]}",
+                f"tied parameters cross a block: {', '.join(crossing)}",
                 "untie them, or use ddp",
             )
         return Ok()
@@ -132,10 +133,11 @@ class Fsdp(BaseOptimization):
         state.set_gradient_sync = sync
 
 
-def _ties_leave_a_block(context: Context) -> bool:
+def _tie_that_leaves_a_block(context: Context) -> tuple[str, ...]:
+    """Returns the names of a parameter that is in a block and elsewhere, or none."""
     blocks = context.model.blocks
     if blocks is None:
-        return False
+        return ()
     prefix = f"{blocks.container}." if blocks.container else ""
     for group in context.model.tied:
         owners = {
@@ -145,5 +147,5 @@ def _ties_leave_a_block(context: Context) -> bool:
             for name in group
         }
         if len(owners) > 1:
-            return True
-    return False
+            return tuple(group)
+    return ()

@@ -100,6 +100,9 @@ def check_mesh(profile: ModelProfile, shape: MeshShape, options: StepOptions) ->
             Code.NOT_DIVISIBLE,
             "expert",
             because=f"{profile.num_experts} experts do not divide by {shape.expert}",
+            fix=f"use a divisor of {profile.num_experts}"
+            if profile.num_experts
+            else "use expert=1: the model has no experts",
         )
     parts = shape.context * (shape.tensor if options.sequence_parallel else 1)
     if profile.sequence % parts:

@@ -89,6 +89,7 @@ def plan_pipeline(
             "pipeline",
             because=f"there are costs for {len(costs.blocks)} blocks, and "
             f"{trace.container or 'the model'} has {trace.num_blocks}",
+            fix="give one cost for each block, or leave them out to have them measured",
         )
     ranges = balance(costs, num_stages, cuts=trace.cuts)
     plan = _best(whole, trace, ranges, batch, loss_of, verify=verify and not on_meta)
@@ -172,6 +173,7 @@ def _best(
                 "pipeline",
                 because=f"what block {begin - 1} returns cannot be rebuilt on the next "
                 "stage; it must be tensors in tuples, lists or dictionaries",
+                fix="let blocks return these, or use another axis than pipeline",
             )
     wrong = []
     for make in ("least", "all"):

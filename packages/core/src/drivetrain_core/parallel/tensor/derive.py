@@ -365,6 +365,8 @@ class _Builder:
                 "tensor",
                 because=f"{because}; {', '.join(last.names)} ({last.tried}): "
                 f"{last.because}",
+                fix="use fsdp or pipeline for this model, or change what the block does "
+                "with them",
                 evidence=evidence,
             )
         return PlanError(

@@ -114,6 +114,7 @@ class Distributor:
                     because="two modules share a parameter of shape "
                     f"{tuple(parameter.shape)}, and one splits it along dimension "
                     f"{made_dim}, the other along {dim}",
+                    fix="untie them, or leave one of them whole",
                 )
             return made
         made = self._distribute(parameter, parameter.detach(), dim)
@@ -130,6 +131,7 @@ class Distributor:
                 "tensor",
                 because=f"a parameter of shape {tuple(parameter.shape)} that two "
                 "modules share cannot be divided into parts",
+                fix="untie them, or leave both whole",
             )
         pieces = torch.split(parameter.detach(), list(sizes), dim)
         return [self._distribute(parameter, piece, dim) for piece in pieces]
