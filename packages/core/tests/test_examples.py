@@ -214,4 +214,5 @@ def test_quickstart_searches_trains_and_writes_its_results(
     for row in result["rows"].values():
         assert row["tokens_per_s"] > 0
         assert 3.0 < row["bits_per_byte"] < 9.0
+        assert 0.0 < row["mfu"] < 1.0
     assert "held-out bits per byte" in capsys.readouterr().out
