@@ -144,3 +144,15 @@ def test_measured_steps_train(built):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_peak_rate_counts_two_operations_a_product(clock, dtype):
     assert _meters.peak_flops_per_s(CPU, dtype, size=8) == 2 * 8**3
+
+
+@pytest.mark.parametrize(("seconds", "products"), [(0.01, 3 + 10), (2.0, 1 + 1)])
+def test_peak_rate_of_a_slow_format_takes_few_products(monkeypatch, seconds, products):
+    calls = count()
+    monkeypatch.setattr(
+        "drivetrain_core._meters.time.perf_counter", lambda: next(calls) * seconds
+    )
+    rate = _meters.peak_flops_per_s(CPU, torch.float32, size=8)
+    monkeypatch.undo()
+    assert rate == pytest.approx(2 * 8**3 / seconds)
+    assert next(calls) == 2 * products
