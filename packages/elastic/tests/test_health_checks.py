@@ -27,7 +27,7 @@ from drivetrain_elastic.health import _collectives as collectives
 from drivetrain_elastic.health import _disk as disk
 from drivetrain_elastic.health import _loopback as loopback
 from drivetrain_elastic.health import _rdma as rdma
-from drivetrain_elastic.health._bench import Bench
+from drivetrain_elastic.health._bench import Bench, Outcome
 from drivetrain_elastic.health._check_node import measure_node
 from drivetrain_elastic.health._check_nodes import confer
 from drivetrain_elastic.health._nic import Port, read_ports
@@ -158,9 +158,9 @@ def test_error_in_a_measurement_is_its_last_word(bench, tmp_path, monkeypatch):
     # It was checked when it was made: an error that nobody has foreseen.
     object.__setattr__(config, "num_threads", -1)
     monkeypatch.setattr(bench, "_config", config)
-    assert bench.measure("compute", limit_s=60).failed == (
-        "its process ended with exit code 1: RuntimeError: set_num_threads expects a "
-        "positive integer"
+    assert bench.measure("compute", limit_s=60) == Outcome(
+        failed="its process ended with exit code 1: RuntimeError: set_num_threads "
+        "expects a positive integer"
     )
 
 

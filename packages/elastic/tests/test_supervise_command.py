@@ -88,12 +88,16 @@ def test_a_signal_ends_the_nodes_as_well(fake_job, monkeypatch, number):
     monkeypatch.setattr(
         fake_job, "run", lambda _, **options: signal.raise_signal(number)
     )
-    before = signal.getsignal(number)
-    with pytest.raises(SystemExit) as ended:
-        main(["supervise"])
-    assert ended.value.code == 128 + number
-    assert made[0].was_closed
-    assert signal.getsignal(number) == before
+    # One that is ignored, as under nohup, stays so.
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["supervise"])
+        assert ended.value.code == 128 + number
+        assert made[0].was_closed
+        assert signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
 
 
 def test_the_output_of_nodes_stays_if_the_job_ends_badly(fake_job, monkeypatch, capsys):
