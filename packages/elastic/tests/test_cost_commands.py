@@ -215,12 +215,29 @@ def test_cost_takes_prices_and_names_what_has_none(call, tmp_path, usage_file):
     status, _, err = call(populate_cost_parser, usage_file, "--prices", prices)
     assert status == 1
     assert "there is no spot price of 'example/zone-a/gpu-8'" in err
+    assert "--offer NAME says what the prices call these nodes" in err
     path = tmp_path / "unnamed.json"
     write_usage(path, record(use(offer="")))
     status, _, err = call(populate_cost_parser, path)
     assert (status, "no spot price of ''" in err) == (1, True)
     status, out, _ = call(populate_cost_parser, path, "--offer", OFFER, "--json")
     assert (status, json.loads(out)["cost"]) == (0, pytest.approx(19.2))
+
+
+def test_cost_calls_nodes_by_another_name_than_the_record(call, tmp_path, usage_file):
+    prices = tmp_path / "prices.csv"
+    head = "offer,market,per_hour,currency,valid_from,source\n"
+    row = "2026-01-01T00:00:00Z,me\n"
+    rows = f"mine,spot,1,EUR,{row}mine,on-demand,4,EUR,{row}"
+    prices.write_text(head + rows)
+    options = [usage_file, "--prices", prices, "--offer", "mine"]
+    status, out, err = call(populate_cost_parser, *options, "--json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert found["cost"] == pytest.approx(2 * 1 + 4)
+    assert {one["offer"] for one in found["nodes"] + found["prices"]} == {"mine"}
+    status, out, _ = call(populate_cost_parser, *options)
+    assert (status, "mine, on-demand: 4 EUR per hour, me" in out) == (0, True)
 
 
 @pytest.mark.parametrize("speed", ["0", "-1", "nan", "inf"])

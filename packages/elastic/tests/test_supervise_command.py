@@ -53,6 +53,20 @@ def test_what_makes_no_sense_is_said_before_anything_starts(
     assert not (folder / "job.db").exists()
 
 
+def test_prices_that_cannot_say_the_saving_are_refused_before_anything_starts(
+    capsys, tmp_path
+):
+    prices, folder = tmp_path / "prices.csv", tmp_path / "job"
+    head = "offer,market,per_hour,currency,valid_from,source\n"
+    prices.write_text(f"{head}mine,spot,1,EUR,2026-01-01T00:00:00Z,me\n")
+    options = ["--folder", str(folder), "--prices", str(prices)]
+    assert main(["supervise", *options, "--offer", "mine"]) == 1
+    assert "there is no on-demand price of 'mine'" in capsys.readouterr().err
+    assert main(["supervise", *options]) == 1
+    assert "--offer NAME says what the prices call" in capsys.readouterr().err
+    assert not (folder / "job.db").exists()
+
+
 class _FakeJob:
     """A job that does what a test says in place of running."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
@@ -11,11 +13,11 @@ from drivetrain_elastic.spot.capacity import JobPhase, Market
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from drivetrain_elastic.cost import Bill, PriceList, UsageRecord
 
-__all__ = ["populate_cost_parser", "prices_of", "show_cost"]
+__all__ = ["naming_offer", "populate_cost_parser", "prices_of", "show_cost"]
 
 
 def populate_cost_parser(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +27,9 @@ def populate_cost_parser(parser: argparse.ArgumentParser) -> None:
         parser: Of the command.
     """
     parser.add_argument(
-        "usage", metavar="FILE", help="what `supervise` or the operator has recorded"
+        "usage",
+        metavar="FILE",
+        help="what `supervise --folder DIR` has recorded: DIR/usage.json",
     )
     parser.add_argument(
         "--prices",
@@ -34,7 +38,9 @@ def populate_cost_parser(parser: argparse.ArgumentParser) -> None:
         help="CSV or a cloud's JSON, once or more; by default an example",
     )
     parser.add_argument(
-        "--offer", metavar="NAME", help="what nodes are that the record does not name"
+        "--offer",
+        metavar="NAME",
+        help="what the prices call a node, for all of them; by default what the record does",
     )
     parser.add_argument(
         "--reference-speed",
@@ -58,6 +64,25 @@ def prices_of(paths: Sequence[str] | None) -> PriceList:
     return shipped_prices() if paths is None else read_prices(*paths)
 
 
+@contextlib.contextmanager
+def naming_offer() -> Iterator[None]:
+    """Adds to an error of prices what to do about it on the command line.
+
+    Raises:
+        ProgramError: A node has no price.
+    """
+    from drivetrain_elastic.cost import UnknownPriceError
+
+    try:
+        yield
+    except UnknownPriceError as error:
+        message = (
+            f"{error}; --offer NAME says what the prices call these nodes, and --prices "
+            "FILE takes other prices"
+        )
+        raise ProgramError(message) from error
+
+
 def show_cost(record: UsageRecord, prices: PriceList) -> None:
     """Writes the bill of a job to the terminal.
 
@@ -69,9 +94,7 @@ def show_cost(record: UsageRecord, prices: PriceList) -> None:
     _show(record, bill, prices, has_reference=bool(record.reference_speed))
 
 
-def _bill(
-    record: UsageRecord, prices: PriceList, speed: float, offer: str = ""
-) -> Bill:
+def _bill(record: UsageRecord, prices: PriceList, speed: float) -> Bill:
     from drivetrain_elastic.cost import bill_of
 
     return bill_of(
@@ -81,21 +104,29 @@ def _bill(
         samples=record.samples if speed else 0.0,
         reference_speed=speed or 1.0,
         reference_nodes=record.reference_nodes,
-        offer=offer,
     )
+
+
+def _with_offer(record: UsageRecord, offer: str) -> UsageRecord:
+    """Returns a record whose nodes are all called so."""
+    nodes = tuple(replace(use, offer=offer) for use in record.usage.nodes)
+    return replace(record, usage=replace(record.usage, nodes=nodes))
 
 
 def _cost(arguments: argparse.Namespace) -> int:
     from drivetrain_elastic.cost import read_usage
 
     record = read_usage(arguments.usage)
+    if arguments.offer is not None:
+        record = _with_offer(record, arguments.offer)
     prices = prices_of(arguments.prices)
     speed = arguments.reference_speed
     if speed is not None and not 0 < speed < float("inf"):
         message = f"--reference-speed must be more than 0, got {speed}"
         raise ProgramError(message)
     speed = record.reference_speed if speed is None else speed
-    bill = _bill(record, prices, speed, arguments.offer or "")
+    with naming_offer():
+        bill = _bill(record, prices, speed)
     if arguments.json:
         plain = _plain(record, bill, prices, has_reference=bool(speed))
         sys.stdout.write(json.dumps(plain) + "\n")

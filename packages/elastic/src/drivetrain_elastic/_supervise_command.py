@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain_core import ProgramError
-from drivetrain_elastic._cost_command import prices_of, show_cost
+from drivetrain_elastic._cost_command import naming_offer, prices_of, show_cost
 from drivetrain_elastic.spot.capacity import Market
 from drivetrain_elastic.spot.config import AfterMaxWait, Recovery, SpotConfig
 
@@ -314,7 +314,9 @@ def _run(arguments: argparse.Namespace, folder: str) -> int:
     count = _count(arguments, config) if arguments.fit_nodes else None
     prices = prices_of(arguments.prices)
     # Before anything is paid for: whether what it costs can be said.
-    prices.at(arguments.offer, Market.SPOT, time.time())
+    with naming_offer():
+        for market in Market:
+            prices.at(arguments.offer, market, time.time())
     trace = _default_trace(config.nodes)
     if arguments.trace is not None:
         trace = _read_trace(arguments.trace)

@@ -1,4 +1,4 @@
-"""The file in which a supervisor or an operator keeps what a bill is made from."""
+"""The file in which a supervisor keeps what a bill is made from."""
 
 from __future__ import annotations
 
