@@ -257,7 +257,7 @@ def beat_of(node, times, *, number=0, epoch=1, step=10):
                     sections_s={"compute": seconds},
                     step_s=0.2,
                 ),
-                accounts=[pb.Account(epoch=epoch, num_steps=step, steps_s=step * 0.1)],
+                accounts=[pb.Account(epoch=epoch, last_step=step, steps_s=step * 0.1)],
             )
             for slot, seconds in times.items()
         ]
@@ -370,6 +370,31 @@ def test_time_is_accounted_for_also_by_the_next_master(pair, job, agent):
         heartbeat=beat_of("a", {0: 0.1, 1: 0.1}, step=25)
     )
     wait_for(second, lambda s: s.time.num_steps == 25)
+
+
+def test_last_words_of_a_worker_are_accounted_for(pair):
+    a, b, master = pair()
+    a.say(heartbeat=beat_of("a", {0: 0.1, 1: 0.1}, step=18))
+    wait_for(master, lambda s: s.time.num_steps == 18)
+    account = pb.Account(epoch=1, last_step=20, last_sample=160, steps_s=2.0)
+    for one in (a, b):
+        one.report(
+            *(
+                (
+                    f"{one.node}/{slot}",
+                    slot,
+                    {
+                        "state": pb.WorkerReport.FINISHED,
+                        "progress": pb.WorkerProgress(
+                            name=f"{one.node}/{slot}", step=20, accounts=[account]
+                        ),
+                    },
+                )
+                for slot in (0, 1)
+            )
+        )
+    status = wait_for(master, lambda s: s.ended)
+    assert (status.time.num_steps, status.time.num_samples) == (20, 160)
 
 
 # ---- for people and programs ----
@@ -570,7 +595,7 @@ def test_ended_job_keeps_its_ledger_for_the_next_master():
     first = TimeKeeper(records, lambda _: "")
     first.begin()
     first.enter(1, ["a"], [], "start", [])
-    account = pb.Account(epoch=1, num_steps=10, steps_s=1e-4)
+    account = pb.Account(epoch=1, last_step=10, last_sample=80, steps_s=1e-4)
     first.take([pb.WorkerProgress(name="a", accounts=[account])])
     first.end()
     ledger = first.ledger()
@@ -578,6 +603,7 @@ def test_ended_job_keeps_its_ledger_for_the_next_master():
     for record in records:
         assert second.replay(record)
     assert second.ledger().num_steps == ledger.num_steps == 10
+    assert second.ledger().num_samples == ledger.num_samples == 80
     assert second.ledger().total_s == pytest.approx(ledger.total_s, abs=1e-3)
 
 

@@ -7,8 +7,10 @@ import time
 
 import pytest
 
-from drivetrain_elastic._client import MasterError
+from drivetrain_elastic import Master
+from drivetrain_elastic._client import MasterClient, MasterError
 from drivetrain_elastic._local_job import LocalJob
+from drivetrain_elastic.protocol import _messages as pb
 
 SCRIPT = """
 import os, sys, time
@@ -96,6 +98,18 @@ def test_what_ends_a_worker_is_named_and_the_others_go_on(job, once, says):
     event = wait_for_event(job, "diagnosis")
     assert event.reason.startswith(says)
     assert job.wait(90.0) == {"node0": 0}, job.text()
+
+
+@pytest.mark.parametrize("once", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_what_is_accounted_for_is_what_was_trained(job, tmp_path, once):
+    job = job(once=f"import signal; {once}", steps=33)
+    assert job.wait(90.0) == {"node0": 0}, job.text()
+    with (
+        Master(tmp_path / "job.db") as master,
+        MasterClient(master.address, master.token) as client,
+    ):
+        found = client.call("GetStatus", pb.StatusRequest()).time
+    assert (found.num_steps, found.num_samples) == (33, 33 * 8)
 
 
 @pytest.mark.faults

@@ -128,6 +128,7 @@ class Farm:
             step=int(self.made),
             step_s=step_s,
             step_samples=8.0 if training else 0.0,
+            num_samples=8.0 * int(self.made),
             admitted=self.admitted,
         )
 
@@ -162,7 +163,7 @@ def test_number_of_nodes_follows_what_they_bring():
     assert sizes[-1] == 3
     assert len(farm.listed) == 3
     assert supervisor.capacity.phase == JobPhase.TRAINING
-    assert supervisor.num_samples == pytest.approx(8 * int(farm.made), rel=0.01)
+    assert supervisor.num_samples == 8 * int(farm.made)
 
 
 def test_number_of_nodes_waits_for_those_that_were_taken():

@@ -45,7 +45,7 @@ def test_time_of_a_world_is_told_apart(meter, clock):
     make_step(meter, clock, 2)
     account = meter.times().accounts[1]
     assert account.forming_s == pytest.approx(3.0)
-    assert account.num_steps == 2
+    assert (account.first_step, account.last_step) == (0, 2)
     assert account.steps_s == pytest.approx(0.26)
     assert account.outside_s == pytest.approx(0.5)
 
@@ -96,7 +96,7 @@ def test_step_that_did_not_count_is_made_again(meter, clock):
     account = meter._accounts[2]
     assert account.redone_s == pytest.approx(2.0)
     assert account.forming_s == pytest.approx(0.3)
-    assert account.num_steps == 0
+    assert (account.first_step, account.last_step) == (1, 1)
 
 
 def test_step_that_counts_though_its_world_broke_is_not(meter, clock):
@@ -110,7 +110,7 @@ def test_step_that_counts_though_its_world_broke_is_not(meter, clock):
     meter.begin_step(3)
     account = meter._accounts[2]
     assert account.redone_s == 0.0
-    assert account.num_steps == 1
+    assert (account.first_step, account.last_step) == (2, 2)
     # Longer than a step takes: the rest went to noticing.
     assert account.steps_s + account.forming_s == pytest.approx(2.0)
     assert account.steps_s == pytest.approx(0.13)

@@ -56,7 +56,7 @@ class AgentSeats:
         self._save: SaveOrder | None = None
         self._is_closed = False
         self._change = threading.Condition()
-        self._sending = threading.Lock()
+        self._sending, self._beating = threading.Lock(), threading.Lock()
         self._listeners: list[Callable[[Seat], None]] = []
         self._step, self._step_s = 0, 0.0
         self._phase, self._phase_began_s = "starting", time.monotonic()
@@ -169,11 +169,16 @@ class AgentSeats:
 
     def _beat(self) -> None:
         while not self._is_closed:
+            self._beat_once()
+            time.sleep(self._beat_s)
+
+    def _beat_once(self) -> None:
+        # One beat after the other, so that the last one is the newest.
+        with self._beating:
             phase_s = time.monotonic() - self._phase_began_s
             fields = {"step": self._step, "step_s": self._step_s}
             fields |= _as_plain(self._times)
             self._send("beat", **fields, phase=self._phase, phase_s=phase_s)
-            time.sleep(self._beat_s)
 
     def _tell_of_signals(self) -> None:
         while not self._is_closed:
@@ -222,7 +227,8 @@ class AgentSeats:
         self._send("saved", request=order.request, **fields)
 
     def report_end(self, *, is_finished: bool) -> None:
-        """Tells that this worker has made all steps, or has left before."""
+        """Tells that this worker has made all steps, or has left before, and how far it is."""
+        self._beat_once()
         self._send("finished" if is_finished else "left")
 
 

@@ -309,7 +309,7 @@ class ElasticLoop:
         if self._world is not None:
             self._collector.end()
         if self._world is not None:
-            self._meter.end_step()
+            self._meter.end_step(self._training.num_read)
             self._seats.report_times(self._meter.times())
         self._seats.report_step(self.step, time.monotonic() - self._began_s)
         # What the script does there is its own affair: it may evaluate, or save.
@@ -499,7 +499,7 @@ class ElasticLoop:
             self._break(str(error))
             return True
         self._num_broken = 0
-        self._meter.enter_world(seat.epoch, self.step)
+        self._meter.enter_world(seat.epoch, self.step, self._training.num_read)
         return True
 
     def _wait_before_the_next(self) -> None:

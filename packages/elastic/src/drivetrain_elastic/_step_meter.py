@@ -142,12 +142,13 @@ class StepMeter:
         self._num_samples = self._num_samples_before
         self._note("waiting for a world", is_waiting=False)
 
-    def enter_world(self, epoch: int, step: int) -> None:
+    def enter_world(self, epoch: int, step: int, num_read: int = 0) -> None:
         """Notes that this rank is in a world with all others.
 
         Args:
             epoch: Of the world.
             step: The last one that counts: whether that which was cut off does.
+            num_read: How many samples the training has read with it.
         """
         self._epoch, self._base = epoch, self._count()
         self._step = step
@@ -156,14 +157,18 @@ class StepMeter:
             # Its gradients were there: what it took longer than usual went to noticing.
             usual_s = min(self._cut_s, self._usual_s or self._cut_s)
             account = account._replace(
-                num_steps=account.num_steps + 1,
                 steps_s=account.steps_s + usual_s,
                 forming_s=account.forming_s + self._cut_s - usual_s,
             )
         else:
             account = account._replace(redone_s=account.redone_s + self._cut_s)
         self._cut_s, self._cut_step = 0.0, 0
-        self._accounts[epoch] = account
+        self._accounts[epoch] = account._replace(
+            first_step=step,
+            last_step=step,
+            first_sample=num_read,
+            last_sample=num_read,
+        )
         for old in sorted(self._accounts)[:-_NUM_WORLDS]:
             del self._accounts[old]
         self._spent = {}
@@ -238,8 +243,12 @@ class StepMeter:
         self._enter(SAVE, self._clock())
         self._note("saving", is_waiting=False)
 
-    def end_step(self) -> None:
-        """Ends a step, which counts."""
+    def end_step(self, num_read: int = 0) -> None:
+        """Ends a step, which counts.
+
+        Args:
+            num_read: How many samples the training has read with it.
+        """
         now_s = self._clock()
         self._enter("", now_s)
         spent, self._spent = self._spent, {}
@@ -252,9 +261,10 @@ class StepMeter:
         saving_s = spent.get(SAVE, 0.0)
         account = self._accounts.get(self._epoch, Account())
         self._accounts[self._epoch] = account._replace(
-            num_steps=account.num_steps + 1,
             steps_s=account.steps_s + step_s - saving_s,
             saving_s=account.saving_s + saving_s,
+            last_step=self._step,
+            last_sample=num_read,
         )
         self._is_in_step, self._ended_s = False, now_s
         self._usual_s = (

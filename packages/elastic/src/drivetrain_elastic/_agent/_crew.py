@@ -504,6 +504,7 @@ def _final(
         state=state,
         reason=clean_text(why),
         exit_code=exit_code,
+        progress=worker.progress(),
     )
 
 

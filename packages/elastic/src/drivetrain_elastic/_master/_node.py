@@ -157,6 +157,7 @@ def describe_care(
     status.time.total_s = time_ledger.total_s
     status.time.effective_s = time_ledger.effective_s
     status.time.num_steps = time_ledger.num_steps
+    status.time.num_samples = time_ledger.num_samples
     for row in time_ledger.lost:
         status.time.lost.add(**row._asdict())
     for one in excluded.values():

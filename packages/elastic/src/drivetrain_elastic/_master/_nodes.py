@@ -311,6 +311,8 @@ class Nodes:
         name, state = report.name, report.state
         if report.HasField("failure"):
             self._care.diagnoses.take(name, node.name, report.failure)
+        if report.HasField("progress"):
+            self._care.time.take([report.progress])
         worker = self._state.workers.get(name)
         if state in {pb.WorkerReport.STARTING, pb.WorkerReport.READY}:
             if worker is None:

@@ -196,10 +196,13 @@ class TimeKeeper:
                     world.accounts[one.name] = Account(
                         min(told.forming_s, _MOST_S),
                         min(told.redone_s, _MOST_S),
-                        told.num_steps,
                         min(told.steps_s, _MOST_S),
                         min(told.outside_s, _MOST_S),
                         min(told.saving_s, _MOST_S),
+                        told.first_step,
+                        told.last_step,
+                        told.first_sample,
+                        told.last_sample,
                     )
 
     def slow_down(self, epoch: int, lost_s: float) -> None:

@@ -33,18 +33,24 @@ class Account(NamedTuple):
     Attributes:
         forming_s: From the break of the world before, or the start, to the first step.
         redone_s: In a step of the world before that did not count.
-        num_steps: Steps that count.
-        steps_s: In these.
+        steps_s: In steps that count.
         outside_s: Between steps, in the script.
         saving_s: In checkpoints, while no step was made.
+        first_step: The last step that counts before the world.
+        last_step: The last one that counts now.
+        first_sample: How many samples the training had read before the world.
+        last_sample: How many it has read now.
     """
 
     forming_s: float = 0.0
     redone_s: float = 0.0
-    num_steps: int = 0
     steps_s: float = 0.0
     outside_s: float = 0.0
     saving_s: float = 0.0
+    first_step: int = 0
+    last_step: int = 0
+    first_sample: int = 0
+    last_sample: int = 0
 
 
 class WorldFacts(NamedTuple):
@@ -89,15 +95,17 @@ class TimeLedger(NamedTuple):
     Attributes:
         total_s: Since the job began.
         effective_s: In steps that count, with all ranks at their usual speed.
-        num_steps: How many these are.
+        num_steps: How many steps count.
         lost: All other seconds by cause, the most first; what nobody has accounted for is
             a row of its own.
+        num_samples: How many samples these steps are made of.
     """
 
     total_s: float
     effective_s: float
     num_steps: int
     lost: tuple[LedgerRow, ...]
+    num_samples: int = 0
 
     @property
     def effective_share(self) -> float:
@@ -114,10 +122,13 @@ def account_for(total_s: float, worlds: Iterable[WorldFacts]) -> TimeLedger:
 
     Example:
         >>> worlds = [
-        ...     WorldFacts(1, 4, "start", "", Account(5.0, 0.0, 100, 50.0)),
-        ...     WorldFacts(2, 4, "killed", "", Account(0.2, 0.3, 80, 40.0)),
+        ...     WorldFacts(1, 4, "start", "", Account(5.0, 0.0, 50.0, last_step=100)),
+        ...     WorldFacts(2, 4, "killed", "",
+        ...                Account(0.2, 0.3, 40.0, first_step=101, last_step=181)),
         ... ]
         >>> ledger = account_for(96.0, worlds)
+        >>> ledger.num_steps
+        181
         >>> round(ledger.effective_share, 3), ledger.lost[0].what
         (0.938, 'world forms')
         >>> round(sum(row.seconds for row in ledger.lost) + ledger.effective_s, 6)
@@ -131,7 +142,8 @@ def account_for(total_s: float, worlds: Iterable[WorldFacts]) -> TimeLedger:
             seconds[what, cause] = seconds.get((what, cause), 0.0) + lost_s
             times[what, cause] = times.get((what, cause), 0) + 1
 
-    full, effective_s, num_steps = 1, 0.0, 0
+    full, effective_s = 1, 0.0
+    told: list[Account] = []
     for world in worlds:
         full = max(full, world.size)
         one = world.account
@@ -148,7 +160,8 @@ def account_for(total_s: float, worlds: Iterable[WorldFacts]) -> TimeLedger:
             one.steps_s - slow_s - useful_s,
         )
         effective_s += useful_s
-        num_steps += one.num_steps
+        if one.last_step:
+            told.append(one)
     left_s = total_s - effective_s - math.fsum(seconds.values())
     lose("not accounted for", "unknown", left_s)
     rows = [
@@ -156,21 +169,32 @@ def account_for(total_s: float, worlds: Iterable[WorldFacts]) -> TimeLedger:
         for (what, cause), lost_s in seconds.items()
     ]
     rows.sort(key=lambda row: -row.seconds)
-    return TimeLedger(max(total_s, 0.0), effective_s, num_steps, tuple(rows))
+    # A world begins with what counts of all before it, whatever their ranks lived to tell.
+    first, last = (told[0], told[-1]) if told else (Account(), Account())
+    return TimeLedger(
+        max(total_s, 0.0),
+        effective_s,
+        max(0, last.last_step - first.first_step),
+        tuple(rows),
+        max(0, last.last_sample - first.first_sample),
+    )
 
 
 def typical_account(accounts: Sequence[Account]) -> Account:
     """Returns how the ranks of a world have spent their time, by the median of each part.
 
-    One that lies, or has just come, does not change it. What is no time counts as none.
+    One that lies, or has just come, does not change it. What is no time counts as none. How
+    far they are is what the one says that is furthest: others have died before they said it.
 
     Args:
         accounts: Of all ranks that have said anything.
 
     Example:
-        >>> typical_account([Account(0.2, 0.1, 5, 1.0), Account(0.4, 0.1, 5, 1.2)])
-        Account(forming_s=0.30000000000000004, redone_s=0.1, num_steps=5, steps_s=1.1, \
-outside_s=0.0, saving_s=0.0)
+        >>> found = typical_account([
+        ...     Account(0.2, 0.1, 1.0, last_step=5), Account(0.4, 0.1, 1.2, last_step=4)
+        ... ])
+        >>> found.redone_s, found.steps_s, found.last_step
+        (0.1, 1.1, 5)
     """
     if not accounts:
         return Account()
@@ -179,11 +203,15 @@ outside_s=0.0, saving_s=0.0)
         sound = [one for one in values if math.isfinite(one) and one >= 0]
         return statistics.median(sound) if sound else 0.0
 
+    furthest = max(accounts, key=lambda one: one.last_step)
     return Account(
         forming_s=middle(one.forming_s for one in accounts),
         redone_s=middle(one.redone_s for one in accounts),
-        num_steps=int(middle(one.num_steps for one in accounts)),
         steps_s=middle(one.steps_s for one in accounts),
         outside_s=middle(one.outside_s for one in accounts),
         saving_s=middle(one.saving_s for one in accounts),
+        first_step=furthest.first_step,
+        last_step=furthest.last_step,
+        first_sample=furthest.first_sample,
+        last_sample=furthest.last_sample,
     )

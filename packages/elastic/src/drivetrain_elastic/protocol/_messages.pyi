@@ -199,7 +199,7 @@ class Broken(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., worker: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("name", "slot", "state", "exit_code", "reason", "given_up", "failure")
+    __slots__ = ("name", "slot", "state", "exit_code", "reason", "given_up", "failure", "progress")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[WorkerReport.State]
@@ -221,6 +221,7 @@ class WorkerReport(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     name: str
     slot: int
     state: WorkerReport.State
@@ -228,7 +229,8 @@ class WorkerReport(_message.Message):
     reason: str
     given_up: bool
     failure: Failure
-    def __init__(self, name: _Optional[str] = ..., slot: _Optional[int] = ..., state: _Optional[_Union[WorkerReport.State, str]] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., given_up: _Optional[bool] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    progress: WorkerProgress
+    def __init__(self, name: _Optional[str] = ..., slot: _Optional[int] = ..., state: _Optional[_Union[WorkerReport.State, str]] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., given_up: _Optional[bool] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., progress: _Optional[_Union[WorkerProgress, _Mapping]] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("failure_class", "cause", "evidence", "blames_node", "traceback", "place", "is_echo")
@@ -337,22 +339,28 @@ class WorkerProgress(_message.Message):
     def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., accounts: _Optional[_Iterable[_Union[Account, _Mapping]]] = ..., window: _Optional[_Union[SectionWindow, _Mapping]] = ...) -> None: ...
 
 class Account(_message.Message):
-    __slots__ = ("epoch", "forming_s", "redone_s", "num_steps", "steps_s", "outside_s", "saving_s")
+    __slots__ = ("epoch", "forming_s", "redone_s", "steps_s", "outside_s", "saving_s", "first_step", "last_step", "first_sample", "last_sample")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FORMING_S_FIELD_NUMBER: _ClassVar[int]
     REDONE_S_FIELD_NUMBER: _ClassVar[int]
-    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     STEPS_S_FIELD_NUMBER: _ClassVar[int]
     OUTSIDE_S_FIELD_NUMBER: _ClassVar[int]
     SAVING_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    LAST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     forming_s: float
     redone_s: float
-    num_steps: int
     steps_s: float
     outside_s: float
     saving_s: float
-    def __init__(self, epoch: _Optional[int] = ..., forming_s: _Optional[float] = ..., redone_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., steps_s: _Optional[float] = ..., outside_s: _Optional[float] = ..., saving_s: _Optional[float] = ...) -> None: ...
+    first_step: int
+    last_step: int
+    first_sample: int
+    last_sample: int
+    def __init__(self, epoch: _Optional[int] = ..., forming_s: _Optional[float] = ..., redone_s: _Optional[float] = ..., steps_s: _Optional[float] = ..., outside_s: _Optional[float] = ..., saving_s: _Optional[float] = ..., first_step: _Optional[int] = ..., last_step: _Optional[int] = ..., first_sample: _Optional[int] = ..., last_sample: _Optional[int] = ...) -> None: ...
 
 class SectionWindow(_message.Message):
     __slots__ = ("number", "epoch", "num_steps", "sections_s", "step_s", "num_samples")
@@ -729,16 +737,18 @@ class LostTime(_message.Message):
     def __init__(self, what: _Optional[str] = ..., cause: _Optional[str] = ..., seconds: _Optional[float] = ..., times: _Optional[int] = ...) -> None: ...
 
 class TimeLedger(_message.Message):
-    __slots__ = ("total_s", "effective_s", "num_steps", "lost")
+    __slots__ = ("total_s", "effective_s", "num_steps", "lost", "num_samples")
     TOTAL_S_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_S_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     total_s: float
     effective_s: float
     num_steps: int
     lost: _containers.RepeatedCompositeFieldContainer[LostTime]
-    def __init__(self, total_s: _Optional[float] = ..., effective_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostTime, _Mapping]]] = ...) -> None: ...
+    num_samples: int
+    def __init__(self, total_s: _Optional[float] = ..., effective_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostTime, _Mapping]]] = ..., num_samples: _Optional[int] = ...) -> None: ...
 
 class Exclusion(_message.Message):
     __slots__ = ("machine", "node", "reason", "at_s")

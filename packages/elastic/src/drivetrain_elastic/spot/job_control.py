@@ -62,6 +62,7 @@ class JobView:
         step: The last step that was made.
         step_s: How long steps take; 0 while that is not known.
         step_samples: Samples of a step on all workers; 0 while that is not known.
+        num_samples: Samples of all steps that count; 0 while that is not known.
         saved: How the last checkpoint that was asked for has ended; None if it has not.
         requested: Which checkpoint was asked for last; empty for none.
         admitted: Which nodes may train; None while nobody has said.
@@ -78,6 +79,7 @@ class JobView:
     step: int = 0
     step_s: float = 0.0
     step_samples: float = 0.0
+    num_samples: float = 0.0
     saved: SaveResult | None = None
     requested: str = ""
     admitted: frozenset[str] | None = None

@@ -64,6 +64,7 @@ class MasterJob:
             step=max((one.step for one in workers), default=0),
             step_s=max((one.step_s for one in workers if one.rank >= 0), default=0.0),
             step_samples=_step_samples(one for one in workers if one.rank >= 0),
+            num_samples=status.time.num_samples,
             saved=saved,
             requested=status.save.request,
             admitted=(

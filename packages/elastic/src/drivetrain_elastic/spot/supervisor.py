@@ -129,7 +129,6 @@ class Supervisor:
         self.usage = Usage()
         self.speed = SpeedWatch(window_steps=20 if count is None else count.steps)
         self.num_samples = 0.0
-        self._uncounted_steps, self._step_samples = 0, 0.0
         self.exit_code = 0
         self._has_looked = False
         self._leaving: set[str] = set()
@@ -218,13 +217,8 @@ class Supervisor:
 
     def _measure(self, now_s: float, view: JobView) -> None:
         """Counts samples, and finds what nodes bring."""
-        self._uncounted_steps += view.step - self.view.step
-        # The first steps of a world are like those that follow, and the last like those
-        # before.
-        self._step_samples = view.step_samples or self._step_samples
-        if view.step_samples or view.ended:
-            self.num_samples += self._uncounted_steps * self._step_samples
-            self._uncounted_steps = 0
+        # A master that was started again has to hear it first.
+        self.num_samples = view.num_samples or self.num_samples
         self.speed = watch_speed(
             now_s,
             self.speed,
