@@ -7,8 +7,11 @@ import sys
 import time
 
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic._rendezvous import MasterRendezvous
+from drivetrain_elastic._torchrun_end import CLOSED, AgentEnd, end_of
 from drivetrain_elastic.protocol import _messages as pb
 
 SCRIPT = """
@@ -137,3 +140,120 @@ def test_master_tells_who_runs_under_torchrun(torchruns):
     (node,) = status.nodes
     assert node.pid == agent.pid
     assert runs.finish() == [0], runs.text()
+
+
+STOP, LEAVE = pb.Command.STOP_ALL, pb.Command.LEAVE
+
+
+@pytest.fixture
+def rendezvous(job):
+    """Makes the rendezvous of agents that are all in this process."""
+    masters, made = [], []
+
+    def make(*, min_nodes=1, max_nodes=1):
+        if not masters:
+            masters.append(job())
+        one = MasterRendezvous(
+            masters[0].address,
+            masters[0].token,
+            run_id="run",
+            min_nodes=min_nodes,
+            max_nodes=max_nodes,
+            local_address="127.0.0.1",
+            last_call_s=0.0,
+            join_s=60.0,
+        )
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.shutdown()
+
+
+def client_of(rendezvous):
+    return rendezvous._client
+
+
+def wait_until(condition, timeout_s=30.0):
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def ended_with(rendezvous):
+    """Has torchrun's agent ask for the next world, and returns with what it ends."""
+    with pytest.raises(SystemExit) as caught:
+        rendezvous.next_rendezvous()
+    # As whoever calls the rendezvous without torchrun knows it.
+    assert isinstance(caught.value, RendezvousClosedError)
+    return caught.value.code, str(caught.value)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_job_that_is_stopped_ends_its_torchrun_agents(rendezvous, code):
+    one = rendezvous()
+    one.next_rendezvous()
+    assert one.num_nodes_waiting() == 0
+    stop = pb.StopRequest(reason="enough", exit_code=code)
+    client_of(one).call("Stop", stop)
+    wait_until(one.num_nodes_waiting)
+    assert ended_with(one) == (code, "the job has ended: enough")
+    one.shutdown()
+
+
+def test_node_that_is_to_leave_ends_its_torchrun_agent_and_not_the_job(rendezvous):
+    one = rendezvous()
+    one.next_rendezvous()
+    with MasterClient(one._client.address, one._line._token) as client:
+        leave = pb.LeaveRequest(node=one._node, within_s=10.0, reason="it is wanted")
+        client.call("Leave", leave)
+        wait_until(one.num_nodes_waiting)
+        assert ended_with(one) == (0, "this node leaves: it is wanted")
+        one.shutdown()
+        status = client.call("GetStatus", pb.StatusRequest())
+    assert (status.ended, list(status.nodes)) == ("", [])
+
+
+def test_torchrun_agent_that_ends_first_does_not_stop_the_others(rendezvous):
+    one = rendezvous()
+    one.next_rendezvous()
+    client_of(one).call("Stop", pb.StopRequest(reason=CLOSED))
+    wait_until(one.is_closed)
+    assert one.num_nodes_waiting() == 0
+    # Its own workers have failed, and cannot start again: that is no success.
+    assert ended_with(one) == (1, f"the job has ended: {CLOSED}")
+
+
+def test_end_that_stops_workers_counts_and_the_first_of_them():
+    closed = end_of(pb.Command(what=STOP, reason=CLOSED))
+    leave = end_of(pb.Command(what=LEAVE, reason="spot", exit_code=0))
+    stop = end_of(pb.Command(what=STOP, reason="broken", exit_code=1))
+    assert closed.or_before(None) == closed
+    assert leave.or_before(closed) == leave
+    assert stop.or_before(leave) == leave == AgentEnd(0, "this node leaves: spot")
+    assert end_of(pb.Command(what=pb.Command.CHECK)) is None
+
+
+@pytest.mark.faults
+def test_torchrun_agents_end_when_their_node_leaves_and_when_the_job_is_stopped(
+    torchruns,
+):
+    runs = torchruns("1:2")
+    first, second = runs.start(), runs.start()
+    runs.workers(2, 0.0)
+    with MasterClient(runs.master.address, runs.master.token) as client:
+        status = client.call("GetStatus", pb.StatusRequest())
+        (leaver,) = [node.node for node in status.nodes if node.pid == second.pid]
+        client.call("Leave", pb.LeaveRequest(node=leaver, within_s=10.0, reason="x"))
+        assert second.wait(60) == 0, runs.text()
+        runs.workers(1, time.monotonic())
+        client.call("Stop", pb.StopRequest(reason="it has been seen"))
+        wait_until(lambda: "it has been seen" in runs.text())
+        # Whoever has heard it needs no master any more.
+        runs.master.stop()
+        assert first.wait(60) == 0, runs.text()
+    assert "the job has ended: it has been seen" in runs.text()
+    assert "this node leaves: x" in runs.text()
+    assert "Traceback" not in runs.text()

@@ -2,7 +2,8 @@
 
 Each torchrun agent is a node with one worker, itself. The master's world says who takes
 part and in which order; a newer world than the one that an agent has begun with makes it
-start its workers again, and nobody waits for a node that has gone.
+start its workers again, and nobody waits for a node that has gone. When the job is stopped,
+or the node is to leave, the agent stops its workers and ends.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
@@ -35,11 +35,14 @@ from drivetrain_elastic._seat import Seat
 from drivetrain_elastic._secret import read_token
 from drivetrain_elastic._store import MasterStore
 from drivetrain_elastic._tls import channel_credentials
+from drivetrain_elastic._torchrun_end import CLOSED, AgentEndError, end_of
 from drivetrain_elastic._world import call_roll
 from drivetrain_elastic.protocol import _messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from drivetrain_elastic._torchrun_end import AgentEnd
 
 __all__ = ["MasterRendezvous", "rendezvous_creator"]
 
@@ -123,7 +126,7 @@ class MasterRendezvous(RendezvousHandler):
         self._change = threading.Condition()
         self._world: pb.World | None = None
         self._entered = 0
-        self._ended = ""
+        self._end: AgentEnd | None = None
         self._error: BaseException | None = None
         self._is_ready = False
         self._loop = asyncio.new_event_loop()
@@ -149,6 +152,8 @@ class MasterRendezvous(RendezvousHandler):
             with self._change:
                 self._error = error
                 self._change.notify_all()
+        finally:
+            self._loop.close()
 
     # ---- the line ----
 
@@ -171,8 +176,9 @@ class MasterRendezvous(RendezvousHandler):
             what = message.WhichOneof("what")
             if what == "world":
                 self._world = message.world
-            elif what == "command" and message.command.what == pb.Command.STOP_ALL:
-                self._ended = message.command.reason
+            elif what == "command":
+                end = end_of(message.command)
+                self._end = self._end if end is None else end.or_before(self._end)
             self._change.notify_all()
 
     def _send(self, **what: Any) -> None:
@@ -205,20 +211,20 @@ class MasterRendezvous(RendezvousHandler):
         return self._run_id
 
     def is_closed(self) -> bool:
-        """Whether the job has ended."""
+        """Whether the job has ended, or this node is to leave it."""
         with self._change:
-            return bool(self._ended)
+            return self._end is not None
 
     def set_closed(self) -> None:
         """Ends the job for all nodes."""
         with contextlib.suppress(DrivetrainError):
-            self._client.call(
-                "Stop", pb.StopRequest(reason="torchrun has ended the job")
-            )
+            self._client.call("Stop", pb.StopRequest(reason=CLOSED))
 
     def num_nodes_waiting(self) -> int:
-        """Returns 1 if there is a newer world, for which workers must start again."""
+        """Returns 1 if workers must stop: for a newer world, or since the agent ends."""
         with self._change:
+            if self._end is not None and self._end.stops_workers:
+                return 1
             world = self._world
             return int(world is not None and world.epoch > self._entered)
 
@@ -226,7 +232,8 @@ class MasterRendezvous(RendezvousHandler):
         """Waits for a world that this node has a place in, and for all of its agents.
 
         Raises:
-            RendezvousClosedError: The job has ended.
+            RendezvousClosedError: The job has ended, or this node leaves it; torchrun ends
+                with the code that it has.
             RendezvousTimeoutError: No world came in time.
             RendezvousConnectionError: The master refuses this agent.
         """
@@ -256,14 +263,15 @@ class MasterRendezvous(RendezvousHandler):
 
     def _next_seat(self, end_s: float) -> Seat:
         def has_news() -> bool:
-            return bool(self._ended or self._error or self._place() is not None)
+            return bool(self._end or self._error or self._place() is not None)
 
         with self._change:
             self._change.wait_for(has_news, max(0.0, end_s - time.monotonic()))
             if self._error is not None:
                 raise RendezvousConnectionError(str(self._error)) from self._error
-            if self._ended:
-                raise RendezvousClosedError(self._ended)
+            if self._end is not None:
+                logger.warning("%s", self._end.reason)
+                raise AgentEndError(self._end)
             seat = self._place()
             if seat is None:
                 message = f"no world with a place for this node in {self._join_s:g} s"
@@ -282,8 +290,9 @@ class MasterRendezvous(RendezvousHandler):
         return Seat(world.epoch, members.index(self._name), members, nodes)
 
     def shutdown(self) -> bool:
-        """Ends the job, and takes leave of the master."""
-        self.set_closed()
+        """Ends the job, unless it goes on without this node, and leaves the master."""
+        if not self.is_closed():
+            self.set_closed()
         self._go_home()
         self._client.close()
         return True
