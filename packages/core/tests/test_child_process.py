@@ -37,6 +37,7 @@ def main(argv):
         "pid": os.getpid(),
         "group": os.getpgrp(),
         "threads": len(os.listdir("/proc/self/task")),
+        "has_colorsys": "colorsys" in sys.modules,
         "draws": [numpy.random.rand(), random.random()],
     }
     print("said to the log")
@@ -69,12 +70,13 @@ def start(module, tmp_path):
     """Starts the program in either way, and reaps it in the end."""
     started = []
 
-    def make(kind, **variables):
+    def make(kind, *, options=None, **variables):
         ours, theirs = socket.socketpair()
         ours.settimeout(60)
         path = os.pathsep.join(sys.path)
         env = {**os.environ, "PYTHONPATH": path, **variables}
-        more = {"imported": ("numpy",)} if kind is ForkedProcess else {}
+        if kind is ForkedProcess:
+            options = {"imported": ("numpy",), **(options or {})}
         with (tmp_path / "log").open("wb") as log, theirs:
             child = kind(
                 module,
@@ -82,7 +84,7 @@ def start(module, tmp_path):
                 env=env,
                 output=log.fileno(),
                 channel=theirs,
-                **more,
+                **(options or {}),
             )
         started.append((child, ours))
         return child, ours
@@ -152,12 +154,11 @@ def test_fork_that_runs_still_is_told_apart_and_killed(start):
 
 
 def test_server_serves_again_and_ends_when_nothing_is_asked(start, monkeypatch):
-    monkeypatch.setattr(_child_process, "_IDLE_S", 0.05)
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # a server of this test's own
     others = set(servers())
-    child, _ = start(ForkedProcess)
+    child, _ = start(ForkedProcess, options={"idle_s": 0.05})
     (server,) = set(servers()) - others
-    again, _ = start(ForkedProcess)
+    again, _ = start(ForkedProcess, options={"idle_s": 0.05})
     assert set(servers()) - others == {server}
     for one in (child, again):
         one.kill()
@@ -165,6 +166,14 @@ def test_server_serves_again_and_ends_when_nothing_is_asked(start, monkeypatch):
         monkeypatch.setattr(one, "reap", lambda: None)
     wait_until(lambda: server not in servers())
     assert not is_alive(server)
+
+
+def test_fork_has_what_it_wants_more_and_so_do_those_after_it(start):
+    more = {"more": ["colorsys", "a_module_that_is_nowhere"]}
+    _, line = start(ForkedProcess, options=more)
+    _, again = start(ForkedProcess)
+    for one in (line, again):
+        assert json.loads(receive(one))["has_colorsys"]
 
 
 def test_large_environment_reaches_a_fork(start):

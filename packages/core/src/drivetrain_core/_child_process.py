@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 from drivetrain_core._fork_server import MARKER, NO_MARK
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 __all__ = ["ChildProcess", "ForkedProcess", "NewProcess", "servers"]
 
@@ -135,8 +135,8 @@ class ForkedProcess:
     """A process that is there at once, with modules imported before it was asked for.
 
     The servers that it comes from start with the first use, one for each set of those
-    variables that libraries read when they are imported, and end half a minute after
-    the last process of theirs.
+    variables that libraries read when they are imported, and end some time after the
+    last process of theirs.
 
     Args:
         module: The module whose `main` it calls with the arguments.
@@ -144,7 +144,9 @@ class ForkedProcess:
         env: Its environment.
         output: The file for what it prints, opened for writing.
         channel: As for `NewProcess`; the second number is the server's.
-        imported: The modules that the server imports.
+        imported: The modules that the server imports as it starts.
+        more: Those that it imports before this process, if it has not yet.
+        idle_s: How long the server waits for another process, in seconds.
 
     Raises:
         TimeoutError: The server did not start in time.
@@ -159,6 +161,8 @@ class ForkedProcess:
         output: int,
         channel: socket.socket | None = None,
         imported: tuple[str, ...],
+        more: Collection[str] = (),
+        idle_s: float = _IDLE_S,
     ) -> None:
         request = {
             "module": module,
@@ -166,9 +170,11 @@ class ForkedProcess:
             "env": dict(env),
             "directory": os.getcwd(),  # noqa: PTH109
             "path": sys.path,
+            "more": list(more),
         }
         self._line, line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._exit_code: int | None = None
+        self._idle_s = idle_s
         self._server = None
         self._stdin = -1
         with contextlib.ExitStack() as stack:
@@ -238,7 +244,7 @@ class ForkedProcess:
             os.close(self._stdin)
             self._stdin = -1
         if self._server is not None:
-            _release(self._server)
+            _release(self._server, self._idle_s)
             self._server = None
 
 
@@ -313,12 +319,12 @@ def _start(imported: tuple[str, ...], early: Mapping[str, str]) -> _Server:
     return _Server(process, line)
 
 
-def _release(server: _Server) -> None:
+def _release(server: _Server, idle_s: float) -> None:
     """Ends a server some time after its last process is gone."""
     with _changing:
         server.num_open -= 1
         if server.num_open == 0 and server in _servers.values():
-            server.end = threading.Timer(_IDLE_S, _end_idle, (server,))
+            server.end = threading.Timer(idle_s, _end_idle, (server,))
             server.end.daemon = True
             server.end.start()
 

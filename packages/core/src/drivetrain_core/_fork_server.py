@@ -65,6 +65,7 @@ class _Server:
                             self._end(pid)
                         return None
                     asked, stdin, output, line, *rest = descriptors
+                    _import_more(asked)
                     if self._fork(stdin, output, line, [asked, *rest]):
                         return _read(asked), rest[0] if rest else None
                 elif key.fileobj is self._wake_end:
@@ -140,6 +141,19 @@ def _read(descriptor: int) -> dict[str, Any]:
     with os.fdopen(descriptor, "rb") as file:
         file.seek(0)
         return dict(json.load(file))
+
+
+def _import_more(descriptor: int) -> None:
+    """Imports what a request wants of the server, which the forks after it have as well."""
+    wanted = _read(os.dup(descriptor))["more"]
+    missing = [name for name in wanted if name not in sys.modules]
+    for name in missing:
+        # A fork that needs it raises the error.
+        with contextlib.suppress(Exception):
+            import_module(name)
+    if missing:
+        gc.collect()
+        gc.freeze()
 
 
 def _mark(marker: str) -> None:

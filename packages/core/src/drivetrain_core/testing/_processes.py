@@ -41,6 +41,10 @@ _NUM_HASH_SEEDS = 2
 # What takes seconds to import, and most functions need: DDP and optimizers import the
 # second of them when they are first used.
 _IMPORTED = ("torch.distributed.fsdp", "torch._dynamo", "drivetrain_core.services")
+# The modules of these packages that ranks have imported: the next ones have them.
+_learned: set[str] = set()
+# A run of tests has pauses between those that need ranks.
+_IDLE_S = 600.0
 
 
 class RankError(DistributedError, AssertionError):
@@ -78,6 +82,7 @@ def run_ranks(
 
     They are forked from a process that has imported torch and this package's services, so
     that they are there at once; it starts with the first call, and ends with the caller.
+    What ranks have imported of packages named `drivetrain_*`, the next ones have as well.
 
     Args:
         function: Called in each process with `args`. It and they cross by pickle;
@@ -116,6 +121,7 @@ def run_ranks(
                     process = _start(folder, variables, env, log.fileno())
                 children.append(_watch(rank, process, ended))
             _wait_for_all(children, folder, ended, deadline)
+            _learned.update((folder / "modules").read_text(encoding="utf-8").split())
             return [_result(folder, rank) for rank in range(world_size)]
         finally:
             for child in children:
@@ -144,7 +150,13 @@ def _start(
     seed = int(variables["RANK"]) % _NUM_HASH_SEEDS + 1
     env = {"PYTHONHASHSEED": str(seed), **variables}
     return ForkedProcess(
-        _RANK_MAIN, arguments, env=env, output=output, imported=_IMPORTED
+        _RANK_MAIN,
+        arguments,
+        env=env,
+        output=output,
+        imported=_IMPORTED,
+        more=sorted(_learned),
+        idle_s=_IDLE_S,
     )
 
 

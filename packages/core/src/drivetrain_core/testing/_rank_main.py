@@ -51,6 +51,9 @@ def main(argv: list[str]) -> int:
         report = f"{time.monotonic()}\n{traceback.format_exc()}"
         _write(folder / f"error-{rank}", report.encode())
         return 1
+    if rank == 0:
+        ours = [name for name in list(sys.modules) if name.startswith("drivetrain_")]
+        _write(folder / "modules", "\n".join(ours).encode())
     _write(folder / f"result-{rank}", result)
     if process_group:
         _wait_for_others()
