@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from drivetrain_core import Choice, Code, Measurement, Reject, Slot
+from drivetrain_core._plan import Rejected
 from drivetrain_core.search.budget import Budget
 from drivetrain_core.search.cache.cache import TrialCache
 from drivetrain_core.search.numerics.observation import Observation
@@ -19,7 +20,7 @@ from drivetrain_core.search.report.record import TrialRecord
 from drivetrain_core.search.run import Search
 from drivetrain_core.search.space import SlotSpace
 from drivetrain_core.search.trials import Trials
-from drivetrain_core.search.why import cost_of_required
+from drivetrain_core.search.why import cost_of_required, make_plan, not_tried
 
 FUSED = (Choice("optimizer_impl", {"kind": "fused"}),)
 THREAD = (Choice("cpu_threads", {"num": 1}),)
@@ -228,6 +229,7 @@ def test_plan_that_is_remembered_needs_neither_trials_nor_time(
     assert again.records[1].cached
     assert [plan for plan, _ in runner.opened] == [()]
     assert found.stopped.startswith("the budget")
+    assert not found.is_finished
 
 
 def record_of(choices, step_s, **fields):
@@ -244,3 +246,27 @@ def test_what_is_required_is_compared_with_the_program_as_written():
     assert cost_of_required([written], (), ()) == ""
     failed = record_of((), 0.068, code="ERROR", because="it fails")
     assert cost_of_required([base, failed], (), THREAD) == ""
+
+
+@pytest.mark.parametrize("unfinished", ["", "the budget was used"])
+def test_what_the_budget_left_no_time_for_is_named(context, unfinished):
+    threads = SlotSpace(slot=Slot.CPU_THREADS, candidates=THREAD, monotone=False)
+    parts = SlotSpace(slot=Slot.MICRO_BATCH, candidates=PARTS, monotone=False)
+    trials = [record_of((), 0.1), record_of(THREAD, 0.2)]
+    plan = make_plan(
+        context, trials, (), None, "", (threads, parts), (), 1.0, unfinished
+    )
+    because = {reason.slot: reason.because for reason in plan.why}
+    assert because["cpu_threads"].endswith("measured 0.50x of it")
+    assert because["micro_batch"] == (
+        f"nothing else was tried: {unfinished}"
+        if unfinished
+        else "no plan that differs only here was measured"
+    )
+
+
+def test_what_is_asked_for_and_not_tried_is_found():
+    trials = [record_of((), 0.1), record_of(THREAD, 0.2)]
+    skipped = [Rejected(plan="micro_batch(num=2)", code=Code.SLOWER, because="")]
+    asked = ("cpu_threads", "micro_batch", "precision")
+    assert not_tried(asked, trials, skipped) == ["precision"]

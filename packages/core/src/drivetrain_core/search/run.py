@@ -36,7 +36,7 @@ from drivetrain_core.search.space import (
     with_unused_parameters,
 )
 from drivetrain_core.search.trials import Trials
-from drivetrain_core.search.why import cost_of_required, make_plan
+from drivetrain_core.search.why import cost_of_required, make_plan, not_tried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -164,6 +164,7 @@ class Search:
         self.skipped: list[Rejected] = []
         self.decision = Decision(trials, options.objective, context.device.memory_bytes)
         self.stopped = "no plan was expected to gain any more"
+        self.is_finished = True
 
     def run(self) -> tuple[Plan, Report]:
         """Returns the plan and the report."""
@@ -189,7 +190,11 @@ class Search:
             space,
             self.skipped,
             seconds,
+            "" if self.is_finished else self.stopped,
         )
+        asked = self.options.given
+        for name in not_tried(asked, self.trials.records, self.skipped):
+            logger.warning("%s was not tried, though asked for: %s", name, self.stopped)
         return plan, Report(
             trials=tuple(self.trials.records),
             chosen=chosen,
@@ -286,6 +291,7 @@ class Search:
                 record = self.trials.known(asked)
                 if record is None:
                     if not self.trials.remembers(asked) and self._exhausted():
+                        self.is_finished = False
                         return
                     record = self.trials.run(asked)
                 answer = Outcome(self.trials.score(record))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from drivetrain_core.search.report.record import TrialRecord
     from drivetrain_core.search.space import SlotSpace
 
-__all__ = ["cost_of_required", "make_plan"]
+__all__ = ["cost_of_required", "make_plan", "not_tried"]
 
 _MIB = 1 << 20
 
@@ -37,6 +38,7 @@ def make_plan(
     space: Sequence[SlotSpace],
     skipped: Sequence[Rejected],
     seconds: float,
+    unfinished: str = "",
 ) -> Plan:
     """Returns the plan that a search chose.
 
@@ -49,10 +51,11 @@ def make_plan(
         space: The slots that were asked.
         skipped: What was ruled out without a trial.
         seconds: What the search took.
+        unfinished: Why it ended before it had tried what may gain; empty if it had.
     """
     record = next(trial for trial in trials if trial.choices == chosen)
     reasons = [Reason(slot="plan", chose=describe(chosen), because=because)]
-    reasons += [_why(entry, chosen, trials, skipped) for entry in space]
+    reasons += [_why(entry, chosen, trials, skipped, unfinished) for entry in space]
     failed = [
         Rejected(plan=describe(t.choices), code=t.code, because=t.because)
         for t in trials
@@ -97,6 +100,27 @@ def cost_of_required(
     return f"; what is required runs at {ratio:.2f}x of the program as written"
 
 
+def not_tried(
+    names: Iterable[str],
+    trials: Sequence[TrialRecord],
+    skipped: Sequence[Rejected],
+) -> list[str]:
+    """Returns those of the optimizations that were neither tried nor ruled out.
+
+    Args:
+        names: Their names.
+        trials: Every trial.
+        skipped: What was ruled out without a trial.
+    """
+    tried = {choice.name for trial in trials for choice in trial.choices}
+    return [
+        name
+        for name in names
+        if name not in tried
+        and not any(re.search(rf"\b{name}\b", one.plan) for one in skipped)
+    ]
+
+
 def _measured(record: TrialRecord, comparison: Comparison | None) -> dict[str, Any]:
     assert record.measurement is not None
     best: Measurement = record.measurement
@@ -120,6 +144,7 @@ def _why(
     chosen: Choices,
     trials: Sequence[TrialRecord],
     skipped: Sequence[Rejected],
+    unfinished: str,
 ) -> Reason:
     """Returns the reason for a slot: the trials that differ from the plan only there."""
     mine = _answer(entry, chosen)
@@ -136,8 +161,15 @@ def _why(
         return Reason(slot=entry.slot.value, chose=chose, because=because)
     names = {str(candidate) for candidate in entry.candidates}
     known = [r.because for r in skipped if r.plan in names]
-    because = known[0] if known else "no plan that differs only here was measured"
+    nothing = "no plan that differs only here was measured"
+    if unfinished and not _is_tried(entry, trials):
+        nothing = f"nothing else was tried: {unfinished}"
+    because = known[0] if known else nothing
     return Reason(slot=entry.slot.value, chose=chose, because=because)
+
+
+def _is_tried(entry: SlotSpace, trials: Sequence[TrialRecord]) -> bool:
+    return len({_answer(entry, trial.choices) for trial in trials}) > 1
 
 
 def _speeds(trials: Sequence[TrialRecord]) -> dict[Choices, float]:
