@@ -11,6 +11,7 @@ import pytest
 
 from drivetrain_elastic import Master, faults
 from drivetrain_elastic._local_job import LocalJob, members_of
+from drivetrain_elastic._secret import write_token
 from drivetrain_elastic.cli import main
 from drivetrain_elastic.protocol import _messages as pb
 
@@ -234,15 +235,32 @@ def test_node_leaves_although_the_master_dies_as_it_says_so(job):
         (["--workers-per-copy", "2"], "must be a multiple of workers_per_copy"),
         (["--tee"], "tee needs a log_folder"),
         (["--rdzv-endpoint", "127.0.0.1:9"], "the job's token: pass --token-file"),
+        (
+            ["--rdzv-endpoint", "127.0.0.1", "--token-file", "token"],
+            "host:port, or several with commas between them, got '127.0.0.1'",
+        ),
         (["--node", "a/b"], "must not be empty and have no '/', got 'a/b'"),
     ],
 )
-def test_options_that_cannot_be_are_named(tmp_path, options, says, capsys):
+def test_options_that_cannot_be_are_named(tmp_path, monkeypatch, options, says, capsys):
     (tmp_path / "train.py").touch()
-    assert main(["run", *options, str(tmp_path / "train.py")]) == 1
+    write_token(tmp_path / "token", "x" * 30)
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", *options, "train.py"]) == 1
     said = capsys.readouterr().err
     assert says in said
     assert "Traceback" not in said
+
+
+@pytest.mark.faults
+def test_agent_that_finds_no_master_says_so_and_gives_up(job):
+    job = job("--patience-s", "5", keeps_master=False)
+    assert job.start_node().wait(60) == 1, job.text()
+    says = f"the master at {job.address} does not answer: "
+    assert says in job.text()
+    assert "this agent looks for it for 5 s" in job.text()
+    assert f"the master at {job.address} has not answered for 5 s: " in job.text()
+    assert "Traceback" not in job.text()
 
 
 @pytest.mark.faults

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
 )
+_ADDRESS = re.compile(r"([^\s:]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 # A master that ends cancels the calls that wait.
 _TRANSIENT = {
@@ -189,10 +191,14 @@ def split_addresses(address: str) -> list[str]:
     """Returns the addresses in a text.
 
     Raises:
-        ProgramError: There is none, or an empty one.
+        ProgramError: There is none, or one without a host or a port.
+
+    Example:
+        >>> split_addresses("a.example:29400, [::1]:29400")
+        ['a.example:29400', '[::1]:29400']
     """
     found = [one.strip() for one in address.split(",")]
-    if not all(found):
+    if not all(_ADDRESS.fullmatch(one) for one in found):
         message = (
             f"the address of a master is host:port, or several with commas between "
             f"them, got {address!r}"

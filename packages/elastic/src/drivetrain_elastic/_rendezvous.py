@@ -136,6 +136,7 @@ class MasterRendezvous(RendezvousHandler):
             hello=self._hello,
             heartbeat=pb.Heartbeat,
             heard=self._heard,
+            patience_s=join_s,
             tls=channel_credentials(),
         )
         self._thread = threading.Thread(

@@ -141,7 +141,11 @@ def _add_master_options(parser: argparse.ArgumentParser) -> None:
 def _add_time_options(parser: argparse.ArgumentParser) -> None:
     for name, default, says in (
         ("last-call-s", 5.0, "how long the first world waits for more than MIN nodes"),
-        ("patience-s", 600.0, "how long a job with too few workers waits for more"),
+        (
+            "patience-s",
+            600.0,
+            "how long a job with too few workers waits for more, and an agent for a master",
+        ),
         ("frozen-s", 2.0, "how long a worker that does nothing may be silent"),
         ("stuck-s", 600.0, "how long a step may compute"),
         ("grace-s", 30.0, "how long workers have between SIGTERM and SIGKILL"),

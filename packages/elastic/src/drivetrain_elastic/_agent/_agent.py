@@ -35,6 +35,7 @@ from drivetrain_elastic._agent._parent import (
     kill_adopted,
     reap_orphans,
 )
+from drivetrain_elastic._client import split_addresses
 from drivetrain_elastic._secret import make_token, write_token
 from drivetrain_elastic._stacks import take_stacks
 from drivetrain_elastic.decisions.liveness import Health
@@ -101,7 +102,7 @@ class Agent:
         reason: Why `run` has returned, for people.
 
     Raises:
-        ProgramError: An address without a token.
+        ProgramError: An address without a token, or without a port.
 
     Example:
         >>> from drivetrain_elastic import AgentConfig
@@ -124,6 +125,8 @@ class Agent:
         if token is None and (address is not None or master is not None):
             message = "an agent that is given a master needs the token of the job"
             raise ProgramError(message)
+        if address is not None:
+            split_addresses(address)
         self._program = Program(tuple(program), is_module, str(Path.cwd()))
         self._config = config
         self._address = address
@@ -161,7 +164,8 @@ class Agent:
         are older, or in its session, are not touched; others are taken for theirs.
 
         Raises:
-            DrivetrainError: The master refuses this agent, or workers cannot be started.
+            DrivetrainError: The master refuses this agent, or none answers within the
+                patience, or workers cannot be started.
         """
         return asyncio.run(self._run())
 
@@ -211,6 +215,7 @@ class Agent:
                 hello=self._hello,
                 heartbeat=self._heartbeat,
                 heard=self._heard,
+                patience_s=self._config.patience_s,
                 tls=self._tls,
             )
             server = await serve_links(self._path, heard=self._crew.heard)

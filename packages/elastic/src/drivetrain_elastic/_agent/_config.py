@@ -32,8 +32,9 @@ class AgentConfig:
         num_standbys: Workers that are ready to take the place of one that dies.
         max_restarts: How many workers may be started anew in one place within an hour.
         last_call_s: How long the first world waits for more than the fewest nodes.
-        patience_s: How long a job with too few workers waits for more; `inf`, here as in
-            other times, for ever.
+        patience_s: How long a job with too few workers waits for more, and how long, 5 s at
+            least, its agent looks for the first master; `inf`, here as in other times, for
+            ever.
         frozen_s: How long a worker that does nothing may be silent before it is killed.
         stuck_s: How long a step may compute before its worker counts as stuck.
         on_stuck: What becomes of a stuck worker, once all have written down what they

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from drivetrain_elastic._client import RefusedError, split_addresses
+from drivetrain_elastic._client import MasterError, RefusedError, split_addresses
 from drivetrain_elastic.protocol import _messages as pb
 from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, credentials
 
@@ -32,6 +33,8 @@ _EOF: Any = getattr(grpc.aio, "EOF")  # noqa: B009  (its types do not name it)
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 # An agent that was started again may come before its node is known to have gone.
 _DUPLICATE_S = 10.0
+# After such a time without a master it is said, and sooner nobody gives up.
+_SILENT_S, _LEAST_PATIENCE_S = 3.0, 5.0
 _REFUSED = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -49,6 +52,8 @@ class MasterLine:
         hello: Makes the first message of a line: all that the master has to know.
         heartbeat: Makes a message for as often as the master wants one.
         heard: Takes each message of the master.
+        patience_s: How long to look for the first master; `inf` for ever. Once there was
+            one, the next is looked for until the line is closed.
         tls: Credentials of the channel; None where the master is on this machine.
 
     Attributes:
@@ -63,9 +68,11 @@ class MasterLine:
         hello: Callable[[], pb.Hello],
         heartbeat: Callable[[], pb.Heartbeat],
         heard: Callable[[pb.ToAgent], None],
+        patience_s: float = math.inf,
         tls: grpc.ChannelCredentials | None = None,
     ) -> None:
         self._addresses = split_addresses(address)
+        self._patience_s = max(patience_s, _LEAST_PATIENCE_S)
         self._token = token
         self._hello = hello
         self._heartbeat = heartbeat
@@ -74,6 +81,8 @@ class MasterLine:
         self._messages: asyncio.Queue[pb.FromAgent | None] | None = None
         self._heartbeat_s = 0.5
         self._is_closed = False
+        self._why = "no reply"
+        self._found = asyncio.Event()
         self.is_open = False
 
     def send(self, message: pb.FromAgent) -> None:
@@ -92,7 +101,44 @@ class MasterLine:
 
         Raises:
             RefusedError: The master does not want this agent.
+            MasterError: There was none in time.
         """
+        keeping = asyncio.create_task(self._keep())
+        try:
+            await self._find_master(keeping)
+            await keeping
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    async def _find_master(self, keeping: asyncio.Task[None]) -> None:
+        """Waits for the first master, and says so if that takes long."""
+        found = asyncio.create_task(self._found.wait())
+        news: set[asyncio.Task[Any]] = {keeping, found}
+        first = asyncio.FIRST_COMPLETED
+        try:
+            done, _ = await asyncio.wait(news, timeout=_SILENT_S, return_when=first)
+            if done:
+                return
+            where = ", ".join(self._addresses)
+            logger.warning(
+                "the master at %s does not answer: %s; this agent looks for it %s",
+                *(where, self._why, _so_long(self._patience_s)),
+            )
+            left_s = self._patience_s - _SILENT_S
+            timeout_s = left_s if math.isfinite(left_s) else None
+            done, _ = await asyncio.wait(news, timeout=timeout_s, return_when=first)
+            if not done:
+                message = (
+                    f"the master at {where} has not answered for {self._patience_s:g} "
+                    f"s: {self._why}; start it, and then its agents, or look whether its "
+                    "address is right"
+                )
+                raise MasterError(message)
+        finally:
+            found.cancel()
+
+    async def _keep(self) -> None:
         pause_s, began_s, attempt = _FIRST_WAIT_S, time.monotonic(), 0
         while True:
             address = self._addresses[attempt % len(self._addresses)]
@@ -106,9 +152,13 @@ class MasterLine:
                 code, why = error.code, str(error)
             else:
                 code, why = grpc.StatusCode.OK, "the master ended it"
-            is_late = time.monotonic() > began_s + _DUPLICATE_S
-            is_double = code == grpc.StatusCode.ALREADY_EXISTS and is_late
-            if code in _REFUSED or is_double:
+            self._why = why
+            if code == grpc.StatusCode.ALREADY_EXISTS:
+                # There is a master, which has to miss the agent before this one.
+                self._found.set()
+                if time.monotonic() > began_s + _DUPLICATE_S:
+                    raise RefusedError(why)
+            if code in _REFUSED:
                 raise RefusedError(why)
             if self.is_open:
                 logger.warning(
@@ -144,6 +194,7 @@ class MasterLine:
             return False
         self._heartbeat_s = welcome.welcome.heartbeat_s
         self.is_open = True
+        self._found.set()
         writer = asyncio.create_task(self._write(call, messages))
         try:
             while (message := await call.read()) is not _EOF:
@@ -171,6 +222,10 @@ class MasterLine:
                 await call.done_writing()
                 return
             await call.write(message)
+
+
+def _so_long(seconds: float) -> str:
+    return f"for {seconds:g} s" if math.isfinite(seconds) else "until there is one"
 
 
 class _LineBrokenError(Exception):
