@@ -14,6 +14,7 @@ from drivetrain_elastic._master._diagnoses import Diagnoses
 from drivetrain_elastic._master._time_keeper import TimeKeeper
 from drivetrain_elastic._master._training_watch import TrainingWatch
 from drivetrain_elastic.decisions.failures import Diagnosis, FailureClass
+from drivetrain_elastic.decisions.progress import ProgressConfig
 from drivetrain_elastic.protocol import _messages as pb
 
 GPU = pb.Failure(
@@ -563,6 +564,23 @@ def test_evaluation_between_steps_is_no_hang(agent):
     one.phase, one.step = "computing", 6
     watch.take([one])
     assert watch.look(time.monotonic() + 6.0)[0].startswith("no step for ")
+
+
+def test_training_that_waits_for_workers_does_not_hang():
+    watch = TrainingWatch(progress=ProgressConfig(floor_s=0.2))
+    watch.enter(1, ["a/0"])
+    watch.take([pb.WorkerProgress(name="a/0", step=5, step_s=0.01)])
+    now_s = time.monotonic()
+    watch.rest(now_s + 100.0)
+    assert watch.look(now_s + 100.1)[0] == ""
+    assert watch.look(now_s + 100.3)[0].startswith("no step for 0.3 s")
+
+
+def test_who_waits_for_workers_says_so(pair):
+    a, b, master = pair(min_workers=4)
+    b.say(goodbye=pb.Goodbye(reason="left"))
+    subject, reason = wait_for_event(master, "waits", alive=(a,))
+    assert (subject, reason) == ("1", "2 workers are ready, of 4 at least")
 
 
 def test_steps_that_leap_are_no_steps():

@@ -222,13 +222,18 @@ class Care:
 
     # ---- what follows ----
 
-    def look(self, now_s: float, heard_s: Mapping[str, float]) -> Look:
+    def look(
+        self, now_s: float, heard_s: Mapping[str, float], *, is_short: bool = False
+    ) -> Look:
         """Returns what is to be done now.
 
         Args:
             now_s: The time, on the master's monotonic clock.
             heard_s: When each node was last heard of.
+            is_short: Whether too few workers are there to train, so that none can hang.
         """
+        if is_short:
+            self.training.rest(now_s)
         orders: list[_Order] = []
         waits = [_SOON_S, self._look_for_late_ones(now_s, heard_s)]
         judged, wait_s = self.diagnoses.judge(now_s, self.training.step)

@@ -53,7 +53,15 @@ _LONGEST_WAIT_S = 1.0
 _EXCLUDED_S = 30.0
 # What people should see in the output of any agent.
 _NOTICES = frozenset(
-    {"excluded", "hang", "not-excluded", "silent", "straggler", "straggler-over"}
+    [
+        "excluded",
+        "hang",
+        "not-excluded",
+        "silent",
+        "straggler",
+        "straggler-over",
+        "waits",
+    ]
 )
 
 
@@ -498,7 +506,9 @@ class Nodes:
             if node.name in presence.lost:
                 why = f"not heard of for {presence.lost[node.name]:.1f} s"
                 self._lose(node, why, is_loss=True)
-        look = self._care.look(now_s, self._roster.heard_s())
+        results = self._outcomes.results
+        is_short = results.short_since_s is not None
+        look = self._care.look(now_s, self._roster.heard_s(), is_short=is_short)
         waits = [_LONGEST_WAIT_S, presence.wait_s, look.wait_s]
         for order in look.orders if self._ending is None else []:
             if isinstance(order, StopJob):
@@ -515,11 +525,13 @@ class Nodes:
             return min(one for one in waits if one is not None)
         waits.append(self._answer_notices(now_s))
         verdict = next_world(now_s, self._state, config)
-        results = self._outcomes.results
         if not verdict.is_short:
             results.short_since_s = None
         elif results.short_since_s is None:
             results.short_since_s = now_s
+            world = self._state.world
+            if world is not None and verdict.world is None and not results.finished:
+                self._note("waits", str(world.epoch), verdict.reason)
         ending = judge_ending(
             now_s, self._state, results, verdict, patience_s=self._terms.patience_s
         )

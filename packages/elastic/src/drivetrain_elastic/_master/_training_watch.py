@@ -201,6 +201,10 @@ class TrainingWatch:
         self._is_hanging = True
         return verdict.reason, verdict.wait_s
 
+    def rest(self, now_s: float) -> None:
+        """Notes that no step can be made now: too few workers are there."""
+        self._last_step_s = now_s
+
     def ask(self, now_s: float) -> None:
         """Notes that all agents were asked what their workers did last."""
         self._asked_s, self._flights = now_s, {}
