@@ -1,6 +1,7 @@
 """Of several masters one serves; the next takes over, and nothing is lost."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from drivetrain_core import ProgramError
 from drivetrain_elastic import Master, MasterError, ShardClient
 from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic._secret import make_token, write_token
 from drivetrain_elastic.cli import main
 from drivetrain_elastic.protocol import _messages as pb
 
@@ -170,7 +172,7 @@ def test_masters_of_a_url_wait_for_each_other(redis_server):
     url = redis_server().url("lease_s=3600")
     with ThreadPoolExecutor(1) as pool:
         first = Master(url)
-        second = pool.submit(Master, url)
+        second = pool.submit(Master, url, token=first.token)
         first.stop()
         with second.result(LONG_S) as master:
             assert master.incarnation == 2
@@ -214,6 +216,97 @@ def test_master_gives_way_when_its_lease_cannot_be_renewed(redis_server, caplog)
     master.stop()
     assert "gives way: the lease of 0.5 s was last renewed" in caplog.text
     assert "ends by itself" in caplog.text
+
+
+# Nobody listens there, and nobody is asked: all is found out before.
+NOWHERE = "redis://127.0.0.1:1/0?job=x&patience_s=1"
+
+
+@pytest.mark.parametrize("journal", [NOWHERE, "job.db"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ["--address", "203.0.113.7:29443"],
+            "--tls-certificate FILE and --tls-key FILE",
+        ),
+        (["--address", "127.0.0.1"], "HOST:PORT, got '127.0.0.1'"),
+        (["--address", "127.0.0.1:x"], "HOST:PORT, got '127.0.0.1:x'"),
+        (["--metrics", "203.0.113.7:9"], "must be an address of this machine"),
+        (["--tls-certificate", "token", "--tls-key", "token"], "a certificate in PEM"),
+    ],
+)
+def test_master_that_could_not_serve_does_not_stand_ready(
+    capsys, tmp_path, monkeypatch, journal, options, words
+):
+    if "--metrics" in options:
+        pytest.importorskip("prometheus_client")
+    monkeypatch.chdir(tmp_path)
+    write_token("token", make_token())
+    command = ["master", "--token-file", "token", "--journal", journal]
+    assert main([*command, *options]) == 1
+    out, err = capsys.readouterr()
+    assert (out, words in err, len(err.splitlines())) == ("", True, 1), err
+
+
+def test_certificate_does_not_make_an_address_this_machines(capsys, tmp_path):
+    if not shutil.which("openssl"):
+        pytest.skip("no openssl")
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes"),
+            *("-keyout", key, "-out", cert, "-subj", "/CN=x"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    command = ["master", "--token-file", str(tmp_path / "token"), "--journal", NOWHERE]
+    command += ["--address", "203.0.113.7:29443", "--tls-certificate", cert]
+    assert main([*command, "--tls-key", key]) == 1
+    assert "must be an address of this machine" in capsys.readouterr().err
+
+
+@pytest.mark.extra
+def test_server_that_is_away_is_said_once_and_nobody_is_ready(capsys, caplog, tmp_path):
+    pytest.importorskip("redis", reason="redis-py is not installed")
+    command = ["master", "--token-file", str(tmp_path / "token"), "--journal", NOWHERE]
+    assert main(command) == 1
+    said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert len(said) == 1
+    assert "redis://127.0.0.1:1/0 does not answer: " in said[0]
+    assert "; it is tried again" in said[0]
+    assert "ready" not in capsys.readouterr().out
+
+
+@pytest.mark.extra
+def test_candidate_with_another_token_does_not_stand_ready(
+    redis_server, tmp_path, capsys
+):
+    url = redis_server().url("lease_s=3600")
+    other = tmp_path / "other"
+    write_token(other, make_token())
+    with Master(url) as master:
+        command = ["master", "--token-file", str(other), "--journal", url]
+        assert main(command) == 1
+        out, err = capsys.readouterr()
+        assert (out, f"at {master.address} has another token" in err) == ("", True)
+        with pytest.raises(ProgramError, match="all masters of a job need the same"):
+            Master(url)
+
+
+@pytest.mark.extra
+def test_candidate_whose_port_is_taken_does_not_stand_ready(
+    redis_server, tmp_path, capsys
+):
+    url = redis_server().url("lease_s=3600")
+    with socket.create_server(("127.0.0.1", 0)) as taken, Master(url) as master:
+        write_token(tmp_path / "token", master.token)
+        command = ["master", "--token-file", str(tmp_path / "token"), "--journal", url]
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert main([*command, "--address", address]) == 1
+    out, err = capsys.readouterr()
+    assert (out, "something else listens there" in err) == ("", True)
 
 
 def test_master_needs_a_journal_of_a_known_kind(tmp_path, capsys):

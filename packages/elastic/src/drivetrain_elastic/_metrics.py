@@ -9,14 +9,32 @@ from drivetrain_core import DrivetrainError, ProgramError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import ModuleType
 
     from drivetrain_elastic.protocol import _messages as pb
 
-__all__ = ["MetricsServer"]
+__all__ = ["MetricsServer", "import_prometheus"]
 
 logger = logging.getLogger(__name__)
 
 _PREFIX = "drivetrain_elastic_"
+
+
+def import_prometheus() -> ModuleType:
+    """Returns the library that serves metrics.
+
+    Raises:
+        ProgramError: It is not installed.
+    """
+    try:
+        import prometheus_client
+        import prometheus_client.registry
+    except ImportError as error:
+        message = (
+            'metrics need prometheus-client: pip install "drivetrain-elastic[metrics]"'
+        )
+        raise ProgramError(message) from error
+    return prometheus_client
 
 
 class MetricsServer:
@@ -37,17 +55,12 @@ class MetricsServer:
     """
 
     def __init__(self, address: str, get_status: Callable[[], pb.Status]) -> None:
-        try:
-            import prometheus_client
-            from prometheus_client.registry import CollectorRegistry
-        except ImportError as error:
-            message = 'metrics need prometheus-client: pip install "drivetrain-elastic[metrics]"'
-            raise ProgramError(message) from error
+        prometheus_client = import_prometheus()
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
             message = f"the address of metrics must be HOST:PORT, got {address!r}"
             raise ProgramError(message)
-        registry = CollectorRegistry()
+        registry = prometheus_client.registry.CollectorRegistry()
         registry.register(_Collector(get_status))
         try:
             self._server, self._thread = prometheus_client.start_http_server(

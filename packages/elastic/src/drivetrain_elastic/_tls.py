@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from pathlib import Path
 
 import grpc
@@ -22,14 +23,25 @@ def server_credentials(
         key: The file of its key, PEM.
 
     Raises:
-        ProgramError: Only one is named, or they cannot be read.
+        ProgramError: Only one is named, they cannot be read, or are not of each other.
     """
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
         message = "TLS needs both a certificate and its key, got one of them"
         raise ProgramError(message)
-    return grpc.ssl_server_credentials([(_read(key), _read(certificate))])
+    read = _read(key), _read(certificate)
+    # gRPC would find it as the first client comes.
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key, password=str)
+    except (ssl.SSLError, ValueError) as error:
+        message = (
+            f"TLS: {certificate} must be a certificate in PEM and {key} its key, without "
+            f"a password: {error}"
+        )
+        raise ProgramError(message) from error
+    return grpc.ssl_server_credentials([read])
 
 
 def channel_credentials(authority: str | None = None) -> grpc.ChannelCredentials | None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import signal
 import sys
 from typing import TYPE_CHECKING
 
-from drivetrain_core import ProgramError
 from drivetrain_core.commands import run_command
 from drivetrain_elastic._check_command import populate_check_parser
 from drivetrain_elastic._cost_command import populate_cost_parser
 from drivetrain_elastic._demo_command import populate_demo_parser
 from drivetrain_elastic._diagnose_command import populate_diagnose_parser
 from drivetrain_elastic._goodput_command import populate_goodput_parser
+from drivetrain_elastic._master_command import populate_master_parser
 from drivetrain_elastic._operator_command import populate_operator_parser
 from drivetrain_elastic._run_command import populate_run_parser
 from drivetrain_elastic._simulate_spot_command import populate_simulate_spot_parser
@@ -24,9 +21,7 @@ from drivetrain_elastic._supervise_command import populate_supervise_parser
 from drivetrain_elastic.faults import cli as faults_cli
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from drivetrain_elastic.journal import Lease
+    from collections.abc import Sequence
 
 __all__ = ["main", "populate_parser"]
 
@@ -56,51 +51,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     master = commands.add_parser(
         "master", help="serve a job until a signal ends it", allow_abbrev=False
     )
-    master.add_argument(
-        "--journal",
-        metavar="FILE|URL",
-        help="a file of SQLite, or redis://HOST:PORT/NUMBER?job=NAME, with which several "
-        "masters stand ready and one serves; by default DRIVETRAIN_ELASTIC_JOURNAL, where "
-        "other users do not see a password",
-    )
-    master.add_argument(
-        "--address",
-        default="127.0.0.1:0",
-        metavar="HOST:PORT",
-        help="where to listen; port 0 takes one that is free (default: %(default)s)",
-    )
-    master.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="the job's token, readable by its owner only; made when it is missing; all "
-        "masters of a job need the same",
-        required=True,
-    )
-    master.add_argument(
-        "--patience-s",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="how long a worker may hold shards without a word",
-    )
-    master.add_argument(
-        "--tls-certificate",
-        metavar="FILE",
-        help="the master's certificate and those above it, PEM; needed to listen for "
-        "other machines",
-    )
-    master.add_argument("--tls-key", metavar="FILE", help="of the certificate, PEM")
-    master.add_argument(
-        "--metrics",
-        metavar="HOST:PORT",
-        help="serve the state of the job there, for Prometheus; whoever reaches it reads it",
-    )
-    master.add_argument(
-        "--with-parent",
-        action="store_true",
-        help="end when the process that started this one does",
-    )
-    master.set_defaults(run=_serve)
+    populate_master_parser(master)
 
     populate_status_parsers(commands)
     for name, help_text, ask in (
@@ -163,92 +114,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     populate_parser(parser)
     args = parser.parse_args(argv)
     return run_command("drivetrain-elastic", args.run, args)
-
-
-@contextlib.contextmanager
-def _blocked(signals: set[signal.Signals]) -> Iterator[None]:
-    """Has signals wait for whoever asks for them, for this thread and those it starts."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        # One that came too late to be asked for has nothing left to end.
-        while signals - before and _is_ended(signals - before, 0):
-            pass
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _serve(arguments: argparse.Namespace) -> int:
-    ending = {signal.SIGTERM, signal.SIGINT}
-    # Before any library starts a thread, so that no thread takes the signal: one that
-    # comes while the master starts ends it as well.
-    with _blocked(ending):
-        return _serve_until(arguments, ending)
-
-
-def _serve_until(arguments: argparse.Namespace, ending: set[signal.Signals]) -> int:
-    from pathlib import Path
-
-    from drivetrain_elastic import Master
-    from drivetrain_elastic._agent._parent import end_with_parent
-    from drivetrain_elastic._secret import make_token, read_token, write_token
-    from drivetrain_elastic._tls import server_credentials
-    from drivetrain_elastic.journal import JournalError
-    from drivetrain_elastic.journal._open import lease_of
-
-    if arguments.with_parent:
-        end_with_parent()
-    journal = arguments.journal or os.environ.get("DRIVETRAIN_ELASTIC_JOURNAL")
-    if not journal:
-        message = (
-            "the master needs a journal: --journal FILE, or DRIVETRAIN_ELASTIC_JOURNAL"
-        )
-        raise ProgramError(message)
-    if not Path(arguments.token_file).exists():
-        write_token(arguments.token_file, make_token())
-    tls = server_credentials(arguments.tls_certificate, arguments.tls_key)
-    token = read_token(arguments.token_file)
-    lease = lease_of(journal)
-    if lease is not None and not _stand_ready(lease, ending):
-        return 0
-    with Master(
-        journal,
-        address=arguments.address,
-        token=token,
-        tls=tls,
-        patience_s=arguments.patience_s,
-        lease=lease,
-        metrics=arguments.metrics,
-    ) as master:
-        print(f"master {master.incarnation} at {master.address}", flush=True)
-        if master.metrics is not None:
-            print(f"metrics at http://{master.metrics}/metrics", flush=True)
-        while not master.wait(0.0):
-            if _is_ended(ending, 0.5):
-                return 0
-    # Whoever started it may start it again, to stand ready for its next turn.
-    message = "the master has given way to another one, or lost its journal"
-    raise JournalError(message)
-
-
-def _stand_ready(lease: Lease, ending: set[signal.Signals]) -> bool:
-    """Waits until no other master serves; returns False if a signal ends that."""
-    told = None
-    while not lease.acquire(0.5):
-        if lease.served_at != told:
-            told = lease.served_at
-            print(f"ready; the master serves at {told or 'an address unknown'}")
-            sys.stdout.flush()
-        if _is_ended(ending, 0):
-            return False
-    return True
-
-
-def _is_ended(ending: set[signal.Signals], timeout_s: float) -> bool:
-    """Returns whether one of some blocked signals has come, or comes in a time."""
-    found = signal.sigtimedwait(ending, timeout_s)
-    # A process that was paused meanwhile gets a result that says nothing.
-    return found is not None and found.si_signo in ending
 
 
 def _leave(arguments: argparse.Namespace) -> int:

@@ -98,7 +98,7 @@ class Master:
         self._answers: Answers | None = None
         self.token = token or make_token()
         self._tls = tls
-        self._journal, lease = open_journal(journal, lease)
+        self._journal, lease = open_journal(journal, lease, token=self.token)
         self.incarnation = self._journal.incarnation
         self._patience_s = patience_s
         self._node_timeout_s = node_timeout_s

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import socket
+import contextlib
 import time
 from typing import Any
 
 import grpc
 
 from drivetrain_core import ProgramError
+from drivetrain_elastic._master._address import is_free, is_loopback
 from drivetrain_elastic._master._gate import Gate
 from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, SERVICE
 
-__all__ = ["is_loopback", "serve"]
+__all__ = ["serve"]
 
 _HANDOVER_S = 2.0
 _OPTIONS = (
@@ -96,28 +96,8 @@ def _serialize(message: Any) -> bytes:
 
 async def _until_free(address: str) -> None:
     """Waits for the master before this one to let go of the port, for a moment."""
-    host, port = address.rsplit(":", 1)
     end_s = time.monotonic() + _HANDOVER_S
-    while int(port) and time.monotonic() < end_s:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host.strip("[]"), int(port)))
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    return
-            else:
-                return
-        await asyncio.sleep(0.01)
-
-
-def is_loopback(address: str) -> bool:
-    """Returns whether only this machine can reach an address.
-
-    Example:
-        >>> [is_loopback(a) for a in ("127.0.0.1:0", "localhost:5", "[::1]:5", "0.0.0.0:5")]
-        [True, True, True, False]
-    """
-    host = address.rsplit(":", 1)[0].strip("[]")
-    return host in {"localhost", "::1"} or host.startswith(("127.", "unix"))
+    # What else is wrong with the address, the server says.
+    with contextlib.suppress(OSError):
+        while time.monotonic() < end_s and not is_free(address):
+            await asyncio.sleep(0.01)

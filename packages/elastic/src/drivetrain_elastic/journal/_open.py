@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["lease_of", "open_journal"]
 
 
-def lease_of(place: str | PathLike[str]) -> RedisLease | None:
+def lease_of(
+    place: str | PathLike[str], *, token: str | None = None
+) -> RedisLease | None:
     """Returns the lease that a master of a journal must have, not yet acquired.
 
     Args:
         place: A file, for which there is none; or a URL.
+        token: Of the job, which all masters must have.
 
     Raises:
         ProgramError: It is a URL of something else.
@@ -30,7 +33,7 @@ def lease_of(place: str | PathLike[str]) -> RedisLease | None:
     if not isinstance(place, str) or "://" not in place:
         return None
     if is_redis_url(place):
-        return RedisLease(place)
+        return RedisLease(place, token=token)
     scheme = place.partition("://")[0]
     message = (
         f"a journal is a file, or a URL of redis://, rediss:// or unix://, got one of "
@@ -40,24 +43,28 @@ def lease_of(place: str | PathLike[str]) -> RedisLease | None:
 
 
 def open_journal(
-    journal: str | PathLike[str] | Journal, lease: Lease | None = None
+    journal: str | PathLike[str] | Journal,
+    lease: Lease | None = None,
+    *,
+    token: str | None = None,
 ) -> tuple[Journal, Lease | None]:
     """Opens and claims a journal, once its lease is this process's.
 
     Args:
         journal: A file, a URL, or a journal that is open.
         lease: Of the journal, if it was acquired already.
+        token: Of the job, which all masters must have.
 
     Returns:
         The journal, and the lease that must be kept, if there is one.
 
     Raises:
         JournalError: The journal cannot be used.
-        ProgramError: It is a URL of something else.
+        ProgramError: It is a URL of something else, or another master has another token.
     """
     if not isinstance(journal, str | PathLike):
         return journal, lease
-    own = lease_of(journal)
+    own = lease_of(journal, token=token)
     if own is None:
         return SqliteJournal(journal), lease
     if lease is None:

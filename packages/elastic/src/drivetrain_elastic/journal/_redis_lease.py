@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 import time
 
+from drivetrain_core import ProgramError
 from drivetrain_elastic.journal._record import JournalError
 from drivetrain_elastic.journal._redis_link import AwayError, RedisLink
 from drivetrain_elastic.journal._redis_scripts import RELEASE, RENEW, TAKE
@@ -34,11 +36,13 @@ class RedisLease:
             no master after one has died; 5 by default. A server that is away for longer
             ends a master's service.
         patience_s: How long a server that is away is tried again by those who wait.
+        token: Of the job: who has another one does not wait for the lease, but raises.
 
     Attributes:
         holder: A word of this object's own.
         lease_s: How long it lasts.
         served_at: Where the master serves that has the lease, when that is another one.
+        is_away: Whether the server did not answer when it was asked last.
 
     Raises:
         MissingLibraryError: redis-py is not installed.
@@ -57,12 +61,14 @@ class RedisLease:
         job: str | None = None,
         lease_s: float | None = None,
         patience_s: float | None = None,
+        token: str | None = None,
     ) -> None:
         """Connects to nothing yet."""
         place = read_url(url, job=job, lease_s=lease_s, patience_s=patience_s)
         self.holder = secrets.token_hex(16)
         self.lease_s = place.lease_s
         self.served_at = ""
+        self._mark = "" if token is None else _mark(token)
         self._name = f"{place.name}, job {place.job!r}"
         self._milliseconds = int(place.lease_s * 1000)
         self._patience_s = place.patience_s
@@ -70,11 +76,17 @@ class RedisLease:
         # An answer that comes later is of no use.
         self._link = RedisLink(place, reply_s=place.lease_s / 3)
 
+    @property
+    def is_away(self) -> bool:
+        """Whether the server did not answer when it was asked last."""
+        return self._away_s is not None
+
     def acquire(self, timeout_s: float | None = None) -> bool:
         """Waits for the lease; returns whether it was got in time.
 
         Raises:
             JournalError: The server refuses this user, or was away for too long.
+            ProgramError: The master that has it has another token.
         """
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -96,7 +108,8 @@ class RedisLease:
             JournalError: The server does not answer now.
         """
         (word,) = self._link.run(
-            RENEW, self.holder, self._milliseconds, address, patience_s=_AGAIN_S
+            *(RENEW, self.holder, self._milliseconds, address, self._mark),
+            patience_s=_AGAIN_S,
         )
         return bool(word == b"done")
 
@@ -111,14 +124,14 @@ class RedisLease:
     def _take(self) -> float | None:
         """Returns None if the lease is this one's, or how long to wait."""
         try:
-            word, address, left_ms = self._link.run(
-                TAKE, self.holder, self._milliseconds, patience_s=_AGAIN_S
+            word, address, left_ms, mark = self._link.run(
+                *(TAKE, self.holder, self._milliseconds, self._mark),
+                patience_s=_AGAIN_S,
             )
-        except AwayError as error:
+        except AwayError:
             now_s = time.monotonic()
             if self._away_s is None:
                 self._away_s = now_s
-                logger.warning("%s", error)
             if now_s - self._away_s >= self._patience_s:
                 raise
             return _LOOK_S
@@ -126,4 +139,16 @@ class RedisLease:
         if word == b"done":
             return None
         self.served_at = address.decode()
+        if self._mark and mark and mark.decode() != self._mark:
+            where = f" at {self.served_at}" if self.served_at else ""
+            message = (
+                f"the master that serves {self._name}{where} has another token than this "
+                "one: all masters of a job need the same, so copy its token file here"
+            )
+            raise ProgramError(message)
         return min(_LOOK_S, max(int(left_ms), 0) / 1000 + 0.001)
+
+
+def _mark(token: str) -> str:
+    """Returns what tells two tokens apart, and no token to whoever reads it."""
+    return hashlib.sha256(f"drivetrain-elastic lease {token}".encode()).hexdigest()

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import MissingLibraryError, ProgramError
+from drivetrain_elastic._rarely import Rarely
 from drivetrain_elastic.journal._record import JournalError
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class RedisLink:
         self._name, self._patience_s = place.name, place.patience_s
         self._keys = [place.key(what) for what in ("journal", "records", "lease")]
         self._reply_s = reply_s
+        self._rarely = Rarely()
         redis = _import_redis()
         self._raised = redis.exceptions
         try:
@@ -105,11 +107,14 @@ class RedisLink:
                 if num_replicas:
                     self._wait_for(num_replicas)
             except AwayError as error:
-                if time.monotonic() + pause_s > end_s:
-                    raise
-                if pause_s == _FIRST_PAUSE_S:
+                is_over = time.monotonic() + pause_s > end_s
+                # Whoever asks again and again is told now and then.
+                if self._rarely.is_due(str(error)):
                     logger.warning("%s; it is tried again", error)
+                if is_over:
+                    raise
             else:
+                self._rarely.forget()
                 return reply
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

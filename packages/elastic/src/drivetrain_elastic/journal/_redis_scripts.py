@@ -8,8 +8,9 @@ Each has the keys `journal`, `records` and `lease` of a job. The first is a hash
     holder        of the lease under which that was, or nothing
     call          the number of the last write that was done
 
-The second is a list of records; the third is a hash of `holder` and `address`, which the
-server forgets when nobody renews it.
+The second is a list of records; the third is a hash of `holder`, `address` and
+`token`, a mark of the job's token that does not tell it, which the server forgets when nobody
+renews it.
 """
 
 from __future__ import annotations
@@ -75,11 +76,12 @@ local lease, holder = KEYS[3], ARGV[1]
 local found = redis.call('HGET', lease, 'holder')
 if found and found ~= holder then
   local address = redis.call('HGET', lease, 'address')
-  return {'held', address or '', redis.call('PTTL', lease)}
+  local token = redis.call('HGET', lease, 'token')
+  return {'held', address or '', redis.call('PTTL', lease), token or ''}
 end
-redis.call('HSET', lease, 'holder', holder)
+redis.call('HSET', lease, 'holder', holder, 'token', ARGV[3])
 redis.call('PEXPIRE', lease, ARGV[2])
-return {'done', '', 0}
+return {'done', '', 0, ''}
 """
 """Takes the lease if nobody has it."""
 
@@ -93,7 +95,7 @@ end
 if found ~= holder then
   return {'lost'}
 end
-redis.call('HSET', lease, 'holder', holder, 'address', ARGV[3])
+redis.call('HSET', lease, 'holder', holder, 'address', ARGV[3], 'token', ARGV[4])
 redis.call('PEXPIRE', lease, ARGV[2])
 return {'done'}
 """

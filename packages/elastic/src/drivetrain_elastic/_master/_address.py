@@ -1,0 +1,98 @@
+"""Where a server listens, and whether it can."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from drivetrain_core import ProgramError
+
+__all__ = ["check_host", "check_port", "is_free", "is_loopback"]
+
+
+def is_loopback(address: str) -> bool:
+    """Returns whether only this machine can reach an address.
+
+    Example:
+        >>> [is_loopback(a) for a in ("127.0.0.1:0", "localhost:5", "[::1]:5", "0.0.0.0:5")]
+        [True, True, True, False]
+    """
+    host = address.rsplit(":", 1)[0].strip("[]")
+    return host in {"localhost", "::1"} or host.startswith(("127.", "unix"))
+
+
+def is_free(address: str) -> bool:
+    """Returns whether nobody listens on a port of this machine.
+
+    Raises:
+        OSError: The address is not this machine's, or may not be had.
+        ProgramError: It is no address.
+    """
+    host, port = _split(address)
+    error: OSError | None = None
+    # A name may stand for addresses of which a machine has some.
+    has_one = False
+    for family, kind, protocol, _, place in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    ):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+        except OSError as found:
+            if found.errno == errno.EADDRINUSE:
+                return False
+            error = found
+        else:
+            has_one = True
+    if error is not None and not has_one:
+        raise error
+    return True
+
+
+def check_host(address: str) -> None:
+    """Finds out whether a server may listen on a host, on some port.
+
+    Args:
+        address: `host:port`.
+
+    Raises:
+        ProgramError: It may not.
+    """
+    host = address.rpartition(":")[0]
+    _split(address)
+    try:
+        is_free(f"{host}:0")
+    except OSError as error:
+        message = (
+            f"the master cannot listen at {address}, which must be an address of this "
+            f"machine: {error}"
+        )
+        raise ProgramError(message) from error
+
+
+def check_port(address: str) -> None:
+    """Finds out whether a server could listen now.
+
+    Args:
+        address: `host:port`; port 0 is always free.
+
+    Raises:
+        ProgramError: It could not.
+    """
+    try:
+        if is_free(address):
+            return
+        why = "something else listens there"
+    except OSError as error:
+        why = str(error)
+    message = f"the master cannot listen at {address}: {why}; give it another --address"
+    raise ProgramError(message)
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        message = f"an address to listen at is HOST:PORT, got {address!r}"
+        raise ProgramError(message)
+    return host.strip("[]"), int(port)
