@@ -109,6 +109,36 @@ def test_only_what_is_given_is_searched():
     assert (found.checkpointing, found.zero, found.micro_batch) == ("full", 3, 2)
 
 
+def test_a_mesh_that_no_schedule_fits_is_refused_with_the_reason():
+    shapes = [MeshShape(pipeline=16), MeshShape(pipeline=64)]
+    one_way = {**ONE_WAY, "schedules": ("interleaved_1f1b", "1f1b")}
+    ranking = rank_meshes(
+        model(layers=16),
+        nodes(),
+        16,
+        64,
+        shapes=shapes,
+        stages_per_rank=(2,),
+        **one_way,
+    )
+    reasons = [r.because for r in ranking.refused]
+    assert "16 ranks of 2 stages need 32 blocks" in reasons[0]
+    assert [r.fix.partition(" at most")[0] for r in ranking.refused] == [
+        "use stages_per_rank=1",
+        "use pipeline=16",
+    ]
+    none = rank_meshes(
+        model(),
+        nodes(),
+        2,
+        64,
+        shapes=[MeshShape(pipeline=2)],
+        stages_per_rank=(3,),
+        **ONE_WAY,
+    )
+    assert none.refused[0].because == "no schedule has 3 stages a rank: 1f1b has 1"
+
+
 def test_sequence_without_equal_parts_is_not_divided():
     ranking = rank_meshes(model(seq=197), nodes(), 8, 64, **ONE_WAY)
     found = [c for c in ranking.candidates if c.shape.tensor > 1]

@@ -58,6 +58,15 @@ def test_named_mesh_is_the_only_one(simulate):
     assert found["step_s"] == pytest.approx(sum(found["seconds"].values()))
 
 
+def test_the_stages_that_are_named_are_kept(simulate):
+    status, out, _ = simulate(
+        *("--model", SMALL, "--mesh", "pipeline=2", "--stages-per-rank", "4", "--json")
+    )
+    assert status == 0
+    (found,) = json.loads(out)["candidates"]
+    assert found["stages_per_rank"] == 4
+
+
 def test_mesh_alone_says_how_many_gpus(simulate):
     status, out, _ = simulate("--model", SMALL, "--mesh", "shard=4,tensor=2", "--json")
     assert status == 0
@@ -145,6 +154,67 @@ def test_ablation_is_predicted(simulate):
         (("--model", "llama3-405b", "--gpus", "8"), "Fix: use more devices"),
         (("--model", "gpt2-xl", "--mesh", "tensor=2"), "Fix: use a divisor of 25"),
         (("--published", "--gpus", "8"), "leave --gpus out"),
+        (("--published", "--zero", "2"), "leave --zero out"),
+        (("--published", "--ablation"), "ask for one of them"),
+        (
+            ("--model", SMALL, "--gpus", "8", "--global-batch", "0"),
+            "--global-batch must be at least 1, got 0",
+        ),
+        (
+            ("--model", SMALL, "--gpus", "8", "--micro-batch", "0"),
+            "--micro-batch must be at least 1, got 0",
+        ),
+        (("--model", SMALL, "--gpus", "8", "--top", "0"), "--top must be at least 1"),
+        (("--model", SMALL, "--gpus", "8", "--top", "-3"), "--top must be at least 1"),
+        (
+            ("--model", SMALL, "--mesh", "shard=8", "--schedule", "1f1b"),
+            "--schedule 1f1b is about the pipeline axis, and the mesh shard=8 has none",
+        ),
+        (
+            ("--model", SMALL, "--mesh", "shard=8", "--stages-per-rank", "2"),
+            "leave --stages-per-rank out, or name pipeline in --mesh",
+        ),
+        (
+            ("--model", SMALL, "--mesh", "tensor=8", "--zero", "3"),
+            "--zero 3 is about the shard axis",
+        ),
+        (
+            ("--model", SMALL, "--gpus", "8", "--zero", "2", "--set", "zero=3"),
+            "zero has an option of its own",
+        ),
+        (
+            ("--model", SMALL, "--gpus", "8", "--set", "micro_batch=3"),
+            "Fix: use --micro-batch 3",
+        ),
+        (
+            (
+                *("--model", SMALL, "--gpus", "8"),
+                *("--set", "overlap_data=0.5", "--set", "overlap_data=0.6"),
+            ),
+            "--set names overlap_data twice",
+        ),
+        (
+            (
+                *("--model", SMALL, "--gpus", "8"),
+                *("--schedule", "1f1b", "--stages-per-rank", "2"),
+            ),
+            "1f1b has 1 stages a rank, and --stages-per-rank is 2",
+        ),
+        (
+            (
+                *("--model", SMALL, "--mesh", "pipeline=2"),
+                *("--schedule", "interleaved_1f1b", "--stages-per-rank", "100"),
+            ),
+            "2 ranks of 100 stages need 200 blocks",
+        ),
+        (
+            ("--model", SMALL, "--gpus", "8", "--micro-batch", "3"),
+            "a multiple of 3 for some of the meshes, of 24 for all, or another",
+        ),
+        (
+            ("--model", SMALL, "--mesh", "shard=8", "--micro-batch", "3"),
+            "Fix: use a multiple of 24, or another mesh or micro-batch",
+        ),
     ],
 )
 def test_bad_input_is_one_clear_line(simulate, argv, words):

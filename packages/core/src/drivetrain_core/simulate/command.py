@@ -52,6 +52,7 @@ def populate_simulate_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    _require_positive(arguments)
     if arguments.published or arguments.ablation:
         _refuse_mixture(arguments)
         text = _published(arguments) if arguments.published else _ablation(arguments)
@@ -97,11 +98,15 @@ def simulate(arguments: argparse.Namespace) -> Ranking:
     hardware = Hardware.of(spec.nodes[0])
     profile = load_model(arguments.model, seq=arguments.seq)
     shape, num_devices = _mesh(arguments)
-    global_batch = arguments.global_batch or 4 * num_devices
+    _require_axes(arguments, shape)
+    global_batch = arguments.global_batch
+    if global_batch is None:
+        global_batch = 4 * num_devices
     template = _template(arguments, global_batch)
     known: dict[str, Any] = {}
     if arguments.schedule is not None:
         known["schedules"] = (_of("--schedule", arguments.schedule, SCHEDULES),)
+        _require_stages(arguments.schedule, arguments.stages_per_rank)
     if arguments.checkpointing is not None:
         known["checkpointing"] = (
             _of("--checkpointing", arguments.checkpointing, CHECKPOINTING),
@@ -119,6 +124,57 @@ def simulate(arguments: argparse.Namespace) -> Ranking:
         stages_per_rank=_given(arguments.stages_per_rank),
         **known,
     )
+
+
+def _require_positive(arguments: argparse.Namespace) -> None:
+    for name in ("global_batch", "micro_batch", "stages_per_rank", "top"):
+        number = getattr(arguments, name)
+        if number is not None and number < 1:
+            raise PlanError(
+                Code.CONFIG,
+                "simulate",
+                because=f"{_option(name)} must be at least 1, got {number}",
+            )
+
+
+def _require_axes(arguments: argparse.Namespace, shape: MeshShape | None) -> None:
+    """Refuses options of an axis that the named mesh has not."""
+    if shape is None:
+        return
+    for name, axis, size, is_idle in (
+        ("schedule", "pipeline", shape.pipeline, None),
+        ("stages_per_rank", "pipeline", shape.pipeline, 1),
+        ("zero", "shard", shape.shard, 0),
+    ):
+        value = getattr(arguments, name)
+        if size == 1 and value is not None and value != is_idle:
+            raise PlanError(
+                Code.CONFLICT,
+                "simulate",
+                because=f"{_option(name)} {value} is about the {axis} axis, and the mesh "
+                f"{shape} has none",
+                fix=f"leave {_option(name)} out, or name {axis} in --mesh",
+            )
+
+
+def _require_stages(schedule: str, stages_per_rank: int | None) -> None:
+    """Refuses a number of stages that a named schedule never has."""
+    from drivetrain_core.parallel.cost import SCHEDULES
+
+    chunks = SCHEDULES[schedule].chunks
+    if chunks and stages_per_rank not in (None, chunks):
+        raise PlanError(
+            Code.CONFLICT,
+            "simulate",
+            because=f"--schedule {schedule} has {chunks} stages a rank, and "
+            f"--stages-per-rank is {stages_per_rank}",
+            fix="leave --stages-per-rank out, or name another schedule, such as "
+            "interleaved_1f1b",
+        )
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _given(number: int | None) -> tuple[int, ...] | None:
@@ -179,9 +235,26 @@ def _template(arguments: argparse.Namespace, global_batch: int) -> StepOptions:
     values: dict[str, Any] = {"global_batch": global_batch}
     if arguments.zero is not None:
         values["zero"] = arguments.zero
+    named = set()
     for item in arguments.set:
         name, _, text = (part.strip() for part in item.partition("="))
         _of("--set", name, fields)
+        if hasattr(arguments, name):
+            raise PlanError(
+                Code.CONFLICT,
+                "simulate",
+                because=f"{name} has an option of its own, and would be searched over in "
+                "spite of --set",
+                fix=f"use {_option(name)} {text}".rstrip(),
+            )
+        if name in named:
+            raise PlanError(
+                Code.CONFLICT,
+                "simulate",
+                because=f"--set names {name} twice",
+                fix="name each option once",
+            )
+        named.add(name)
         values[name] = _parsed(name, text, fields[name].type)
     return StepOptions(**values)
 
@@ -217,14 +290,24 @@ def _of(option: str, name: str, known: Mapping[str, Any] | Sequence[str]) -> str
 
 
 def _refuse_mixture(arguments: argparse.Namespace) -> None:
-    for name in ("model", "gpus", "mesh"):
-        if getattr(arguments, name) is not None:
+    if arguments.published and arguments.ablation:
+        raise PlanError(
+            Code.CONFLICT,
+            "simulate",
+            because="--published and --ablation are two tables",
+            fix="ask for one of them",
+        )
+    for name in (
+        *("model", "gpus", "mesh", "global_batch", "micro_batch", "seq", "schedule"),
+        *("stages_per_rank", "checkpointing", "zero", "set", "refused"),
+    ):
+        if getattr(arguments, name) not in (None, False, []):
             raise PlanError(
                 Code.CONFLICT,
                 "simulate",
-                because=f"--published and --ablation bring their own models and "
-                f"meshes, and --{name} was given",
-                fix=f"leave --{name} out",
+                because="--published and --ablation bring their own models and "
+                f"meshes, and {_option(name)} was given",
+                fix=f"leave {_option(name)} out",
             )
 
 

@@ -75,6 +75,7 @@ def micro_batches_of(shape: MeshShape, options: StepOptions) -> int:
             because=f"a global batch of {options.global_batch} does not divide into "
             f"{shape.data_size} parts of micro-batches of {options.micro_batch}",
             fix=f"use a multiple of {samples}, or another mesh or micro-batch",
+            evidence={"multiple": str(samples)},
         )
     return number
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -77,12 +78,15 @@ class Refused:
         code: The class of the reason.
         because: What the way that comes nearest to running met.
         fix: What would help.
+        multiple: A global batch that is a multiple of this would do; 0 where it is not
+            the global batch that is in the way.
     """
 
     shape: MeshShape
     code: Code
     because: str
     fix: str = ""
+    multiple: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,11 +113,15 @@ class Ranking:
         if self.candidates:
             return self.candidates[0]
         nearest = [r for r in self.refused if r.code is Code.MEMORY] or self.refused
-        reasons = "; ".join(f"{r.shape}: {r.because}" for r in nearest[:3])
+        different = {r.because: r for r in reversed(nearest)}
+        reasons = "; ".join(
+            f"{r.shape}: {r.because}" for r in list(reversed(different.values()))[:3]
+        )
+        tried = f"{len(self.refused)} {'was' if len(self.refused) == 1 else 'were'}"
         raise PlanError(
             nearest[0].code if nearest else Code.NOT_APPLICABLE,
             "mesh",
-            because=f"no mesh can run ({len(self.refused)} were tried): {reasons}",
+            because=f"no mesh can run ({tried} tried): {reasons or 'none was given'}",
             fix=self._fix(),
         )
 
@@ -121,6 +129,12 @@ class Ranking:
         """Returns what would help where no mesh can run."""
         if any(r.code is Code.MEMORY for r in self.refused):
             return "use more devices, devices with more memory, or another global batch"
+        multiples = {r.multiple for r in self.refused if r.multiple}
+        if len(multiples) > 1:
+            return (
+                f"use a global batch that is a multiple of {min(multiples)} for some of "
+                f"the meshes, of {math.lcm(*multiples)} for all, or another micro-batch"
+            )
         fixes = dict.fromkeys(r.fix for r in self.refused if r.fix)
         return " or ".join(list(fixes)[:3]) or "use other axes, or another global batch"
 
@@ -158,7 +172,8 @@ def rank_meshes(
         checkpointing: What to try of `step_options.CHECKPOINTING`.
         zero: What to try of ZeRO where there is a `shard` axis.
         micro_batches: Samples of a pass to try; None for powers of two up to 16.
-        stages_per_rank: Stages of a rank to try; None for what usually pays.
+        stages_per_rank: Stages of a rank to try, with the schedules that can have so
+            many; None for what usually pays.
 
     Raises:
         PlanError: A number is not positive.
@@ -195,9 +210,7 @@ def rank_meshes(
         reason: PlanError | None = None
         samples = max(1, global_batch // shape.data_size)
         sizes = micro_batches or [n for n in _MICRO_BATCHES if n <= samples]
-        pipelines = list(
-            _pipelines(profile, shape, schedules, stages_per_rank or _STAGES_PER_RANK)
-        )
+        pipelines = list(_pipelines(profile, shape, schedules, stages_per_rank))
         levels = zero if shape.shard > 1 else zero[:1]
         # An image of 197 patches, say, has no equal parts.
         sequence_parallel = template.sequence_parallel and not (
@@ -232,13 +245,16 @@ def rank_meshes(
         elif smallest is not None:
             because = _too_large(smallest, usable)
             refused.append(Refused(shape=shape, code=Code.MEMORY, because=because))
-        elif reason is not None:
+        else:
+            assert reason is not None or not pipelines
+            error = reason or _no_schedule(profile, shape, schedules, stages_per_rank)
             refused.append(
                 Refused(
                     shape=shape,
-                    code=reason.code,
-                    because=reason.because,
-                    fix=reason.fix,
+                    code=error.code,
+                    because=error.because,
+                    fix=error.fix,
+                    multiple=int(error.evidence.get("multiple", 0)),
                 )
             )
     found.sort(key=lambda candidate: candidate.prediction.step_s)
@@ -297,16 +313,55 @@ def _pipelines(
     profile: ModelProfile,
     shape: MeshShape,
     schedules: Sequence[str],
-    stages_per_rank: Sequence[int],
+    stages_per_rank: Sequence[int] | None,
 ) -> Iterator[tuple[str, int]]:
     if shape.pipeline == 1:
         yield "1f1b", 1
         return
     for name in schedules:
-        chunks = SCHEDULES[name].chunks
-        for number in (chunks,) if chunks else stages_per_rank:
+        for number in _stages_of(name, stages_per_rank):
             if number * shape.pipeline <= profile.num_blocks:
                 yield name, number
+
+
+def _stages_of(schedule: str, wanted: Sequence[int] | None) -> Sequence[int]:
+    """Returns how many stages a rank may have under a schedule, of those wanted."""
+    chunks = SCHEDULES[schedule].chunks
+    if not chunks:
+        return wanted or _STAGES_PER_RANK
+    return (chunks,) if wanted is None or chunks in wanted else ()
+
+
+def _no_schedule(
+    profile: ModelProfile,
+    shape: MeshShape,
+    schedules: Sequence[str],
+    wanted: Sequence[int] | None,
+) -> PlanError:
+    """Returns why none of the schedules can run on a mesh."""
+    numbers = [n for name in schedules for n in _stages_of(name, wanted)]
+    if not numbers:
+        have = ", ".join(f"{name} has {SCHEDULES[name].chunks}" for name in schedules)
+        return PlanError(
+            Code.CONFIG,
+            "schedule",
+            because=f"no schedule has {' or '.join(map(str, wanted or ()))} stages a "
+            f"rank: {have}",
+            fix="use another schedule, such as interleaved_1f1b, or leave the stages of "
+            "a rank out",
+        )
+    fewest = min(numbers)
+    most = profile.num_blocks // shape.pipeline
+    return PlanError(
+        Code.NOT_DIVISIBLE,
+        "schedule",
+        because=f"{shape.pipeline} ranks of {fewest} stages need "
+        f"{fewest * shape.pipeline} blocks, and {profile.name or 'the model'} has "
+        f"{profile.num_blocks}",
+        fix=f"use stages_per_rank={most} at most, or fewer ranks along pipeline"
+        if most
+        else f"use pipeline={profile.num_blocks} at most",
+    )
 
 
 def _needs(prediction: Prediction) -> float:
