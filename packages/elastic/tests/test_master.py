@@ -15,6 +15,7 @@ import pytest
 from drivetrain_core import ProgramError
 from drivetrain_elastic import Master, MasterError, RefusedError
 from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic._secret import write_token
 from drivetrain_elastic.cli import main
 from drivetrain_elastic.journal import JournalError, Record, SqliteJournal
 from drivetrain_elastic.protocol import _messages as pb
@@ -278,7 +279,7 @@ def test_commands_show_the_job(job, client, tmp_path, capsys):
     assert "DRIVETRAIN_ELASTIC_TOKEN" in capsys.readouterr().err
 
 
-def test_master_over_tls_serves_other_machines(tmp_path):
+def test_master_over_tls_serves_other_machines(tmp_path, capsys):
     words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
     words += " -addext subjectAltName=DNS:localhost -keyout key.pem -out cert.pem"
     if not shutil.which("openssl"):
@@ -293,6 +294,18 @@ def test_master_over_tls_serves_other_machines(tmp_path):
         port = master.address.rsplit(":", 1)[1]
         with MasterClient(f"localhost:{port}", master.token, tls=trusted) as client:
             assert client.call("GetStatus", pb.StatusRequest()).incarnation == 1
+        write_token(tmp_path / "token", master.token)
+        words = ["--address", f"localhost:{port}", "--token-file", tmp_path / "token"]
+        words = [str(one) for one in words]
+        for command in ("status", "nodes", "shards", "ledger", "events"):
+            assert main([command, *words, "--tls-ca", str(certificate)]) == 0
+        ends = [["leave", "nobody"], ["readmit", "nobody"], ["stop"]]
+        for end in ends:
+            main([*end, *words, "--tls-ca", str(certificate)])
+        said = capsys.readouterr()
+        assert "Socket closed" not in said.err
+        assert main(["status", *words]) == 1
+        assert "--tls-ca FILE, or DRIVETRAIN_ELASTIC_TLS_CA" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("pair", [("cert.pem", None), (None, "key.pem")])

@@ -69,8 +69,8 @@ def address_and_token(
     for name, value in (("MASTER", address), ("TOKEN", token)):
         if not value:
             message = (
-                f"the job's master is not known: pass its address and token, or set "
-                f"DRIVETRAIN_ELASTIC_{name}"
+                "the job's master is not known: pass its address and token (--address, "
+                f"--token-file), or set DRIVETRAIN_ELASTIC_{name}"
             )
             raise ProgramError(message)
     assert address
@@ -106,6 +106,7 @@ class MasterClient:
         self._patience_s = patience_s
         self._metadata = credentials(token)
         tls = tls or channel_credentials()
+        self._has_tls = tls is not None
         self._addresses = split_addresses(address)
         self._channels = [_channel(one, tls) for one in self._addresses]
         self._calls = [_calls(channel) for channel in self._channels]
@@ -146,6 +147,7 @@ class MasterClient:
                     message = (
                         f"the master at {self.address} has not answered {name} for "
                         f"{self._patience_s:g} s: {error.details()}"
+                        f"{self._advice(str(error.details()))}"
                     )
                     raise MasterError(message) from error
             self._at = (at + 1) % len(self._calls)
@@ -173,6 +175,15 @@ class MasterClient:
             raise MasterError(message) from error
         finally:
             stream.cancel()
+
+    def _advice(self, details: str) -> str:
+        """Returns what else may be wrong where something listens and hangs up."""
+        if self._has_tls or "Socket closed" not in details:
+            return ""
+        return (
+            "; if the master has a certificate, name the file of who vouches for it: "
+            "--tls-ca FILE, or DRIVETRAIN_ELASTIC_TLS_CA"
+        )
 
     def close(self) -> None:
         """Ends the connections, and what is under way on them."""

@@ -13,7 +13,32 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic._client import MasterClient
 
-__all__ = ["client_of", "populate_status_parsers"]
+__all__ = ["add_master_options", "client_of", "populate_status_parsers"]
+
+
+def add_master_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what `client_of` takes to a parser.
+
+    Args:
+        parser: Of a command that asks a master.
+    """
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="of the master, or of all candidates with commas between them; by default "
+        "DRIVETRAIN_ELASTIC_MASTER",
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="the job's token; by default that in DRIVETRAIN_ELASTIC_TOKEN",
+    )
+    parser.add_argument(
+        "--tls-ca",
+        metavar="FILE",
+        help="who vouches for a master with a certificate; by default "
+        "DRIVETRAIN_ELASTIC_TLS_CA",
+    )
 
 
 def populate_status_parsers(commands: Any) -> None:
@@ -30,17 +55,7 @@ def populate_status_parsers(commands: Any) -> None:
         ("events", "what has happened", _events),
     ):
         one = commands.add_parser(name, help=help_text, allow_abbrev=False)
-        one.add_argument(
-            "--address",
-            metavar="HOST:PORT",
-            help="of the master, or of all candidates with commas between them; by "
-            "default DRIVETRAIN_ELASTIC_MASTER",
-        )
-        one.add_argument(
-            "--token-file",
-            metavar="FILE",
-            help="the job's token; by default that in DRIVETRAIN_ELASTIC_TOKEN",
-        )
+        add_master_options(one)
         one.add_argument(
             "--json", action="store_true", help="one JSON object a line, for programs"
         )
@@ -61,9 +76,12 @@ def client_of(arguments: argparse.Namespace) -> MasterClient:
     """Returns a client of the master that the arguments name."""
     from drivetrain_elastic._client import MasterClient, address_and_token
     from drivetrain_elastic._secret import read_token
+    from drivetrain_elastic._tls import channel_credentials
 
     token = read_token(arguments.token_file) if arguments.token_file else None
-    return MasterClient(*address_and_token(arguments.address, token), patience_s=5.0)
+    address, token = address_and_token(arguments.address, token)
+    tls = channel_credentials(arguments.tls_ca)
+    return MasterClient(address, token, patience_s=5.0, tls=tls)
 
 
 def _get_status(arguments: argparse.Namespace) -> Any:

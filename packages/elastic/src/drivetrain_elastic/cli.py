@@ -16,7 +16,11 @@ from drivetrain_elastic._master_command import populate_master_parser
 from drivetrain_elastic._operator_command import populate_operator_parser
 from drivetrain_elastic._run_command import populate_run_parser
 from drivetrain_elastic._simulate_spot_command import populate_simulate_spot_parser
-from drivetrain_elastic._status_command import client_of, populate_status_parsers
+from drivetrain_elastic._status_command import (
+    add_master_options,
+    client_of,
+    populate_status_parsers,
+)
 from drivetrain_elastic._supervise_command import populate_supervise_parser
 from drivetrain_elastic.faults import cli as faults_cli
 
@@ -60,8 +64,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         ("readmit", "let a machine that was excluded take part again", _readmit),
     ):
         one = commands.add_parser(name, help=help_text, allow_abbrev=False)
-        one.add_argument("--address", metavar="HOST:PORT", help="of the master")
-        one.add_argument("--token-file", metavar="FILE")
+        add_master_options(one)
         one.set_defaults(run=ask)
         if ask is _readmit:
             one.add_argument("machine", metavar="MACHINE")
