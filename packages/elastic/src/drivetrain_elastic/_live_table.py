@@ -7,13 +7,12 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import rich.box
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from drivetrain_elastic._client import MasterClient, MasterError
+from drivetrain_elastic._node_rows import FittingTable, rows_of
 from drivetrain_elastic.protocol import _messages as pb
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ __all__ = ["show_live", "table_of"]
 
 _EVERY_S = 0.5
 _NUM_EVENTS = 8
-_SLOW = 1.3
 
 
 def show_live(
@@ -71,22 +69,7 @@ def table_of(status: pb.Status, events: Sequence[Any]) -> Group:
         status: How it stands.
         events: The last ones.
     """
-    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in (
-        ("node", "left"),
-        ("worker", "left"),
-        ("rank", "right"),
-        ("step", "right"),
-        ("s/step", "right"),
-        ("does", "left"),
-        ("slower", "right"),
-        ("CPU", "right"),
-        ("memory", "right"),
-        ("alerts", "left"),
-    ):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for node in status.nodes:
-        _add_node(table, node)
+    rows = [row for node in status.nodes for row in rows_of(node)]
     time_ledger = status.time
     share = (
         time_ledger.effective_s / time_ledger.total_s if time_ledger.total_s else 0.0
@@ -98,7 +81,7 @@ def table_of(status: pb.Status, events: Sequence[Any]) -> Group:
     )
     for row in list(time_ledger.lost)[:3]:
         head.append(f"; {row.what} {row.seconds:.1f} s ({row.cause})", "dim")
-    parts: list[Any] = [head, table]
+    parts: list[Any] = [head, FittingTable(rows)]
     parts += [
         Text(f"excluded: {one.machine}: {one.reason}", "red") for one in status.excluded
     ]
@@ -111,34 +94,3 @@ def table_of(status: pb.Status, events: Sequence[Any]) -> Group:
         style = "red" if status.exit_code else "green"
         parts.append(Text(f"ended with {status.exit_code}: {status.ended}", style))
     return Group(*parts)
-
-
-def _add_node(table: Table, node: Any) -> None:
-    hardware = node.hardware
-    memory = ""
-    if hardware.memory_total:
-        memory = f"{hardware.memory_used / hardware.memory_total:.0%}"
-    alerts = Text(", ".join(one.kind for one in node.alerts), "red")
-    first = [node.node, f"{hardware.cpu_share:.0%}", memory]
-    if not node.workers:
-        table.add_row(
-            Text(first[0]), "", "", "", "", "", "", first[1], first[2], alerts
-        )
-    for at, one in enumerate(node.workers):
-        is_first = at == 0
-        slower = Text(
-            f"{one.slowness:.2f}x" if one.slowness else "",
-            "red" if one.slowness >= _SLOW else "",
-        )
-        table.add_row(
-            Text(first[0] if is_first else ""),
-            Text(one.name.rsplit("/", 1)[-1]),
-            str(one.rank) if one.rank >= 0 else one.status,
-            str(one.step),
-            f"{one.step_s:.3f}" if one.step_s else "",
-            Text(f"{one.phase} {one.phase_s:.1f} s"),
-            slower,
-            first[1] if is_first else "",
-            first[2] if is_first else "",
-            alerts if is_first else Text(""),
-        )
