@@ -118,6 +118,15 @@ def test_plan_file_is_applied_again_and_checked(tmp_path):
     assert caught.value.code == "FINGERPRINT"
 
 
+def test_a_plan_that_was_named_is_bound_to_its_model(tmp_path):
+    path = tmp_path / "plan.yaml"
+    first = run([("micro_batch", 2)], plan_out=path)
+    assert Plan.load(path).fingerprint == first.context.fingerprint()
+    with pytest.raises(PlanError, match="another model") as caught:
+        run(path, model=lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
+    assert caught.value.optimization == str(path)
+
+
 def test_plan_for_other_batches_warns_and_goes_on(caplog):
     plan = Plan(fingerprint={"batch": "float32[*, 9]"}, made={"device": "elsewhere"})
     with caplog.at_level(logging.WARNING):

@@ -218,8 +218,10 @@ def test_apply_of_a_plan_that_cannot_be_is_one_line(
 
 
 def test_explain_says_what_a_plan_does_and_why(plan, capsys):
-    assert main(["explain", plan]) == 0
-    out = words(capsys.readouterr().out)
+    assert main(["explain", plan]) == 1
+    out, err = capsys.readouterr()
+    out = words(out)
+    assert f"{plan} cannot be applied: gone: there is no such optimization" in err
     assert "micro_batch(num=2) + gone(a=1)" in out
     assert "micro_batch(num=2): Splits" in out
     assert "there is no such optimization" in out
@@ -236,8 +238,22 @@ def test_explain_of_the_baseline_is_short(tmp_path, capsys):
 
 
 def test_explain_json_is_the_plan(plan, capsys):
-    assert main(["explain", plan, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == Plan.load(plan).to_dict()
+    assert main(["explain", plan, "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out) == Plan.load(plan).to_dict()
+    assert "gone: there is no such optimization" in err
+
+
+def test_explain_flags_a_value_that_is_not_allowed(tmp_path, capsys):
+    path = tmp_path / "plan.yaml"
+    path.write_text("drivetrain_plan: 1\nstrategy:\n- compile: {scope: hole}\n- ddp\n")
+    assert main(["explain", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert "compile(scope=hole): compile: option scope must be one of" in words(out)
+    assert len(err.splitlines()) == 1
+    assert err.startswith(
+        f"drivetrain: {path} cannot be applied: compile: option scope"
+    )
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])

@@ -66,6 +66,19 @@ def test_strategy_path_is_read(tmp_path):
         ([("channels_last", 3)], "CONFIG", "must be a mapping"),
         ([3], "FORMAT", "(name, options) pair, got 3"),
         ("compile", "FORMAT", "write ['compile']"),
+        (
+            ("precision", "bf16_autocast"),
+            "FORMAT",
+            "write [('precision', 'bf16_autocast')]",
+        ),
+        (("micro_batch", 2), "FORMAT", "write [('micro_batch', 2)]"),
+        (
+            ["compile", {"scope": "block"}],
+            "FORMAT",
+            "must be a list of names and pairs",
+        ),
+        (["compile", {"micro_batch": 0}], "CONFIG", "at least 1, got 0"),
+        (["compile", "precisio"], "UNKNOWN", "nearest: precision"),
         (7, "FORMAT", "got int"),
     ],
 )
@@ -74,6 +87,16 @@ def test_strategy_that_is_wrong_is_one_error(strategy, code, words):
         read_strategy(strategy)
     assert caught.value.code == code
     assert words in str(caught.value)
+
+
+def test_a_wrong_value_in_a_file_names_the_file(tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_text("drivetrain_plan: 1\nstrategy:\n- compile: {scope: hole}\n")
+    for strategy in (path, str(path)):
+        with pytest.raises(PlanError) as caught:
+            read_strategy(strategy)
+        assert caught.value.optimization == "compile"
+        assert caught.value.because.startswith(f"in {path}: option scope")
 
 
 def test_choices_are_applied_by_phase():

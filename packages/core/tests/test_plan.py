@@ -37,6 +37,16 @@ def test_plan_survives_its_file(tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["plan.yaml"]
 
 
+def test_plan_saved_to_a_folder_says_what_to_name(tmp_path):
+    with pytest.raises(PlanFormatError, match="it is a directory") as caught:
+        FULL.save(tmp_path)
+    assert caught.value.fix == f"name a file in it, such as {tmp_path / 'plan.yaml'}"
+    (tmp_path / "file").touch()
+    with pytest.raises(PlanFormatError) as caught:
+        FULL.save(tmp_path / "file" / "plan.yaml")
+    assert caught.value.fix == "choose another path"
+
+
 def test_plan_empty_is_the_baseline():
     assert str(Plan()) == "baseline"
     assert Plan.from_yaml(Plan().to_yaml()) == Plan()

@@ -240,7 +240,8 @@ def accelerate(
             given = read_strategy(strategy)
             if override.strategy is None:  # A command's plan stands as it is.
                 check_limits(given, require, deny)
-            _require_fingerprint(given, context)
+            source = "plan" if isinstance(strategy, Plan) else str(strategy)
+            _require_fingerprint(given, context, source)
             return _completed(given, context, on_error)
         payload = Payload(
             program=program,
@@ -368,13 +369,13 @@ def _peek(data: object, *, searches: bool) -> tuple[Iterable[Any], list[Any]]:
         return data, look(data)
 
 
-def _require_fingerprint(plan: Plan, context: Context) -> None:
+def _require_fingerprint(plan: Plan, context: Context, source: str) -> None:
     here = context.fingerprint()
     made_for = plan.fingerprint.get("model")
     if made_for is not None and made_for != here["model"]:
         raise PlanError(
             Code.FINGERPRINT,
-            "plan",
+            source,
             because=f"it was made for another model (structure {made_for}, this "
             f"{context.model.kind} has {here['model']})",
             fix="search again, or pass only plan.choices",
@@ -396,7 +397,10 @@ def _require_fingerprint(plan: Plan, context: Context) -> None:
 
 
 def _completed(plan: Plan, context: Context, on_error: str) -> Plan:
-    """Returns the plan with what the world asks for, and without what is dropped."""
+    """Returns the plan with what the world asks for, and without what is dropped.
+
+    One that was named by hand is from here on that of this program.
+    """
     choices, dropped = complete(plan.choices, context), []
     while on_error == "fallback":
         found = problems(choices, context)
@@ -414,7 +418,10 @@ def _completed(plan: Plan, context: Context, on_error: str) -> Plan:
         )
         choices = complete([c for c in choices if c != choice], context)
     return dataclasses.replace(
-        plan, choices=choices, rejected=(*plan.rejected, *dropped)
+        plan,
+        choices=choices,
+        fingerprint=plan.fingerprint or context.fingerprint(),
+        rejected=(*plan.rejected, *dropped),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain_core._errors import Code, PlanError, PlanFormatError
+from drivetrain_core._errors import Code, PlanError, PlanFormatError, PluginError
 from drivetrain_core._optimization import Choice, Numerics, Reject, Slot
 from drivetrain_core._plan import Plan
 from drivetrain_core._registry import find
@@ -56,9 +56,11 @@ def read_strategy(strategy: Strategy) -> Plan:
         >>> print(read_strategy(["compile", ("precision", "bf16_autocast")]))
         precision(dtype=bf16_autocast) + compile(scope=block)
     """
+    source = ""
     if isinstance(strategy, Plan):
         plan = strategy
     elif isinstance(strategy, str | os.PathLike):
+        source = str(strategy)
         if isinstance(strategy, str) and not strategy.endswith((".yaml", ".yml")):
             raise PlanFormatError(
                 Code.FORMAT,
@@ -70,7 +72,9 @@ def read_strategy(strategy: Strategy) -> Plan:
     elif isinstance(strategy, Mapping):
         plan = Plan(choices=tuple(_entry((k, v)) for k, v in strategy.items()))
     elif isinstance(strategy, Iterable):
-        plan = Plan(choices=tuple(_entry(item) for item in strategy))
+        entries = list(strategy)
+        _require_no_pair(entries)
+        plan = Plan(choices=tuple(_entry(item) for item in entries))
     else:
         raise PlanFormatError(
             Code.FORMAT,
@@ -78,12 +82,53 @@ def read_strategy(strategy: Strategy) -> Plan:
             because=f"it must be 'auto', a plan, a path, a mapping or a list, got "
             f"{type(strategy).__name__}",
         )
-    full = []
-    for choice in plan.choices:
-        raw = choice.config
-        value = raw.get(_BARE) if set(raw) == {_BARE} else raw
-        full.append(Choice(choice.name, find(choice.name).normalize(value)))
+    try:
+        full = [_filled(choice) for choice in plan.choices]
+    except PlanError as error:
+        if not source:
+            raise
+        raise PlanError(
+            error.code,
+            error.optimization,
+            because=f"in {source}: {error.because}",
+            fix=error.fix,
+            evidence=error.evidence,
+        ) from error
     return _with_choices(plan, arrange(full))
+
+
+def _filled(choice: Choice) -> Choice:
+    raw = choice.config
+    value = raw.get(_BARE) if set(raw) == {_BARE} else raw
+    return Choice(choice.name, find(choice.name).normalize(value))
+
+
+def _require_no_pair(entries: Sequence[object]) -> None:
+    """Refuses one (name, options) pair in the place of a list of pairs."""
+    if len(entries) != 2 or not isinstance(entries[0], str):
+        return
+    name, value = entries
+    if isinstance(value, str) and _is_known(value):
+        return
+    try:
+        find(name).normalize(value)  # type: ignore[arg-type]
+    except (PlanError, PluginError):
+        return  # No such pair: what is wrong with the entries is said of each.
+    raise PlanFormatError(
+        Code.FORMAT,
+        "strategy",
+        because=f"it is one pair, {(name, value)!r}, and must be a list of names and "
+        "pairs",
+        fix=f"write [{(name, value)!r}]",
+    )
+
+
+def _is_known(name: str) -> bool:
+    try:
+        find(name)
+    except (PlanError, PluginError):
+        return False
+    return True
 
 
 # Stands for the key of a bare value until the optimization's shorthand is known.

@@ -17,19 +17,46 @@ if TYPE_CHECKING:
     from drivetrain_core._optimization import Optimization
     from drivetrain_core._plan import Plan
 
-__all__ = ["explain_plan", "list_optimizations", "show_optimizations"]
+__all__ = [
+    "explain_plan",
+    "list_optimizations",
+    "plan_problems",
+    "show_optimizations",
+]
+
+
+def plan_problems(plan: Plan) -> dict[int, str]:
+    """Returns why choices of a plan can be applied nowhere, by their places.
+
+    Example:
+        >>> from drivetrain_core import Choice, Plan
+        >>> plan = Plan(choices=(Choice("micro_batch", {"num": 0}),))
+        >>> plan_problems(plan)
+        {0: 'micro_batch: option num must be at least 1, got 0 (CONFIG)'}
+    """
+    found = {}
+    for place, choice in enumerate(plan.choices):
+        try:
+            find(choice.name).normalize(choice.config)
+        except (PlanError, PluginError) as error:
+            found[place] = str(error)
+    return found
 
 
 def explain_plan(plan: Plan, console: Console | None = None) -> None:
-    """Prints what a plan does, what it measured, and why it was chosen."""
+    """Prints what a plan does, what it measured, and why it was chosen.
+
+    Beside a choice that can be applied nowhere it says why.
+    """
     console = console or Console()
+    problems = plan_problems(plan)
     console.print(str(plan), style="bold", markup=False)
     for title, part in (("made", plan.made), ("measured", plan.measured)):
         if part:
             text = ", ".join(f"{key} {value}" for key, value in part.items())
             console.print(f"{title}: {text}", highlight=False, markup=False)
-    for choice in plan.choices:
-        line = f"  {choice}: {_summary(choice.name)}"
+    for place, choice in enumerate(plan.choices):
+        line = f"  {choice}: {problems.get(place) or _summary(choice.name)}"
         console.print(line, highlight=False, markup=False)
     if plan.why:
         table = Table(title="why")

@@ -152,7 +152,7 @@ class Plan:
         try:
             write_whole(target, self.to_yaml())
         except OSError as error:
-            raise _unwritable(target, error) from error
+            raise _unwritable(target, error, "choose another path") from error
         return target
 
     @staticmethod
@@ -170,7 +170,8 @@ class Plan:
             if target.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "it is a directory", str(target))
         except OSError as error:
-            raise _unwritable(target, error) from error
+            fix = "choose another path with plan_out=, or plan_out=None"
+            raise _unwritable(target, error, fix) from error
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "plan") -> Plan:
@@ -250,12 +251,16 @@ def describe(choices: Iterable[Choice]) -> str:
     return " + ".join(str(choice) for choice in choices) or "baseline"
 
 
-def _unwritable(target: Path, error: OSError) -> PlanFormatError:
+def _unwritable(target: Path, error: OSError, fix: str) -> PlanFormatError:
+    because = error.strerror or str(error)
+    if target.is_dir():
+        because = "it is a directory"
+        fix = f"name a file in it, such as {target / 'plan.yaml'}"
     return PlanFormatError(
         Code.FORMAT,
         str(target),
-        because=f"the plan cannot be written: {error.strerror or error}",
-        fix="choose another path with plan_out=, or plan_out=None",
+        because=f"the plan cannot be written: {because}",
+        fix=fix,
     )
 
 

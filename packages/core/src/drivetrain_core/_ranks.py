@@ -96,7 +96,8 @@ def agree(action: Callable[[], _T], world: WorldFacts, name: str) -> _T:
     """Runs an action on every rank, and raises on all if it fails on one.
 
     Raises:
-        PlanError: It failed with one here; or on another rank, which is named.
+        PlanError: It failed with one here; or on another rank, which is named unless
+            this one failed with the same.
         DistributedError: It failed on another rank with another error.
     """
     if world.size == 1:
@@ -120,11 +121,14 @@ def agree(action: Callable[[], _T], world: WorldFacts, name: str) -> _T:
     for rank in range(world.size):
         answer = _wait(store, f"{key}/{rank}", _AGREE_S, f"rank {rank} to {name}")
         if "error" in answer:
-            failed[answer["turn"]] = _as_error(answer["error"], rank)
+            failed[answer["turn"]] = rank, answer["error"]
         if 1 in failed:
             break
     if failed:
-        raise failed[min(failed)] from mine
+        rank, cause = failed[min(failed)]
+        if isinstance(mine, PlanError) and _describe(mine) == cause:
+            raise mine
+        raise _as_error(cause, rank) from mine
     return result  # type: ignore[return-value]
 
 

@@ -70,7 +70,9 @@ def apply_plan(plan: str, script: str, arguments: Sequence[str]) -> None:
         ProgramError: The script is missing, or never called `accelerate`.
     """
     calls: list[Accelerated] = []
-    overrides = Overrides(strategy=Plan.load(plan), on_accelerated=calls.append)
+    Plan.load(plan)  # A file that is none is told of before the script runs.
+    # The script may change the folder, and errors about a value name the file.
+    overrides = Overrides(strategy=Path(plan).absolute(), on_accelerated=calls.append)
     _run(script, arguments, overrides)
     if not calls:
         raise ProgramError(_never_called(script))

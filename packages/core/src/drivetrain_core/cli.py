@@ -197,7 +197,7 @@ def _apply(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from drivetrain_core._explain import explain_plan
+    from drivetrain_core._explain import explain_plan, plan_problems
     from drivetrain_core._plan import Plan
 
     plan = Plan.load(arguments.plan)
@@ -205,7 +205,10 @@ def _explain(arguments: argparse.Namespace) -> int:
         _print(json.dumps(plan.to_dict(), indent=2))
     else:
         explain_plan(plan)
-    return 0
+    problems = plan_problems(plan)
+    for problem in problems.values():
+        sys.stderr.write(f"drivetrain: {arguments.plan} cannot be applied: {problem}\n")
+    return int(bool(problems))
 
 
 def _diff(arguments: argparse.Namespace) -> int:
