@@ -11,6 +11,8 @@ from fake_agent import FAILED, FINISHED, READY, FakeAgent, statuses, wait_for, w
 from drivetrain_elastic import Agent as AnyAgent
 from drivetrain_elastic import AgentConfig, Master
 from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic.decisions.ending import Ending
+from drivetrain_elastic.decisions.past_ending import describe_past_ending
 from drivetrain_elastic.journal import JournalFullError
 from drivetrain_elastic.protocol import _messages as pb
 from drivetrain_elastic.protocol._service import METHODS, credentials
@@ -275,8 +277,48 @@ def test_finished_workers_end_the_job_for_all_nodes(agent):
         command = one.next("command")
         assert (command.what, command.exit_code) == (pb.Command.STOP_ALL, 0)
         assert command.reason == "all workers have finished"
+        assert command.ended_at_s == 0.0
     late = agent("c")
-    assert late.next("command").what == pb.Command.STOP_ALL
+    command = late.next("command")
+    assert command.what == pb.Command.STOP_ALL
+    assert command.ended_at_s > 0.0
+
+
+def test_master_of_a_journal_whose_job_has_ended_says_so_and_when(job, agent, caplog):
+    first = job()
+    one = agent("a", master=first)
+    one.next("welcome")
+    with MasterClient(first.address, first.token) as client:
+        client.call("Stop", pb.StopRequest(reason="enough", exit_code=4))
+        one.next("command")
+        events = client.stream("WatchEvents", pb.EventsRequest(), 10.0)
+        (at_s,) = [event.at_s for event in events if event.kind == "ended"]
+    assert not caplog.records
+    first.stop()
+    command = agent("b", master=job()).next("command")
+    assert (command.exit_code, command.ended_at_s) == (4, at_s)
+    (said,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert said == describe_past_ending(Ending(4, "enough"), at_s)
+
+
+@pytest.mark.parametrize(
+    ("on_ended", "num_lines", "code"),
+    [("fail", 1, 1), ("succeed", 1, 0), ("fail", 2, 0)],
+)
+def test_agent_that_finds_the_job_over_has_failed_unless_it_was_there(
+    on_ended, num_lines, code
+):
+    command = pb.Command(
+        what=pb.Command.STOP_ALL, reason="all workers have finished", ended_at_s=1e9
+    )
+    agent = AnyAgent(["train.py"], AgentConfig(on_ended=on_ended))
+    agent._line = SimpleNamespace(num_lines=num_lines)
+    ends = []
+    agent._end = ends.append
+    agent._obey(command)
+    ((found, reason, _),) = ends
+    assert found == code
+    assert ("the job in this journal ended at 2001-09-" in reason) == (num_lines == 1)
 
 
 def test_given_up_places_end_the_job(agent):

@@ -226,6 +226,18 @@ def test_torchrun_agent_that_ends_first_does_not_stop_the_others(rendezvous):
     assert ended_with(one) == (1, f"the job has ended: {CLOSED}")
 
 
+def test_torchrun_agent_that_comes_after_the_end_says_so(rendezvous):
+    one = rendezvous()
+    one.next_rendezvous()
+    client_of(one).call("Stop", pb.StopRequest(reason="enough"))
+    wait_until(one.is_closed)
+    one.shutdown()
+    code, says = ended_with(rendezvous())
+    assert code == 1
+    assert says.startswith("the job in this journal ended at 20")
+    assert says.endswith(" with 0: enough; use another journal to train again")
+
+
 def test_end_that_stops_workers_counts_and_the_first_of_them():
     closed = end_of(pb.Command(what=STOP, reason=CLOSED))
     leave = end_of(pb.Command(what=LEAVE, reason="spot", exit_code=0))

@@ -253,6 +253,21 @@ def test_options_that_cannot_be_are_named(tmp_path, monkeypatch, options, says, 
 
 
 @pytest.mark.faults
+def test_journal_of_a_job_that_has_ended_is_no_new_training(job):
+    job = job(nnodes="1", arguments=["--steps", "3"])
+    job.start_node()
+    assert job.wait() == {"node0": 0}, job.text()
+    job.start_node(name="node0")
+    assert job.wait() == {"node0": 1}, job.text()
+    says = " with 0: all workers have finished; use another journal to train again"
+    assert f"{says}\n" in job.text()
+    # Where a supervisor may start agents again that have ended.
+    job.start_node("--on-ended", "succeed", name="node0")
+    assert job.wait() == {"node0": 0}, job.text()
+    steps_are_whole(job, 3)
+
+
+@pytest.mark.faults
 def test_agent_that_finds_no_master_says_so_and_gives_up(job):
     job = job("--patience-s", "5", keeps_master=False)
     assert job.start_node().wait(60) == 1, job.text()

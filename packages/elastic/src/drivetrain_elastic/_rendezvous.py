@@ -178,7 +178,8 @@ class MasterRendezvous(RendezvousHandler):
             if what == "world":
                 self._world = message.world
             elif what == "command":
-                end = end_of(message.command)
+                has_begun = self._line.num_lines > 1
+                end = end_of(message.command, has_begun=has_begun)
                 self._end = self._end if end is None else end.or_before(self._end)
             self._change.notify_all()
 

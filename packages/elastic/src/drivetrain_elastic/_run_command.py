@@ -186,6 +186,13 @@ def _add_time_options(parser: argparse.ArgumentParser) -> None:
         default="kill",
         help="what becomes of a worker that is stuck, once all have dumped their stacks",
     )
+    parser.add_argument(
+        "--on-ended",
+        choices=("fail", "succeed"),
+        default="fail",
+        help="what it is that the job was over before this agent came: an error, or success "
+        "if the job has ended well, for a supervisor that starts agents again (%(default)s)",
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -280,6 +287,7 @@ def _config(arguments: argparse.Namespace) -> AgentConfig:
         frozen_s=arguments.frozen_s,
         stuck_s=arguments.stuck_s,
         on_stuck=arguments.on_stuck,
+        on_ended=arguments.on_ended,
         grace_s=arguments.grace_s,
         log_folder=arguments.log_dir,
         tee=arguments.tee,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
+from drivetrain_elastic.decisions.ending import Ending
+from drivetrain_elastic.decisions.past_ending import judge_past_ending
 from drivetrain_elastic.protocol import _messages as pb
 
 if TYPE_CHECKING:
@@ -52,11 +54,12 @@ class AgentEndError(RendezvousClosedError, SystemExit):
         self.code = end.exit_code
 
 
-def end_of(command: pb.Command) -> AgentEnd | None:
+def end_of(command: pb.Command, *, has_begun: bool = True) -> AgentEnd | None:
     """Returns what a command of the master means for an agent; None for nothing.
 
     Args:
         command: Of the master.
+        has_begun: Whether the agent has come before the job ended.
 
     Example:
         >>> end_of(pb.Command(what=pb.Command.STOP_ALL, reason="enough"))
@@ -66,8 +69,11 @@ def end_of(command: pb.Command) -> AgentEnd | None:
         return AgentEnd(command.exit_code, f"this node leaves: {command.reason}")
     if command.what != pb.Command.STOP_ALL:
         return None
+    ending = Ending(command.exit_code, command.reason)
+    if command.ended_at_s and not has_begun:
+        return AgentEnd(*judge_past_ending(ending, command.ended_at_s, on_ended="fail"))
     if command.reason == CLOSED:
         # Workers end at different times. Those that still train may do so, as they may
         # with torchrun's own rendezvous; those that have failed cannot start again.
         return AgentEnd(1, f"the job has ended: {CLOSED}", stops_workers=False)
-    return AgentEnd(command.exit_code, f"the job has ended: {command.reason}")
+    return AgentEnd(ending.exit_code, f"the job has ended: {ending.reason}")

@@ -38,7 +38,9 @@ from drivetrain_elastic._agent._parent import (
 from drivetrain_elastic._client import split_addresses
 from drivetrain_elastic._secret import make_token, write_token
 from drivetrain_elastic._stacks import take_stacks
+from drivetrain_elastic.decisions.ending import Ending
 from drivetrain_elastic.decisions.liveness import Health
+from drivetrain_elastic.decisions.past_ending import judge_past_ending
 from drivetrain_elastic.protocol import _messages as pb
 
 if TYPE_CHECKING:
@@ -375,8 +377,11 @@ class Agent:
 
     def _obey(self, command: pb.Command) -> None:
         if command.what == pb.Command.STOP_ALL:
-            grace_s = self._config.grace_s
-            self._end(_Outcome(command.exit_code, command.reason, grace_s))
+            ending = Ending(command.exit_code, command.reason)
+            if command.ended_at_s and self._line.num_lines == 1:
+                at_s, on_ended = command.ended_at_s, self._config.on_ended
+                ending = judge_past_ending(ending, at_s, on_ended=on_ended)
+            self._end(_Outcome(*ending, self._config.grace_s))
         elif command.what == pb.Command.LEAVE:
             self._leave_code = command.exit_code
             self._leave(command.reason, command.within_s)

@@ -39,6 +39,9 @@ class AgentConfig:
         stuck_s: How long a step may compute before its worker counts as stuck.
         on_stuck: What becomes of a stuck worker, once all have written down what they
             are doing: "kill" it, or "report" only.
+        on_ended: What it is that the job was over before the agent came: "fail", an error,
+            since nothing is trained then, or "succeed", if the job has, for agents that a
+            supervisor starts again after the end.
         grace_s: How long workers have between SIGTERM and SIGKILL.
         log_folder: Where the output of workers goes; by default that of the agent.
         tee: Whether output that goes to the log folder is shown as well.
@@ -70,6 +73,7 @@ class AgentConfig:
     frozen_s: float = 2.0
     stuck_s: float = 600.0
     on_stuck: str = "kill"
+    on_ended: str = "fail"
     grace_s: float = 30.0
     log_folder: str | None = None
     tee: bool = False
@@ -127,6 +131,9 @@ class AgentConfig:
             raise ProgramError(message)
         if self.on_stuck not in {"kill", "report"}:
             message = f"on_stuck must be 'kill' or 'report', got {self.on_stuck!r}"
+            raise ProgramError(message)
+        if self.on_ended not in {"fail", "succeed"}:
+            message = f"on_ended must be 'fail' or 'succeed', got {self.on_ended!r}"
             raise ProgramError(message)
         if self.on_notice not in {"save", "tell"}:
             message = f"on_notice must be 'save' or 'tell', got {self.on_notice!r}"

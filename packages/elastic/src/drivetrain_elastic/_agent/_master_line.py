@@ -58,6 +58,7 @@ class MasterLine:
 
     Attributes:
         is_open: Whether the master hears now what is sent.
+        num_lines: How many there were, the open one included.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class MasterLine:
         self._why = "no reply"
         self._found = asyncio.Event()
         self.is_open = False
+        self.num_lines = 0
 
     def send(self, message: pb.FromAgent) -> None:
         """Tells the master, unless there is none: then the next hello says it."""
@@ -194,6 +196,7 @@ class MasterLine:
             return False
         self._heartbeat_s = welcome.welcome.heartbeat_s
         self.is_open = True
+        self.num_lines += 1
         self._found.set()
         writer = asyncio.create_task(self._write(call, messages))
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ class Announcer:
     Attributes:
         world: The last world that is durable, which whoever comes may be told; an empty
             message before the first.
-        ending: The end of the job, likewise; None before it.
+        ending: The end of the job, likewise, with when it was; None before it.
     """
 
     def __init__(self, ledger: Ledger, keys: Keys, tell: Callable[[Any], None]) -> None:
@@ -46,12 +47,20 @@ class Announcer:
         self.world = pb.ToAgent()
         self.ending: pb.ToAgent | None = None
 
-    def go_on(self, state: MembershipState, ending: Ending | None) -> None:
-        """Takes what the master before this one has told."""
+    def go_on(
+        self, state: MembershipState, ending: Ending | None, ended_at_s: float
+    ) -> None:
+        """Takes what the master before this one has told.
+
+        Args:
+            state: Of the workers.
+            ending: Of the job; None before it.
+            ended_at_s: When it was, in seconds since 1970.
+        """
         if state.world is not None:
             self.world = world_message(state)
         if ending is not None:
-            self.ending = stop_message(ending)
+            self.ending = stop_message(ending, ended_at_s)
 
     async def announce(
         self, records: list[Record], state: MembershipState, ending: Ending | None
@@ -75,8 +84,8 @@ class Announcer:
         kinds = {record.kind for record in records}
         if "ended" in kinds:
             assert ending is not None
-            self.ending = stop_message(ending)
-            self._tell(self.ending)
+            self.ending = stop_message(ending, time.time())
+            self._tell(stop_message(ending))
         elif "world" in kinds:
             assert state.world is not None
             self._forget_keys(state.world.epoch)

@@ -62,6 +62,11 @@ class EventLog:
         del self._events[:-_MOST]
         return [Record(_KIND, list(event)) for event in self._events]
 
+    def last_s(self, kind: str) -> float | None:
+        """Returns when something of a kind last happened; None if it is not known."""
+        times = (one.at_s for one in reversed(self._events) if one.kind == kind)
+        return next(times, None)
+
     def make(self, kind: str, subject: str, reason: str) -> Record:
         """Adds an event, and returns the record that is to be written with it."""
         number = self._events[-1].number + 1 if self._events else 1

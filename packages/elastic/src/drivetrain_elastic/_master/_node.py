@@ -201,12 +201,18 @@ def leave_message(request: pb.LeaveRequest) -> pb.ToAgent:
     )
 
 
-def stop_message(ending: Ending) -> pb.ToAgent:
-    """Returns what agents are told of the end of the job."""
+def stop_message(ending: Ending, at_s: float = 0.0) -> pb.ToAgent:
+    """Returns what agents are told of the end of the job.
+
+    Args:
+        ending: How it has ended.
+        at_s: When, in seconds since 1970, for those that come later.
+    """
     return pb.ToAgent(
         command=pb.Command(
             what=pb.Command.STOP_ALL,
             reason=ending.reason,
             exit_code=ending.exit_code,
+            ended_at_s=at_s,
         )
     )

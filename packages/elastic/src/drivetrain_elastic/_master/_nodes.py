@@ -29,6 +29,7 @@ from drivetrain_elastic.decisions.membership import (
     can_do_without,
     next_world,
 )
+from drivetrain_elastic.decisions.past_ending import describe_past_ending
 from drivetrain_elastic.decisions.presence import judge_presence
 from drivetrain_elastic.journal import Record
 from drivetrain_elastic.protocol import _messages as pb
@@ -146,7 +147,10 @@ class Nodes:
         for worker in self._state.workers.values():
             self._roster.expect(worker.node)
         self._care.begin(self._state)
-        self._announcer.go_on(self._state, self._ending)
+        ended_at_s = self._events.last_s("ended") or 0.0
+        self._announcer.go_on(self._state, self._ending, ended_at_s)
+        if self._ending is not None:
+            logger.warning("%s", describe_past_ending(self._ending, ended_at_s))
 
     def _world(self, world: World) -> Record:
         workers = [self._state.workers[name] for name in world.members]
@@ -213,13 +217,14 @@ class Nodes:
         told = self._announcer.world
         members = [one.name for one in told.world.members]
         is_told = told.HasField("world")
-        if is_told and all(name in self._state.workers for name in members):
+        if self._announcer.ending is not None:
+            # Nobody enters the last world any more.
+            line.send(self._announcer.ending)
+        elif is_told and all(name in self._state.workers for name in members):
             line.send(told)
         order = self._reclaims.order_message()
         if order is not None:
             line.send(order)
-        if self._announcer.ending is not None:
-            line.send(self._announcer.ending)
         self._take_again(node, hello)
         self._changed.set()
         return node, line

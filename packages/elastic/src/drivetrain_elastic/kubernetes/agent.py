@@ -37,7 +37,8 @@ def agent_options(env: Mapping[str, str]) -> list[str]:
         ...     "DRIVETRAIN_ELASTIC_NNODES": "2:4096", "DRIVETRAIN_ELASTIC_NODE": "a-0"})
         ... # doctest: +NORMALIZE_WHITESPACE
         ['--rdzv-endpoint', '10.0.0.7:29400', '--nnodes', '2:4096', '--node', 'a-0',
-         '--on-notice', 'tell', '--patience-s', 'inf', '--last-call-s', '1']
+         '--on-notice', 'tell', '--patience-s', 'inf', '--last-call-s', '1', '--on-ended',
+         'succeed']
     """
     options = []
     for option, name in (
@@ -57,6 +58,8 @@ def agent_options(env: Mapping[str, str]) -> list[str]:
     return [
         *options,
         *("--on-notice", "tell", "--patience-s", "inf", "--last-call-s", "1"),
+        # A pod that starts again, or comes late, finds its own job over and no old one.
+        *("--on-ended", "succeed"),
     ]
 
 

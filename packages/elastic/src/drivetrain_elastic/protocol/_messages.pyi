@@ -438,7 +438,7 @@ class Member(_message.Message):
     def __init__(self, name: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("what", "reason", "within_s", "exit_code")
+    __slots__ = ("what", "reason", "within_s", "exit_code", "ended_at_s")
     class What(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NOTHING: _ClassVar[Command.What]
@@ -455,11 +455,13 @@ class Command(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     WITHIN_S_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_S_FIELD_NUMBER: _ClassVar[int]
     what: Command.What
     reason: str
     within_s: float
     exit_code: int
-    def __init__(self, what: _Optional[_Union[Command.What, str]] = ..., reason: _Optional[str] = ..., within_s: _Optional[float] = ..., exit_code: _Optional[int] = ...) -> None: ...
+    ended_at_s: float
+    def __init__(self, what: _Optional[_Union[Command.What, str]] = ..., reason: _Optional[str] = ..., within_s: _Optional[float] = ..., exit_code: _Optional[int] = ..., ended_at_s: _Optional[float] = ...) -> None: ...
 
 class Key(_message.Message):
     __slots__ = ("key",)

@@ -95,7 +95,9 @@ class LocalSpotJob:
             # Those that will be taken away train on beside those that replace them.
             *("--nnodes", f"{config.least}:{2 * most}"),
             *("--last-call-s", "0", "--patience-s", "inf", "--max-restarts", "1000"),
-            *("--on-notice", "tell", "--notices-s", "0.5", *options),
+            *("--on-notice", "tell", "--notices-s", "0.5"),
+            # A node may come as the job ends.
+            *("--on-ended", "succeed", *options),
         ]
         # Whatever is wrong with what was given is said before anything starts.
         if count is not None:
