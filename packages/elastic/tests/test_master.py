@@ -11,6 +11,7 @@ import time
 
 import grpc
 import pytest
+from fake_agent import FakeAgent
 
 from drivetrain_core import ProgramError
 from drivetrain_elastic import Master, MasterError, RefusedError
@@ -277,6 +278,54 @@ def test_commands_show_the_job(job, client, tmp_path, capsys):
     assert "master 1: it has begun to serve" in capsys.readouterr().out
     assert main(["status", "--address", address]) == 1
     assert "DRIVETRAIN_ELASTIC_TOKEN" in capsys.readouterr().err
+
+
+def test_master_that_ends_says_so_to_all_who_wait_and_writes_no_traceback(
+    tmp_path, capfd
+):
+    master = Master(tmp_path / "job.db")
+    agent = FakeAgent(master, min_workers=1)
+    agent.next("welcome")
+    raw = MasterClient(master.address, master.token, patience_s=0.0)
+    events = raw.stream("WatchEvents", pb.EventsRequest(follow=True))
+    assert next(events).kind == "master"
+    errors = []
+
+    def wait(name, request):
+        try:
+            raw.call(name, request, wait_s=60.0)
+        except MasterError as error:
+            errors.append(str(error))
+
+    spec = pb.Dataset(
+        name="d", num_samples=3, shard_size=3, num_epochs=1, shuffle="none"
+    )
+    raw.call("OpenDataset", spec)
+    lease = pb.LeaseRequest(dataset="d", worker="w", num_shards=1)
+    raw.call("LeaseShards", lease)
+    lease = pb.LeaseRequest(dataset="d", worker="v", num_shards=1, timeout_s=60.0)
+    calls = {
+        "GetKeys": pb.KeysRequest(keys=["none"], timeout_s=60.0),
+        "LeaseShards": lease,
+    }
+    waiting = [threading.Thread(target=wait, args=call) for call in calls.items()]
+    for one in waiting:
+        one.start()
+    assert next(events).kind == "node-joined"
+    # Nothing tells that a call has come to the master and waits there.
+    time.sleep(0.3)
+    master.stop()
+    with pytest.raises(MasterError, match="the master ends"):
+        list(events)
+    for one in waiting:
+        one.join()
+    assert len(errors) == 2
+    assert all("the master ends" in one for one in errors)
+    with pytest.raises(grpc.RpcError, match="the master ends"):
+        agent.next("nothing")
+    raw.close()
+    agent.hang_up()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_master_over_tls_serves_other_machines(tmp_path, capsys):

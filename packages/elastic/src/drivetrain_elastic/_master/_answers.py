@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from drivetrain_core import DrivetrainError
+from drivetrain_elastic._master._last_orders import LastOrders, MasterEndsError
 from drivetrain_elastic._master._roster import DuplicateNodeError
 from drivetrain_elastic.decisions.shards import (
     DatasetSpec,
@@ -48,7 +49,7 @@ def _told(method: Any) -> Any:
 
 
 def _status_of(error: Exception) -> grpc.StatusCode:
-    if isinstance(error, JournalError):
+    if isinstance(error, JournalError | MasterEndsError):
         return grpc.StatusCode.UNAVAILABLE
     if isinstance(error, DuplicateNodeError):
         return grpc.StatusCode.ALREADY_EXISTS
@@ -80,13 +81,18 @@ class Answers:
         self._nodes = nodes
         self._incarnation = incarnation
         self._began_s = time.monotonic()
+        self._orders = LastOrders()
+
+    def end(self) -> None:
+        """Lets those go who wait for an answer, or for what is to come."""
+        self._orders.call()
 
     async def Attend(  # noqa: N802
         self, requests: AsyncIterator[pb.FromAgent], context: Any
     ) -> AsyncIterator[Any]:
         """Keeps the line to an agent."""
         try:
-            async for message in self._nodes.attend(requests):
+            async for message in self._orders.stream(self._nodes.attend(requests)):
                 yield message
         except (DrivetrainError, ValueError) as error:
             await context.abort(_status_of(error), str(error))
@@ -132,11 +138,12 @@ class Answers:
     @_told
     async def GetKeys(self, request: pb.KeysRequest, _: Any) -> pb.Values:  # noqa: N802
         """Returns values, and waits for them."""
-        values = await self._keys.get(list(request.keys), request.timeout_s)
+        found = self._keys.get(list(request.keys), request.timeout_s)
+        values = await self._orders.wait(found)
         others = []
         if request.prefix and values is not None:
-            found = self._keys.under(request.prefix, _MOST_OTHER_BYTES)
-            others = [pb.KeyValue(key=key, value=value) for key, value in found]
+            under = self._keys.under(request.prefix, _MOST_OTHER_BYTES)
+            others = [pb.KeyValue(key=key, value=value) for key, value in under]
         return pb.Values(values=values or [], found=values is not None, others=others)
 
     @_told
@@ -189,13 +196,14 @@ class Answers:
         num_shards = request.num_shards
         if request.with_indices:
             num_shards = num_with_indices(spec, num_shards)
-        leases, finished = await self._datasets.lease(
+        found = self._datasets.lease(
             request.dataset,
             request.worker,
             num_shards,
             request.timeout_s,
             set(request.held),
         )
+        leases, finished = await self._orders.wait(found)
         shards = [_shard(one) for one in leases]
         if request.with_indices:
             # Others are served meanwhile.
@@ -256,12 +264,16 @@ class Answers:
         return status
 
     async def WatchEvents(  # noqa: N802
-        self, request: pb.EventsRequest, _: Any
+        self, request: pb.EventsRequest, context: Any
     ) -> AsyncIterator[pb.Event]:
         """Yields events."""
         start = getattr(request, "from")
-        async for event in self._events.watch(start, follow=request.follow):
-            yield pb.Event(**event._asdict())
+        events = self._events.watch(start, follow=request.follow)
+        try:
+            async for event in self._orders.stream(events):
+                yield pb.Event(**event._asdict())
+        except MasterEndsError as error:
+            await context.abort(_status_of(error), str(error))
 
 
 def dataset_status(state: DatasetState) -> pb.DatasetStatus:

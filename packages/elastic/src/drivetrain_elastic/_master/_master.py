@@ -178,6 +178,7 @@ class Master:
         logger.info("master %d serves at %s", self.incarnation, self.address)
         self._started.set()
         await self._watch(datasets, nodes, ledger)
+        answers.end()
         await server.stop(grace=0.5)
 
     async def _watch(self, datasets: Datasets, nodes: Nodes, ledger: Ledger) -> None:
