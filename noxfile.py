@@ -123,7 +123,9 @@ def install(
     if shutil.which("ccache"):
         # Each environment compiles what is native anew, from the same sources.
         session.env["CMAKE_CXX_COMPILER_LAUNCHER"] = "ccache"
-    # Modules are compiled when they are first imported: most of them never are.
+    # Modules are compiled when they are first imported: most of them never are. What is
+    # compiled is kept, whatever the machine's settings are: tests start many processes.
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""
     arguments = [*provide_torch(session), "--no-compile", *pip]
     # What builds is installed once, rather than once for each package.
     session.install("--no-compile", *build_requirements(*packages))
@@ -150,9 +152,22 @@ def folders(*names: str) -> list[str]:
     return [str(folder.relative_to(ROOT)) for folder in found if folder.is_dir()]
 
 
+def marked(*names: str) -> list[str]:
+    """Returns the files of tests, of all packages, in which any of the marks stands.
+
+    To read the others only to leave them out takes longer than many tests.
+    """
+    files = [file for f in folders("tests") for file in (ROOT / f).rglob("test_*.py")]
+    return [
+        str(file.relative_to(ROOT))
+        for file in sorted(files)
+        if any(f"mark.{name}" in file.read_text("utf-8") for name in names)
+    ]
+
+
 def interpret(session: nox.Session, *pytest_options: str) -> None:
     """Runs the tests of GPU kernels in a process whose Triton interprets them."""
-    select = ["-m", "interpreter", *pytest_options, *folders("tests")]
+    select = ["-m", "interpreter", *pytest_options, *marked("interpreter")]
     session.run(
         *PYTEST,
         *SIDE_BY_SIDE,
@@ -178,7 +193,7 @@ def tests(session: nox.Session, package: str) -> None:
         install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
         # Together, since many of these tests wait, and others compute.
         select = ["-m", "integration or (extra and not interpreter)"]
-        where = ["integration", *folders("tests")]
+        where = ["integration", *marked("integration", "extra")]
         session.run(*PYTEST, *SIDE_BY_SIDE, *select, *where, *session.posargs)
         interpret(session)
         return
