@@ -1,5 +1,6 @@
 """Jobs of several nodes, each an agent of its own: they die, leave, come and are cut off."""
 
+import argparse
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from drivetrain_elastic import Master, faults
 from drivetrain_elastic._local_job import LocalJob, members_of
+from drivetrain_elastic._run_command import _agent, populate_run_parser
 from drivetrain_elastic._secret import write_token
 from drivetrain_elastic.cli import main
 from drivetrain_elastic.protocol import _messages as pb
@@ -276,6 +278,42 @@ def test_agent_that_finds_no_master_says_so_and_gives_up(job):
     assert "this agent looks for it for 5 s" in job.text()
     assert f"the master at {job.address} has not answered for 5 s: " in job.text()
     assert "Traceback" not in job.text()
+
+
+BOTH = "a.example:29400,b.example:29400"
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "address"),
+    [
+        ([], {}, BOTH),
+        (["--rdzv-endpoint", "c:1"], {}, "c:1"),
+        (["--standalone"], {}, None),
+        # One that runs in a worker is no node of the job around it.
+        ([], {"DRIVETRAIN_ELASTIC_AGENT": "/tmp/agent"}, None),
+        ([], {"DRIVETRAIN_ELASTIC_MASTER": ""}, None),
+    ],
+)
+def test_master_is_where_an_option_says_or_the_environment(
+    tmp_path, monkeypatch, options, env, address
+):
+    (tmp_path / "train.py").touch()
+    token = {"DRIVETRAIN_ELASTIC_TOKEN": "x" * 30}
+    for name, value in {"DRIVETRAIN_ELASTIC_MASTER": BOTH, **token, **env}.items():
+        monkeypatch.setenv(name, value)
+    parser = argparse.ArgumentParser()
+    populate_run_parser(parser)
+    agent = _agent(parser.parse_args([*options, str(tmp_path / "train.py")]))
+    assert agent._address == address
+
+
+def test_agent_that_keeps_the_master_says_itself_where(tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.py").touch()
+    monkeypatch.setenv("DRIVETRAIN_ELASTIC_MASTER", BOTH)
+    words = ["run", "--journal", "job.db", "--token-file", "token", "train.py"]
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 1
+    assert "a journal, need --rdzv-endpoint HOST:PORT" in capsys.readouterr().err
 
 
 @pytest.mark.faults

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from pathlib import Path
@@ -11,9 +12,13 @@ from typing import TYPE_CHECKING
 from drivetrain_core import ProgramError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from drivetrain_elastic import Agent, AgentConfig
 
 __all__ = ["populate_run_parser"]
+
+logger = logging.getLogger(__name__)
 
 
 def populate_run_parser(parser: argparse.ArgumentParser) -> None:
@@ -109,13 +114,14 @@ def _add_master_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--standalone",
         action="store_true",
-        help="one node with a master of its own; the default without --rdzv-endpoint",
+        help="one node with a master of its own; the default where no other is named",
     )
     parser.add_argument(
         "--rdzv-endpoint",
         "--rdzv_endpoint",
         metavar="HOST:PORT",
-        help="where the job's master is",
+        help="where the job's master is, or all that may serve, with commas between them; by "
+        "default DRIVETRAIN_ELASTIC_MASTER, except with --journal, and in workers of an agent",
     )
     parser.add_argument(
         "--journal",
@@ -196,8 +202,6 @@ def _add_time_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    import logging
-
     # What happens to a job is what its log is for.
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
@@ -220,9 +224,13 @@ def _agent(arguments: argparse.Namespace) -> Agent:
     if not arguments.module and not Path(arguments.script).exists():
         message = f"there is no script {arguments.script!r}"
         raise ProgramError(message)
-    if arguments.rdzv_endpoint is None or arguments.standalone:
+    endpoint = _endpoint(arguments, os.environ)
+    if endpoint is None:
         if arguments.journal or config.max_nodes > 1:
-            message = "several nodes, or a journal, need --rdzv-endpoint HOST:PORT"
+            message = (
+                "several nodes, or a journal, need --rdzv-endpoint HOST:PORT; nodes that "
+                "keep no journal also take DRIVETRAIN_ELASTIC_MASTER"
+            )
             raise ProgramError(message)
         return Agent(program, config, is_module=arguments.module)
     if arguments.metrics and not arguments.journal:
@@ -248,7 +256,7 @@ def _agent(arguments: argparse.Namespace) -> Agent:
             options += ["--tls-key", arguments.tls_key or ""]
         if arguments.metrics:
             options += ["--metrics", arguments.metrics]
-        master = MasterProcess(arguments.rdzv_endpoint, arguments.token_file, options)
+        master = MasterProcess(endpoint, arguments.token_file, options)
     if arguments.tls_ca:
         # Workers look for it there.
         os.environ["DRIVETRAIN_ELASTIC_TLS_CA"] = str(Path(arguments.tls_ca).resolve())
@@ -260,12 +268,36 @@ def _agent(arguments: argparse.Namespace) -> Agent:
     return Agent(
         program,
         config,
-        address=arguments.rdzv_endpoint,
+        address=endpoint,
         token=token,
         tls=channel_credentials(),
         is_module=arguments.module,
         master=master,
     )
+
+
+def _endpoint(arguments: argparse.Namespace, env: Mapping[str, str]) -> str | None:
+    """Returns where the job's master is; None for one of this node alone.
+
+    Args:
+        arguments: Of the command.
+        env: Of this process.
+    """
+    if arguments.standalone:
+        return None
+    # Who keeps the master says itself where that listens: the variable is for all others,
+    # and may name several.
+    if arguments.rdzv_endpoint is not None or arguments.journal:
+        endpoint: str | None = arguments.rdzv_endpoint
+        return endpoint
+    # A worker's environment has the master of the job that it is a part of.
+    if "DRIVETRAIN_ELASTIC_AGENT" in env:
+        return None
+    found = env.get("DRIVETRAIN_ELASTIC_MASTER")
+    if not found:
+        return None
+    logger.info("the master of this job, by DRIVETRAIN_ELASTIC_MASTER: %s", found)
+    return found
 
 
 def _config(arguments: argparse.Namespace) -> AgentConfig:
