@@ -73,3 +73,8 @@ def test_node_that_starts_again_is_checked_alone(check, before):
 
 def test_other_errors_of_a_check_are_told(check):
     assert check("drivetrain-elastic: no master").reason.startswith("not made: ")
+
+
+def test_check_that_ends_without_a_word_is_told_by_how_it_ended(check):
+    found = check("").reason
+    assert found == "not made: it ended with exit code 1 and said nothing"

@@ -233,6 +233,8 @@ def test_command_makes_chaos_among_the_children_of_a_process(capsys):
     pids = {int(pid) for pid in parent.stdout.readline().split()}
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     words = ["faults", "chaos", str(parent.pid), "--every-s", "0.05", "--json"]
+    assert main([*words, "--kinds", "kill,fire"]) == 1
+    assert "--kinds takes kill, slow, stop, with commas" in capsys.readouterr().err
     assert main([*words, "--kinds", "kill", "--for-s", "20"]) == 0
     # It ends with the parent, which ends with its children.
     assert parent.wait(20) == 0

@@ -2,11 +2,21 @@
 
 import queue
 import threading
+import time
 from types import SimpleNamespace
 
 import grpc
 import pytest
-from fake_agent import FAILED, FINISHED, READY, FakeAgent, statuses, wait_for, worker
+from fake_agent import (
+    FAILED,
+    FINISHED,
+    READY,
+    FakeAgent,
+    events_of,
+    statuses,
+    wait_for,
+    worker,
+)
 
 from drivetrain_elastic import Agent as AnyAgent
 from drivetrain_elastic import AgentConfig, Master
@@ -299,6 +309,24 @@ def test_master_of_a_journal_whose_job_has_ended_says_so_and_when(job, agent, ca
     assert (command.exit_code, command.ended_at_s) == (4, at_s)
     (said,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert said == describe_past_ending(Ending(4, "enough"), at_s)
+
+
+def test_master_of_a_journal_whose_job_has_ended_misses_nobody(job, agent):
+    first = job()
+    one = agent("a", master=first, min_workers=1)
+    one.ready(0)
+    one.world()
+    with MasterClient(first.address, first.token) as client:
+        client.call("Stop", pb.StopRequest(reason="enough"))
+        one.next("command")
+    first.stop()
+    one.hang_up()
+    second = job(node_timeout_s=0.2)
+    before = events_of(second)
+    # Nothing is to happen in a time in which it would.
+    time.sleep(1.0)
+    assert events_of(second) == before
+    assert before[-1][0] == "master"
 
 
 @pytest.mark.parametrize(

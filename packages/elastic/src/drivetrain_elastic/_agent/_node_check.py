@@ -11,6 +11,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_elastic._agent._process import describe_exit
 from drivetrain_elastic.protocol import _messages as pb
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ class NodeCheck:
             found: dict[str, Any] = json.loads(said)
         except ValueError:
             why = errors.decode(errors="replace").strip().rsplit("\n", 1)[-1]
+            if not why:
+                why = f"it {describe_exit(process.returncode or 0)} and said nothing"
             # Who could not be checked is not known to be faulty.
             logger.warning("the check of this node was not made: %s", why)
             return pb.CheckResult(reason=f"not made: {why}"[:300])

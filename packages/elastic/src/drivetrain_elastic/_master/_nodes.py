@@ -144,7 +144,8 @@ class Nodes:
 
     def begin(self) -> None:
         """Waits from now on for the nodes of the world that was replayed."""
-        for worker in self._state.workers.values():
+        # Of a job that has ended nobody is missed.
+        for worker in self._state.workers.values() if self._ending is None else ():
             self._roster.expect(worker.node)
         self._care.begin(self._state)
         ended_at_s = self._events.last_s("ended") or 0.0

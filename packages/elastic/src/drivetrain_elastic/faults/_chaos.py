@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic.faults._chaos_plan import ChaosSpec, Strike
 
-__all__ = ["Act", "Chaos", "Happening", "Player"]
+__all__ = ["KINDS", "Act", "Chaos", "Happening", "Player"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ def _slow(target: Any, strike: Strike) -> AbstractContextManager[None]:
 
 
 _ACTS: dict[str, Act] = {"kill": _kill, "slow": _slow, "stop": _stop}
+KINDS = tuple(sorted(_ACTS))
+"""Of faults that a `Chaos` makes by itself."""
 
 
 class Happening(NamedTuple):

@@ -157,14 +157,23 @@ def _last(
 
 def _chaos(arguments: argparse.Namespace) -> int:
     from drivetrain_elastic.faults import Chaos, ChaosSpec
+    from drivetrain_elastic.faults._chaos import KINDS
     from drivetrain_elastic.faults._target import Held, children_of
 
+    kinds = arguments.kinds.split(",")
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        message = (
+            f"--kinds takes {', '.join(KINDS)}, with commas between them, got "
+            f"{arguments.kinds!r}"
+        )
+        raise ProgramError(message)
     with _signals() as ending, Held(arguments.pid) as parent:
         spec = ChaosSpec(
             seed=arguments.seed,
             num_targets=max(1, len(children_of(parent.pid))),
             every_s=arguments.every_s,
-            kinds=dict.fromkeys(arguments.kinds.split(","), 1.0),
+            kinds=dict.fromkeys(kinds, 1.0),
         )
         for_s = float("inf") if arguments.for_s is None else arguments.for_s
         end_s = time.monotonic() + for_s

@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_elastic._rarely import Rarely
 from drivetrain_elastic.kubernetes.api_client import ApiError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _Item = dict[str, Any]
 _FIRST_WAIT_S = 0.1
 _MOST_WAIT_S = 10.0
 _NUM_GONE = 20_000
-_EXPIRED = 410
+_NOT_FOUND, _EXPIRED = 404, 410
 
 
 class Informer:
@@ -65,6 +66,7 @@ class Informer:
         self._by_index: dict[str, dict[tuple[str, str], _Item]] = {}
         # UIDs of what went: an answer that is late brings nothing back.
         self._gone: OrderedDict[str, None] = OrderedDict()
+        self._rarely = Rarely()
         self.is_synced = asyncio.Event()
 
     def get(self, namespace: str, name: str) -> _Item | None:
@@ -116,7 +118,11 @@ class Informer:
             except ApiError as error:
                 if error.status == _EXPIRED:
                     version = ""
-                logger.info("the watch of %s goes on after: %s", self._kind, error)
+                if self._rarely.is_due(str(error)):
+                    logger.warning(
+                        "the watch of %s goes on after: %s%s",
+                        *(self._kind, error, _advice(error)),
+                    )
                 wait_s = max(wait_s, error.retry_after_s)
             except Exception:
                 # What no server should say must not end the operator of all jobs.
@@ -142,6 +148,7 @@ class Informer:
                 self._drop(item)
         for item in found:
             self._take(item)
+        self._rarely.forget()
         self.is_synced.set()
         return version
 
@@ -181,3 +188,14 @@ def _key(item: _Item) -> tuple[str, str]:
 
 def _version(item: _Item) -> int:
     return int(item["metadata"]["resourceVersion"])
+
+
+def _advice(error: ApiError) -> str:
+    """Returns what to do about an error, where that is known."""
+    if error.status != _NOT_FOUND:
+        return ""
+    return (
+        "; the cluster does not know this kind: apply what `drivetrain-elastic operator "
+        "--definitions` prints (with --training-jobs for TrainingJobs), with `kubectl "
+        "apply -f -`"
+    )
