@@ -7,11 +7,14 @@ import sys
 import time
 
 import pytest
+from fake_agent import wait_for
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from drivetrain_elastic._client import MasterClient
 from drivetrain_elastic._rendezvous import MasterRendezvous
+from drivetrain_elastic._secret import write_token
 from drivetrain_elastic._torchrun_end import CLOSED, AgentEnd, end_of
+from drivetrain_elastic.cli import main
 from drivetrain_elastic.protocol import _messages as pb
 
 SCRIPT = """
@@ -131,7 +134,7 @@ def test_torchrun_without_the_token_is_refused(job, tmp_path):
 
 
 @pytest.mark.faults
-def test_master_tells_who_runs_under_torchrun(torchruns):
+def test_master_tells_who_runs_under_torchrun(torchruns, capsys, tmp_path):
     runs = torchruns("1:1")
     agent = runs.start()
     runs.workers(1, 0.0)
@@ -139,6 +142,16 @@ def test_master_tells_who_runs_under_torchrun(torchruns):
         status = client.call("GetStatus", pb.StatusRequest())
     (node,) = status.nodes
     assert node.pid == agent.pid
+    status = wait_for(runs.master, lambda s: s.nodes[0].workers[0].pid)
+    token = tmp_path / "token"
+    write_token(token, runs.master.token)
+    words = ["--address", runs.master.address, "--token-file", str(token)]
+    assert main(["status", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "world 1 of 1 agents of torchrun, each with ranks of its own: " in shown
+    worker = f"/0: member, rank 0, process {agent.pid}, runs its ranks as an agent"
+    assert worker in shown
+    assert "step 0" not in shown
     assert runs.finish() == [0], runs.text()
 
 

@@ -31,6 +31,7 @@ from torch.distributed.elastic.rendezvous import (
 from drivetrain_core import DrivetrainError, ProgramError
 from drivetrain_elastic._agent._master_line import MasterLine
 from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic._phases import TORCHRUN_AGENT
 from drivetrain_elastic._seat import Seat
 from drivetrain_elastic._secret import read_token
 from drivetrain_elastic._store import MasterStore
@@ -112,6 +113,7 @@ class MasterRendezvous(RendezvousHandler):
         self._run_id = run_id
         self._node = f"{socket.gethostname()}-{os.getpid()}"
         self._name = f"{self._node}/0"
+        self._began_s = time.monotonic()
         self._terms = pb.Terms(
             min_workers=min_nodes,
             max_workers=max_nodes,
@@ -134,7 +136,7 @@ class MasterRendezvous(RendezvousHandler):
             address,
             token,
             hello=self._hello,
-            heartbeat=pb.Heartbeat,
+            heartbeat=self._heartbeat,
             heard=self._heard,
             patience_s=join_s,
             tls=channel_credentials(),
@@ -167,6 +169,15 @@ class MasterRendezvous(RendezvousHandler):
             workers=[self._report()],
             terms=self._terms,
         )
+
+    def _heartbeat(self) -> pb.Heartbeat:
+        progress = pb.WorkerProgress(
+            name=self._name,
+            pid=os.getpid(),
+            phase=TORCHRUN_AGENT,
+            phase_s=time.monotonic() - self._began_s,
+        )
+        return pb.Heartbeat(workers=[progress])
 
     def _report(self) -> pb.WorkerReport:
         state = pb.WorkerReport.READY if self._is_ready else pb.WorkerReport.STARTING

@@ -7,6 +7,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_elastic._phases import TORCHRUN_AGENT
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
@@ -100,7 +102,7 @@ def _status(arguments: argparse.Namespace) -> int:
         return 0
     _say(f"master {status.incarnation}, up {status.up_s:.0f} s")
     if status.epoch:
-        _say(f"world {status.epoch} of {status.world_size} workers: {status.reason}")
+        _say(f"world {status.epoch} of {_size_of(status)}: {status.reason}")
     if status.time.total_s:
         _say(_time_line(status.time))
     if status.ended:
@@ -109,6 +111,14 @@ def _status(arguments: argparse.Namespace) -> int:
     _print_excluded(status.excluded)
     _print_datasets(status.datasets)
     return 0
+
+
+def _size_of(status: Any) -> str:
+    """Returns who makes up the world, and how many they are."""
+    members = [w for node in status.nodes for w in node.workers if w.rank >= 0]
+    if members and all(one.phase == TORCHRUN_AGENT for one in members):
+        return f"{status.world_size} agents of torchrun, each with ranks of its own"
+    return f"{status.world_size} workers"
 
 
 def _watch(arguments: argparse.Namespace) -> int:
@@ -191,10 +201,15 @@ def _print_nodes(nodes: Sequence[Any]) -> None:
             slow = ""
             if one.slowness >= 1.1:
                 slow = f", {one.slowness:.2f} times as long as others in {one.slow_section}"
-            _say(
-                f"  {one.name}: {one.status}, {rank}, process {one.pid}, step {one.step} "
-                f"in {one.step_s:.3f} s, {one.phase} for {one.phase_s:.1f} s{slow}"
-            )
+            parts = [one.status, rank]
+            # What it has not said yet, or does not say, is not made up.
+            if one.pid:
+                parts.append(f"process {one.pid}")
+            if one.step:
+                parts.append(f"step {one.step} in {one.step_s:.3f} s")
+            if one.phase:
+                parts.append(f"{one.phase} for {one.phase_s:.1f} s")
+            _say(f"  {one.name}: {', '.join(parts)}{slow}")
 
 
 def _print_excluded(excluded: Sequence[Any]) -> None:
