@@ -213,7 +213,7 @@ def test_the_cost_of_a_slow_block_is_measured():
     model = pm.build(pm.Decoder)
     model.layers[1] = Slow()
     whole = shadow(model)
-    trace = trace_blocks(whole, lambda m: pm.token_loss(m, TOKENS[1]))
+    trace = trace_blocks(whole, lambda m: pm.token_loss(m, TOKENS[1]), min_blocks=4)
     costs = measure_costs(whole, trace, TOKENS[1], TOKENS[0])
     assert costs.blocks[1] > costs.blocks[0] == costs.blocks[2] == costs.blocks[3] > 0
     assert costs.prologue > 0

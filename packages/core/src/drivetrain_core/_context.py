@@ -54,11 +54,13 @@ class BlockFacts:
         container: The name of the list that holds them.
         kind: Their class.
         count: How many there are.
+        before: How many other modules stand before them in the list.
     """
 
     container: str
     kind: str
     count: int
+    before: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

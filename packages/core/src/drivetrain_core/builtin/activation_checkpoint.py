@@ -74,7 +74,8 @@ class ActivationCheckpoint(BaseOptimization):
         if blocks is None:
             return Reject(
                 Code.NOT_APPLICABLE,
-                f"{context.model.kind} has no list of two or more modules of one class",
+                f"{context.model.kind} has no repeated blocks: no two modules of one "
+                "class and size side by side in a ModuleList or Sequential",
             )
         if context.model.has_batch_norm:
             return Reject(

@@ -63,7 +63,8 @@ class Compile(BaseOptimization):
         if config["scope"] == "block" and context.model.blocks is None:
             return Reject(
                 Code.NOT_APPLICABLE,
-                f"{context.model.kind} has no list of two or more modules of one class",
+                f"{context.model.kind} has no repeated blocks: no two modules of one "
+                "class and size side by side in a ModuleList or Sequential",
                 'use ("compile", {"scope": "whole"})',
             )
         return Ok()

@@ -28,7 +28,7 @@ from drivetrain_core.parallel.resolve import asks_for_mesh
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from drivetrain_core._context import Context
+    from drivetrain_core._context import BlockFacts, Context
     from drivetrain_core._state import TrainingState
 
 __all__ = ["Fsdp"]
@@ -138,14 +138,17 @@ def _tie_that_leaves_a_block(context: Context) -> tuple[str, ...]:
     blocks = context.model.blocks
     if blocks is None:
         return ()
-    prefix = f"{blocks.container}." if blocks.container else ""
     for group in context.model.tied:
-        owners = {
-            name.removeprefix(prefix).split(".", 1)[0]
-            if name.startswith(prefix)
-            else ""
-            for name in group
-        }
-        if len(owners) > 1:
+        if len({_block_of(name, blocks) for name in group}) > 1:
             return tuple(group)
     return ()
+
+
+def _block_of(name: str, blocks: BlockFacts) -> str:
+    """Returns what a parameter's block is called in its list; empty if in none."""
+    prefix = f"{blocks.container}." if blocks.container else ""
+    if not name.startswith(prefix):
+        return ""
+    key = name.removeprefix(prefix).split(".", 1)[0]
+    inside = range(blocks.before, blocks.before + blocks.count)
+    return "" if key.isdigit() and int(key) not in inside else key

@@ -131,13 +131,20 @@ def _fits_pipeline(
             "a pipeline drives the model itself, and the training loop calls it",
             "use train_step(batch), and do not pass own_loop=True",
         )
-    if blocks is None or blocks.count < shape.pipeline:
-        has = f"{blocks.count} blocks" if blocks else "no list of several blocks"
+    if blocks is None:
+        return Reject(
+            Code.NOT_APPLICABLE,
+            f"pipeline={shape.pipeline} splits repeated blocks, and "
+            f"{context.model.kind} has no two of one class and size side by side in a "
+            "ModuleList or Sequential",
+            "hold its layers so, or leave pipeline out: fsdp and ddp need no blocks",
+        )
+    if blocks.count < shape.pipeline:
         return Reject(
             Code.NOT_DIVISIBLE,
             f"pipeline={shape.pipeline} stages need a block each, and "
-            f"{context.model.kind} has {has}",
-            "use fewer stages",
+            f"{context.model.kind} has {blocks.count} blocks",
+            f"use pipeline={blocks.count} at most",
         )
     if context.model.has_batch_norm:
         return Reject(

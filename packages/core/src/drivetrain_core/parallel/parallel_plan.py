@@ -63,11 +63,11 @@ class ParallelPlan:
         """
         found = [("mesh", str(self.shape))]
         if self.pipeline is not None:
-            blocks = self.pipeline.container
-            found += [
-                (f"stage {index}", f"{blocks}, {stage.begin} to {stage.end - 1}")
-                for index, stage in enumerate(self.pipeline.stages)
-            ]
+            blocks = self.pipeline.container or "modules"
+            first = self.pipeline.before
+            for index, stage in enumerate(self.pipeline.stages):
+                places = f"{first + stage.begin} to {first + stage.end - 1}"
+                found.append((f"stage {index}", f"{blocks}, {places}"))
         if self.tensor is not None:
             from drivetrain_core.parallel.tensor import explain_tensor_plan
 

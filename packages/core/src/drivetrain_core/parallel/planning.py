@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._batch import batch_size, split_batch
+from drivetrain_core._blocks import find_blocks, repeated_blocks
 from drivetrain_core._errors import Code, DrivetrainError, PlanError
 from drivetrain_core.parallel.context.context_plan import plan_context_parallel
 from drivetrain_core.parallel.expert.expert_plan import plan_expert_parallel
@@ -162,6 +163,8 @@ def _planned(
         kind, per_rank = schedule.get("kind", "1f1b"), schedule.get("stages_per_rank")
         stages = shape.pipeline * stages_per_rank(kind, per_rank)
         parts["pipeline"] = plan_pipeline(model, micro, loss_of, stages)
+        if shape.context > 1:
+            _require_same_blocks(model, parts["pipeline"])
         if is_hollow(model):
             _prove_few_stages(model, micro, loss_of, parts["pipeline"])
     return ParallelPlan(shape=shape, **parts)
@@ -200,6 +203,20 @@ def _require_no_proof(shape: MeshShape) -> None:
                 fix='use weights="build", or a mesh of pipeline, shard, replicate and '
                 "tensor",
             )
+
+
+def _require_same_blocks(model: nn.Module, plan: PipelinePlan) -> None:
+    """Raises unless stages are cut out of the blocks that share the sequence."""
+    blocks = repeated_blocks(model, find_blocks(model))
+    if plan.blocks_of(model) != blocks:
+        raise PlanError(
+            Code.CONFLICT,
+            "mesh",
+            because=f"the stages are made of {plan.num_blocks} modules of "
+            f"{plan.container or 'the model itself'}, and {len(blocks)} blocks share "
+            "the sequence",
+            fix="use fewer stages, or context=1",
+        )
 
 
 def _prove_few_stages(

@@ -89,7 +89,7 @@ def plan_context_parallel(
     """
     facts = find_blocks(model)
     if facts is None:
-        msg = f"{type(model).__name__} has no list of blocks of one class"
+        msg = f"{type(model).__name__} has no list of repeated blocks"
         raise _refusal(msg)
     blocks = repeated_blocks(model, facts)
     # Ranks that draw other dropout would compare chance.
@@ -234,7 +234,7 @@ def _verdict(
 
     def act(exchange: Exchange) -> Evidence:
         mine = models[exchange.rank]
-        blocks = list(mine.get_submodule(plan.container).children())
+        blocks = repeated_blocks(mine, find_blocks(mine))
         share_sequence(blocks, exchange, plan.hidden, plan.split)
         return evidence_of(mine, batch, loss_of)
 

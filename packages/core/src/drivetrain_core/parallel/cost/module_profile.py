@@ -76,7 +76,8 @@ def profile_module(
             Code.NOT_APPLICABLE,
             "mesh",
             because=f"{type(module).__name__} has no list of repeated blocks to profile",
-            fix="put the blocks into one ModuleList or Sequential of two or more",
+            fix="put two blocks or more of one class and size side by side into one "
+            "ModuleList or Sequential",
         )
     counter = _Counter(shadow)
     handles = [*_mark(blocks, counter), *_note_owners(shadow, counter)]

@@ -247,14 +247,14 @@ def rank_meshes(
             refused.append(Refused(shape=shape, code=Code.MEMORY, because=because))
         else:
             assert reason is not None or not pipelines
-            error = reason or _no_schedule(profile, shape, schedules, stages_per_rank)
+            refusal = reason or _no_schedule(profile, shape, schedules, stages_per_rank)
             refused.append(
                 Refused(
                     shape=shape,
-                    code=error.code,
-                    because=error.because,
-                    fix=error.fix,
-                    multiple=int(error.evidence.get("multiple", 0)),
+                    code=refusal.code,
+                    because=refusal.because,
+                    fix=refusal.fix,
+                    multiple=int(refusal.evidence.get("multiple", 0)),
                 )
             )
     found.sort(key=lambda candidate: candidate.prediction.step_s)

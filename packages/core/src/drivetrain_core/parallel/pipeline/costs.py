@@ -43,7 +43,7 @@ def count_costs(model: nn.Module, trace: BlockTrace) -> PipelineCosts:
     def size(names: tuple[str, ...]) -> float:
         return sum(_size(model.get_submodule(name)) for name in names)
 
-    blocks = model.get_submodule(trace.container).children()
+    blocks = trace.blocks_of(model)
     return PipelineCosts(
         prologue=size(trace.prologue),
         blocks=tuple(_size(block) for block in blocks),
@@ -77,7 +77,7 @@ def measure_costs(
         batch: A micro-batch on the model's device.
         loss_of: Runs the model to its loss.
     """
-    blocks = list(model.get_submodule(trace.container).children())
+    blocks = trace.blocks_of(model)
     runs = [_clock(model, blocks, batch, loss_of) for _ in range(1 + _REPEATS)][1:]
     middle = [statistics.median(column) for column in zip(*runs, strict=True)]
     alike: dict[tuple[type, float], list[float]] = {}

@@ -229,4 +229,6 @@ def _plan(
         boundaries=tuple(boundaries),
         outputs=trace.outputs,
         prologue=trace.prologue,
+        before=trace.before,
+        after=trace.after,
     )

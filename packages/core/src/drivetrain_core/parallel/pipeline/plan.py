@@ -13,6 +13,8 @@ from drivetrain_core._errors import Code, PlanFormatError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import nn
+
     from drivetrain_core.parallel.pipeline.tree import Path
 
 __all__ = ["Boundary", "ModuleOutput", "PipelinePlan", "SharedParameter", "StagePlan"]
@@ -105,8 +107,8 @@ class PipelinePlan:
     """How a model is split into stages.
 
     Args:
-        container: The name of the list of blocks.
-        num_blocks: Its length.
+        container: The name of the list that holds the blocks.
+        num_blocks: How many they are.
         stages: The stages in order.
         boundaries: What goes from each stage to the next.
         outputs: The structure of what each block returns.
@@ -116,6 +118,8 @@ class PipelinePlan:
         is_verified: Whether the stages, run one after another, gave the loss and
             every gradient of the whole model.
         notes: What a reader should know, such as why more than usual is shared.
+        before: How many other modules stand before the blocks in their list.
+        after: How many stand after them.
     """
 
     container: str
@@ -128,6 +132,17 @@ class PipelinePlan:
     costs: tuple[float, ...] = ()
     is_verified: bool = False
     notes: tuple[str, ...] = ()
+    before: int = 0
+    after: int = 0
+
+    def blocks_of(self, model: nn.Module) -> list[nn.Module]:
+        """Returns the blocks of a model that is split so, in order.
+
+        Raises:
+            AttributeError: The model has no such list.
+        """
+        modules = list(model.get_submodule(self.container).children())
+        return modules[self.before : len(modules) - self.after]
 
     @property
     def num_stages(self) -> int:

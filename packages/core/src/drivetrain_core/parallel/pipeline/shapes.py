@@ -204,9 +204,8 @@ class BoundaryShapes:
             )
             replace_module(skeleton, skeleton.get_submodule(name), stub)
         cuts = {boundary.block: boundary for boundary in plan.boundaries}
-        container = skeleton.get_submodule(plan.container)
-        twins = list(twin.get_submodule(plan.container).children())
-        for index, block in enumerate(list(container.children())):
+        twins = plan.blocks_of(twin)
+        for index, block in enumerate(plan.blocks_of(skeleton)):
             stub_block = _ShapeBlock(
                 twins[index],
                 index=index,

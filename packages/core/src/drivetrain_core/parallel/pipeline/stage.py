@@ -94,8 +94,7 @@ class StageModule(nn.Module):
     def blocks(self) -> list[nn.Module]:
         """Returns the blocks that this stage runs, in order."""
         stage = self.plan.stages[self.stage_index]
-        container = self.model.get_submodule(self.plan.container)
-        return list(container.children())[stage.begin : stage.end]
+        return self.plan.blocks_of(self.model)[stage.begin : stage.end]
 
     def set_micro_batches(
         self, micro_batches: Sequence[Any], weights: Sequence[float]
@@ -260,7 +259,7 @@ def _check_fit(
             f"got {list(stage_indices)}",
         )
     try:
-        blocks = list(model.get_submodule(plan.container).children())
+        blocks = plan.blocks_of(model)
     except AttributeError:
         blocks = []
     carved = any(isinstance(block, PlaceholderBlock) for block in blocks)
@@ -286,8 +285,7 @@ def _carve(
     stage = plan.stages[index]
     entry = plan.boundaries[index - 1] if index else None
     exit_ = plan.boundaries[index] if index < plan.num_stages - 1 else None
-    blocks = list(model.get_submodule(plan.container).children())
-    twins = list(twin.get_submodule(plan.container).children())
+    blocks, twins = plan.blocks_of(model), plan.blocks_of(twin)
     for number, block in enumerate(blocks):
         if stage.begin <= number < stage.end:
             continue

@@ -7,13 +7,14 @@ two blocks for which that holds the model can be cut.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from drivetrain_core._batch import tensors_of
+from drivetrain_core._blocks import block_run
 from drivetrain_core._errors import Code, PlanError
 from drivetrain_core.parallel.pipeline.tree import Path, describe_tree, walk_tensors
 
@@ -66,7 +67,7 @@ class BlockTrace:
 
     Args:
         container: The name of the list; empty when the model itself is one.
-        num_blocks: Its length.
+        num_blocks: How many blocks it holds.
         links: For each cut, the first before block 1: how the state crosses it, or
             None where the model cannot be cut.
         refusals: Why, for each cut that is not possible, by its block.
@@ -79,6 +80,8 @@ class BlockTrace:
         direct: Parameters of the modules around the list, which no module of their
             own applies.
         idle: Outermost modules with parameters that did not run.
+        before: How many other modules stand before the blocks in their list.
+        after: How many stand after them.
     """
 
     container: str
@@ -92,6 +95,13 @@ class BlockTrace:
     epilogue: tuple[str, ...]
     direct: tuple[str, ...]
     idle: tuple[str, ...]
+    before: int = 0
+    after: int = 0
+
+    def blocks_of(self, model: nn.Module) -> list[nn.Module]:
+        """Returns the blocks of the model that was watched, or of a copy, in order."""
+        modules = list(model.get_submodule(self.container).children())
+        return modules[self.before : len(modules) - self.after]
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -125,8 +135,8 @@ def trace_blocks(
         min_blocks: How many blocks the list must have.
 
     Returns:
-        The trace of the list with the most parameters that can be cut at all; lists
-        of one class go before mixed ones.
+        The trace of the list whose blocks have the most parameters and can be cut at
+        all; repeated blocks, see `block_run`, go before lists of unlike modules.
 
     Raises:
         PlanError: There is no such list. The message has the nearest one, and why
@@ -143,23 +153,26 @@ def trace_blocks(
     for call in calls:
         by_module.setdefault(id(call.module), []).append(call)
     refused = []
-    for name, blocks in _candidates(model, min_blocks):
+    for name, modules, places in _candidates(model, min_blocks):
+        blocks, called = modules[places.start : places.stop], name or "the model itself"
         reason = _why_not_blocks(blocks, by_module)
         if reason:
-            refused.append(f"{name or 'the model itself'} ({len(blocks)}): {reason}")
+            refused.append(f"{called} ({len(blocks)}): {reason}")
             continue
         chosen = [by_module[id(block)][0] for block in blocks]
         links, refusals = _links(chosen)
         if any(links):
-            return _surroundings(model, name, chosen, calls, links, refusals)
-        refused.append(f"{name}: {next(iter(refusals.values()))}")
+            found = _surroundings(model, name, chosen, calls, links, refusals)
+            after = len(modules) - places.stop
+            return replace(found, before=places.start, after=after)
+        refused.append(f"{called}: {next(iter(refusals.values()))}")
     raise PlanError(
         Code.NOT_APPLICABLE,
         "pipeline",
         because="the model has no list of blocks that can be cut; "
         + (refused[0] if refused else f"no list has {min_blocks} blocks or more"),
-        fix="keep the repeated blocks in one ModuleList or Sequential and call each "
-        "once, in order",
+        fix="keep the repeated blocks side by side in one ModuleList or Sequential, and "
+        "call each once, in order",
     )
 
 
@@ -202,17 +215,25 @@ def _watch(model: nn.Module, run: Callable[[nn.Module], object]) -> list[_Call]:
     return calls
 
 
-def _candidates(model: nn.Module, min_blocks: int) -> list[tuple[str, list[nn.Module]]]:
+def _candidates(
+    model: nn.Module, min_blocks: int
+) -> list[tuple[str, list[nn.Module], range]]:
+    """Returns each list with the places of its blocks: the repeated ones, or all."""
     found = []
     for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList | nn.Sequential):
-            blocks = list(module.children())
-            size = sum(p.numel() for p in module.parameters())
-            if len(module) >= min_blocks and len(blocks) == len(module) and size:
-                mixed = len({type(block) for block in blocks}) > 1
-                found.append((mixed, -size, name, blocks))
+        if not isinstance(module, nn.ModuleList | nn.Sequential):
+            continue
+        modules = list(module.children())
+        if len(modules) != len(module):
+            continue
+        repeated, whole = block_run(modules), range(len(modules))
+        for run in (repeated, whole) if repeated != whole else (whole,):
+            blocks = modules[run.start : run.stop]
+            size = sum(p.numel() for block in blocks for p in block.parameters())
+            if len(run) >= min_blocks and size:
+                found.append((run != repeated, -size, name, modules, run))
     found.sort(key=lambda item: item[:2])
-    return [(name, blocks) for _, _, name, blocks in found]
+    return [(name, modules, run) for _, _, name, modules, run in found]
 
 
 def _why_not_blocks(blocks: list[nn.Module], by_module: dict[int, list[_Call]]) -> str:
@@ -341,9 +362,8 @@ def _surroundings(
             results += _results(name, number, call.produced)
         if name not in groups[when]:
             groups[when].append(name)
-    list_module = model.get_submodule(container)
-    spine.add(id(list_module))
-    direct, idle = _rest(model, spine, called, list_module)
+    spine.add(id(model.get_submodule(container)))
+    direct, idle = _rest(model, spine, called)
     return BlockTrace(
         container=container,
         num_blocks=len(blocks),
@@ -380,7 +400,7 @@ def _described(output: Any) -> Any:
 
 
 def _rest(
-    model: nn.Module, spine: set[int], called: set[int], list_module: nn.Module
+    model: nn.Module, spine: set[int], called: set[int]
 ) -> tuple[list[str], list[str]]:
     """Returns the parameters on the spine, and the modules that did not run."""
     direct: list[str] = []
@@ -391,8 +411,6 @@ def _rest(
         direct += [
             f"{dot}{key}" for key, p in module._parameters.items() if p is not None
         ]
-        if module is list_module:
-            continue
         for key, child in module._modules.items():
             if child is None or id(child) in spine or _any_called(child, called):
                 continue

@@ -341,7 +341,8 @@ class _Builder:
                 Code.NOT_APPLICABLE,
                 "tensor",
                 because="the model has no list of repeated blocks",
-                fix="hold the blocks in a ModuleList or Sequential",
+                fix="hold blocks of one class and size side by side in a ModuleList or "
+                "Sequential; fsdp and ddp need none",
             )
         because = f"only {share:.0%} of {block} can be split over {degree} ranks"
         evidence = {

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from drivetrain_core._blocks import block_run
+
 __all__ = ["BlockLists", "find_block_lists", "num_needed", "shortened"]
 
 
@@ -15,25 +17,28 @@ class BlockLists:
     """Where the repeated blocks of a model are.
 
     Args:
-        containers: The names of lists of blocks of one class, with their lengths.
+        containers: The names of lists that hold blocks of one class, each with what
+            the blocks are called in it.
+        mixed: Those of the lists that hold other modules as well.
 
     Example:
-        >>> lists = BlockLists({"encoder.layers": 2})
+        >>> lists = BlockLists({"encoder.layers": ("0", "1")})
         >>> lists.pattern("encoder.layers.1.up"), lists.block("encoder.layers.1.up")
         ('encoder.layers.*.up', 'encoder.layers.1')
         >>> lists.pattern("encoder.norm"), lists.block("encoder.norm")
         ('encoder.norm', '')
     """
 
-    containers: dict[str, int]
+    containers: dict[str, tuple[str, ...]]
+    mixed: tuple[str, ...] = ()
 
     def block(self, name: str) -> str:
         """Returns the block that a module or a parameter is in; empty if none."""
-        for container in self.containers:
+        for container, keys in self.containers.items():
             prefix = f"{container}." if container else ""
-            index = name.removeprefix(prefix).split(".", 1)[0]
-            if name.startswith(prefix) and index.isdigit():
-                return f"{prefix}{index}"
+            key = name.removeprefix(prefix).split(".", 1)[0]
+            if name.startswith(prefix) and key in keys:
+                return f"{prefix}{key}"
         return ""
 
     def pattern(self, name: str) -> str:
@@ -47,32 +52,36 @@ class BlockLists:
     def blocks(self) -> list[str]:
         """Returns the names of all blocks."""
         return [
-            f"{container}.{index}" if container else str(index)
-            for container, length in self.containers.items()
-            for index in range(length)
+            f"{container}.{key}" if container else key
+            for container, keys in self.containers.items()
+            for key in keys
         ]
 
 
 def find_block_lists(model: nn.Module) -> BlockLists:
-    """Returns every list of two blocks or more of one class, the outermost ones.
+    """Returns every list that holds two blocks or more, the outermost ones.
 
     Example:
-        >>> find_block_lists(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
-        BlockLists(containers={'': 2})
+        >>> find_block_lists(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))).blocks()
+        ['0', '1']
+        >>> layers = [nn.Linear(2, 2) for _ in range(3)]
+        >>> find_block_lists(nn.Sequential(nn.Embedding(9, 2), *layers)).blocks()
+        ['1', '2', '3']
     """
-    found: dict[str, int] = {}
+    found = BlockLists({})
     for name, module in model.named_modules():
-        if any(name.startswith(f"{outer}." if outer else "") for outer in found):
+        if not isinstance(module, nn.ModuleList | nn.Sequential) or found.block(name):
             continue
-        if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 2:
-            continue
-        children = list(module)
-        same = len({type(child) for child in children}) == 1
-        if same and all(
-            next(child.parameters(), None) is not None for child in children
+        run = block_run(list(module))
+        keys = tuple(module._modules)[run.start : run.stop]
+        blocks = [module.get_submodule(key) for key in keys]
+        if not blocks or any(
+            next(block.parameters(), None) is None for block in blocks
         ):
-            found[name] = len(children)
-    return BlockLists(found)
+            continue
+        mixed = (*found.mixed, name) if len(run) < len(module) else found.mixed
+        found = BlockLists({**found.containers, name: keys}, mixed)
+    return found
 
 
 def num_needed(model: nn.Module, lists: BlockLists) -> dict[str, int]:
@@ -81,10 +90,11 @@ def num_needed(model: nn.Module, lists: BlockLists) -> dict[str, int]:
     At least two, since a block also has to follow another.
     """
     needed = {}
-    for container in lists.containers:
+    for container, keys in lists.containers.items():
         seen: set[tuple[object, ...]] = set()
         last = 1
-        for index, block in enumerate(model.get_submodule(container).children()):
+        for index, key in enumerate(keys):
+            block = model.get_submodule(container).get_submodule(key)
             kind = tuple((n, tuple(p.shape)) for n, p in block.named_parameters())
             if kind not in seen:
                 seen.add(kind)
@@ -108,11 +118,11 @@ def shortened(model: nn.Module, lists: BlockLists, *, at_least: int = 2) -> nn.M
     memo: dict[int, object] = {}
     for container, number in needed.items():
         module = model.get_submodule(container)
-        for child in list(module.children())[number:]:
-            memo[id(child)] = None
+        for key in lists.containers[container][number:]:
+            memo[id(module.get_submodule(key))] = None
     copied = copy.deepcopy(model, memo)
     for container, number in needed.items():
         module = copied.get_submodule(container)
-        for name in list(module._modules)[number:]:
-            del module._modules[name]
+        for key in lists.containers[container][number:]:
+            del module._modules[key]
     return copied

@@ -37,8 +37,14 @@ def with_sequence(plan: TensorPlan, flow: Flow, lists: BlockLists) -> TensorPlan
             because = f"the outputs of {name} are joined on every rank"
             raise _refused(because)
     streams: dict[str, str | int] = {}
-    for container in lists.containers:
-        block = f"{container}.0" if container else "0"
+    for container, names in lists.containers.items():
+        if container in lists.mixed:
+            because = (
+                f"the blocks share {container or 'the model itself'} with other modules, "
+                "which see the whole sequence"
+            )
+            raise _refused(because, "hold the blocks in a list of their own, or ")
+        block = f"{container}.{names[0]}" if container else names[0]
         keys = [
             key
             for (module, key), shape in flow.arguments.items()
@@ -62,10 +68,10 @@ def with_sequence(plan: TensorPlan, flow: Flow, lists: BlockLists) -> TensorPlan
     return replace(plan, modules=modules, entries=entries, sequence=streams)
 
 
-def _refused(because: str) -> PlanError:
+def _refused(because: str, otherwise: str = "") -> PlanError:
     return PlanError(
         Code.NOT_APPLICABLE,
         "sequence_parallel",
         because=because,
-        fix="leave sequence_parallel out",
+        fix=f"{otherwise}leave sequence_parallel out",
     )
