@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from drivetrain_elastic._agent import _node_watch
+from drivetrain_elastic._agent._agent import Agent
 from drivetrain_elastic._agent._diagnostician import Diagnostician, failure_message
 from drivetrain_elastic._agent._fork_server import _run
 from drivetrain_elastic._agent._node_watch import NodeWatch
@@ -147,3 +148,17 @@ def test_exit_with_a_text_is_an_error_and_with_a_number_is_not(
         _run({"program": program, "is_module": False, "folder": str(tmp_path)})
     record = read_error_record(tmp_path / "error")
     assert (record.message if record else None) == says
+
+
+@pytest.mark.parametrize(
+    ("address", "expects"), [("127.0.0.1:29400", False), ("a.example:29400", True)]
+)
+def test_traffic_is_expected_where_the_job_leaves_its_machine(
+    monkeypatch, address, expects
+):
+    agent = object.__new__(Agent)
+    agent._address = address
+    monkeypatch.setattr(Agent, "_trains", lambda _: True)
+    assert agent._sends() is expects
+    monkeypatch.setattr(Agent, "_trains", lambda _: False)
+    assert agent._sends() is False

@@ -97,8 +97,8 @@ def _serve_until(arguments: argparse.Namespace, ending: set[signal.Signals]) -> 
     from pathlib import Path
 
     from drivetrain_elastic import Master
+    from drivetrain_elastic._address import check_host
     from drivetrain_elastic._agent._parent import end_with_parent
-    from drivetrain_elastic._master._address import check_host
     from drivetrain_elastic._metrics import import_prometheus
     from drivetrain_elastic._secret import make_token, read_token, write_token
     from drivetrain_elastic._tls import server_credentials
@@ -151,7 +151,7 @@ def _check_address(address: str, *, has_tls: bool) -> None:
     Raises:
         ProgramError: It cannot.
     """
-    from drivetrain_elastic._master._address import check_host, is_loopback
+    from drivetrain_elastic._address import check_host, is_loopback
 
     if not has_tls and not is_loopback(address):
         message = (
@@ -171,7 +171,7 @@ def _stand_ready(
         ProgramError: This one could not serve in its place.
         JournalError: The lease cannot be had.
     """
-    from drivetrain_elastic._master._address import check_port
+    from drivetrain_elastic._address import check_port
 
     told = ""
     while not lease.acquire(0.5):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core import ProgramError
+from drivetrain_elastic._address import stays_here
 from drivetrain_elastic._agent._crew import Crew
 from drivetrain_elastic._agent._diagnostician import Diagnostician, first_line
 from drivetrain_elastic._agent._final_reports import FinalReports
@@ -198,7 +199,9 @@ class Agent:
             )
             self._diagnostician = Diagnostician(self._config.node, folder, output)
             self._watch = NodeWatch(
-                self._diagnostician, alert=self._report_alert, is_training=self._trains
+                self._diagnostician,
+                alert=self._report_alert,
+                is_training=self._sends,
             )
             self._crew = Crew(
                 self._config,
@@ -330,6 +333,11 @@ class Agent:
         """Whether the workers of this node make steps, as far as they have said."""
         phases = {"computing", "waiting"}
         return any(one.phase in phases for one in self._crew.workers.values())
+
+    def _sends(self) -> bool:
+        """Whether traffic is to be expected at the ports: not if all is on this machine."""
+        assert self._address is not None
+        return self._trains() and not stays_here(self._address)
 
     def _report_alert(self, alert: pb.Alert) -> None:
         logger.log(

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from drivetrain_core import ProgramError
-from drivetrain_elastic._master._address import is_free, is_loopback
+from drivetrain_elastic._address import is_free, is_loopback
 from drivetrain_elastic._master._gate import Gate
 from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, SERVICE
 

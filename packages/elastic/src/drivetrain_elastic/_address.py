@@ -7,7 +7,7 @@ import socket
 
 from drivetrain_core import ProgramError
 
-__all__ = ["check_host", "check_port", "is_free", "is_loopback"]
+__all__ = ["check_host", "check_port", "is_free", "is_loopback", "stays_here"]
 
 
 def is_loopback(address: str) -> bool:
@@ -19,6 +19,19 @@ def is_loopback(address: str) -> bool:
     """
     host = address.rsplit(":", 1)[0].strip("[]")
     return host in {"localhost", "::1"} or host.startswith(("127.", "unix"))
+
+
+def stays_here(addresses: str) -> bool:
+    """Returns whether all that can reach a master runs on this machine.
+
+    Args:
+        addresses: Of the master; of several candidates, with commas.
+
+    Example:
+        >>> stays_here("127.0.0.1:29400"), stays_here("127.0.0.1:29400,a.example:29400")
+        (True, False)
+    """
+    return all(is_loopback(one.strip()) for one in addresses.split(","))
 
 
 def is_free(address: str) -> bool:
