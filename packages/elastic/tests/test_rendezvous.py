@@ -225,8 +225,9 @@ def test_node_that_is_to_leave_ends_its_torchrun_agent_and_not_the_job(rendezvou
         wait_until(one.num_nodes_waiting)
         assert ended_with(one) == (0, "this node leaves: it is wanted")
         one.shutdown()
-        status = client.call("GetStatus", pb.StatusRequest())
-    assert (status.ended, list(status.nodes)) == ("", [])
+        # It has said goodbye, which the master may not have read yet.
+        wait_until(lambda: not client.call("GetStatus", pb.StatusRequest()).nodes)
+        assert client.call("GetStatus", pb.StatusRequest()).ended == ""
 
 
 def test_torchrun_agent_that_ends_first_does_not_stop_the_others(rendezvous):
