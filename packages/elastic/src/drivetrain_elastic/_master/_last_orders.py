@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LastOrders", "MasterEndsError"]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class MasterEndsError(DistributedError):
@@ -46,7 +46,7 @@ class LastOrders:
         if not self._called.done():
             self._called.set_result(None)
 
-    async def wait(self, work: Awaitable[T]) -> T:
+    async def wait(self, work: Awaitable[_T]) -> _T:
         """Returns what some work does, unless the master ends before.
 
         Raises:
@@ -65,13 +65,13 @@ class LastOrders:
         message = "the master ends"
         raise MasterEndsError(message)
 
-    async def stream(self, items: AsyncIterator[T]) -> AsyncIterator[T]:
+    async def stream(self, items: AsyncIterator[_T]) -> AsyncIterator[_T]:
         """Yields what comes until the master ends.
 
         Raises:
             MasterEndsError: It does.
         """
-        made = cast("AsyncGenerator[T]", items)
+        made = cast("AsyncGenerator[_T]", items)
         async with contextlib.aclosing(made):
             while (item := await self.wait(anext(made, None))) is not None:
                 yield item
