@@ -236,17 +236,19 @@ def test_kopf_runs_an_operator(cluster):
     settings = kopf.OperatorSettings()
     settings.networking.request_timeout = 10
     stop, ready = threading.Event(), threading.Event()
-    thread = threading.Thread(
-        target=lambda: asyncio.run(
-            kopf.operator(
-                registry=registry,
-                settings=settings,
-                clusterwide=True,
-                stop_flag=stop,
-                ready_flag=ready,
-            )
+
+    async def operate():
+        await kopf.operator(
+            registry=registry,
+            settings=settings,
+            clusterwide=True,
+            stop_flag=stop,
+            ready_flag=ready,
         )
-    )
+        # Its connections say goodbye to the server before they are closed.
+        await asyncio.sleep(0.3)
+
+    thread = threading.Thread(target=lambda: asyncio.run(operate()))
     thread.start()
     try:
         assert ready.wait(20)
