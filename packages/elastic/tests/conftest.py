@@ -235,3 +235,17 @@ def pytest_collection_modifyitems(config, items):
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+
+
+@pytest.fixture
+def pair(agent):
+    """Two nodes with two workers each, of which two are enough."""
+
+    def make(**terms):
+        a, b = agent("a", **terms), agent("b", **terms)
+        a.ready(0, 1)
+        b.ready(0, 1)
+        assert a.world() == b.world()
+        return a, b, agent.masters[0]
+
+    return make

@@ -126,3 +126,50 @@ def wait_for_event(master, kind, *, alive=()):
                 return subject, reason
         time.sleep(0.01)
     raise AssertionError(f"no {kind} among {events_of(master)}")
+
+
+def call(master, name, request):
+    with MasterClient(master.address, master.token) as client:
+        return client.call(name, request)
+
+
+def status_of(master):
+    return call(master, "GetStatus", pb.StatusRequest())
+
+
+def beat_of(node, times, *, number=0, epoch=1, step=10):
+    """A heartbeat with a window in which workers take so long to compute."""
+    return pb.Heartbeat(
+        workers=[
+            pb.WorkerProgress(
+                name=f"{node}/{slot}",
+                step=step,
+                step_s=0.1,
+                window=pb.SectionWindow(
+                    number=number,
+                    epoch=epoch,
+                    num_steps=10,
+                    sections_s={"compute": seconds},
+                    step_s=0.2,
+                ),
+                accounts=[pb.Account(epoch=epoch, last_step=step, steps_s=step * 0.1)],
+            )
+            for slot, seconds in times.items()
+        ]
+    )
+
+
+def say_window(master, agents, beats):
+    """Sends a window of each agent; the master has it when this returns.
+
+    A window that comes two later than those of others is left out.
+    """
+    step = 10 * (beats[0].workers[0].window.number + 1)
+    for agent, beat in zip(agents, beats, strict=True):
+        for one in beat.workers:
+            one.step = step
+        agent.say(heartbeat=beat)
+    wait_for(
+        master,
+        lambda s: all(w.step >= step for node in s.nodes for w in node.workers),
+    )
