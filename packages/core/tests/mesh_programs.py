@@ -101,12 +101,17 @@ def batches(number=3, size=BATCH):
 
 
 def train(strategy, mixes=False, data=None, **options):
+    """Trains this module's model, as `train_model` does."""
+    return train_model(lambda: Model(mixes), strategy, data, **options)
+
+
+def train_model(build, strategy, data=None, **options):
     """Returns the mean losses over the ranks, and the norm before a clip."""
     from drivetrain_core import accelerate
 
     torch.set_num_threads(1)
     accelerated = accelerate(
-        lambda: Model(mixes),
+        build,
         sgd,
         batches() if data is None else data,
         loss,

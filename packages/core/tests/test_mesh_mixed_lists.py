@@ -6,7 +6,6 @@ from pathlib import Path
 import mesh_programs as programs
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as f
 
@@ -61,28 +60,7 @@ def build(kind="sequential", tied=False):
 
 
 def train(strategy, kind="sequential", tied=False, **options):
-    """Returns the mean losses over the ranks, the norm, and what state() names."""
-    torch.set_num_threads(1)
-    accelerated = accelerate(
-        lambda: build(kind, tied),
-        programs.sgd,
-        programs.batches(),
-        programs.loss,
-        strategy=strategy,
-        progress=False,
-        **options,
-    )
-    losses = []
-    for batch in accelerated.loader:
-        value = accelerated.train_step.accumulate(batch).clone()
-        norm = float(accelerated.clip_grad_norm_(0.5))
-        accelerated.train_step.optimizer_step()
-        if dist.is_initialized():
-            dist.all_reduce(value)
-            value /= dist.get_world_size()
-        losses.append(float(value))
-    accelerated.close()
-    return losses, norm
+    return programs.train_model(lambda: build(kind, tied), strategy, **options)
 
 
 def several(cases):

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["block_run", "find_blocks", "repeated_blocks"]
+__all__ = ["NO_BLOCKS", "block_run", "find_blocks", "repeated_blocks"]
+
+NO_BLOCKS = (
+    "no repeated blocks: no two modules of one class and size side by side in a "
+    "ModuleList or Sequential"
+)
+"""What a model lacks in which `find_blocks` finds none."""
 
 
 def block_run(modules: Sequence[nn.Module]) -> range:

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from drivetrain_core._blocks import NO_BLOCKS
 from drivetrain_core._errors import Code
 from drivetrain_core._forward import Forward, wrap_forward
 from drivetrain_core._optimization import (
@@ -74,8 +75,7 @@ class ActivationCheckpoint(BaseOptimization):
         if blocks is None:
             return Reject(
                 Code.NOT_APPLICABLE,
-                f"{context.model.kind} has no repeated blocks: no two modules of one "
-                "class and size side by side in a ModuleList or Sequential",
+                f"{context.model.kind} has {NO_BLOCKS}",
             )
         if context.model.has_batch_norm:
             return Reject(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from drivetrain_core._blocks import NO_BLOCKS
 from drivetrain_core._compile_in_place import compile_in_place
 from drivetrain_core._errors import Code
 from drivetrain_core._optimization import (
@@ -63,8 +64,7 @@ class Compile(BaseOptimization):
         if config["scope"] == "block" and context.model.blocks is None:
             return Reject(
                 Code.NOT_APPLICABLE,
-                f"{context.model.kind} has no repeated blocks: no two modules of one "
-                "class and size side by side in a ModuleList or Sequential",
+                f"{context.model.kind} has {NO_BLOCKS}",
                 'use ("compile", {"scope": "whole"})',
             )
         return Ok()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from drivetrain_core._blocks import NO_BLOCKS
 from drivetrain_core._errors import Code, PlanError
 from drivetrain_core._optimization import (
     BaseOptimization,
@@ -134,9 +135,8 @@ def _fits_pipeline(
     if blocks is None:
         return Reject(
             Code.NOT_APPLICABLE,
-            f"pipeline={shape.pipeline} splits repeated blocks, and "
-            f"{context.model.kind} has no two of one class and size side by side in a "
-            "ModuleList or Sequential",
+            f"pipeline={shape.pipeline} splits blocks, and {context.model.kind} has "
+            f"{NO_BLOCKS}",
             "hold its layers so, or leave pipeline out: fsdp and ddp need no blocks",
         )
     if blocks.count < shape.pipeline:
