@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["NO_BLOCKS", "block_run", "find_blocks", "repeated_blocks"]
+__all__ = ["NO_BLOCKS", "block_run", "blocks_between", "find_blocks", "repeated_blocks"]
 
 NO_BLOCKS = (
     "no repeated blocks: no two modules of one class and size side by side in a "
@@ -104,3 +104,21 @@ def repeated_blocks(model: nn.Module, facts: BlockFacts | None) -> list[nn.Modul
     modules = model.get_submodule(facts.container)._modules.values()
     blocks = list(modules)[facts.before : facts.before + facts.count]
     return [block for block in dict.fromkeys(blocks) if block is not None]
+
+
+def blocks_between(
+    model: nn.Module, container: str, before: int, after: int
+) -> list[nn.Module]:
+    """Returns the modules of a list without those that stand around its blocks.
+
+    Args:
+        model: The model.
+        container: The name of the list.
+        before: How many other modules stand before the blocks.
+        after: How many stand after them.
+
+    Raises:
+        AttributeError: The model has no such list.
+    """
+    modules = list(model.get_submodule(container).children())
+    return modules[before : len(modules) - after]

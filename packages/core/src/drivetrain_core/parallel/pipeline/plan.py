@@ -8,6 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core._blocks import blocks_between
 from drivetrain_core._errors import Code, PlanFormatError
 
 if TYPE_CHECKING:
@@ -141,8 +142,7 @@ class PipelinePlan:
         Raises:
             AttributeError: The model has no such list.
         """
-        modules = list(model.get_submodule(self.container).children())
-        return modules[self.before : len(modules) - self.after]
+        return blocks_between(model, self.container, self.before, self.after)
 
     @property
     def num_stages(self) -> int:

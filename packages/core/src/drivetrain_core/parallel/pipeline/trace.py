@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from drivetrain_core._batch import tensors_of
-from drivetrain_core._blocks import block_run
+from drivetrain_core._blocks import block_run, blocks_between
 from drivetrain_core._errors import Code, PlanError
 from drivetrain_core.parallel.pipeline.tree import Path, describe_tree, walk_tensors
 
@@ -100,8 +100,7 @@ class BlockTrace:
 
     def blocks_of(self, model: nn.Module) -> list[nn.Module]:
         """Returns the blocks of the model that was watched, or of a copy, in order."""
-        modules = list(model.get_submodule(self.container).children())
-        return modules[self.before : len(modules) - self.after]
+        return blocks_between(model, self.container, self.before, self.after)
 
     @property
     def cuts(self) -> tuple[int, ...]:
