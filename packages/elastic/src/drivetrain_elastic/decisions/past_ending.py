@@ -20,12 +20,17 @@ def describe_past_ending(ending: Ending, at_s: float) -> str:
 
     Args:
         ending: Of the job.
-        at_s: When it was, in seconds since 1970.
+        at_s: When it was, in seconds since 1970; 0 if that is not known any more.
+
+    Example:
+        >>> describe_past_ending(Ending(0, "enough"), 0.0)
+        'the job in this journal ended with 0: enough; use another journal to train again'
     """
     at = datetime.fromtimestamp(at_s, UTC).astimezone()
+    when = f" at {at:%Y-%m-%d %H:%M:%S}" if at_s else ""
     return (
-        f"the job in this journal ended at {at:%Y-%m-%d %H:%M:%S} with "
-        f"{ending.exit_code}: {ending.reason}; use another journal to train again"
+        f"the job in this journal ended{when} with {ending.exit_code}: {ending.reason}; "
+        "use another journal to train again"
     )
 
 
