@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from scripted_worlds import Worlds, connect, make_factory, master
 
-from drivetrain_core import DistributedError
+from drivetrain_core import DistributedError, ProgramError
 from drivetrain_core.services._dcp_checkpointer import DurableSave
 from drivetrain_core.testing import RankError, run_ranks
 from drivetrain_elastic import _loop
@@ -26,15 +26,15 @@ from drivetrain_elastic._seat import SaveOrder, Seat
 NUM_STEPS, BATCH, NUM_SAMPLES = 40, 12, 100
 
 
-def make_loop(made, connection, *, num_steps=3, seed=0):
-    """Returns the loop of a rank that computes each of its parts in two."""
+def make_loop(made, connection, *, num_steps=3, seed=0, num_micro_batches=2):
+    """Returns the loop of a rank that computes its samples in two parts."""
     return ElasticLoop(
         *made,
         schedule=Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH, seed=seed),
         num_steps=num_steps,
         connection=connection,
         timeout=timedelta(seconds=30),
-        num_micro_batches=2,
+        num_micro_batches=num_micro_batches,
         patience_s=30,
     )
 
@@ -44,6 +44,12 @@ def make_model():
     layers = torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
     model = torch.nn.Sequential(*layers).double()
     return model, torch.optim.AdamW(model.parameters(), lr=0.02)
+
+
+def clip(model):
+    """Where scripts do it: after all backward passes, and with an effect here."""
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    assert norm > 0
 
 
 def samples():
@@ -70,6 +76,7 @@ def alone():
         optimizer.zero_grad()
         loss = part_loss(model, part)
         loss.backward()
+        clip(model)
         optimizer.step()
         losses.append(loss.item())
     return losses, [one.detach() for one in model.parameters()]
@@ -121,6 +128,10 @@ def worker(script):
                     break
                 if plan.pop("fails", None) == (step.number, number):
                     raise CaughtError
+            clip(model)
+            if plan.get("dies") == (step.number, "clipped"):
+                store.set(f"dead/{name}", "1")
+                stack.pop_all()
         if "dies" in plan and step.number == plan["dies"][0]:
             return losses, epochs, None, None
         if at == 0 and step.number == 5:
@@ -138,6 +149,11 @@ SCRIPTS = {
         "first": ["w0", "w1", "w2"],
         "events": [("dead", "w2")],
         "w2": {"dies": (10, 1)},
+    },
+    "death after clipping": {
+        "first": ["w0", "w1", "w2"],
+        "events": [("dead", "w1")],
+        "w1": {"dies": (10, "clipped")},
     },
     "error that the script catches": {
         "first": ["w0", "w1", "w2"],
@@ -221,6 +237,76 @@ def leaves_early():
 def test_step_that_is_left_before_its_end_is_an_error():
     with pytest.raises(RankError, match="step 1 was left before all of its parts"):
         run_ranks(leaves_early, 1, process_group=False)
+
+
+def computes_twice():
+    model, optimizer = make_model()
+    for step in make_loop((model, optimizer), None):
+        with step:
+            for _ in range(2):
+                for part in step.parts():
+                    part_loss(model, part).backward()
+
+
+def test_parts_of_a_step_are_computed_once():
+    with pytest.raises(ProgramError, match="parts of step 1 were all computed before"):
+        computes_twice()
+
+
+def trains(change, *, first=list, num_micro_batches=1):
+    """Trains alone with a change of the gradients, before which all parts may be made."""
+    model, optimizer = make_model()
+    made = (model, optimizer)
+    loop = make_loop(made, None, seed=2, num_micro_batches=num_micro_batches)
+    for step in loop:
+        with step:
+            for part in first(step.parts()):
+                (part_loss(model, part) * part.weight).backward()
+                if change.__name__ == "within":
+                    change(model)
+            if change.__name__ != "within":
+                change(model)
+    return [one.detach() for one in model.parameters()]
+
+
+def within(model):
+    model[0].weight.grad *= 0.5
+
+
+def replaced(model):
+    for one in model.parameters():
+        one.grad = one.grad * 0.5
+
+
+def in_place(model):
+    for one in model.parameters():
+        one.grad *= 0.5
+
+
+def test_gradients_that_the_script_replaces_after_the_parts_count():
+    mine, theirs = trains(replaced, first=iter), trains(in_place, first=iter)
+    assert all(map(torch.equal, mine, theirs))
+    assert not torch.equal(mine[0], trains(unchanged, first=iter)[0])
+
+
+@pytest.mark.parametrize("change", [within, in_place, replaced])
+def test_gradients_changed_before_they_are_sums_are_refused(change):
+    """In the loop over parts, or where the passes come after all parts were asked for."""
+    first = iter if change is within else list
+    with pytest.raises(ProgramError, match="on their way to the other ranks"):
+        trains(change, first=first)
+
+
+def unchanged(model):
+    pass
+
+
+def test_step_whose_parts_are_all_asked_for_first_is_made_or_refused():
+    mine, theirs = trains(unchanged), trains(unchanged, first=iter)
+    assert all(map(torch.equal, mine, theirs))
+    # The first of two passes is taken for the last one, and what it has made travels.
+    with pytest.raises(ProgramError, match="one backward pass for each part"):
+        trains(unchanged, num_micro_batches=2)
 
 
 def comes_too_late():

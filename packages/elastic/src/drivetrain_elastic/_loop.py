@@ -54,8 +54,9 @@ class ElasticLoop:
     Under `drivetrain-elastic run` the agent tells of worlds; a script that is started by
     itself is a world of one.
 
-    Between two steps parameters have no gradients. What is to clip or log them is a hook of
-    the optimizer (`register_step_pre_hook`), which finds the sums over all ranks.
+    After the loop over its parts, and until its end, a step has the sums over all ranks as
+    the parameters' gradients: there they are clipped or logged, or in a hook of the
+    optimizer (`register_step_pre_hook`). Between two steps parameters have none.
 
     Args:
         model: On this rank. Where several ranks hold a copy together, it is sharded among
@@ -150,6 +151,9 @@ class ElasticLoop:
         self._world: World | None = None
         self._epoch = 0
         self._num_broken = 0
+        # Why the gradients of the step in hand are no sums; None before they were to be.
+        self._lost: RuntimeError | None = None
+        self._is_summed = False
         self._rank = -1
         self._vote: Work | None = None
         # Whether a rank knew of a newer world as the last step was made.
@@ -248,6 +252,7 @@ class ElasticLoop:
         self._began_s = time.monotonic()
         assert self._world is not None
         self._meter.begin_step(self.step + 1)
+        self._lost, self._is_summed = None, False
         num_copies = self._world.seat.num_copies
         self._block = self._training.begin(
             num_copies, self._let_go, self._is_over, self._wants_save
@@ -282,6 +287,28 @@ class ElasticLoop:
                 self._training.reducer.send_with(self._world.peers)
             self._meter.add_samples(len(indices))
             yield Part(indices, weight * factor)
+        # A script that goes backward only after this loop has its sums at the step's end.
+        if not self._training.reducer.awaits_backward:
+            self._seats.report_phase("waiting")
+            with self._meter.waiting("all-reduce"):
+                self._sum(self._world)
+            self._seats.report_phase("computing")
+            self._training.reducer.show(as_copies=self._lost is not None)
+
+    def _sum(self, world: World) -> None:
+        """Sums the gradients over all ranks, or notes why that cannot be."""
+        self._is_summed = True
+        reducer = self._training.reducer
+        try:
+            self._count_vote()
+            reducer.finish(world.peers)
+        except RuntimeError as error:
+            # The script is in the middle of a step, at whose end the world is left.
+            self._lost = error
+            return
+        if world.is_broken and reducer.ends_early:
+            # On a GPU that ends what is under way as if it were done.
+            self._lost = RuntimeError(f"world {world.seat.epoch} was broken off")
 
     def _finish(self) -> None:
         """Reduces, applies and votes; or breaks the world off, and leaves the rest."""
@@ -324,12 +351,12 @@ class ElasticLoop:
             RuntimeError: A rank is gone.
         """
         training = self._training
-        self._count_vote()
-        training.reducer.finish(world.peers)
-        if world.is_broken and training.reducer.ends_early:
-            # On a GPU that ends what is under way as if it were done.
-            message = f"world {world.seat.epoch} was broken off"
-            raise RuntimeError(message)
+        if not self._is_summed:
+            self._sum(world)
+            training.reducer.show()
+        if self._lost is not None:
+            raise self._lost
+        training.reducer.settle()
         training.reduced = training.step + 1
         if world.seat.unit == 1:
             self._ordered.is_agreed = training.reducer.has_wish

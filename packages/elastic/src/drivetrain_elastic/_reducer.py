@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from drivetrain_core import ProgramError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -43,13 +45,34 @@ class _Bucket:
         self.buffer = torch.zeros(num + 2, dtype=first.dtype, device=first.device)
         self.news = self.buffer[num:]
         self.num_missing = 0
+        # Gradients are written through an alias, whose versions a group does not count up.
+        self._written = self.buffer.data
+        self._version: int | None = None
         views, at = [], 0
         for one in parameters:
             local = _local(one)
-            view = self.buffer[at : at + local.numel()].view(local.shape)
+            view = self._written[at : at + local.numel()].view(local.shape)
             views.append(_like(one, view))
             at += local.numel()
         self.views = dict(zip(parameters, views, strict=True))
+
+    def note(self) -> None:
+        """Remembers what is in the buffer as that which a backward pass has made."""
+        self._version = self._written._version
+
+    def forget(self) -> None:
+        """Leaves the buffer to whoever writes into it."""
+        self._version = None
+
+    @property
+    def is_touched(self) -> bool:
+        """Whether anything but a backward pass has written since `note`."""
+        return self._version not in {None, self._written._version}
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether a backward pass has filled any of it since it was announced."""
+        return self.num_missing < len(self.parameters)
 
 
 class GradientReducer:
@@ -59,8 +82,9 @@ class GradientReducer:
     same order on all ranks; `finish` sends those that are left. Sums are not divided: each
     rank weights its loss by the part of the global batch that it has.
 
-    What the buffers hold stays until the backward pass of the next step begins, whatever
-    is done to the gradients of parameters between two steps: there they have none.
+    Between `show` and `settle` the parameters have the sums as their gradients, and what
+    is done to them there is done to the sums. What the buffers hold then stays until the
+    backward pass of the next step begins: between two steps parameters have no gradients.
 
     Of sharded parameters (DTensors) the local parts are summed, over a group of ranks that
     hold the same parts.
@@ -138,6 +162,8 @@ class GradientReducer:
         self._let_go = let_go
         self._has_let_go = False
         self._look_for_news, self._look_for_wish = look_for_news, look_for_wish
+        for bucket in self._buckets:
+            bucket.forget()
         self._show_none()
 
     def send_with(self, group: ProcessGroup) -> None:
@@ -149,6 +175,13 @@ class GradientReducer:
         self._group = group
         for bucket in self._buckets:
             bucket.num_missing = len(bucket.parameters)
+            bucket.note()
+
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether the pass that `send_with` has announced has made no gradient yet."""
+        is_announced = self._group is not None and not self._failed
+        return is_announced and not any(b.is_filled for b in self._buckets)
 
     @torch.no_grad()
     def _take(self, parameter: Tensor) -> None:
@@ -168,7 +201,10 @@ class GradientReducer:
                 parameter.grad = view
             if self._group is None:
                 return
+            if not bucket.num_missing:
+                return  # A second pass, over what has been sent: `finish` refuses it.
             bucket.num_missing -= 1
+            bucket.note()
             while self._num_sent < len(self._buckets) and not self._failed:
                 if self._buckets[self._num_sent].num_missing > 0:
                     break
@@ -203,15 +239,16 @@ class GradientReducer:
             group: The ranks, as given to `send_with` if that was called.
 
         Raises:
+            ProgramError: Gradients were changed while they may have travelled.
             RuntimeError: A rank is gone; nothing travels any more, and the gradients are
                 no sums.
         """
         self._group = group
         if self._may_write():
+            self._require_untouched()
             for bucket in self._buckets[self._num_sent :]:
-                for one, view in bucket.views.items():
-                    if one.grad is not view:
-                        _local(view).zero_()
+                bucket.forget()
+                _take_over(bucket)
         failed = self._failed
         try:
             while not failed and self._num_sent < len(self._buckets):
@@ -232,6 +269,44 @@ class GradientReducer:
             _synchronize(device)
         self.has_news, self.has_wish = (self._buckets[-1].news > 0).tolist()
 
+    def _require_untouched(self) -> None:
+        """Refuses what would be done to the gradients of this rank alone.
+
+        Some travel already, and others do not: neither the sums nor the ranks would agree.
+        """
+        sent = self._buckets[: self._num_sent]
+        is_replaced = any(
+            one.grad is not view
+            for bucket in sent
+            for one, view in bucket.views.items()
+        )
+        if is_replaced or any(bucket.is_touched for bucket in self._buckets):
+            message = (
+                "gradients were changed while they were on their way to the other ranks; "
+                "make one backward pass for each part, within the loop over the parts, and "
+                "clip, scale or clear gradients after that loop and within the step, where "
+                "they are the sums over all ranks"
+            )
+            raise ProgramError(message)
+
+    def show(self, *, as_copies: bool = False) -> None:
+        """Gives the parameters what the buffers hold as their gradients, until `settle`.
+
+        Args:
+            as_copies: Whether what is done to them is lost, as where a step was broken off.
+        """
+        for bucket in self._buckets:
+            bucket.forget()
+            for one, view in bucket.views.items():
+                one.grad = view.clone() if as_copies else view
+
+    def settle(self) -> None:
+        """Takes what has become of the gradients as the sums, and takes them away."""
+        for bucket in self._buckets:
+            with torch.no_grad():
+                _take_over(bucket)
+        self._show_none()
+
     def abandon(self) -> None:
         """Waits until nothing is under way, in a group that has been broken off."""
         for work in self._works:
@@ -248,9 +323,7 @@ class GradientReducer:
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Gives the parameters what the buffers hold as their gradients, for a time."""
-        for bucket in self._buckets:
-            for one, view in bucket.views.items():
-                one.grad = view
+        self.show()
         try:
             yield
         finally:
@@ -264,6 +337,16 @@ class GradientReducer:
         """Leaves the parameters alone."""
         for handle in self._handles:
             handle.remove()
+
+
+def _take_over(bucket: _Bucket) -> None:
+    """Puts the gradients of the parameters into a bucket; zeros where there are none."""
+    for one, view in bucket.views.items():
+        if one.grad is None:
+            _local(view).zero_()
+        elif one.grad is not view:
+            _local(view).copy_(_local(_as(one.grad, view)))
+            one.grad = view
 
 
 def _as(gradient: Tensor, view: Tensor) -> Tensor:

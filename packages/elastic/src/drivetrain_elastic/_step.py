@@ -38,8 +38,16 @@ class Step:
     def parts(self) -> Iterator[Part]:
         """Yields what this rank computes; there may be nothing.
 
-        Each part's mean loss is to be multiplied by its weight, and to go backward.
+        Each part's mean loss is to be multiplied by its weight, and to go backward. Once
+        the last one was asked for, the gradients are the sums over all ranks, and may be
+        clipped.
+
+        Raises:
+            ProgramError: They were computed before, or gradients were changed meanwhile.
         """
+        if self._has_all:
+            message = f"the parts of step {self.number} were all computed before"
+            raise ProgramError(message)
         yield from self._loop._parts()
         self._has_all = True
 
