@@ -24,6 +24,14 @@ collect_ignore_glob += [
 ]
 
 
+# What torch warns of on a GPU alone, once for a process, is no fault of a test.
+TORCH_WARNS = (
+    "default::UserWarning:torch",
+    "default:Synchronization debug mode is a prototype:UserWarning",
+    "default:TensorFloat32 tensor cores for float32:UserWarning",
+)
+
+
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
@@ -46,6 +54,7 @@ def pytest_collection_modifyitems(
 
     there = torch.cuda.device_count()
     for item, count in marked:
+        item.add_marker(pytest.mark.filterwarnings(*TORCH_WARNS))
         if there < count:
             reason = f"needs {count} GPU(s), this machine has {there}"
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -340,17 +340,24 @@ def gpu(session: nox.Session) -> None:
     target = ROOT / "integration" / "gpu" / "dist"
     shutil.rmtree(target, ignore_errors=True)
     session.install(*group("build"))
+    native: set[str] = set()
     for package, content in PACKAGES.items():
         # A native package travels as source, and is compiled where it runs.
         if content["build-system"]["build-backend"].startswith("hatchling"):
             session.run("python", "-m", "build", "-wo", target, f"packages/{package}")
-    # The machine has torch and numpy; the rest is small, and may be missing there.
+        else:
+            native.update(content["build-system"]["requires"])
+    # The machine has torch and numpy; the rest is small, and may be missing or old there.
     there = {"torch", "numpy"}
     needs = {str(r) for r in third_party(extras=False) if r.name not in there}
+    needs.update(group("test"))
+    needs.update(native)
     platforms = [f"manylinux_2_{n}_x86_64" for n in (28, 27, 17, 12, 5)]
     select = [f"--platform={p}" for p in [*platforms, "manylinux2014_x86_64"]]
     select += ["--only-binary=:all:", "--python-version=3.12", "--implementation=cp"]
     session.run("pip", "download", *select, "-d", target, *sorted(needs))
+    peers = ROOT / "packages" / "kernels" / "benchmarks" / "peers.txt"
+    session.run("pip", "download", *select, "--no-deps", "-d", target, "-r", str(peers))
     git = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
     commit = str(session.run(*git, external=True, silent=True)).strip()
     (target / "commit.txt").write_text(f"{commit}\n")

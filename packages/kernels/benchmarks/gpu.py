@@ -84,7 +84,8 @@ def bandwidth(name):
         limit = copy_bandwidth()
         there = case.forward * size / seconds_of(forward) / limit
         back = case.backward * size / seconds_of(backward) / limit
-        return row(f"{there:.0%} and back {back:.0%}", min(there, back) >= 0.85)
+        figure = f"{there:.0%} and back {back:.0%}"
+        return row(figure, min(there, back) >= 0.85, copy_bytes_per_s=limit)
 
     return measure
 
@@ -168,7 +169,7 @@ def attention_form(window):
     return measure
 
 
-def head_forms():
+def head_forms(*, compiled):
     """Forms of the linear cross-entropy, each taking hidden states, weight and targets."""
     forms = {"ours": linear_cross_entropy}
 
@@ -176,6 +177,8 @@ def head_forms():
         return torch.nn.functional.cross_entropy((x @ w.t()).float(), target)
 
     forms["eager"] = plain
+    if not compiled:
+        return forms
     forms["inductor"] = torch.compile(plain, dynamic=False)
     try:
         from liger_kernel.transformers import functional as liger
@@ -185,31 +188,36 @@ def head_forms():
     return forms
 
 
-@on_gpu
-def head(quick):
+def head(*, compiled):
     """The linear cross-entropy's time and memory against the other forms'."""
-    tokens, hidden = (2048, 2048) if quick else (8192, 4096)
-    x, w = (normal(n, hidden).requires_grad_() for n in (tokens, V))
-    target = torch.randint(V, (tokens,), device="cuda")
-    times, memory = {}, {}
-    for name, form in head_forms().items():
 
-        def step(form=form):
+    @on_gpu
+    def measure(quick):
+        tokens, hidden = (2048, 2048) if quick else (8192, 4096)
+        x, w = (normal(n, hidden).requires_grad_() for n in (tokens, V))
+        target = torch.randint(V, (tokens,), device="cuda")
+        times, memory = {}, {}
+        for name, form in head_forms(compiled=compiled).items():
+
+            def step(form=form):
+                x.grad = w.grad = None
+                form(x, w, target).backward()
+
+            times[name] = seconds_of(step, rounds=5)
             x.grad = w.grad = None
-            form(x, w, target).backward()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            step()
+            made = x.grad.nbytes + w.grad.nbytes
+            memory[name] = torch.cuda.max_memory_allocated() - before - made
+        share = memory["ours"] / memory["eager"]
+        best = min((n for n in times if n != "ours"), key=times.get)
+        ratio = times["ours"] / times[best]
+        figure = f"{ratio:.2f} x {best}, {share:.0%} of the unfused memory"
+        holds = ratio <= 1.0 and share <= 0.1
+        return row(figure, holds, seconds=times, bytes=memory)
 
-        times[name] = seconds_of(step, rounds=5)
-        x.grad = w.grad = None
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step()
-        made = x.grad.nbytes + w.grad.nbytes
-        memory[name] = torch.cuda.max_memory_allocated() - before - made
-    share = memory["ours"] / memory["eager"]
-    best = min((n for n in times if n != "ours"), key=times.get)
-    ratio = times["ours"] / times[best]
-    figure = f"{ratio:.2f} x {best}, {share:.0%} of the unfused memory"
-    return row(figure, ratio <= 1.0 and share <= 0.1, seconds=times, bytes=memory)
+    return measure
 
 
 TABLE = [
@@ -219,7 +227,16 @@ TABLE = [
     ("host-backward-gpu", "<= 40 us", host_time("backward", 40)),
     ("attention-causal-gpu", "<= 1.02 x the best form", attention_form(None)),
     ("attention-window-gpu", "<= 1.02 x the best form", attention_form(WINDOW)),
-    ("linear-cross-entropy-gpu", "<= 1 x the best peer, <= 10% memory", head),
+    (
+        "linear-cross-entropy-gpu",
+        "<= 1 x eager, <= 10% of its memory",
+        head(compiled=False),
+    ),
+    (
+        "linear-cross-entropy-peers-gpu",
+        "<= 1 x the best peer, <= 10% of eager's memory",
+        head(compiled=True),
+    ),
     ("llama-1b-tokens-gpu", ">= 1 x the best peer", on_gpu(tokens_per_second)),
     ("llama-1b-mfu-gpu", ">= 50%", on_gpu(mfu)),
 ]

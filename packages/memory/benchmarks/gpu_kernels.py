@@ -39,7 +39,9 @@ def of_cuda_malloc(size):
     """A tensor over memory of cudaMalloc itself."""
     import ctypes
 
-    cudart = ctypes.CDLL("libcudart.so", use_errno=False)
+    # By the name under which torch has loaded it.
+    major = torch.version.cuda.split(".")[0]
+    cudart = ctypes.CDLL(f"libcudart.so.{major}")
     pointer = ctypes.c_void_p()
     if cudart.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size)):
         raise MemoryError(size)

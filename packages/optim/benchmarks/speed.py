@@ -19,12 +19,13 @@ NOT_QUICK = Row(figure="left out by --quick", holds=None)
 
 
 def make_params(numel, num_tensors=NUM_TENSORS, device="cpu"):
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
+    made = {"generator": generator, "device": device}
     params = []
     for _ in range(num_tensors):
-        p = torch.randn(numel // num_tensors, generator=generator).to(device)
+        p = torch.randn(numel // num_tensors, **made)
         params.append(torch.nn.Parameter(p))
-        params[-1].grad = torch.randn(p.shape, generator=generator).to(device)
+        params[-1].grad = torch.randn(p.shape, **made)
     return params
 
 
