@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -177,8 +178,19 @@ def test_search_that_is_interrupted_says_so(tmp_path, capsys):
     assert capsys.readouterr().err == "drivetrain: interrupted\n"
 
 
-def test_search_with_a_budget_that_is_none_is_told(script, capsys):
-    assert "got 'soon'" in failed(["search", "--budget", "soon", script], capsys)
+@pytest.mark.parametrize("budget", ["soon", "0", "-5m", "nan", "10 days"])
+def test_search_with_a_budget_that_is_none_is_wrong_use(budget, script, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["search", f"--budget={budget}", script])
+    assert caught.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("drivetrain search: error: argument --budget: ")
+
+
+@pytest.mark.parametrize("budget", ["600", "0.5", "90s", "1.5h"])
+def test_search_takes_every_budget_that_it_offers(budget, capsys):
+    err = failed(["search", "--budget", budget, "missing.py"], capsys)
+    assert "there is no script 'missing.py'" in err
 
 
 def test_search_asks_for_matplotlib_before_it_begins(script, capsys, monkeypatch):
@@ -474,15 +486,22 @@ def test_command_with_the_name_of_another_is_written_with_its_package(
 
 
 def test_no_command_shows_the_help(capsys):
-    assert main([]) == 0
-    assert "search a plan for a script" in capsys.readouterr().out
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "search a plan for a script" in err
 
 
-def test_version_is_printed(capsys):
+def test_version_is_that_of_every_package(capsys):
     from importlib.metadata import version
 
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"drivetrain-core {version('drivetrain-core')}\n"
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"drivetrain-core {version('drivetrain-core')}" in lines
+    assert lines == sorted(lines)
+    assert all(re.fullmatch(r"drivetrain[\w-]* \d+(\.\d+)+\S*", line) for line in lines)
 
 
 @pytest.mark.parametrize("argv", [["serch"], ["search"], ["list", "--js"], ["apply"]])

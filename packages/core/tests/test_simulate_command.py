@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 
 import pytest
 
-from drivetrain_core.commands import run_command
+from drivetrain_core.commands import CommandParser, run_command
 from drivetrain_core.simulate.clusters import load_cluster
 from drivetrain_core.simulate.command import populate_simulate_parser
 from drivetrain_core.simulate.models import MODELS, load_model
@@ -21,10 +20,13 @@ def simulate(capsys):
     """Runs the command; returns its status, output and errors."""
 
     def run(*argv):
-        parser = argparse.ArgumentParser(allow_abbrev=False)
+        parser = CommandParser(prog="drivetrain simulate")
         populate_simulate_parser(parser)
-        arguments = parser.parse_args(list(argv))
-        status = run_command("drivetrain", arguments.run, arguments)
+        try:
+            arguments = parser.parse_args(list(argv))
+            status = run_command("drivetrain", arguments.run, arguments)
+        except SystemExit as left:
+            status = left.code
         out, err = capsys.readouterr()
         return status, out, err
 
@@ -132,14 +134,18 @@ def test_ablation_is_predicted(simulate):
         (("--model", "layers=2", "--gpus", "8"), "lacks hidden, heads"),
         (("--model", f"{SMALL},ffm=3", "--gpus", "8"), "no 'ffm'; nearest: ffn"),
         (("--model", f"{SMALL},ffn=x", "--gpus", "8"), "ffn must be an integer"),
-        (("--model", SMALL, "--gpus", "0"), "--gpus must be from 1"),
+        (("--model", SMALL, "--gpus", "0"), "--gpus: must be from 1 to 131,072, got 0"),
+        (("--model", SMALL, "--gpus", "8", "--seq", "0"), "--seq: must be at least 1"),
         (("--model", SMALL, "--gpus", "8", "--cluster", "h10"), "no cluster 'h10'"),
         (("--model", SMALL, "--mesh", "tensr=2"), "--mesh has 'tensr'"),
         (("--model", SMALL, "--mesh", "tensor=two"), "tensor must be an integer"),
         (("--model", SMALL, "--mesh", "tensor"), "tensor must be an integer"),
         (("--model", SMALL, "--gpus", "8", "--mesh", "tensor=3"), "and there are 8"),
         (("--model", SMALL, "--gpus", "8", "--schedule", "2f"), "--schedule has '2f'"),
-        (("--model", SMALL, "--gpus", "8", "--zero", "7"), "zero must be one of"),
+        (
+            ("--model", SMALL, "--gpus", "8", "--zero", "7"),
+            "--zero: must be from 0 to 3",
+        ),
         (("--model", SMALL, "--gpus", "8", "--set", "overlap=1"), "--set has"),
         (
             ("--model", SMALL, "--gpus", "8", "--set", "fused_kernels=perhaps"),
@@ -150,22 +156,19 @@ def test_ablation_is_predicted(simulate):
             "overlap_data must be a number",
         ),
         (("--model", SMALL, "--mesh", "tensor=2,tensor=4"), "names tensor twice"),
-        (("--model", "llama3-405b", "--gpus", "8"), "no mesh can run"),
-        (("--model", "llama3-405b", "--gpus", "8"), "Fix: use more devices"),
-        (("--model", "gpt2-xl", "--mesh", "tensor=2"), "Fix: use a divisor of 25"),
         (("--published", "--gpus", "8"), "leave --gpus out"),
         (("--published", "--zero", "2"), "leave --zero out"),
         (("--published", "--ablation"), "ask for one of them"),
         (
             ("--model", SMALL, "--gpus", "8", "--global-batch", "0"),
-            "--global-batch must be at least 1, got 0",
+            "--global-batch: must be at least 1, got 0",
         ),
         (
             ("--model", SMALL, "--gpus", "8", "--micro-batch", "0"),
-            "--micro-batch must be at least 1, got 0",
+            "--micro-batch: must be at least 1, got 0",
         ),
-        (("--model", SMALL, "--gpus", "8", "--top", "0"), "--top must be at least 1"),
-        (("--model", SMALL, "--gpus", "8", "--top", "-3"), "--top must be at least 1"),
+        (("--model", SMALL, "--gpus", "8", "--top", "0"), "--top: must be at least 1"),
+        (("--model", SMALL, "--gpus", "8", "--top", "-3"), "--top: must be at least 1"),
         (
             ("--model", SMALL, "--mesh", "shard=8", "--schedule", "1f1b"),
             "--schedule 1f1b is about the pipeline axis, and the mesh shard=8 has none",
@@ -200,6 +203,22 @@ def test_ablation_is_predicted(simulate):
             ),
             "1f1b has 1 stages a rank, and --stages-per-rank is 2",
         ),
+    ],
+)
+def test_wrong_use_is_told_in_the_last_line(simulate, argv, words):
+    status, out, err = simulate(*argv)
+    assert (status, out) == (2, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("drivetrain simulate: error: ")
+    assert words in last
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--model", "llama3-405b", "--gpus", "8"), "no mesh can run"),
+        (("--model", "llama3-405b", "--gpus", "8"), "Fix: use more devices"),
+        (("--model", "gpt2-xl", "--mesh", "tensor=2"), "Fix: use a divisor of 25"),
         (
             (
                 *("--model", SMALL, "--mesh", "pipeline=2"),
@@ -217,10 +236,9 @@ def test_ablation_is_predicted(simulate):
         ),
     ],
 )
-def test_bad_input_is_one_clear_line(simulate, argv, words):
+def test_job_that_no_mesh_fits_is_one_clear_line(simulate, argv, words):
     status, out, err = simulate(*argv)
-    assert status == 1
-    assert out == ""
+    assert (status, out) == (1, "")
     assert err.startswith("drivetrain: ")
     assert len(err.splitlines()) == 1
     assert words in err
@@ -232,7 +250,7 @@ def test_groups_of_nodes_are_refused(simulate, tmp_path):
     file = tmp_path / "two.yaml"
     dataclasses.replace(spec, nodes=(*spec.nodes, more)).dump(file)
     status, _, err = simulate("--cluster", str(file), "--model", SMALL, "--gpus", "8")
-    assert status == 1
+    assert status == 2
     assert "several groups of nodes (gpu, more)" in err
 
 

@@ -14,7 +14,8 @@ catch all of them at once or treat one like the error that Python itself would r
      |- NamesError (LookupError)            a canonical name is missing or doubled
      |- CheckpointError (OSError)           a checkpoint is missing, damaged or no fit
      |- DistributedError (RuntimeError)     ranks disagree, or no process group stands
-     `- SearchError (RuntimeError)          the search could not measure the baseline
+     |- SearchError (RuntimeError)          the search could not measure the baseline
+     `- UsageError (ValueError)             a command was called in a wrong way
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ __all__ = [
     "PluginError",
     "ProgramError",
     "SearchError",
+    "UsageError",
 ]
 
 
@@ -194,3 +196,7 @@ class DistributedError(DrivetrainError, RuntimeError):
 
 class SearchError(DrivetrainError, RuntimeError):
     """The search could not measure even the user's own program."""
+
+
+class UsageError(DrivetrainError, ValueError):
+    """A command was called in a wrong way: its exit status is 2."""

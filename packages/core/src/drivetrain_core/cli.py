@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import sys
 from collections import Counter
+from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core._errors import PluginError
+from drivetrain_core._errors import PluginError, ProgramError
 from drivetrain_core._plugins import COMMANDS, installed, load_plugin
-from drivetrain_core.commands import run_command
+from drivetrain_core.commands import add_version, busy, run_program
 from drivetrain_core.simulate.command import populate_simulate_parser
 
 if TYPE_CHECKING:
@@ -23,11 +25,10 @@ __all__ = ["main", "populate_parser"]
 def populate_parser(parser: argparse.ArgumentParser) -> None:
     """Adds core's commands, and those of the packages that are installed."""
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    parser.set_defaults(run=lambda _: _show_help(parser))
     search = _add(commands, "search", "search a plan for a script", _search)
     search.add_argument(
         "--budget",
-        default=None,
+        type=_budget,
         help="such as 90s, 10m or 1h (default: the script's own)",
     )
     search.add_argument(
@@ -73,22 +74,27 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code.
 
-    An expected failure is one line on standard error and the exit code 1.
+    Wrong use is the exit code 2. An expected failure is one line on standard error and the
+    exit code 1.
     """
-    parser = argparse.ArgumentParser(
-        prog="drivetrain",
+    return run_program(
+        "drivetrain",
+        populate_parser,
+        argv,
         description="Makes PyTorch training fast and hard to kill.",
-        allow_abbrev=False,
+        versions=_versions,
     )
-    parser.add_argument("--version", action="store_true", help="print the version")
-    populate_parser(parser)
-    arguments = parser.parse_args(argv)
-    if arguments.version:
-        from importlib.metadata import version
 
-        _print(f"drivetrain-core {version('drivetrain-core')}")
-        return 0
-    return run_command("drivetrain", arguments.run, arguments)
+
+def _versions() -> str:
+    """Returns a line for each package of Drivetrain that is installed."""
+    found: dict[str, str] = {}
+    for one in distributions():
+        name = re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower()
+        if name == "drivetrain" or name.startswith("drivetrain-"):
+            # The first one found is the one that an import would take.
+            found.setdefault(name, one.version)
+    return "\n".join(f"{name} {found[name]}" for name in sorted(found))
 
 
 def _print(text: str) -> None:
@@ -113,6 +119,18 @@ def _add_script(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _budget(text: str) -> str:
+    """Returns a budget as `accelerate` takes it; a number is one of seconds."""
+    from drivetrain_core.search.budget import Budget
+
+    budget = f"{text}s" if re.fullmatch(r"\d+(\.\d+)?", text) else text
+    try:
+        Budget.of(budget)
+    except ProgramError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return budget
+
+
 def _png(path: str) -> str:
     if not path.endswith(".png"):
         message = f"a picture's path must end in .png, got {path!r}"
@@ -135,6 +153,8 @@ def _mount(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         parser = commands.add_parser(name, help=summary, allow_abbrev=False)
         try:
             populate(parser)
+            if "--version" not in parser.format_usage():
+                add_version(parser, plugin.distribution)
         except Exception as error:  # noqa: BLE001
             # A package of others may fail in any way, and must not take the rest along.
             broken = f"the command {name!r} of {plugin} cannot be made: {error!r}"
@@ -148,21 +168,13 @@ def _failing(message: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
-def _show_help(parser: argparse.ArgumentParser) -> int:
-    parser.print_help()
-    return 0
-
-
 def _search(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from drivetrain_core._script import search_script
-    from drivetrain_core.search.budget import Budget
     from drivetrain_core.search.report.html import require_writable_page
     from drivetrain_core.search.report.report import require_matplotlib
 
-    if arguments.budget is not None:
-        Budget.of(arguments.budget)  # Not inside the script, which may catch errors.
     if arguments.picture:
         require_matplotlib()  # Not after the search.
     if arguments.html:
@@ -226,7 +238,8 @@ def _diff(arguments: argparse.Namespace) -> int:
 def _list(arguments: argparse.Namespace) -> int:
     from drivetrain_core._explain import list_optimizations, show_optimizations
 
-    rows = list_optimizations()
+    with busy("looking at what is installed"):
+        rows = list_optimizations()
     if arguments.json:
         _print(json.dumps(rows, indent=2))
     else:
@@ -237,7 +250,8 @@ def _list(arguments: argparse.Namespace) -> int:
 def _doctor(arguments: argparse.Namespace) -> int:
     from drivetrain_core._doctor import examine, show_checks
 
-    checks = examine()
+    with busy("checking this machine"):
+        checks = examine()
     if arguments.json:
         _print(json.dumps([check.to_dict() for check in checks], indent=2))
     else:

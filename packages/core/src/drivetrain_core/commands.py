@@ -1,18 +1,112 @@
-"""How the commands of all packages end: with a status, and never with a traceback."""
+"""What the command lines of all packages share: how they are parsed, and how they end."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+from contextlib import contextmanager
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from drivetrain_core._errors import DrivetrainError
+from drivetrain_core._command_parser import CommandParser, ShowVersion
+from drivetrain_core._errors import DrivetrainError, PlanError, UsageError
+from drivetrain_core._option_values import integer, number
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["run_command"]
+__all__ = [
+    "CommandParser",
+    "UsageError",
+    "add_version",
+    "as_wrong_use",
+    "busy",
+    "integer",
+    "number",
+    "run_command",
+    "run_program",
+]
+
+_WORD = re.compile(r"\b[a-z]+(?:_[a-z0-9]+)*\b")
+
+
+def run_program(
+    program: str,
+    populate: Callable[[argparse.ArgumentParser], None],
+    argv: Sequence[str] | None = None,
+    *,
+    description: str,
+    versions: Callable[[], str] | None = None,
+) -> int:
+    """Parses a command line, runs what it names, and returns the exit status.
+
+    Args:
+        program: The name of the command, which is that of its distribution too.
+        populate: Adds the commands to a parser; each sets `run`, a function from the
+            parsed arguments to the exit status.
+        argv: The arguments; None for those of the process.
+        description: What the program is for, in its help.
+        versions: Returns what `--version` prints; by default that of the distribution.
+
+    Raises:
+        SystemExit: The arguments are wrong, which is the status 2, or ask for the help
+            or the version.
+
+    Example:
+        >>> def populate(parser):
+        ...     parser.set_defaults(run=lambda _: 0)
+        >>> run_program("program", populate, [], description="Does nothing.")
+        0
+    """
+    parser = CommandParser(prog=program, description=description)
+    add_version(parser, program, versions)
+    populate(parser)
+    arguments = parser.parse_args(argv)
+    return run_command(program, arguments.run, arguments)
+
+
+def add_version(
+    parser: argparse.ArgumentParser,
+    distribution: str,
+    versions: Callable[[], str] | None = None,
+) -> None:
+    """Adds the option `--version`.
+
+    Args:
+        parser: Of a command.
+        distribution: Whose version it prints.
+        versions: Returns what it prints instead.
+    """
+
+    def own_version() -> str:
+        return f"{distribution} {version(distribution)}"
+
+    parser.add_argument(
+        "--version", action=ShowVersion, versions=versions or own_version
+    )
+
+
+@contextmanager
+def busy(text: str) -> Iterator[None]:
+    """Shows on a terminal that a command works, while a block of it runs.
+
+    Args:
+        text: What it does.
+
+    Example:
+        >>> with busy("looking for devices"):
+        ...     pass
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    # It is a tenth of what quick commands take.
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{text} ..."):
+        yield
 
 
 def run_command(
@@ -22,9 +116,9 @@ def run_command(
 ) -> int:
     """Runs a command and returns its exit status.
 
-    An expected failure is one line on standard error and the status 1; an interrupt is
-    the status 130; and if whoever reads the output goes away, the command ends with the
-    status 1 and says nothing.
+    Wrong use is one line on standard error and the status 2, an expected failure one line
+    and the status 1. An interrupt is the status 130; and if whoever reads the output goes
+    away, the command ends with the status 1 and says nothing.
 
     Args:
         program: The name that its line on standard error starts with.
@@ -45,10 +139,75 @@ def run_command(
         os.dup2(null, sys.stdout.fileno())
         os.close(null)
         return 1
+    except UsageError as error:
+        parser = getattr(arguments, "parser", None) or CommandParser(prog=program)
+        return parser.refuse(str(error))
     except (DrivetrainError, OSError) as error:
-        sys.stderr.write(f"{program}: {error}\n")
+        sys.stderr.write(f"{program}: {_said(error)}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write(f"{program}: interrupted\n")
         return 130
     return status
+
+
+@contextmanager
+def as_wrong_use(arguments: argparse.Namespace, **renamed: str) -> Iterator[None]:
+    """Lets what a block refuses be wrong use of the command, told in its options.
+
+    Where a message names a parameter, such as `num_steps`, it names the option that was
+    typed instead.
+
+    Args:
+        arguments: Of the command.
+        renamed: The options of parameters that have another name than theirs.
+
+    Raises:
+        UsageError: The block raised a `DrivetrainError`.
+
+    Example:
+        >>> parser = CommandParser(prog="program")
+        >>> _ = parser.add_argument("--most-steps", type=int)
+        >>> arguments = parser.parse_args(["--most-steps", "0"])
+        >>> with as_wrong_use(arguments):
+        ...     raise DrivetrainError("most_steps must be at least 1, got 0")
+        Traceback (most recent call last):
+        ...
+        drivetrain_core._errors.UsageError: --most-steps must be at least 1, got 0
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except DrivetrainError as error:
+        parser = getattr(arguments, "parser", None)
+        names = (parser.option_names() if parser else {}) | renamed
+        message = _in_options(_without_code(error), names)
+        raise UsageError(message) from error
+
+
+def _in_options(message: str, names: dict[str, str]) -> str:
+    """Returns a message that names options where it named parameters."""
+
+    def renamed(word: re.Match[str]) -> str:
+        # A parameter of one word is told from prose by its place.
+        is_name = "_" in word[0] or word.start() == 0
+        return names.get(word[0], word[0]) if is_name else word[0]
+
+    return _WORD.sub(renamed, message)
+
+
+def _without_code(error: DrivetrainError) -> str:
+    if not isinstance(error, PlanError):
+        return str(error)
+    return f"{error.because}. Fix: {error.fix}" if error.fix else error.because
+
+
+def _said(error: Exception) -> str:
+    """Returns a message; that of a file names the file once, and first."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    name = error.filename
+    if not isinstance(name, (str, bytes, os.PathLike)):
+        return str(error)
+    return f"{os.fsdecode(name)}: {error.strerror}"

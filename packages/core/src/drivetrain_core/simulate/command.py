@@ -9,12 +9,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._errors import Code, PlanError
+from drivetrain_core.commands import as_wrong_use, integer
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from drivetrain_core.parallel.cost import Ranking, StepOptions
+    from drivetrain_core.parallel.cost import Hardware, Ranking, StepOptions
+    from drivetrain_core.parallel.cost.model_profile import ModelProfile
     from drivetrain_core.parallel.mesh_shape import MeshShape
 
 __all__ = ["populate_simulate_parser", "simulate"]
@@ -28,15 +30,25 @@ def populate_simulate_parser(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--cluster", default="h100", help="a name or a file (default: %(default)s)")
     add("--model", help="a name, or sizes as layers=32,hidden=4096,...")
-    add("--gpus", type=int, help="how many to use (default: all that a mesh names)")
+    add(
+        "--gpus",
+        type=integer(1, _DEVICES_AT_MOST),
+        help="how many to use (default: all that a mesh names)",
+    )
     add("--mesh", help="such as pipeline=8,tensor=8; shard takes the rest")
-    add("--global-batch", type=int, help="samples of a step (default: 4 per GPU)")
-    add("--micro-batch", type=int, help="samples of a pass (default: searched)")
-    add("--seq", type=int, help="tokens of a sample (default: the model's)")
+    add(
+        "--global-batch", type=integer(1), help="samples of a step (default: 4 per GPU)"
+    )
+    add("--micro-batch", type=integer(1), help="samples of a pass (default: searched)")
+    add("--seq", type=integer(1), help="tokens of a sample (default: the model's)")
     add("--schedule", help="of the pipeline (default: searched)")
-    add("--stages-per-rank", type=int, help="stages of a rank (default: searched)")
+    add(
+        "--stages-per-rank",
+        type=integer(1),
+        help="stages of a rank (default: searched)",
+    )
     add("--checkpointing", help="none, selective or full (default: searched)")
-    add("--zero", type=int, help="0 to 3 (default: 2 and 3 are tried)")
+    add("--zero", type=integer(0, 3), help="0 to 3 (default: 2 and 3 are tried)")
     add(
         "--set",
         action="append",
@@ -44,7 +56,12 @@ def populate_simulate_parser(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="another option of a step, such as overlap_tensor=0.9",
     )
-    add("--top", type=int, default=5, help="meshes to show (default: %(default)s)")
+    add(
+        "--top",
+        type=integer(1),
+        default=5,
+        help="meshes to show (default: %(default)s)",
+    )
     add("--refused", action="store_true", help="show meshes that cannot run, and why")
     add("--published", action="store_true", help="predict what others have published")
     add("--ablation", action="store_true", help="predict MegaScale's ablation")
@@ -52,9 +69,9 @@ def populate_simulate_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    _require_positive(arguments)
     if arguments.published or arguments.ablation:
-        _refuse_mixture(arguments)
+        with as_wrong_use(arguments):
+            _refuse_mixture(arguments)
         text = _published(arguments) if arguments.published else _ablation(arguments)
     else:
         ranking = simulate(arguments)
@@ -70,10 +87,21 @@ def simulate(arguments: argparse.Namespace) -> Ranking:
         arguments: The options of `drivetrain simulate`.
 
     Raises:
-        PlanError: They describe no job, or none that can run.
-        ClusterSpecError: The cluster is unknown, or lacks what is needed.
+        UsageError: They describe no job, or the cluster is unknown.
+        PlanError: No mesh can run it.
     """
-    from drivetrain_core.parallel.cost import SCHEDULES, Hardware, rank_meshes
+    from drivetrain_core.parallel.cost import rank_meshes
+
+    with as_wrong_use(arguments):
+        what, choices = _described(arguments)
+    return rank_meshes(*what, **choices)
+
+
+def _described(
+    arguments: argparse.Namespace,
+) -> tuple[tuple[ModelProfile, Hardware, int, int], dict[str, Any]]:
+    """Returns what `rank_meshes` is asked: what trains where, and what is chosen."""
+    from drivetrain_core.parallel.cost import SCHEDULES, Hardware
     from drivetrain_core.parallel.cost.step_options import CHECKPOINTING
     from drivetrain_core.simulate.clusters import load_cluster
     from drivetrain_core.simulate.models import load_model
@@ -103,38 +131,22 @@ def simulate(arguments: argparse.Namespace) -> Ranking:
     if global_batch is None:
         global_batch = 4 * num_devices
     template = _template(arguments, global_batch)
-    known: dict[str, Any] = {}
+    choices: dict[str, Any] = {
+        "template": template,
+        "shapes": None if shape is None else [shape],
+        "micro_batches": _given(arguments.micro_batch),
+        "stages_per_rank": _given(arguments.stages_per_rank),
+    }
     if arguments.schedule is not None:
-        known["schedules"] = (_of("--schedule", arguments.schedule, SCHEDULES),)
+        choices["schedules"] = (_of("--schedule", arguments.schedule, SCHEDULES),)
         _require_stages(arguments.schedule, arguments.stages_per_rank)
     if arguments.checkpointing is not None:
-        known["checkpointing"] = (
+        choices["checkpointing"] = (
             _of("--checkpointing", arguments.checkpointing, CHECKPOINTING),
         )
     if arguments.zero is not None:
-        known["zero"] = (template.zero,)
-    return rank_meshes(
-        profile,
-        hardware,
-        num_devices,
-        global_batch,
-        template=template,
-        shapes=None if shape is None else [shape],
-        micro_batches=_given(arguments.micro_batch),
-        stages_per_rank=_given(arguments.stages_per_rank),
-        **known,
-    )
-
-
-def _require_positive(arguments: argparse.Namespace) -> None:
-    for name in ("global_batch", "micro_batch", "stages_per_rank", "top"):
-        number = getattr(arguments, name)
-        if number is not None and number < 1:
-            raise PlanError(
-                Code.CONFIG,
-                "simulate",
-                because=f"{_option(name)} must be at least 1, got {number}",
-            )
+        choices["zero"] = (template.zero,)
+    return (profile, hardware, num_devices, global_batch), choices
 
 
 def _require_axes(arguments: argparse.Namespace, shape: MeshShape | None) -> None:
@@ -185,13 +197,6 @@ def _mesh(arguments: argparse.Namespace) -> tuple[MeshShape | None, int]:
     """Returns the mesh that was named, if any, and the number of devices."""
     from drivetrain_core.parallel.mesh_shape import AXES, MeshShape
 
-    if arguments.gpus is not None and not 1 <= arguments.gpus <= _DEVICES_AT_MOST:
-        raise PlanError(
-            Code.CONFIG,
-            "simulate",
-            because=f"--gpus must be from 1 to {_DEVICES_AT_MOST:,}, got "
-            f"{arguments.gpus}",
-        )
     if arguments.mesh is None:
         if arguments.gpus is None:
             raise PlanError(
