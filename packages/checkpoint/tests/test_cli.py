@@ -182,6 +182,7 @@ def test_gc_keeps_what_it_is_told(tmp_path, run, capsys):
     assert main(where) == 0
     assert "are kept" in capsys.readouterr().out
     empty = tmp_path / "empty"
+    empty.mkdir()
     assert main(["gc", str(empty), "--keep", "1"]) == 1
     assert "nothing is deleted" in capsys.readouterr().err
     with pytest.raises(SystemExit) as found:
@@ -190,6 +191,7 @@ def test_gc_keeps_what_it_is_told(tmp_path, run, capsys):
 
 
 def test_recover_brings_memory_to_storage(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
     where = [str(tmp_path / "run"), "--job", "cli"]
     assert main(["recover", *where]) == 1
     assert "no daemon serves" in capsys.readouterr().err
@@ -271,3 +273,55 @@ def test_light_commands_import_no_torch(command):
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["ls", "missing"],
+        ["verify", "missing"],
+        ["verify", "missing", "--step", "3"],
+        ["inspect", "missing"],
+        ["cp", "missing", "out"],
+        ["gc", "missing", "--keep", "1"],
+        ["recover", "missing"],
+        ["daemon", "status", "missing"],
+        ["daemon", "stop", "missing"],
+    ],
+    ids=" ".join,
+)
+def test_folder_that_is_missing_is_called_so(argv, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 1
+    expected = f"drivetrain-checkpoint: there is no folder {tmp_path / 'missing'}\n"
+    assert capsys.readouterr() == ("", expected)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "argv", [["diff", "a", "b"], ["convert", "a", "b", "--to", "dcp"]]
+)
+def test_checkpoint_of_any_format_that_is_missing_is_called_so(argv, capsys):
+    assert main(argv) == 1
+    assert capsys.readouterr().err == "drivetrain-checkpoint: a is not there\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["inspect", "a", "--step", "-1"], "--step: must be at least 0, got -1"),
+        (["diff", "a", "b", "--step-two", "x"], "--step-two: must be a whole number"),
+        (["gc", "a", "--keep", "1", "--every", "0"], "--every: must be at least 1"),
+        (["gc", "a", "--keep", "1", "--older-than", "nan"], "--older-than: must be a"),
+        (["recover", "a", "--timeout", "-1"], "--timeout: must be at least 0, got -1"),
+        (["ls", "s3://"], "argument folder: s3:// names no place"),
+        (["cp", "a", "s3:///"], "argument target: s3:/// names no place"),
+    ],
+)
+def test_wrong_use_names_the_option(argv, message, capsys):
+    with pytest.raises(SystemExit) as found:
+        main(argv)
+    assert found.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"drivetrain-checkpoint {argv[0]}: error: argument ")
+    assert message in last

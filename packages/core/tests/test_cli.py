@@ -486,7 +486,9 @@ def test_command_with_the_name_of_another_is_written_with_its_package(
 
 
 def test_no_command_shows_the_help(capsys):
-    assert main([]) == 2
+    with pytest.raises(SystemExit) as caught:
+        main([])
+    assert caught.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert "search a plan for a script" in err

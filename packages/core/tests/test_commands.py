@@ -141,7 +141,9 @@ def test_wrong_arguments_show_the_usage_of_their_command(argv, usage, capsys):
     ("argv", "shown"), [([], "the first"), (["group"], "usage: drivetrain-core group")]
 )
 def test_call_without_a_command_shows_the_help_and_has_status_2(argv, shown, capsys):
-    assert program(*argv) == 2
+    with pytest.raises(SystemExit) as caught:
+        program(*argv)
+    assert caught.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert shown in err

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from drivetrain_kernels._explain import OPS
 from drivetrain_kernels.cli import main, populate_parser
@@ -41,25 +42,46 @@ def test_explain_as_json(capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["explain", "rms"], "explain: there is no op 'rms'; there are "),
+        (["explain", "ropes"], "argument OP: there is no op 'ropes'; nearest: rope"),
         (
             ["explain", "rope", "--device", "cpu", "--impl", "x"],
             "no implementation 'x'",
         ),
         (
             ["explain", "rope", "--device", "nowhere"],
-            "there is no device 'nowhere' here",
+            "--device: ",
         ),
     ],
     ids=["op", "implementation", "device"],
 )
-def test_failures_are_one_line_and_status_1(argv, message, capsys):
-    assert main(argv) == 1
+def test_names_of_nothing_are_wrong_use(argv, message, capsys):
+    try:
+        status = main(argv)
+    except SystemExit as left:
+        status = left.code
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("drivetrain-kernels explain: error: ")
+    assert message in last
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_device_that_is_not_here_is_one_line_and_status_1(capsys):
+    assert main(["explain", "rope", "--device", "cuda"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("drivetrain-kernels: ")
-    assert message in err
+    assert err.startswith("drivetrain-kernels: there is no device 'cuda' here: ")
     assert err.count("\n") == 1
+
+
+def test_name_of_no_op_is_told_without_torch():
+    code = (
+        "import sys; from drivetrain_kernels.cli import main\n"
+        "try: main(['explain', 'nosuch'])\n"
+        "except SystemExit: sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize("argv", [[], ["lis"], ["list", "--js"], ["explain"]], ids=str)

@@ -82,11 +82,30 @@ def test_no_allocator_needs_less_than_what_is_live():
         assert 0 < row.utilisation <= 1
 
 
-def test_unknown_name_is_an_error(capsys):
-    assert main(["replay", "nowhere"]) != 0
-    assert "drivetrain memory list" in capsys.readouterr().err
-    assert main(["replay", "island", "--model", "other"]) != 0
-    assert "there is no model 'other'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["replay", "nowhere"], "drivetrain memory list"),
+        (["compare", "island", "nowhere"], "no program 'nowhere'"),
+        (["replay", "island", "--model", "other"], "--model must be one of ours, "),
+        (["replay", "island", "--capacity", "0"], "--capacity: a device has more than"),
+        (["plot", "island", "-o", "a.gif"], "-o/--output: pictures are .png or .html"),
+        (
+            ["trace", "island", "-o", "a", "--device", "-1"],
+            "--device: must be at least 0",
+        ),
+    ],
+)
+def test_wrong_use_names_the_option_or_the_name(argv, message, capsys):
+    try:
+        status = main(argv)
+    except SystemExit as left:
+        status = left.code
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    last = err.splitlines()[-1]
+    assert last.startswith(f"drivetrain-memory {argv[0]}: error: ")
+    assert message in last
 
 
 @pytest.mark.extra

@@ -43,14 +43,16 @@ def test_explain_as_json(capsys):
     assert len(explained["equations"]) == 5
 
 
-def test_explain_of_an_unknown_name_is_one_line_and_status_1(capsys):
-    assert main(["explain", "agb"]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err == "drivetrain-optim: there is no optimizer 'agb'; nearest: agd\n"
+def test_explain_of_an_unknown_name_says_the_nearest(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["explain", "agb"])
+    assert caught.value.code == 2
+    assert "there is no optimizer 'agb'; nearest: agd" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv", [[], ["lis"], ["list", "--js"], ["explain"]])
+@pytest.mark.parametrize(
+    "argv", [[], ["lis"], ["list", "--js"], ["explain"], ["explain", "nosuch"]]
+)
 def test_usage_errors_have_status_2(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         main(argv)

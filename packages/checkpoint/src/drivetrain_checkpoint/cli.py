@@ -6,13 +6,14 @@ not understood.
 
 from __future__ import annotations
 
-import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from drivetrain_checkpoint._cli import convert, daemon, diff, gc, look
-from drivetrain_core.commands import run_command
+from drivetrain_core.commands import run_program
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 __all__ = ["main", "populate_parser"]
@@ -26,7 +27,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The parser, empty or a sub-parser of another command.
     """
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND")
     for module in (look, diff, convert, gc, daemon):
         module.add(commands)
 
@@ -44,9 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         STEP  JOB  SAVED  RANKS  BYTES  FOLDER
         0
     """
-    parser = argparse.ArgumentParser(
-        prog="drivetrain-checkpoint", description="Checkpoints.", allow_abbrev=False
+    return run_program(
+        "drivetrain-checkpoint", populate_parser, argv, description="Checkpoints."
     )
-    populate_parser(parser)
-    args = parser.parse_args(argv)
-    return run_command("drivetrain-checkpoint", args.run, args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -67,9 +67,9 @@ class CommandParser(argparse.ArgumentParser):
                 found[action.dest] = long[0]
         return found
 
-    def _show_help(self, _: argparse.Namespace) -> int:
+    def _show_help(self, _: argparse.Namespace) -> NoReturn:
         self.print_help(sys.stderr)
-        return 2
+        self.exit(2)
 
 
 class ShowVersion(argparse.Action):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core.commands import run_command
-from drivetrain_kernels._errors import OptionError
+from drivetrain_core.commands import UsageError, busy, run_program
+from drivetrain_kernels._errors import ImplementationNameError, OptionError
+from drivetrain_kernels._explain import OPS, Explanation, load_op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,7 +28,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The parser, empty or a sub-parser of another command.
     """
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND")
     listing = commands.add_parser(
         "list",
         help="list the ops, their implementations, and which can run here",
@@ -38,7 +40,9 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         help="show which implementation of an op would run, and why",
         allow_abbrev=False,
     )
-    explain.add_argument("op", metavar="OP", help="an op, such as rms_norm")
+    explain.add_argument(
+        "op", metavar="OP", type=_op_name, help="an op, such as rms_norm"
+    )
     explain.add_argument(
         "--impl", default="auto", help="the implementation asked for (default: auto)"
     )
@@ -68,50 +72,48 @@ def main(argv: Sequence[str] | None = None) -> int:
           not eager: it is faster from 131072 elements on, got 240
         0
     """
-    parser = argparse.ArgumentParser(
-        prog="drivetrain-kernels",
+    return run_program(
+        "drivetrain-kernels",
+        populate_parser,
+        argv,
         description="Fused training operators.",
-        allow_abbrev=False,
     )
-    populate_parser(parser)
-    args = parser.parse_args(argv)
-    return run_command("drivetrain-kernels", args.run, args)
+
+
+def _op_name(text: str) -> str:
+    """Returns the name of an op, before torch is imported for it."""
+    if text not in OPS:
+        near = difflib.get_close_matches(text, OPS) or list(OPS)
+        message = f"there is no op {text!r}; nearest: {', '.join(near)}"
+        raise argparse.ArgumentTypeError(message)
+    return text
 
 
 def _example(name: str, args: argparse.Namespace) -> tuple[Any, Any]:
     """Returns an op and the facts of a small call of it."""
     import torch
 
-    from drivetrain_kernels._explain import load_op
-
     op = load_op(name)
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        call_args, kwargs = op.example(torch.device(device), getattr(torch, args.dtype))
+        device = torch.device(
+            args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        )
+    except RuntimeError as error:
+        message = f"--device: {str(error).splitlines()[0]}"
+        raise UsageError(message) from error
+    try:
+        call_args, kwargs = op.example(device, getattr(torch, args.dtype))
     except (AssertionError, RuntimeError) as error:
         # What torch says where a device is not there differs from one to the next.
         first = str(error).splitlines()[0]
-        message = f"there is no device {device!r} here: {first}"
+        message = f"there is no device {str(device)!r} here: {first}"
         raise OptionError(message) from error
     return op, op.facts(*call_args, **kwargs)
 
 
 def _list(args: argparse.Namespace) -> int:
-    from drivetrain_kernels._explain import OPS
-
-    entries: dict[str, dict[str, dict[str, str | None]]] = {}
-    for name in OPS:
-        op, facts = _example(name, args)
-        chosen = op.choose(facts).implementation.name
-        entries[name] = {
-            one.name: {
-                "state": "auto" if one.name == chosen else "there",
-                "because": one.because if one.name == chosen else None,
-            }
-            if one.refuse(facts) is None
-            else {"state": "no", "because": one.refuse(facts)}
-            for one in op.implementations
-        }
+    with busy("looking at what can run here"):
+        entries = {name: _implementations(name, args) for name in OPS}
     if args.json:
         print(json.dumps(entries, indent=2))
         return 0
@@ -125,11 +127,31 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _explain(args: argparse.Namespace) -> int:
-    from drivetrain_kernels._explain import Explanation
+def _implementations(
+    name: str, args: argparse.Namespace
+) -> dict[str, dict[str, str | None]]:
+    """Returns what becomes of an op's implementations here, by their names."""
+    op, facts = _example(name, args)
+    chosen = op.choose(facts).implementation.name
+    return {
+        one.name: {
+            "state": "auto" if one.name == chosen else "there",
+            "because": one.because if one.name == chosen else None,
+        }
+        if one.refuse(facts) is None
+        else {"state": "no", "because": one.refuse(facts)}
+        for one in op.implementations
+    }
 
-    op, facts = _example(args.op, args)
-    found = op.choose(facts, args.impl)
+
+def _explain(args: argparse.Namespace) -> int:
+    with busy("looking at what can run here"):
+        op, facts = _example(args.op, args)
+    try:
+        found = op.choose(facts, args.impl)
+    except ImplementationNameError as error:
+        message = f"--impl: {error}"
+        raise UsageError(message) from error
     told = Explanation(
         op.name, found.implementation.name, found.reason, found.passed_over
     )

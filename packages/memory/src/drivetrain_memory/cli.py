@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain_core.commands import run_command
+from drivetrain_core.commands import UsageError, integer, run_program
 from drivetrain_memory._errors import MemoryUseError
 from drivetrain_memory._limits import CHUNK_BYTES, MOST_BYTES
 
@@ -30,7 +31,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The parser, empty or a sub-parser of another command.
     """
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND")
     trace = commands.add_parser(
         "trace",
         help="write a trace: of a named program, or from a snapshot of PyTorch's",
@@ -46,7 +47,10 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     )
     trace.add_argument("-o", "--output", required=True, help="the file to write")
     trace.add_argument(
-        "--device", type=int, default=0, help="whose history of a snapshot (default: 0)"
+        "--device",
+        type=integer(0),
+        default=0,
+        help="whose history of a snapshot (default: 0)",
     )
     trace.set_defaults(run=_trace)
     names = commands.add_parser(
@@ -88,7 +92,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     )
     validate.add_argument("snapshot", metavar="SNAPSHOT", help="a snapshot's file")
     validate.add_argument(
-        "--device", type=int, default=0, help="whose history (default: 0)"
+        "--device", type=integer(0), default=0, help="whose history (default: 0)"
     )
     validate.set_defaults(run=_validate)
     plot = commands.add_parser(
@@ -108,7 +112,9 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         metavar="GIB",
         help="of the device for that (default: 1.05 times the live peak)",
     )
-    plot.add_argument("-o", "--output", required=True, help="a .png or .html file")
+    plot.add_argument(
+        "-o", "--output", type=_picture, required=True, help="a .png or .html file"
+    )
     plot.set_defaults(run=_plot)
     for command in (names, replay, compare, validate):
         command.add_argument(
@@ -129,14 +135,12 @@ def main(argv: Sequence[str] | None = None) -> int:
           reserved ...
         0
     """
-    parser = argparse.ArgumentParser(
-        prog="drivetrain-memory",
+    return run_program(
+        "drivetrain-memory",
+        populate_parser,
+        argv,
         description="Traces of device memory, and allocators beside each other.",
-        allow_abbrev=False,
     )
-    populate_parser(parser)
-    args = parser.parse_args(argv)
-    return run_command("drivetrain-memory", args.run, args)
 
 
 def _named(name: str) -> Trace:
@@ -153,7 +157,7 @@ def _named(name: str) -> Trace:
         f"there is no file and no program {name!r}; `drivetrain memory list` shows the "
         "names"
     )
-    raise MemoryUseError(message)
+    raise UsageError(message)
 
 
 def _trace(args: argparse.Namespace) -> int:
@@ -196,8 +200,11 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    from drivetrain_memory._replay import replay
+    from drivetrain_memory._replay import MODELS, replay
 
+    if args.model not in MODELS:
+        message = f"--model must be one of {', '.join(MODELS)}, got {args.model!r}"
+        raise UsageError(message)
     trace = _named(args.trace)
     capacity = _capacity(args, trace)
     played = replay(trace, args.model, capacity_bytes=capacity)
@@ -288,6 +295,14 @@ def _capacity(args: argparse.Namespace, trace: Trace) -> int:
     return capacity
 
 
+def _picture(text: str) -> str:
+    """Returns the path of a file that pictures can be written to."""
+    if Path(text).suffix not in (".png", ".html"):
+        message = f"pictures are .png or .html files, not {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return text
+
+
 def _gib(text: str) -> int:
     """Returns the bytes of a number of GiB that is written out."""
     try:
@@ -298,3 +313,7 @@ def _gib(text: str) -> int:
         message = f"a device has more than 0 and at most {2**20} GiB, not {text}"
         raise argparse.ArgumentTypeError(message)
     return int(size)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,7 +8,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from drivetrain_core.commands import run_command
+from drivetrain_core.commands import run_program
 from drivetrain_optim._catalog import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The parser, empty or a sub-parser of another command.
     """
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND")
     listing = commands.add_parser(
         "list", help="list the optimizers and where they run", allow_abbrev=False
     )
@@ -35,7 +35,9 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     explain = commands.add_parser(
         "explain", help="show an optimizer's equations and options", allow_abbrev=False
     )
-    explain.add_argument("name", metavar="NAME", help="an optimizer, such as agd")
+    explain.add_argument(
+        "name", metavar="NAME", type=_name, help="an optimizer, such as agd"
+    )
     explain.set_defaults(run=_explain)
     for command in (listing, explain):
         command.add_argument(
@@ -57,12 +59,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         wsam  the base optimizer's                       Minimizes the loss ...
         0
     """
-    parser = argparse.ArgumentParser(
-        prog="drivetrain-optim", description="Optimizers.", allow_abbrev=False
+    return run_program(
+        "drivetrain-optim", populate_parser, argv, description="Optimizers."
     )
-    populate_parser(parser)
-    args = parser.parse_args(argv)
-    return run_command("drivetrain-optim", args.run, args)
+
+
+def _name(text: str) -> str:
+    """Returns the name of an optimizer."""
+    name = text.lower()
+    if name not in OPTIMIZERS:
+        near = difflib.get_close_matches(name, OPTIMIZERS) or list(OPTIMIZERS)
+        message = f"there is no optimizer {text!r}; nearest: {', '.join(near)}"
+        raise argparse.ArgumentTypeError(message)
+    return name
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -80,14 +89,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    name = args.name.lower()
-    if name not in OPTIMIZERS:
-        near = difflib.get_close_matches(name, OPTIMIZERS) or list(OPTIMIZERS)
-        sys.stderr.write(
-            f"drivetrain-optim: there is no optimizer {args.name!r}; "
-            f"nearest: {', '.join(near)}\n"
-        )
-        return 1
+    name = args.name
     one = OPTIMIZERS[name]
     print(json.dumps(_as_json(name, one), indent=2) if args.json else _page(name, one))
     return 0
@@ -135,3 +137,7 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield "  ".join(cells).rstrip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,9 +6,12 @@ import argparse
 import contextlib
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._storage.open import open_storage, resolve
+from drivetrain_core.commands import integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = [
     "add_checkpoint",
     "add_command",
+    "add_step",
+    "existing",
+    "place",
     "progress",
     "say",
     "say_json",
@@ -66,8 +72,43 @@ def add_checkpoint(parser: argparse.ArgumentParser, name: str = "checkpoint") ->
         parser: The command.
         name: What its argument is called.
     """
-    parser.add_argument(name, help="its folder, or the one it was saved to")
-    parser.add_argument("--step", type=int, help="which one of a folder; the newest")
+    text = "its folder, or the one it was saved to"
+    parser.add_argument(name, type=place, help=text)
+    add_step(parser, "--step", "which one of a folder; the newest")
+
+
+def add_step(parser: argparse.ArgumentParser, option: str, text: str) -> None:
+    """Adds an option that takes a step.
+
+    Args:
+        parser: The command.
+        option: What it is called.
+        text: Its help.
+    """
+    parser.add_argument(option, type=integer(0), help=text)
+
+
+def place(text: str) -> str:
+    """Returns a path or an URL as it was typed, if it can be one."""
+    try:
+        resolve(text)
+    except (StorageError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def existing(text: str) -> str:
+    """Returns a folder or an URL as `resolve` does.
+
+    Raises:
+        StorageError: There is no such folder.
+    """
+    found = resolve(text)
+    if "://" not in found and not Path(found).is_dir():
+        is_there = Path(found).exists()
+        message = f"{found} is no folder" if is_there else f"there is no folder {found}"
+        raise StorageError(message)
+    return found
 
 
 def storage_at(place: str, args: argparse.Namespace) -> Storage:

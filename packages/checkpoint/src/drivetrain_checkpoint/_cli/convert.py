@@ -18,9 +18,11 @@ def add(commands: Any) -> None:
     """Adds the commands."""
     text = "write a checkpoint of any format in another one"
     convert = common.add_command(commands, "convert", text, _convert)
-    convert.add_argument("source", help="a checkpoint of any format")
+    convert.add_argument("source", type=common.place, help="a checkpoint of any format")
     convert.add_argument(
-        "target", help="what is written: a file for torch, or a folder"
+        "target",
+        type=common.place,
+        help="what is written: a file for torch, or a folder",
     )
     convert.add_argument(
         "--to",
@@ -28,18 +30,18 @@ def add(commands: Any) -> None:
         choices=["safetensors", "dcp", "torch", "drivetrain"],
         help="the format; safetensors holds tensors only, and leaves plain data out",
     )
-    convert.add_argument(
-        "--step",
-        type=int,
-        help="which checkpoint of a folder of them (default: the newest); the step of "
-        "one that has none",
+    text = (
+        "which checkpoint of a folder of them (default: the newest); the step of one "
+        "that has none"
     )
+    common.add_step(convert, "--step", text)
     text = "the job that the checkpoint is said to be of (default: %(default)s)"
     convert.add_argument("--job", default="converted", help=text)
     text = "copy a committed checkpoint to another folder or URL, and verify it"
     copy = common.add_command(commands, "cp", text, _copy)
     common.add_checkpoint(copy, "source")
-    copy.add_argument("target", help="the folder for checkpoints that it goes to")
+    text = "the folder for checkpoints that it goes to"
+    copy.add_argument("target", type=common.place, help=text)
 
 
 def _convert(args: argparse.Namespace) -> int:
@@ -60,7 +62,7 @@ def _convert(args: argparse.Namespace) -> int:
 
 
 def _copy(args: argparse.Namespace) -> int:
-    picked = pick(args.source, args.step, args.options)
+    picked = pick(common.existing(args.source), args.step, args.options)
     target = common.storage_at(args.target, args)
     with common.progress(args, f"copy step {picked.root.step}") as tell:
         found = copy_checkpoint(picked, target, tell)

@@ -12,6 +12,7 @@ from drivetrain_checkpoint._errors import DaemonError
 from drivetrain_checkpoint._saves import list_saved
 from drivetrain_checkpoint._settings import Settings
 from drivetrain_checkpoint._storage.open import resolve
+from drivetrain_core.commands import number
 
 if TYPE_CHECKING:
     import argparse
@@ -35,13 +36,14 @@ def add(commands: Any) -> None:
     recover = common.add_command(commands, "recover", text, _recover)
     recover.add_argument(
         "--timeout",
-        type=float,
+        type=number(0, can_be_inf=True),
         default=600.0,
         metavar="SECONDS",
         help="how long to wait",
     )
     for command in (daemon, recover):
-        command.add_argument("folder", help="where the job's checkpoints go")
+        text = "where the job's checkpoints go"
+        command.add_argument("folder", type=common.place, help=text)
         command.add_argument("--job", default="default", help="the job's name")
 
 
@@ -56,6 +58,7 @@ def _daemon(args: argparse.Namespace) -> int:
         question = {"op": "stop", "at_once": args.at_once}
     answer = visit(args.job, url, question)
     if answer is None:
+        common.existing(args.folder)
         if args.json:
             common.say_json({})
         else:
@@ -105,6 +108,7 @@ def _recover(args: argparse.Namespace) -> int:
 def _asked(job: str, url: str, question: dict[str, Any]) -> dict[str, Any]:
     answer = visit(job, url, question)
     if answer is None:
+        common.existing(url)
         message = f"no daemon serves job {job!r} here"
         raise DaemonError(message)
     return answer

@@ -16,10 +16,10 @@ def add(commands: Any) -> None:
     """Adds the command."""
     text = "compare two checkpoints of any format; exit status 1 if they differ"
     diff = common.add_command(commands, "diff", text, _diff)
-    diff.add_argument("one", help="a checkpoint")
-    diff.add_argument("two", help="another")
-    diff.add_argument("--step-one", type=int, help="which one of a folder; the newest")
-    diff.add_argument("--step-two", type=int, help="likewise")
+    diff.add_argument("one", type=common.place, help="a checkpoint")
+    diff.add_argument("two", type=common.place, help="another")
+    common.add_step(diff, "--step-one", "which one of a folder; the newest")
+    common.add_step(diff, "--step-two", "likewise")
 
 
 def _diff(args: argparse.Namespace) -> int:

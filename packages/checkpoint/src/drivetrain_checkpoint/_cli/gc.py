@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +9,10 @@ from drivetrain_checkpoint._cli import common
 from drivetrain_checkpoint._manifest import ROOT_FILE
 from drivetrain_checkpoint._saves import Keep, Saved, abandoned, list_saved, retired
 from drivetrain_core import CheckpointError
+from drivetrain_core.commands import integer, number
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 __all__ = ["add", "superfluous"]
@@ -22,16 +22,20 @@ def add(commands: Any) -> None:
     """Adds the command."""
     text = "delete old checkpoints and abandoned saves; never a job's newest"
     gc = common.add_command(commands, "gc", text, _gc)
-    gc.add_argument("folder", help="where checkpoints are saved, a path or an URL")
+    text = "where checkpoints are saved, a path or an URL"
+    gc.add_argument("folder", type=common.place, help=text)
     gc.add_argument(
-        "--keep", type=_count, required=True, help="how many of each job's newest stay"
+        "--keep",
+        type=integer(1),
+        required=True,
+        help="how many of each job's newest stay",
     )
     gc.add_argument(
-        "--every", type=_count, help="steps that are a multiple of this stay, too"
+        "--every", type=integer(1), help="steps that are a multiple of this stay, too"
     )
     gc.add_argument(
         "--older-than",
-        type=_hours,
+        type=number(0),
         default=0.0,
         metavar="HOURS",
         help="what was saved later stays, too",
@@ -59,7 +63,7 @@ def superfluous(
 
 
 def _gc(args: argparse.Namespace) -> int:
-    storage = common.storage_at(args.folder, args)
+    storage = common.storage_at(common.existing(args.folder), args)
     saved = list_saved(storage)
     if not saved:
         message = f"{storage.url} has no committed checkpoint: nothing is deleted"
@@ -79,21 +83,3 @@ def _gc(args: argparse.Namespace) -> int:
     elif not old and not lost:
         common.say(f"all {len(saved)} checkpoints are kept")
     return 0
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        message = f"a number of at least 1 is expected, not {text!r}"
-        raise argparse.ArgumentTypeError(message)
-    return int(text)
-
-
-def _hours(text: str) -> float:
-    try:
-        hours = float(text)
-    except ValueError:
-        hours = math.nan
-    if not 0 <= hours < math.inf:
-        message = f"a number of hours, 0 or more, is expected, not {text!r}"
-        raise argparse.ArgumentTypeError(message)
-    return hours

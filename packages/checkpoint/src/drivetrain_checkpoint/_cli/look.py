@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._cli import common
-from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._pick import pick
 from drivetrain_checkpoint._saves import scan
-from drivetrain_checkpoint._storage.open import resolve
 from drivetrain_checkpoint._verify import verify
 
 if TYPE_CHECKING:
@@ -24,7 +21,8 @@ def add(commands: Any) -> None:
     """Adds the commands."""
     text = "list the committed checkpoints of a folder"
     listing = common.add_command(commands, "ls", text, _list)
-    listing.add_argument("folder", help="where checkpoints are saved, a path or an URL")
+    text = "where checkpoints are saved, a path or an URL"
+    listing.add_argument("folder", type=common.place, help=text)
     inspect = common.add_command(
         commands, "inspect", "list the tensors of a checkpoint", _inspect
     )
@@ -36,11 +34,7 @@ def add(commands: Any) -> None:
 
 def _list(args: argparse.Namespace) -> int:
     rows = []
-    place = resolve(args.folder)
-    if "://" not in place and not Path(place).is_dir():
-        message = f"{place} is no folder"
-        raise StorageError(message)
-    storage = common.storage_at(place, args)
+    storage = common.storage_at(common.existing(args.folder), args)
     whole, damaged = scan(storage)
     for saved in whole:
         size = sum(storage.files(saved.name).values())
@@ -60,7 +54,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    picked = pick(args.checkpoint, args.step, args.options)
+    place = common.existing(args.checkpoint)
+    picked = pick(place, args.step, args.options)
     layout = picked.layout
     rows = [
         (
@@ -84,7 +79,7 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    place = args.checkpoint
+    place = common.existing(args.checkpoint)
     storage = common.storage_at(place, args)
     if args.step is not None or storage.names():
         place = pick(place, args.step, args.options).url
