@@ -29,8 +29,7 @@ class Accelerated:
 
         model, optimizer, loader = accelerated
         for batch in loader:
-            loss = loss_function(model(batch[0]), batch)
-            accelerated.backward(loss)
+            accelerated.backward(accelerated.loss_of(batch))
             accelerated.optimizer_step()
 
     Not thread-safe: one loop drives it.
@@ -135,6 +134,18 @@ class Accelerated:
     def __repr__(self) -> str:
         """Returns the plan on one line."""
         return f"Accelerated({self.plan})"
+
+    @property
+    def max_grad_norm(self) -> float | None:
+        """To which total norm a step clips the gradient; None for not at all."""
+        return self.train_step.max_grad_norm
+
+    def loss_of(self, batch: Any) -> torch.Tensor:
+        """Returns the loss of a batch or of a part of one, to go backward from.
+
+        It is the mean over the samples, as `train_step` computes it.
+        """
+        return self.train_step.loss_of(batch)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Adds the loss's gradient to the parameters."""

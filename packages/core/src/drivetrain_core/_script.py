@@ -12,19 +12,25 @@ from drivetrain_core._plan import Plan
 from drivetrain_core._replay import Script, run_script
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
     from drivetrain_core._accelerated import Accelerated
+    from drivetrain_core._compose import Strategy
+    from drivetrain_core.search.budget import Budget
 
-__all__ = ["apply_plan", "search_script"]
+__all__ = ["apply_plan", "build_script", "search_script"]
 
 
 class _Found(BaseException):
-    """Ends the script once its search is over; no usual handler catches it."""
+    """Ends the script once its program is built; no usual handler catches it."""
 
 
 def search_script(
-    script: str, arguments: Sequence[str], budget: str | None, plan_out: str
+    script: str,
+    arguments: Sequence[str],
+    budget: str | Budget | None,
+    plan_out: str | os.PathLike[str],
 ) -> Accelerated:
     """Runs a script up to its `accelerate`, which searches, and returns the result.
 
@@ -37,17 +43,41 @@ def search_script(
     Raises:
         ProgramError: The script is missing, or ends without calling `accelerate`.
     """
+    overrides = Overrides(strategy="auto", budget=budget, plan_out=str(plan_out))
+    return _run_to_accelerate(script, arguments, overrides)
+
+
+def build_script(
+    script: str, arguments: Sequence[str], strategy: Strategy
+) -> Accelerated:
+    """Runs a script up to its `accelerate`, and returns its program under a plan.
+
+    Whoever called it then trains in the script's place, with its model, optimizer and
+    data; the rest of the script does not run.
+
+    Args:
+        script: The path of the script.
+        arguments: Its command line.
+        strategy: Instead of the script's strategy; `[]` for the program as written.
+
+    Raises:
+        PlanError: The strategy cannot be used here.
+        ProgramError: The script is missing, or ends without calling `accelerate`.
+    """
+    return _run_to_accelerate(script, arguments, Overrides(strategy=strategy))
+
+
+def _run_to_accelerate(
+    script: str, arguments: Sequence[str], overrides: Overrides
+) -> Accelerated:
     found: list[Accelerated] = []
 
     def stop(accelerated: Accelerated) -> None:
         found.append(accelerated)
         raise _Found
 
-    overrides = Overrides(
-        strategy="auto", budget=budget, plan_out=plan_out, on_accelerated=stop
-    )
     try:
-        _run(script, arguments, overrides)
+        _run(script, arguments, dataclasses.replace(overrides, on_accelerated=stop))
     except BaseException:
         # A script may answer to the stop with an end of its own.
         if not found:

@@ -38,6 +38,7 @@ class TrainStep:
 
     Attributes:
         watch: Told of each step until it has seen enough of them; None by default.
+        max_grad_norm: To which total norm a step clips the gradient; None for not at all.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class TrainStep:
         self._parameters = list(state.owned().parameters())
         self._forward = program.forward or default_forward
         self._loss = program.loss or default_loss
-        self._max_grad_norm = program.max_grad_norm
+        self.max_grad_norm = program.max_grad_norm
         self._set_gradient_sync = state.set_gradient_sync
         self._optimizer = optimizer
         # An optimizer that looks at the gradient twice, as sharpness-aware ones do.
@@ -121,8 +122,7 @@ class TrainStep:
         if self._pipeline is not None:
             return self._run_pipeline(self._pipeline, batch)
         if self._whole:
-            loss = self._loss(self._forward(self._model, batch), batch)
-            check_loss(loss)
+            loss = self.loss_of(batch)
             loss.backward()  # type: ignore[no-untyped-call]
             return loss.detach()
         shares = self._shares(batch_size(batch))
@@ -133,14 +133,23 @@ class TrainStep:
         for index, (part, weight) in enumerate(zip(parts, shares.weights, strict=True)):
             if self._set_gradient_sync is not None:
                 self._set_gradient_sync(index == last)
-            loss = self._loss(self._forward(self._model, part), part)
-            check_loss(loss)
+            loss = self.loss_of(part)
             weighted = loss * weight
             weighted.backward()  # type: ignore[no-untyped-call]
             share = weighted.detach()
             total = share if total is None else total + share
         assert total is not None
         return total
+
+    def loss_of(self, batch: Any) -> torch.Tensor:
+        """Returns the loss of a batch or of a part of one, to go backward from.
+
+        Raises:
+            ProgramError: The loss is not a scalar, or does not depend on the model.
+        """
+        loss = self._loss(self._forward(self._model, batch), batch)
+        check_loss(loss)
+        return loss
 
     def _run_pipeline(self, pipeline: PipelineStep, batch: Any) -> torch.Tensor:
         size = batch_size(batch)
@@ -180,8 +189,8 @@ class TrainStep:
             self._scheduler.step()
 
     def _clip(self) -> None:
-        if self._max_grad_norm is not None:
-            self.clip(self._max_grad_norm)
+        if self.max_grad_norm is not None:
+            self.clip(self.max_grad_norm)
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scales gradients down to a total norm over all ranks; returns the norm."""
