@@ -14,7 +14,8 @@ __all__ = ["Report", "line", "table"]
 VERSION = 2
 # A row of these statuses was measured, and need not be again.
 MEASURED = frozenset({"pass", "miss", "skip"})
-_WIDTHS = (20, 26, 50, 26)
+# A row is printed when it has ended, before the others' widths are known.
+_WIDTHS = (24, 32, 50, 26)
 
 
 class Report:
@@ -67,9 +68,9 @@ class Report:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """All rows, those that were asked for first and in order."""
-        names = [n for n in self._wanted if n in self._rows]
-        names += [n for n in self._rows if n not in self._wanted]
+        """All rows, in the order in which they were asked for, after what was not."""
+        first = [n for n in self._rows if n not in self._wanted]
+        names = first + [n for n in self._wanted if n in self._rows]
         return [self._rows[name] for name in names]
 
     @property

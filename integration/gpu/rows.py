@@ -72,16 +72,8 @@ def _bars(name: str, bars: Sequence[str], *, estimate_s: float) -> Row:
     )
 
 
-_OPS = (
-    "rms_norm",
-    "layer_norm",
-    "add_rms_norm",
-    "dropout_add_rms_norm",
-    "rope",
-    "swiglu",
-    "geglu",
-    "cross_entropy",
-)
+_NORMS = ("rms_norm", "layer_norm", "add_rms_norm", "dropout_add_rms_norm")
+_OTHERS = ("rope", "swiglu", "geglu", "cross_entropy")
 _GPU = ("test_gpu",)
 
 FIRST = (
@@ -93,17 +85,19 @@ FIRST = (
     _tests("core", ["test_gpu", "test_cache_key"], estimate_s=60, workers=3,
            select="(contract and not compile) or memory or peak or driver"),
     _tests("checkpoint", _GPU, estimate_s=40),
-    _tests("comm", _GPU, estimate_s=30),
+    _tests("comm", ["test_gpu", "test_nccl_gpu"], estimate_s=40),
     _tests("elastic-health", ["test_health_gpu"], estimate_s=40),
     _tests("elastic", _GPU, estimate_s=60),
     _bars("optim", ["agd-bandwidth-gpu", "lamb-bandwidth-gpu",
                     "host-1000-tensors-gpu"], estimate_s=35),
-    _bars("kernels", [f"{name}-bandwidth-gpu" for name in _OPS], estimate_s=35),
+    _bars("kernels-norms", [f"{name}-bandwidth-gpu" for name in _NORMS], estimate_s=25),
+    _bars("kernels-ops", [f"{name}-bandwidth-gpu" for name in _OTHERS], estimate_s=25),
     _bars("kernels-host", ["host-forward-gpu", "host-backward-gpu"], estimate_s=20),
     _bars("kernels-attention", ["attention-causal-gpu", "attention-window-gpu"],
           estimate_s=35),
     _bars("kernels-head", ["linear-cross-entropy-gpu"], estimate_s=20),
-    _bars("memory", ["driver-calls-gpu", "contents-gpu"], estimate_s=45),
+    _bars("memory-calls", ["driver-calls-gpu"], estimate_s=20),
+    _bars("memory-contents", ["contents-gpu"], estimate_s=30),
     _bars("memory-stitched", ["stitched-kernels-gpu"], estimate_s=25),
     _bars("checkpoint", ["stall-10gb-gpu", "overlap-gpu"], estimate_s=50),
     _bars("comm", ["gpu-overhead"], estimate_s=25),
@@ -117,8 +111,8 @@ SECOND = (
            select="(contract and compile) or trains"),
     _tests("kernels-float32", ["test_attention_gpu"], estimate_s=120, workers=8,
            select="float32"),
-    _bars("kernels-norms", ["rms_norm-peers-gpu", "add_rms_norm-peers-gpu",
-                            "layer_norm-peers-gpu"], estimate_s=60),
+    _bars("kernels-norm-peers", ["rms_norm-peers-gpu", "add_rms_norm-peers-gpu",
+                                 "layer_norm-peers-gpu"], estimate_s=60),
     _tests("core-search", _GPU, estimate_s=180, select="search"),
     _bars("kernels-peers", ["rope-peers-gpu", "swiglu-peers-gpu", "geglu-peers-gpu",
                             "dropout_add_rms_norm-peers-gpu", "cross_entropy-peers-gpu",

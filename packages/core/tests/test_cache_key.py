@@ -277,6 +277,24 @@ def test_surroundings_have_the_code_of_what_is_registered():
     assert len({str(part) for part in seen}) == 3
 
 
+def test_surroundings_ask_the_driver_itself(monkeypatch):
+    def ask(pointer):
+        pointer._obj.value = 13_000
+        return 0
+
+    library = types.SimpleNamespace(cuDriverGetVersion=ask)
+    monkeypatch.setattr(module.ctypes, "CDLL", {"libcuda.so.1": library}.__getitem__)
+    assert surroundings("cuda")["driver"] == "13000"
+
+
+def test_surroundings_without_a_driver_have_no_version(monkeypatch):
+    def load(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(module.ctypes, "CDLL", load)
+    assert surroundings("cuda")["driver"] == ""
+
+
 @pytest.mark.gpu
 def test_surroundings_know_the_driver():
     if not torch.cuda.is_available():

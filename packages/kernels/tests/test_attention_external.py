@@ -33,7 +33,9 @@ def band_of(window_size):
     return Band(left=left, right=right)
 
 
-def varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
+def varlen_attn(
+    q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa=False
+):
     """What torch's function does, in plain operators."""
     assert cu_q.dtype == cu_k.dtype == torch.int32
     assert max_q == max_k >= int(cu_k.diff().max())
@@ -41,6 +43,15 @@ def varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable
     packed = Packed(cu_q, cu_k, max_q, False)
     band = band_of(window_size)
     return reference_attention(q, k, v, band, scale, None, 0.0, packed)
+
+
+def old_varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size):
+    """What torch's function does where it knows nothing of shared keys."""
+    options = {"scale": scale, "window_size": window_size}
+    return varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, **options)
+
+
+VARLEN = {"varlen": varlen_attn, "old varlen": old_varlen_attn}
 
 
 def flash_library(returns_pair):
@@ -70,12 +81,13 @@ def flash_library(returns_pair):
 
 
 @pytest.fixture(
-    params=["varlen", "flash_attn", "flash_attn_interface", "flash_attn.cute"]
+    params=[*VARLEN, "flash_attn", "flash_attn_interface", "flash_attn.cute"]
 )
 def foreign(request, monkeypatch):
     """An implementation that stands on a library which is not here."""
-    if request.param == "varlen":
-        monkeypatch.setattr(external, "_varlen_attn", lambda: varlen_attn)
+    if request.param in VARLEN:
+        function = VARLEN[request.param]
+        monkeypatch.setattr(external, "_varlen_attn", lambda: function)
         return external.varlen_attention
     library = flash_library(returns_pair=request.param != "flash_attn")
     monkeypatch.setattr(external, "_flash_module", lambda: request.param)

@@ -88,7 +88,7 @@ def varlen_missing() -> str | None:
     if missing is not None:
         return missing
     accepted = inspect.signature(_varlen_attn()).parameters
-    lacking = [n for n in ("window_size", "enable_gqa", "scale") if n not in accepted]
+    lacking = [n for n in ("window_size", "scale") if n not in accepted]
     if lacking:
         return f"torch {torch.__version__} has a varlen_attn without {lacking[0]}"
     return None
@@ -99,6 +99,11 @@ def _varlen_attn() -> Callable[..., Any]:
         VARLEN.rpartition(".")[0]
     ).varlen_attn
     return function
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _varlen_options() -> frozenset[str]:
+    return frozenset(inspect.signature(_varlen_attn()).parameters)
 
 
 def varlen_attention(
@@ -117,6 +122,13 @@ def varlen_attention(
     if packed is None:
         packed = _packed_batch(q, k)
         q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    options: dict[str, Any] = {}
+    if shares_keys(q.shape[1], k.shape[1]):
+        if "enable_gqa" in _varlen_options():
+            options["enable_gqa"] = True
+        else:  # before torch 2.12
+            num_sharing = q.shape[1] // k.shape[1]
+            k, v = (t.repeat_interleave(num_sharing, 1) for t in (k, v))
     out: Tensor = _varlen_attn()(
         q,
         k,
@@ -127,7 +139,7 @@ def varlen_attention(
         packed.max_seqlen,
         scale=scale,
         window_size=_window_size(band),
-        enable_gqa=shares_keys(q.shape[1], k.shape[1]),
+        **options,
     )
     return out.view(shape)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import hashlib
 import json
@@ -114,5 +115,9 @@ def _driver(device_type: str) -> str:
     """Returns the driver's version; asking for it needs no context on a device."""
     if device_type != "cuda":
         return ""
-    ask = getattr(torch._C, "_cuda_getDriverVersion", None)
-    return str(ask()) if ask is not None else ""
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return ""
+    return str(version.value)
