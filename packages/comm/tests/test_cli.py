@@ -15,15 +15,17 @@ needs_engine = pytest.mark.skipif(
 
 @pytest.mark.parametrize("command", ["bench", "tune"])
 def test_command_of_ranks_says_how_to_start_it(command, capsys):
-    assert main([command]) == 1
+    assert main([command]) == 2
     said = capsys.readouterr().err
     assert f"torchrun --nproc-per-node 4 -m drivetrain_comm.cli {command}" in said
 
 
 @pytest.mark.parametrize("sizes", ["none", "", "2", "5G", "-4K", "1K,,2K"])
 def test_sizes_that_are_none_are_refused(sizes, capsys):
-    assert main(["bench", f"--sizes={sizes}"]) == 1
-    assert "sizes are" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", f"--sizes={sizes}"])
+    assert stopped.value.code == 2
+    assert "argument --sizes: a size is " in capsys.readouterr().err
 
 
 def on_a_rank(words):
@@ -74,6 +76,36 @@ def test_doctor_names_what_it_looked_at(capsys):
     assert status == int("bad" in found.values())
 
 
-def test_doctor_refuses_a_job_without_ranks(capsys):
-    assert main(["doctor", "--ranks", "0"]) == 1
-    assert "--ranks must be at least 1, got 0" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["doctor", "--ranks", "0"], "--ranks: must be from 1 to 1e+09, got 0"),
+        (
+            ["doctor", "--delay-ms", "-5"],
+            "--delay-ms: must be from 0 to 60,000, got -5",
+        ),
+        (["doctor", "--gbps", "nan"], "--gbps: must be a number, got 'nan'"),
+        (["doctor", "--flow-gbps", "0"], "--flow-gbps: must be more than 0, got 0"),
+        (["doctor", "--paths", "1.5"], "--paths: must be a whole number, got '1.5'"),
+        (["doctor", "--dscp", "64"], "--dscp: must be from 0 to 63, got 64"),
+        (
+            ["doctor", "--nccl-version", "two"],
+            "three numbers such as 2.29.7, got 'two'",
+        ),
+        (["bench", "--streams", "0"], "--streams: must be at least 1, got 0"),
+        (
+            ["tune", "--nccl", "results.csv"],
+            "--nccl RESULTS and --out TABLE go together",
+        ),
+    ],
+)
+def test_wrong_use_is_told_by_its_command(words, message, capsys):
+    try:
+        status = main(words)
+    except SystemExit as stopped:
+        status = stopped.code
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    last = err.splitlines()[-1]
+    assert last.startswith(f"drivetrain-comm {words[0]}: error: ")
+    assert message in last

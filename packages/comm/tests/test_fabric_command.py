@@ -101,31 +101,39 @@ def test_incast_shows_what_pauses_do(capsys, tmp_path):
     [
         (
             ["--gpus", "0"],
-            "--gpus must be a positive multiple of --gpus-per-node.*, got 0",
+            "--gpus: must be at least 1, got 0",
         ),
         (["--gpus", "12"], "--gpus-per-node, which is 8, got 12"),
         (["--tiers", "2", "--gpus", "12288"], "192 leaves, but .* 64 ports"),
-        (["--nic-gbps", "-1"], "nic_bits_per_s must be above zero"),
-        (["--uplink-gbps", "-400"], "uplink_bits_per_s must be above zero"),
-        (["--placements", "best"], "placement must be one of"),
-        (["--queue-pairs", "0"], "one queue pair at least"),
+        (["--nic-gbps", "-1"], "--nic-gbps: must be more than 0"),
+        (["--uplink-gbps", "-400"], "--uplink-gbps: must be more than 0"),
+        (["--placements", "best"], "--placements must be one of"),
+        (["--queue-pairs", "0"], "--queue-pairs: must be at least 1, got 0"),
         (["--queue-pairs", "1000000"], "more than the 16000000"),
-        (["--traffic", "job", "--activations", "inf"], "at least zero, got inf"),
-        (["--seeds", "0"], "got 0 seeds"),
-        (["--spine-downlinks", "0"], "downlinks must be above zero"),
-        (["--queue-pairs", "many"], "numbers such as 1,2,4"),
+        (
+            ["--traffic", "job", "--activations", "inf"],
+            "--activations: must be finite, got inf",
+        ),
+        (["--seeds", "0"], "--seeds: must be at least 1, got 0"),
+        (["--spine-downlinks", "0"], "--spine-downlinks: must be at least 1"),
+        (
+            ["--queue-pairs", "many"],
+            "--queue-pairs: must be a whole number, got 'many'",
+        ),
         (["--traffic", "gossip"], "--traffic must be one of .*, job, got 'gossip'"),
         (
             ["--traffic", "job", "--pipeline", "7"],
             "multiple of tensor x pipeline, which is 56, got 512",
         ),
-        (["--seed", "-1", "--failed", "3"], "--seed must be at least 0, got -1"),
-        (["--seed", "-1", "--hash", "random"], "--seed must be at least 0, got -1"),
-        (["--seed", "-1"], "--seed must be at least 0, got -1"),
-        (["--hash", "md5"], "hash must be one of"),
-        (["--size", "much"], "--size is a number of bytes"),
-        (["--size", "-1"], "at least zero"),
-        (["--failed", "-1"], "--failed must be 0 to"),
+        (["--seed", "-1", "--failed", "3"], "--seed: must be at least 0, got -1"),
+        (["--seed", "-1", "--hash", "random"], "--seed: must be at least 0, got -1"),
+        (["--seed", "-1"], "--seed: must be at least 0, got -1"),
+        (["--hash", "md5"], "--hash must be one of"),
+        (["--size", "much"], "--size: must be a number, got 'much'"),
+        (["--size", "-1"], "--size: must be more than 0"),
+        (["--size", "0G"], "--size: must be more than 0, got 0"),
+        (["--failed", "-1"], "--failed: must be at least 0, got -1"),
+        (["--failed", "100000"], "--failed must be 0 to"),
         (["--spec", "cluster.yaml"], "--spec describes the fabric: leave --gpus out"),
         (["--incast", "2"], "--incast has .* of its own: leave --gpus out"),
     ],
@@ -135,27 +143,36 @@ def test_wrong_options_are_one_line(words, message, capsys):
 
 
 def refused(words, message, capsys):
-    assert main(["fabric", *words]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert re.search(message, said)
+    try:
+        status = main(["fabric", *words])
+    except SystemExit as stopped:
+        status = stopped.code
+    assert status == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("drivetrain-comm fabric: error: ")
+    assert re.search(message, last)
+
+
+def test_cluster_file_that_is_missing_is_a_failure(capsys):
+    assert main(["fabric", "--spec", "/nowhere/cluster.yaml"]) == 1
+    expected = "/nowhere/cluster.yaml: cannot be read: No such file or directory"
+    assert capsys.readouterr().err == f"drivetrain-comm: {expected}\n"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--spec", "/nowhere/cluster.yaml"], "cannot be read"),
         (
             ["--spec", "a", "--tiers", "3", "--no-rails"],
             "leave --no-rails, --tiers out",
         ),
-        (["--incast", "0"], "one sender at least"),
-        (["--incast", "2", "--nic-gbps", "0"], "--nic-gbps must be more than 0"),
-        (["--incast", "2", "--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["--incast", "0"], "--incast: must be at least 1, got 0"),
+        (["--incast", "2", "--nic-gbps", "0"], "--nic-gbps: must be more than 0"),
+        (["--incast", "2", "--seed", "-1"], "--seed: must be at least 0, got -1"),
         (["--incast", "2", "--advice", "a"], "leave --advice out"),
         (["--incast", "2", "--spec", "a"], "leave --spec out"),
         (
-            ["--incast", "8", "--traffic", "nonsense", "--queue-pairs", "x"],
+            ["--incast", "8", "--traffic", "nonsense", "--queue-pairs", "3"],
             "leave --queue-pairs, --traffic out",
         ),
         # The default, but given.

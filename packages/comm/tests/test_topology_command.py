@@ -1,6 +1,5 @@
 """The command `topo`, and the cluster file that a host becomes."""
 
-import argparse
 import contextlib
 import dataclasses
 import io
@@ -20,6 +19,7 @@ from drivetrain_comm.topology import (
 )
 from drivetrain_comm.topology.testing import Machine
 from drivetrain_core import ClusterSpecError, DrivetrainError
+from drivetrain_core.commands import CommandParser, run_command
 from drivetrain_core.services import ClusterSpec
 from drivetrain_core.testing import run_ranks
 
@@ -39,10 +39,10 @@ def read(tmp_path):
 
 
 def run(*arguments):
-    parser = argparse.ArgumentParser(prog="comm", allow_abbrev=False)
+    parser = CommandParser(prog="drivetrain-comm")
     populate_topo(parser.add_subparsers())
     args = parser.parse_args(["topo", *map(str, arguments)])
-    return args.run(args)
+    return run_command("drivetrain-comm", args.run, args)
 
 
 def test_topo_shows_this_machine(capsys):
@@ -74,7 +74,6 @@ def test_topo_writes_json_that_it_reads_and_a_picture(capsys, tmp_path, read):
         (["--file", "none.json"], "none.json: it cannot be read"),
         (["--sysfs", "none"], "none is not a folder"),
         (["--svg", "none/host.svg"], "none/host.svg"),
-        (["--measure", "--budget", "0"], "budget_s must be more than 0"),
     ],
 )
 def test_topo_says_in_one_line_what_is_wrong(
@@ -84,12 +83,15 @@ def test_topo_says_in_one_line_what_is_wrong(
     assert run(*arguments) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("drivetrain comm topo: ")
+    assert err.startswith("drivetrain-comm: ")
     assert message in err
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["--file", "a", "--measure"], ["--meas"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--file", "a", "--measure"], ["--meas"], ["--measure", "--budget", "0"]],
+)
 def test_topo_refuses_what_does_not_go_together(capsys, arguments):
     with pytest.raises(SystemExit) as stopped:
         run(*arguments)

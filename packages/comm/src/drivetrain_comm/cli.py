@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import TYPE_CHECKING
 
 from drivetrain_comm._cli import bench, doctor, fabric, schedules, tune
 from drivetrain_comm.topology._command import populate_topo
-from drivetrain_core.commands import run_command
+from drivetrain_core.commands import run_program
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 __all__ = ["main", "populate_parser"]
@@ -24,7 +24,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The parser, empty or a sub-parser of another command.
     """
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND")
     for module in (bench, tune, doctor, fabric, schedules):
         module.populate(commands)
     populate_topo(commands)
@@ -37,17 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; None for those of the process.
 
     Example:
-        >>> main(["bench", "--sizes", "none"])
-        1
+        >>> main(["tune", "--out", "table.csv"])
+        2
     """
-    parser = argparse.ArgumentParser(
-        prog="drivetrain-comm",
+    return run_program(
+        "drivetrain-comm",
+        populate_parser,
+        argv,
         description="Communication of distributed training.",
-        allow_abbrev=False,
     )
-    populate_parser(parser)
-    args = parser.parse_args(argv)
-    return run_command("drivetrain-comm", args.run, args)
 
 
 if __name__ == "__main__":

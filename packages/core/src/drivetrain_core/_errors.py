@@ -41,6 +41,7 @@ __all__ = [
     "ProgramError",
     "SearchError",
     "UsageError",
+    "reason_of",
 ]
 
 
@@ -196,6 +197,19 @@ class DistributedError(DrivetrainError, RuntimeError):
 
 class SearchError(DrivetrainError, RuntimeError):
     """The search could not measure even the user's own program."""
+
+
+def reason_of(error: Exception) -> str:
+    """Returns why a file cannot be used, without its name, which a message has already.
+
+    Args:
+        error: What was raised; of an `OSError` it is what the system says.
+
+    Example:
+        >>> reason_of(FileNotFoundError(2, "No such file or directory", "plan.yaml"))
+        'No such file or directory'
+    """
+    return getattr(error, "strerror", None) or str(error)
 
 
 class UsageError(DrivetrainError, ValueError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core._errors import Code, PlanFormatError
+from drivetrain_core._errors import Code, PlanFormatError, reason_of
 from drivetrain_core._optimization import Choice
 from drivetrain_core._yaml import dump_yaml, load_yaml
 from drivetrain_core.services._whole_file import write_whole
@@ -198,7 +198,7 @@ class Plan:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise PlanFormatError(
-                Code.FORMAT, str(path), because=f"the plan cannot be read: {error}"
+                Code.FORMAT, str(path), because=f"the plan cannot be read: {reason_of(error)}"
             ) from error
         return cls.from_yaml(text, str(path))
 

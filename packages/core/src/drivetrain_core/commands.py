@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from drivetrain_core._command_parser import CommandParser, ShowVersion
-from drivetrain_core._errors import DrivetrainError, PlanError, UsageError
+from drivetrain_core._errors import DrivetrainError, PlanError, UsageError, reason_of
 from drivetrain_core._option_values import integer, number
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = [
     "busy",
     "integer",
     "number",
+    "reason_of",
     "run_command",
     "run_program",
 ]

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_comm._cli.common import group_of_ranks, human, print_table, sizes
+from drivetrain_core.commands import integer
 
 if TYPE_CHECKING:
     import argparse
@@ -31,16 +32,19 @@ def populate(commands: Any) -> None:
     )
     parser.add_argument(
         "--sizes",
+        type=sizes,
         default="4K,64K,1M,16M",
         help="such as 4K,1M (the default: %(default)s)",
     )
-    parser.add_argument("--streams", type=int, default=1, help="connections to a peer")
+    parser.add_argument(
+        "--streams", type=integer(1), default=1, help="connections to a peer"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    wanted = sizes(args.sizes)
+    wanted = args.sizes
     with group_of_ranks("bench") as group:
         names = group.transport.algorithms
         found = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from contextlib import contextmanager
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from drivetrain_core import DistributedError
+from drivetrain_core.commands import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from drivetrain_comm._process_group import TunedProcessGroup
 
-__all__ = ["group_of_ranks", "human", "print_table", "sizes"]
+__all__ = ["group_of_ranks", "human", "print_table", "size", "sizes"]
 
 _UNITS = {"k": 10, "m": 20, "g": 30}
 
@@ -27,14 +28,14 @@ def group_of_ranks(command: str) -> Iterator[TunedProcessGroup]:
     """Makes the process group of the ranks that all run this command.
 
     Raises:
-        DistributedError: It was not started by torchrun, or on one rank only.
+        UsageError: It was not started by torchrun, or on one rank only.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         message = (
             f"{command} needs two ranks at least: start it on every host, as in "
             f"torchrun --nproc-per-node 4 -m drivetrain_comm.cli {command}"
         )
-        raise DistributedError(message)
+        raise UsageError(message)
     import torch.distributed as dist
 
     from drivetrain_comm._process_group import (
@@ -53,29 +54,33 @@ def group_of_ranks(command: str) -> Iterator[TunedProcessGroup]:
 
 
 def sizes(text: str) -> list[int]:
-    """Returns sizes in bytes out of a list such as `4K,1M`.
-
-    Raises:
-        DistributedError: It is no such list.
+    """Returns sizes in bytes out of a list such as `4K,1M`, as an option takes them.
 
     Example:
         >>> sizes("512,4K,1M")
         [512, 4096, 1048576]
     """
+    return [size(part) for part in text.split(",")]
+
+
+def size(text: str) -> int:
+    """Returns a size in bytes, as an option takes it.
+
+    Example:
+        >>> size("64M") >> 20
+        64
+    """
+    word = text.strip().lower()
+    shift = _UNITS.get(word[-1:], 0)
     try:
-        found = [_size(part.strip().lower()) for part in text.split(",")]
-    except ValueError as error:
-        message = f"sizes are numbers of bytes such as 512,4K,1M, got {text!r}"
-        raise DistributedError(message) from error
-    if min(found) < 4 or max(found) > 1 << 32:
-        message = f"sizes are 4 bytes to 4 GiB, got {text!r}"
-        raise DistributedError(message)
+        found = int(word[:-1] if shift else word) << shift
+    except ValueError:
+        message = f"a size is a number of bytes such as 512, 4K or 1M, got {text!r}"
+        raise argparse.ArgumentTypeError(message) from None
+    if not 4 <= found <= 1 << 32:
+        message = f"a size is 4 bytes to 4 GiB, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
     return found
-
-
-def _size(text: str) -> int:
-    shift = _UNITS.get(text[-1:], 0)
-    return int(text[:-1] if shift else text) << shift
 
 
 def human(size_bytes: int) -> str:

@@ -23,8 +23,8 @@ from drivetrain_comm.adviser import (
     with_measured,
 )
 from drivetrain_comm.adviser._draw import report_tables
-from drivetrain_comm.adviser._given import refusal_of_given
 from drivetrain_core import DistributedError
+from drivetrain_core.commands import as_wrong_use, integer, number
 from drivetrain_core.services import ClusterSpec
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["populate"]
 
 _DEFAULT_RANKS = 8
+_MOST = 10**9
 
 
 def populate(commands: Any) -> None:
@@ -44,9 +45,8 @@ def populate(commands: Any) -> None:
         help="look for what makes a start slow, or fail, on this host, and what to set",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--ranks", type=int, help=f"of the job (the default: {_DEFAULT_RANKS})"
-    )
+    text = f"of the job (the default: {_DEFAULT_RANKS})"
+    parser.add_argument("--ranks", type=integer(1, _MOST), help=text)
     parser.add_argument("--master", metavar="HOST", help="where rank 0 runs")
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
@@ -66,19 +66,22 @@ def _populate_facts(parser: argparse.ArgumentParser) -> None:
         "what a host cannot see; given by hand, it counts more than what is read"
     )
     facts.add_argument("--nccl-version", metavar="2.29.7", help="of NCCL")
-    facts.add_argument(
-        "--delay-ms", type=float, help="of a message to another host, one way"
-    )
-    facts.add_argument("--gbps", type=float, help="what a card sends, in Gbit/s")
-    facts.add_argument(
-        "--flow-gbps", type=float, help="what one TCP connection carries, in Gbit/s"
-    )
-    facts.add_argument(
-        "--paths", type=int, help="over how many equal ways switches spread connections"
-    )
-    facts.add_argument(
-        "--dscp", type=int, help="the mark of packets that switches do not drop"
-    )
+    for option, kind, text in (
+        ("delay-ms", number(0, 60_000), "of a message to another host, one way"),
+        ("gbps", number(above=0, most=_MOST), "what a card sends, in Gbit/s"),
+        (
+            "flow-gbps",
+            number(above=0, most=_MOST),
+            "what one TCP connection carries, in Gbit/s",
+        ),
+        (
+            "paths",
+            integer(1, _MOST),
+            "over how many equal ways switches spread connections",
+        ),
+        ("dscp", integer(0, 63), "the mark of packets that switches do not drop"),
+    ):
+        facts.add_argument(f"--{option}", type=kind, help=text)
     facts.add_argument(
         "--measured", metavar="FILE", help="what drivetrain comm tune --json printed"
     )
@@ -89,9 +92,6 @@ def _populate_facts(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.ranks is not None and args.ranks < 1:
-        message = f"--ranks must be at least 1, got {args.ranks}"
-        raise DistributedError(message)
     facts = _facts(args)
     report = advise(facts)
     if not args.json and args.form != "table":
@@ -118,24 +118,20 @@ def _facts(args: argparse.Namespace) -> Facts:
         facts = with_cluster(facts, ClusterSpec.load(args.cluster))
     if args.measured is not None:
         facts = with_measured(facts, args.measured)
-    for name in ("delay_ms", "gbps", "flow_gbps", "paths", "dscp"):
-        wrong = refusal_of_given(name, getattr(args, name))
-        if wrong is not None:
-            message = f"--{name.replace('_', '-')} {wrong}"
-            raise DistributedError(message)
     ranks = args.ranks
     if ranks is None and facts.ranks is None:
         ranks = _DEFAULT_RANKS
-    return with_given(
-        facts,
-        nccl_version=args.nccl_version,
-        delay_ms=args.delay_ms,
-        gbps=args.gbps,
-        flow_gbps=args.flow_gbps,
-        ranks=ranks,
-        paths=args.paths,
-        dscp=args.dscp,
-    )
+    with as_wrong_use(args):
+        return with_given(
+            facts,
+            nccl_version=args.nccl_version,
+            delay_ms=args.delay_ms,
+            gbps=args.gbps,
+            flow_gbps=args.flow_gbps,
+            ranks=ranks,
+            paths=args.paths,
+            dscp=args.dscp,
+        )
 
 
 def _start(ranks: int, master: str | None) -> list[Finding]:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_core.commands import integer, number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["populate"]
+
+
+_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
 class _Noted(argparse.Action):
@@ -40,6 +48,7 @@ def populate(commands: Any) -> None:
     )
     parser.add_argument(
         "--queue-pairs",
+        type=_counts,
         metavar="LIST",
         default="1,2,4,8",
         help="of a connection (the default: %(default)s)",
@@ -49,9 +58,14 @@ def populate(commands: Any) -> None:
         default="crc",
         help="of switches: crc, unseeded, or random (the default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of hashes and order")
     parser.add_argument(
-        "--seeds", type=int, default=1, help="how many are averaged over (default: 1)"
+        "--seed", type=integer(0), default=0, help="of hashes and order"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=integer(1),
+        default=1,
+        help="how many are averaged over (default: 1)",
     )
     parser.add_argument(
         "--advice", metavar="FILE", help="write the advised order of nodes, one a line"
@@ -68,10 +82,15 @@ def _add_fabric(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a cluster file, instead of all below but --failed",
     )
-    add("--gpus", type=int, default=12288, help="(default: %(default)s)")
-    add("--gpus-per-node", type=int, default=8, help="(default: %(default)s)")
-    add("--nics", type=int, default=8, help="network cards of a node (default: 8)")
-    add("--nic-gbps", type=float, default=200, help="(default: %(default)s)")
+    add("--gpus", type=integer(1), default=12288, help="(default: %(default)s)")
+    add("--gpus-per-node", type=integer(1), default=8, help="(default: %(default)s)")
+    add(
+        "--nics",
+        type=integer(1),
+        default=8,
+        help="network cards of a node (default: 8)",
+    )
+    add("--nic-gbps", type=number(above=0), default=200, help="(default: %(default)s)")
     add(
         "--no-rails",
         action=_Noted,
@@ -80,14 +99,24 @@ def _add_fabric(parser: argparse.ArgumentParser) -> None:
         help="all cards of a node on one leaf",
     )
     add("--tiers", type=int, choices=(2, 3), default=3, help="(default: 3)")
-    add("--leaf-downlinks", type=int, default=64, help="(default: %(default)s)")
-    add("--leaf-uplinks", type=int, default=32, help="(default: %(default)s)")
-    add("--spine-downlinks", type=int, help="(default: 32, with two tiers 64)")
-    add("--spine-uplinks", type=int, default=32, help="(default: %(default)s)")
-    add("--core-downlinks", type=int, default=64, help="(default: %(default)s)")
-    add("--uplink-gbps", type=float, default=400, help="(default: %(default)s)")
-    add("--latency-us", type=float, default=5, help="node to node (default: 5)")
-    add("--failed", type=int, default=0, help="ports up of leaves that fail, by chance")
+    add("--leaf-downlinks", type=integer(1), default=64, help="(default: %(default)s)")
+    add("--leaf-uplinks", type=integer(1), default=32, help="(default: %(default)s)")
+    add("--spine-downlinks", type=integer(1), help="(default: 32, with two tiers 64)")
+    add("--spine-uplinks", type=integer(1), default=32, help="(default: %(default)s)")
+    add("--core-downlinks", type=integer(1), default=64, help="(default: %(default)s)")
+    add(
+        "--uplink-gbps",
+        type=number(above=0),
+        default=400,
+        help="(default: %(default)s)",
+    )
+    add("--latency-us", type=number(0), default=5, help="node to node (default: 5)")
+    add(
+        "--failed",
+        type=integer(0),
+        default=0,
+        help="ports up of leaves that fail, by chance",
+    )
 
 
 def _add_traffic(parser: argparse.ArgumentParser) -> None:
@@ -98,20 +127,41 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
         help="of all ranks: all-reduce, tree, all-gather, reduce-scatter, all-to-all, "
         "or a step of a job: job (the default: %(default)s)",
     )
-    add("--size", default="1G", help="bytes of a rank's vector (default: %(default)s)")
-    add("--tensor", type=int, default=8, help="of a job (default: %(default)s)")
-    add("--pipeline", type=int, default=8, help="stages of a job (default: 8)")
+    add(
+        "--size",
+        type=_bytes(number(above=0)),
+        default="1G",
+        help="bytes of a rank's vector (default: %(default)s)",
+    )
+    add("--tensor", type=integer(1), default=8, help="of a job (default: %(default)s)")
+    add("--pipeline", type=integer(1), default=8, help="stages of a job (default: 8)")
     add(
         "--activations",
+        type=_bytes(number(0)),
         default="256M",
         help="bytes that a rank sends on in a step (default: %(default)s)",
     )
     add(
         "--incast",
-        type=int,
+        type=integer(1),
         metavar="SENDERS",
         help="instead: queues, pauses and a victim when so many send to one",
     )
+
+
+def _counts(text: str) -> list[int]:
+    """Returns whole numbers of at least 1 out of a list such as `1,2,4`."""
+    return [integer(1)(part) for part in text.split(",")]
+
+
+def _bytes(kind: Callable[[str], float]) -> Callable[[str], float]:
+    """Returns the `type` of an option that takes `256M` or `1.5G`."""
+
+    def parse(text: str) -> float:
+        unit = _UNITS.get(text[-1:].lower())
+        return kind(text) if unit is None else kind(text[:-1]) * unit
+
+    return parse
 
 
 def _run(args: argparse.Namespace) -> int:

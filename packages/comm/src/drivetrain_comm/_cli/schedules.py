@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from drivetrain_comm._cli.common import human, print_table, sizes
+from drivetrain_comm._cli.common import human, print_table, size
 from drivetrain_comm._cost import MESSAGE_S
 from drivetrain_comm.compiler import (
     COLLECTIVES,
-    ScheduleError,
     compile_schedule,
     load_graph,
     to_msccl,
 )
+from drivetrain_core.commands import UsageError, integer, number
 
 if TYPE_CHECKING:
-    import argparse
-
     from drivetrain_comm.compiler import Compiled, LinkGraph
 
 __all__ = ["populate"]
@@ -45,26 +43,28 @@ def populate(commands: Any) -> None:
     )
     parser.add_argument(
         "--size",
+        type=size,
         default="64M",
         help="of the vector, in MiB or so (the default: %(default)s); for gradients that "
         "of a bucket",
     )
-    parser.add_argument("--root", type=int, default=0, help="of a broadcast")
+    parser.add_argument("--root", type=integer(0), default=0, help="of a broadcast")
     parser.add_argument(
         "--message-us",
-        type=float,
+        type=number(0),
         default=MESSAGE_S * 1e6,
         help="what a message takes beside its bytes (the default: %(default)g)",
     )
     parser.add_argument(
         "--budget",
-        type=float,
+        type=number(0),
         default=30.0,
         metavar="SECONDS",
         help="to search in (the default: %(default)s)",
     )
     parser.add_argument(
         "--out",
+        type=_schedule_file,
         metavar="FILE",
         help="where to write it: .json for this package, .xml for MSCCL's executor",
     )
@@ -72,24 +72,22 @@ def populate(commands: Any) -> None:
     parser.set_defaults(run=_run)
 
 
+def _schedule_file(text: str) -> str:
+    if Path(text).suffix not in (".json", ".xml"):
+        message = f"must end in .json or .xml, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return text
+
+
 def _run(args: argparse.Namespace) -> int:
-    wanted = sizes(args.size)
-    if len(wanted) != 1:
-        message = f"--size is one size such as 64M, got {args.size!r}"
-        raise ScheduleError(message)
-    (size,) = wanted
-    if args.out and Path(args.out).suffix not in (".json", ".xml"):
-        message = f"--out must end in .json or .xml, got {args.out!r}"
-        raise ScheduleError(message)
-    for name, value in (("message-us", args.message_us), ("budget", args.budget)):
-        if not 0 <= value < math.inf:
-            message = f"--{name} must be 0 or more, got {value}"
-            raise ScheduleError(message)
     graph = load_graph(args.links)
+    if args.root not in graph.ranks:
+        message = f"--root must be one of {graph.num_ranks} ranks, got {args.root}"
+        raise UsageError(message)
     found = compile_schedule(
         graph,
         args.collective,
-        size,
+        args.size,
         root=args.root,
         message_s=args.message_us * 1e-6,
         budget_s=args.budget,
@@ -100,7 +98,7 @@ def _run(args: argparse.Namespace) -> int:
         Path(args.out).write_text(text, encoding="utf-8")
         sys.stderr.write(f"wrote {args.out}: {found.schedule.name}\n")
     if args.json:
-        print(json.dumps(_report(graph, args, size, found), indent=2))
+        print(json.dumps(_report(graph, args, found), indent=2))
         return 0
     rows = [["schedule", "chunks", "milliseconds", "of the bound"]]
     rows += [
@@ -113,7 +111,7 @@ def _run(args: argparse.Namespace) -> int:
         for one in found.best_of_each()
     ]
     name = escape(graph.name)
-    print_table(f"{args.collective} of {human(size)} on {name}", rows)
+    print_table(f"{args.collective} of {human(args.size)} on {name}", rows)
     print(
         f"no schedule takes less than {found.bound.seconds * 1e3:.4g} ms: "
         f"{found.bound.because}"
@@ -122,12 +120,12 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _report(
-    graph: LinkGraph, args: argparse.Namespace, size: int, found: Compiled
+    graph: LinkGraph, args: argparse.Namespace, found: Compiled
 ) -> dict[str, Any]:
     return {
         "graph": graph.name,
         "collective": args.collective,
-        "size_bytes": size,
+        "size_bytes": args.size,
         "seconds": found.seconds,
         "bound": asdict(found.bound),
         "candidates": [asdict(one) for one in found.candidates],

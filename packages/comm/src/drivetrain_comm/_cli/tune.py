@@ -20,6 +20,7 @@ from drivetrain_comm.nccl import (
     table_from,
 )
 from drivetrain_core import DistributedError, MissingLibraryError
+from drivetrain_core.commands import UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -40,6 +41,7 @@ def populate(commands: Any) -> None:
     )
     parser.add_argument(
         "--sizes",
+        type=sizes,
         default="4K,64K,1M,16M,256M",
         help="such as 4K,1M (the default: %(default)s)",
     )
@@ -58,7 +60,7 @@ def populate(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     if (args.nccl is None) != (args.out is None):
         message = "--nccl RESULTS and --out TABLE go together"
-        raise DistributedError(message)
+        raise UsageError(message)
     return _measure(args) if args.nccl is None else _make_table(args)
 
 
@@ -122,7 +124,7 @@ def _rows_of(table: Table, winners: Sequence[Winner]) -> list[list[str]]:
 
 
 def _measure(args: argparse.Namespace) -> int:
-    wanted = sizes(args.sizes)
+    wanted = args.sizes
     with group_of_ranks("tune") as group:
         if group.transport.lacks:
             raise DistributedError(group.transport.lacks)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_comm._twins import without_twins
 from drivetrain_comm.adviser._errors import AdviserError
 from drivetrain_comm.adviser._versions import parse_version
+from drivetrain_core.commands import reason_of
 
 if TYPE_CHECKING:
     import os
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from drivetrain_comm.adviser._facts import Facts
     from drivetrain_core.services import ClusterSpec
 
-__all__ = ["refusal_of_given", "with_cluster", "with_given", "with_measured"]
+__all__ = ["with_cluster", "with_given", "with_measured"]
 
 _ABOVE_ZERO = ("gbps", "flow_gbps", "ranks", "paths")
 _SPANS = {"delay_ms": 60_000, "dscp": 63}
@@ -25,17 +26,8 @@ _MOST = 1e9
 _RATES = ("delay_s", "port_bytes_per_s", "flow_bytes_per_s")
 
 
-def refusal_of_given(name: str, value: float | None) -> str | None:
-    """Returns what is wrong with a number that `with_given` takes, or None.
-
-    Args:
-        name: Of the argument.
-        value: What is given; None is always right.
-
-    Example:
-        >>> refusal_of_given("delay_ms", -5.0)
-        'must be 0 to 60000, got -5.0'
-    """
+def _refusal(name: str, value: float | None) -> str | None:
+    """Returns what is wrong with a number that `with_given` takes, or None."""
     if value is None:
         return None
     if name in _SPANS and not 0 <= value <= _SPANS[name]:
@@ -85,7 +77,7 @@ def with_given(
         "dscp": dscp,
     }
     for name, value in numbers.items():
-        wrong = refusal_of_given(name, value)
+        wrong = _refusal(name, value)
         if wrong is not None:
             message = f"{name} {wrong}"
             raise AdviserError(message)
@@ -125,7 +117,8 @@ def with_measured(facts: Facts, path: str | os.PathLike[str]) -> Facts:
     # Very long numbers are a ValueError of json; deep lists end its recursion.
     except (OSError, ValueError, RecursionError) as error:
         message = (
-            f"{path}: it must be what drivetrain comm tune --json printed: {error}"
+            f"{path}: it must be what drivetrain comm tune --json printed: "
+            f"{reason_of(error)}"
         )
         raise AdviserError(message) from error
     if num_hosts < 2:

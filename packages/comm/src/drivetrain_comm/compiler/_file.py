@@ -11,6 +11,7 @@ from drivetrain_comm.compiler._errors import LinkGraphError
 from drivetrain_comm.compiler._graph import LinkGraph, Wire
 from drivetrain_comm.compiler._topologies import from_matrix
 from drivetrain_comm.topology import LinkMatrix
+from drivetrain_core.commands import reason_of
 
 if TYPE_CHECKING:
     import os
@@ -96,7 +97,7 @@ def load_graph(path: str | os.PathLike[str]) -> LinkGraph:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        message = f"{path}: it cannot be read: {error}"
+        message = f"{path}: it cannot be read: {reason_of(error)}"
         raise LinkGraphError(message) from error
     return graph_from_json(text, str(path))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from drivetrain_comm.compiler._errors import ScheduleError
 from drivetrain_comm.compiler._schedule import Schedule
 from drivetrain_comm.compiler._verify import verify
+from drivetrain_core.commands import reason_of
 
 if TYPE_CHECKING:
     import os
@@ -31,7 +32,7 @@ def load_schedule(
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        message = f"{path}: it cannot be read: {error}"
+        message = f"{path}: it cannot be read: {reason_of(error)}"
         raise ScheduleError(message) from error
     try:
         schedule = Schedule.from_json(text)

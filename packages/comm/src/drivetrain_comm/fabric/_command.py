@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,8 +32,8 @@ from drivetrain_comm.fabric import (
     run_scenario,
 )
 from drivetrain_comm.fabric._job import COLLECTIVES
-from drivetrain_comm.fabric._seed import check_seed
 from drivetrain_comm.topology._units import amount
+from drivetrain_core.commands import UsageError, as_wrong_use
 from drivetrain_core.services import ClusterSpec
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["run_fabric"]
 
-_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _GBPS = 1e9
 _INCAST_S = 0.02
 _OF_INCAST = frozenset(
@@ -78,14 +76,17 @@ def run_fabric(args: argparse.Namespace) -> int:
         args: The options of `drivetrain comm fabric`.
 
     Raises:
-        FabricError: They describe no fabric, or one that does not carry the job.
+        UsageError: They describe no fabric, or one that does not carry the job.
         ClusterSpecError: The cluster file is not valid.
     """
-    check_seed(args.seed, "--seed")
     _check_given(args)
-    if args.incast is not None:
-        return _run_incast(args)
     spec = None if args.spec is None else ClusterSpec.load(args.spec)
+    with as_wrong_use(args, placement="--placements"):
+        return _run_incast(args) if args.incast is not None else _compare(args, spec)
+
+
+def _compare(args: argparse.Namespace, spec: ClusterSpec | None) -> int:
+    """Compares placements and queue pairs."""
     clos = _clos(args) if spec is None else clos_of(spec)
     num_gpus = args.gpus if spec is None else spec.num_devices
     clos = _with_failed(clos, args.failed, args.seed)
@@ -95,7 +96,7 @@ def run_fabric(args: argparse.Namespace) -> int:
         phases,
         nodes=range(clos.num_nodes),
         placements=args.placements.split(","),
-        queue_pairs=_integers("--queue-pairs", args.queue_pairs),
+        queue_pairs=args.queue_pairs,
         ecmp=Ecmp(kind=args.hash, seed=args.seed),
         num_seeds=args.seeds,
     )
@@ -130,13 +131,13 @@ def _check_given(args: argparse.Namespace) -> None:
         return
     if unused:
         message = f"{why}: leave {', '.join(sorted(unused))} out"
-        raise FabricError(message)
+        raise UsageError(message)
 
 
 def _clos(args: argparse.Namespace) -> Clos:
-    if args.gpus < 1 or args.gpus_per_node < 1 or args.gpus % args.gpus_per_node:
+    if args.gpus % args.gpus_per_node:
         message = (
-            "--gpus must be a positive multiple of --gpus-per-node, which is "
+            "--gpus must be a multiple of --gpus-per-node, which is "
             f"{args.gpus_per_node}, got {args.gpus}"
         )
         raise FabricError(message)
@@ -185,13 +186,12 @@ def _phases(args: argparse.Namespace, clos: Clos, num_gpus: int) -> tuple[Phase,
             f"{args.traffic!r}"
         )
         raise FabricError(message)
-    size = _size("--size", args.size)
     if args.traffic != "job":
         phase = collective(
             args.traffic,
             num_nodes=clos.num_nodes,
             nics_per_node=clos.nics_per_node,
-            size_bytes=size,
+            size_bytes=args.size,
             num_ranks=num_gpus,
         )
         return (phase,)
@@ -201,17 +201,14 @@ def _phases(args: argparse.Namespace, clos: Clos, num_gpus: int) -> tuple[Phase,
         nics_per_node=clos.nics_per_node,
         tensor=args.tensor,
         pipeline=args.pipeline,
-        gradient_bytes=size,
-        activation_bytes=_size("--activations", args.activations),
+        gradient_bytes=args.size,
+        activation_bytes=args.activations,
     )
     return job.phases()
 
 
 def _run_incast(args: argparse.Namespace) -> int:
     """Shows what the victim of an incast gets, by what controls the senders."""
-    if not 0 < args.nic_gbps < math.inf:
-        message = f"--nic-gbps must be more than 0 and finite, got {args.nic_gbps}"
-        raise FabricError(message)
     speed = args.nic_gbps * _GBPS
     # Thresholds are the paper's, for 40 Gb/s, in time: a faster link has longer queues.
     scale = speed / 40e9
@@ -310,20 +307,3 @@ def _cells(measure: Measure) -> list[str]:
 
 def _plain(measure: Measure) -> dict[str, object]:
     return {**asdict(measure), "slowdown": measure.slowdown}
-
-
-def _integers(option: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        message = f"{option} are numbers such as 1,2,4, got {text!r}"
-        raise FabricError(message) from error
-
-
-def _size(option: str, text: str) -> float:
-    unit = _UNITS.get(text[-1:].lower())
-    try:
-        return float(text[:-1] if unit else text) * (unit or 1.0)
-    except ValueError as error:
-        message = f"{option} is a number of bytes such as 256M or 1.5G, got {text!r}"
-        raise FabricError(message) from error

@@ -21,6 +21,7 @@ from drivetrain_comm.nccl._rule import (
     channels_refusal,
     wanted_name,
 )
+from drivetrain_core.commands import reason_of
 
 if TYPE_CHECKING:
     import os
@@ -122,7 +123,7 @@ def load_measurements(path: str | os.PathLike[str]) -> list[Measurement]:
         # Spreadsheets begin their CSV with a byte order mark.
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        message = f"{path}: it cannot be read: {error}"
+        message = f"{path}: it cannot be read: {reason_of(error)}"
         raise NcclTableError(message) from error
     return parse_measurements(text, str(path))
 

@@ -22,7 +22,7 @@ from drivetrain_comm.topology._file import load_topology, topology_to_json
 from drivetrain_comm.topology._json import to_plain
 from drivetrain_comm.topology._order import ring_order
 from drivetrain_comm.topology._read import read_topology
-from drivetrain_core import DrivetrainError
+from drivetrain_core.commands import number
 
 if TYPE_CHECKING:
     import argparse
@@ -64,7 +64,7 @@ def populate_topo(
     parser.add_argument(
         "--budget",
         metavar="SECONDS",
-        type=float,
+        type=number(above=0),
         default=5.0,
         help="how long --measure may take, about (default: 5)",
     )
@@ -76,11 +76,7 @@ def populate_topo(
 
 
 def _run(args: argparse.Namespace) -> int:
-    try:
-        return _measure(args) if args.measure else _show(args)
-    except (DrivetrainError, OSError) as error:
-        sys.stderr.write(f"drivetrain comm topo: {error}\n")
-        return 1
+    return _measure(args) if args.measure else _show(args)
 
 
 def _show(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from drivetrain_comm._twins import without_twins
 from drivetrain_comm.topology._errors import TopologyError
 from drivetrain_comm.topology._graph import Topology
 from drivetrain_comm.topology._json import from_plain, to_plain
+from drivetrain_core.commands import reason_of
 
 if TYPE_CHECKING:
     import os
@@ -81,6 +82,6 @@ def load_topology(path: str | os.PathLike[str]) -> Topology:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        message = f"{path}: it cannot be read: {error}"
+        message = f"{path}: it cannot be read: {reason_of(error)}"
         raise TopologyError(message) from error
     return topology_from_json(text, str(path))

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain_core._errors import ClusterSpecError
+from drivetrain_core._errors import ClusterSpecError, reason_of
 from drivetrain_core._yaml import dump_yaml, load_yaml
 from drivetrain_core.services._schema import (
     Amount,
@@ -364,7 +364,7 @@ class ClusterSpec(_Checked):
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            message = f"{path}: cannot be read: {error}"
+            message = f"{path}: cannot be read: {reason_of(error)}"
             raise ClusterSpecError(message) from error
         return cls.from_yaml(text, str(path))
 
