@@ -99,3 +99,25 @@ def test_map_and_split_keep_a_defaultdict():
     batch = collections.defaultdict(list, x=torch.arange(3))
     for other in (map_tensors(lambda t: t, batch), *split_batch(batch, (1, 2))):
         assert other["missing"] == []
+
+
+LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_split_cuts_sparse_tensors_by_their_rows(layout):
+    dense = torch.randn(5, 4) * (torch.rand(5, 4) < 0.4)
+    batch = (torch.arange(5), dense.to_sparse(layout=layout))
+    parts = split_batch(batch, (2, 0, 3))
+    assert [part[1].layout for part in parts] == [layout] * 3
+    assert torch.cat([part[1].to_dense() for part in parts]).equal(dense)
+    assert split_batch(batch, (5,))[0][1] is batch[1]
+
+
+def test_split_cuts_nested_tensors_by_their_samples():
+    samples = [torch.randn(n, 2) for n in (3, 1, 2)]
+    whole = torch.nested.nested_tensor(samples, layout=torch.jagged)
+    first, last = split_batch((torch.arange(3), whole), (1, 2))
+    again = [*first[1].unbind(), *last[1].unbind()]
+    assert all(a.equal(b) for a, b in zip(samples, again, strict=True))

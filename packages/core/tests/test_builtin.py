@@ -334,6 +334,31 @@ def test_precision_returns_every_tensor_of_an_output_in_fp32(built, dtype):
     assert seen == [torch.float32]
 
 
+def test_precision_returns_an_fp32_output_as_it_is(built):
+    class Scaled(ToyModel):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, images):
+            # Under autocast the product with an fp32 parameter is fp32.
+            return super().forward(images) * self.scale
+
+    seen = []
+
+    def loss(output, batch):
+        seen.append(output)
+        return nn.functional.cross_entropy(output, batch[1])
+
+    accelerated = built([("precision", "bf16_autocast")], model=Scaled, loss=loss)
+    batch = next(iter(accelerated.loader))
+    accelerated.train_step(batch)
+    assert seen[0].dtype == torch.float32
+    # A compiler refuses to look into the attributes of a tensor.
+    traced = torch.compile(accelerated.model, backend="eager", fullgraph=True)
+    assert traced(batch[0]).dtype == torch.float32
+
+
 def test_checkpoint_refuses_batch_norm_which_would_count_a_step_twice(context):
     model = dataclasses.replace(context.model, has_batch_norm=True)
     changed = dataclasses.replace(context, model=model)

@@ -64,3 +64,45 @@ def test_row_checksums_do_not_depend_on_the_chunks(monkeypatch):
 
 def test_gathered_is_the_value_of_a_process_alone():
     assert gathered({"a": 1}) == [{"a": 1}]
+
+
+LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_row_checksums_of_sparse_tensors_follow_the_samples(layout):
+    dense = torch.randn(6, 5) * (torch.rand(6, 5) < 0.5)
+    # No row is like another.
+    dense[:, 0] = torch.arange(1.0, 7.0)
+    found = row_checksums(dense.to_sparse(layout=layout))
+    assert len(set(found.tolist())) == 6
+    order = torch.tensor([3, 0, 5, 1, 2, 4])
+    assert found[order].equal(row_checksums(dense[order].to_sparse(layout=layout)))
+    changed = dense.clone()
+    changed[2, 0] += 1.0
+    apart = found != row_checksums(changed.to_sparse(layout=layout))
+    assert apart.tolist() == [False, False, True, False, False, False]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_row_checksums_of_a_sparse_tensor_see_the_place_of_a_value():
+    one, other = torch.zeros(2, 3, 4), torch.zeros(2, 3, 4)
+    one[0, 1, 2] = other[0, 2, 1] = 5.0
+    assert not row_checksums(one.to_sparse()).equal(row_checksums(other.to_sparse()))
+    # Rows of values, and entries that are stored twice, are the same tensor.
+    hybrid = one.to_sparse(sparse_dim=2)
+    assert row_checksums(hybrid).shape == (2,)
+    twice = torch.sparse_coo_tensor([[0, 0], [1, 1]], [2.0, 3.0], (2, 4))
+    once = torch.sparse_coo_tensor([[0], [1]], [5.0], (2, 4))
+    assert row_checksums(twice).equal(row_checksums(once))
+
+
+def test_row_checksums_of_nested_tensors_follow_the_samples():
+    samples = [torch.randn(n, 2) for n in (3, 1, 2)]
+
+    def found(order):
+        parts = [samples[i] for i in order]
+        return row_checksums(torch.nested.nested_tensor(parts, layout=torch.jagged))
+
+    assert found([0, 1, 2])[[2, 0, 1]].equal(found([2, 0, 1]))

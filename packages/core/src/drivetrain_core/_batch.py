@@ -175,9 +175,11 @@ def split_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
 
 def _parts(batch: Any, whole: int, sizes: tuple[int, ...]) -> list[Any]:
     """Splits each tensor once, and puts the structure around each part."""
+    if len(sizes) == 1:
+        return [batch]
     if _is_tensor(batch):
         if batch.ndim and batch.shape[0] == whole:
-            return list(batch.split(sizes))
+            return _rows(batch, sizes)
         return [batch] * len(sizes)
     if isinstance(batch, tuple | list):
         if len(batch) == whole and _holds_rows(batch):
@@ -195,6 +197,27 @@ def _parts(batch: Any, whole: int, sizes: tuple[int, ...]) -> list[Any]:
         rows_of_fields = _named_parts(_fields(batch), whole, sizes)
         return [_with_fields(batch, row) for row in rows_of_fields]
     return [batch] * len(sizes)
+
+
+def _rows(tensor: torch.Tensor, sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Splits a tensor of any layout along its first dimension."""
+    import torch
+
+    if tensor.is_nested:
+        samples = iter(tensor.unbind())
+        return [
+            torch.nested.as_nested_tensor(
+                list(itertools.islice(samples, size)), layout=tensor.layout
+            )
+            for size in sizes
+        ]
+    if tensor.layout is torch.strided:
+        return list(torch.split(tensor, list(sizes)))
+    # Compressed rows cannot be cut; pairs of place and value can.
+    pairs: torch.Tensor = tensor.to_sparse(layout=torch.sparse_coo)
+    starts = itertools.accumulate(sizes, initial=0)
+    parts = [pairs.narrow_copy(0, at, n) for at, n in zip(starts, sizes, strict=False)]
+    return [part.to_sparse(layout=tensor.layout) for part in parts]
 
 
 def _holds_rows(batch: Sequence[Any]) -> bool:

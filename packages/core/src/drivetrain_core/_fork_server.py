@@ -10,6 +10,7 @@ number free again.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -152,8 +153,17 @@ def _import_more(descriptor: int) -> None:
         with contextlib.suppress(Exception):
             import_module(name)
     if missing:
-        gc.collect()
-        gc.freeze()
+        _keep()
+
+
+def _keep() -> None:
+    """Leaves what was imported out of collections, which would copy it in each fork.
+
+    At its end a process gives it back (`main`): bindings whose objects nobody collects
+    then report each of them as leaked on the user's standard error.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _mark(marker: str) -> None:
@@ -186,10 +196,11 @@ def _become(request: dict[str, Any]) -> None:
 def main() -> int:
     """Serves until the caller is gone; in a fork, runs the `main` that is asked for."""
     control = socket.socket(fileno=int(sys.argv[1]))
+    # Handlers run in the order opposite to that of registration: this one last.
+    atexit.register(gc.unfreeze)
     for name in sys.argv[2:]:
         import_module(name)
-    gc.collect()
-    gc.freeze()
+    _keep()
     asked = _Server(control).serve()
     if asked is None:
         return 0

@@ -141,6 +141,8 @@ def _to_fp32(output: Any) -> Any:
 def _map_output(function: Any, output: Any) -> Any:
     """Maps the tensors of an output, of an object with attributes as well."""
     mapped = map_tensors(function, output)
+    if isinstance(output, torch.Tensor):
+        return mapped
     if mapped is output and hasattr(output, "__dict__"):
         found = {k: v for k, v in vars(output).items() if isinstance(v, torch.Tensor)}
         mapped = copy.copy(output) if found else output

@@ -8,6 +8,7 @@ of the agent, which is a subreaper: it outlives this process, and dies with the 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import json
@@ -40,6 +41,8 @@ def main() -> None:
         import_module(name)
     gc.collect()
     gc.freeze()
+    # Bindings would report what stays uncollected at the end as leaked.
+    atexit.register(gc.unfreeze)
     control.send(b"{}")
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, 3)

@@ -8,6 +8,7 @@ answered with its exit code, or `wait`, which lets it end by itself for a moment
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import json
@@ -48,6 +49,8 @@ def serve(descriptor: int) -> None:
     control = socket.socket(fileno=descriptor)
     gc.collect()
     gc.freeze()
+    # Bindings would report what stays uncollected at the end as leaked.
+    atexit.register(gc.unfreeze)
     control.send(b"ready")
     pid = 0
     while True:
