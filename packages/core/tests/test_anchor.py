@@ -9,8 +9,10 @@ from drivetrain_core.search.anchor import Anchor, corrected
 from drivetrain_core.search.objective import throughput
 from drivetrain_core.search.process.trial import Failure
 from drivetrain_core.search.race import quiet_score, race
-from drivetrain_core.search.rungs import RUNGS
+from drivetrain_core.search.stopping import turn_of
 
+TURN = turn_of(0.1)
+LEADER = Measurement(step_times_s=(0.05,) * 8, samples_per_step=10)
 FIRST = Measurement(step_times_s=(0.1,) * 8, samples_per_step=10)
 
 
@@ -32,21 +34,21 @@ class Session:
     [(0.1, 1.0), (0.102, 1.0), (0.2, 0.5), (0.08, 1.25), (1.0, 0.5), (0.01, 2.0)],
 )
 def test_anchor_tells_how_fast_the_machine_is(now, speed):
-    assert Anchor(Session(now), FIRST).speed_now(RUNGS[0]) == pytest.approx(speed)
+    assert Anchor(Session(now), FIRST).speed_now(TURN) == pytest.approx(speed)
 
 
 def test_anchor_that_dies_is_left_alone():
     session = Session(None)
     anchor = Anchor(session, FIRST)
-    assert [anchor.speed_now(RUNGS[0]) for _ in range(3)] == [1.0] * 3
+    assert [anchor.speed_now(TURN) for _ in range(3)] == [1.0] * 3
     assert session.asked == 1
 
 
 def test_plan_on_a_slow_minute_is_given_back_what_it_lost():
     plan, anchor = Session(0.1), Anchor(Session(0.2), FIRST)
-    measured, rung = race(plan, throughput, 200.0, anchor)
+    measured, outrun = race(plan, throughput, LEADER, anchor, step_s=0.1, limit_s=3.0)
     assert quiet_score(throughput, measured) == pytest.approx(200.0)
-    assert rung == len(RUNGS) - 1
+    assert not outrun
 
 
 def test_each_bout_is_corrected_by_what_is_beside_it():
@@ -58,7 +60,7 @@ def test_each_bout_is_corrected_by_what_is_beside_it():
             return super().measure(min_steps, min_seconds)
 
     plan, anchor = Waning(0.1), Anchor(Waning(0.1), FIRST)
-    measured, _ = race(plan, throughput, 100.0, anchor)
+    measured, _ = race(plan, throughput, FIRST, anchor, step_s=0.1, limit_s=1.5)
     assert quiet_score(throughput, measured) == pytest.approx(100.0, rel=0.07)
 
 

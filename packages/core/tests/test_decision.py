@@ -11,10 +11,12 @@ import pytest
 from drivetrain_core import Choice, Code, Measurement, Ok, Reject
 from drivetrain_core.search import decision
 from drivetrain_core.search.decision import Decision
+from drivetrain_core.search.numerics.observation import Observation
 from drivetrain_core.search.numerics.verify import structure_of
 from drivetrain_core.search.objective import score_of, throughput
 from drivetrain_core.search.process.trial import Failure
 from drivetrain_core.search.report.record import TrialRecord
+from drivetrain_core.search.shares import Shares
 
 FUSED = (Choice("optimizer_impl", {"kind": "fused"}),)
 FOREACH = (Choice("optimizer_impl", {"kind": "foreach"}),)
@@ -50,7 +52,8 @@ class Stage:
 
     timeout_s = 60.0
     world_size = 1
-    reference = object()
+    # Over as many steps as have a trajectory.
+    reference = Observation(losses=(1.0,) * 14, norms={}, samples={}, moved=frozenset())
 
     def __init__(self, trials, final=None, seconds=1000.0):
         self.records = [
@@ -64,7 +67,7 @@ class Stage:
         self.opened = []
         self.refused = []
         self.alone = False
-        self.now, self.deadline = 0.0, seconds
+        self.now, self.deadline, self.shares = 0.0, seconds, Shares(seconds)
 
     def score(self, record):
         if record.choices in self.refused:
@@ -88,7 +91,7 @@ class Stage:
         self.alone = True
 
     @contextlib.contextmanager
-    def open(self, choices, *, baseline, observed=True, deadline=None):
+    def open(self, choices, *, look, deadline=None):
         self.opened.append(choices)
         step_s = next(self.steps.get(choices, iter(())), self.usual[choices])
         if isinstance(step_s, Failure):
@@ -234,7 +237,7 @@ def test_final_that_fails_leaves_the_baseline(decide):
 
 
 def test_little_time_is_left_to_one_finalist_in_one_set(decide):
-    stage = Stage({BASE: 0.1, BF16: 0.050, THREAD: 0.051}, seconds=8.0)
+    stage = Stage({BASE: 0.1, BF16: 0.050, THREAD: 0.051}, seconds=5.5)
     assert decide(stage)[0] == BF16
     assert stage.opened == [BASE, BF16]
 

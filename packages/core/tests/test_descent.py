@@ -194,3 +194,68 @@ def test_descent_tries_what_compiles_last_when_the_seed_lost():
     assert [c.name for c in best] == ["optimizer_impl"]
     compiled = [i for i, t in enumerate(tried) if any(c.name == "compile" for c in t)]
     assert tried.index(best) < compiled[1]  # The first one is the seed.
+
+
+class Purse:
+    """Costs by the name of a choice, and what is left to spend."""
+
+    def __init__(self, left, **costs):
+        self.left, self.costs = left, costs
+
+    def seconds(self, plan):
+        return max((self.costs.get(c.name, 1.0) for c in plan), default=1.0)
+
+    def affords(self, plan):
+        return self.seconds(plan) <= self.left
+
+    def run(self, speed):
+        walk, tried, answer = (
+            descend(SPACE, (), 1.0, [], lambda _: None, self),
+            [],
+            None,
+        )
+        try:
+            while True:
+                asked = walk.send(answer) if answer is not None else next(walk)
+                assert self.affords(asked)
+                self.left -= self.seconds(asked)
+                tried.append(asked)
+                answer = Outcome(speed(asked))
+        except StopIteration as done:
+            return done.value, tried
+
+
+def test_descent_leaves_out_what_there_is_no_time_for_and_goes_on():
+    speed = product_of({("precision", "bf16_params"): 2.0, ("compile", "whole"): 3.0})
+    best, tried = Purse(8.0, compile=10.0).run(speed)
+    assert len(tried) == 8
+    assert not any(c.name == "compile" for plan in tried for c in plan)
+    assert best == (Choice("precision", {"dtype": "bf16_params"}),)
+
+
+def test_descent_calls_nothing_too_strong_that_was_only_too_expensive():
+    space = SPACE[3:]
+    purse = Purse(2.0)
+    purse.seconds = lambda plan: 9.0 if plan and plan[0].config["num"] == 4 else 1.0
+    walk = descend(space, (), 1.0, [], lambda _: None, purse)
+    assert next(walk)[0].config == {"num": 2}
+    purse.left = 9.0
+    # Nothing was lost: four parts are asked for once there is time.
+    assert walk.send(Outcome(1.2))[0].config == {"num": 4}
+
+
+def test_descent_looks_further_where_a_second_gains_most():
+    speed = product_of(
+        {
+            ("precision", "bf16_params"): 1.5,
+            ("micro_batch", 2): 1.3,
+            ("compile", "whole"): 1.3,
+        }
+    )
+    _, cheap = Purse(60.0, compile=1.0).run(speed)
+    _, dear = Purse(60.0, compile=20.0).run(speed)
+
+    def compiled(tried):
+        return sum(any(c.name == "compile" for c in plan) for plan in tried)
+
+    assert compiled(dear) < compiled(cheap)

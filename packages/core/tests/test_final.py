@@ -120,8 +120,8 @@ class Runner:
         self.fails = fails
 
     @contextlib.contextmanager
-    def open(self, choices, *, baseline, observed, deadline):
-        assert (baseline, deadline) == (False, 99.0)
+    def open(self, choices, *, look, deadline):
+        assert (look, deadline) == (None, 99.0)
         name = "plan" if choices else "base"
         self.log.append(f"open {name}")
         yield Session(self, name)

@@ -10,7 +10,13 @@ from drivetrain_core import Measurement
 from drivetrain_core._errors import ProgramError
 from drivetrain_core.search.objective import throughput
 from drivetrain_core.search.race import quiet_score, race
-from drivetrain_core.search.rungs import RUNGS
+
+
+def measured(*times):
+    return Measurement(step_times_s=times, samples_per_step=10)
+
+
+LEADER = measured(*[0.1] * 12)
 
 
 class Steps:
@@ -22,45 +28,62 @@ class Steps:
 
     def measure(self, min_steps, min_seconds):
         self.asked.append(min_steps)
-        return Measurement(
-            step_times_s=tuple(itertools.islice(self.times, min_steps)),
-            samples_per_step=10,
-        )
+        return measured(*itertools.islice(self.times, min_steps))
 
 
-def test_baseline_is_measured_on_every_rung():
-    session = Steps(0.1)
-    measured, rung = race(session, throughput, None)
-    assert session.asked == [r.steps for r in RUNGS for _ in range(r.bouts)]
-    assert rung == len(RUNGS) - 1
-    assert len(measured.step_times_s) == sum(r.steps * r.bouts for r in RUNGS)
+def raced(session, leader=LEADER, objective=throughput, step_s=0.1, limit_s=3.0):
+    return race(session, objective, leader, step_s=step_s, limit_s=limit_s)
 
 
-def test_slow_plan_is_dropped_after_the_first_rung():
+def test_baseline_is_measured_until_its_interval_is_narrow():
+    calm, busy = Steps(0.1), Steps(0.1, 0.13, 0.09, 0.12)
+    for session in (calm, busy):
+        whole, outrun = raced(session, leader=None, limit_s=60.0)
+        assert not outrun
+        assert len(whole.step_times_s) == sum(session.asked)
+    assert 3 <= len(calm.asked) < len(busy.asked)
+
+
+def test_time_of_a_trial_ends_its_turns():
+    session = Steps(1.0)
+    whole, _ = raced(session, leader=measured(1.0), step_s=1.0, limit_s=2.0)
+    assert session.asked == [1, 1]
+    assert len(whole.step_times_s) == 2
+
+
+def test_plan_that_is_twice_as_slow_is_dropped_after_its_first_turn():
     session = Steps(0.2)
-    measured, rung = race(session, throughput, leader=100.0)
-    assert (session.asked, rung) == ([RUNGS[0].steps], 0)
-    assert quiet_score(throughput, measured) == 50.0
+    whole, outrun = raced(session, step_s=0.2)
+    assert outrun
+    assert session.asked == [2]
+    assert quiet_score(throughput, whole) == 50.0
+
+
+def test_plan_beside_the_leader_stays_in_the_race():
+    _, outrun = raced(Steps(0.104))
+    assert not outrun
 
 
 def test_plan_that_is_slow_at_first_catches_up():
-    session = Steps(*[0.3] * 3, 0.1, *[0.1] * 40)
-    measured, _ = race(session, throughput, leader=100.0)
-    assert quiet_score(throughput, measured) == pytest.approx(100.0)
+    session = Steps(0.16, 0.1, 0.15, 0.1, *[0.1] * 40)
+    whole, outrun = raced(session)
+    assert not outrun
+    assert quiet_score(throughput, whole) == pytest.approx(100.0)
 
 
 def test_race_is_run_for_the_objective():
-    session = Steps(0.1)
+    session = Steps(0.2)
 
-    def memory(measured):
-        assert len(measured.step_times_s) == 1
+    def memory(one):
+        assert len(one.step_times_s) == 1
         return 1.0
 
-    race(session, memory, leader=1.2)
-    assert session.asked == [RUNGS[0].steps]
+    _, outrun = raced(session, objective=memory)
+    assert not outrun
+    assert len(session.asked) >= 3
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), "fast", True])
 def test_objective_that_is_no_positive_number_is_named(value):
     with pytest.raises(ProgramError, match="objective must return a positive number"):
-        race(Steps(0.1), lambda _: value, None)
+        raced(Steps(0.1), leader=None, objective=lambda _: value)

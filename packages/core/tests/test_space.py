@@ -30,7 +30,7 @@ from drivetrain_core.search.space import (
     make_space,
     reference_plans,
     require,
-    seed_plan,
+    seed_plans,
     skip_reason,
 )
 
@@ -188,7 +188,7 @@ def test_ranks_must_average_gradients_whatever_is_allowed(two_ranks):
 
 def test_seed_plan_is_bf16_compiled_blocks_a_fused_optimizer_and_kept_memory(context):
     space, _ = make_space(context)
-    seed = {choice.name: choice.config for choice in seed_plan(space, (), context)}
+    seed = {choice.name: choice.config for choice in seed_plans(space, (), context)[0]}
     assert seed["precision"]["dtype"] == "bf16_autocast"
     assert "optimizer_impl" in seed
     wanted = {"precision", "compile", "optimizer_impl", "host_allocator"}
@@ -199,14 +199,27 @@ def test_seed_plan_is_bf16_compiled_blocks_a_fused_optimizer_and_kept_memory(con
 def test_seed_plan_keeps_the_baselines_other_choices(context):
     space, _ = make_space(context, allow=["precision"])
     baseline = (Choice("micro_batch", find("micro_batch").normalize(2)),)
-    seed = seed_plan(space, baseline, context)
+    seed = seed_plans(space, baseline, context)[0]
     assert [choice.name for choice in seed] == ["precision", "micro_batch"]
 
 
 def test_seed_plan_of_a_space_without_it_is_none(context):
     space, _ = make_space(context, allow=["micro_batch"])
-    assert seed_plan(space, (), context) is None
-    assert seed_plan((), (), context) is None
+    assert seed_plans(space, (), context) == []
+    assert seed_plans((), (), context) == []
+
+
+def test_seed_plans_go_on_without_what_may_be_slow_here(context):
+    space, _ = make_space(context, allow=["precision", "compile", "optimizer_impl"])
+    found = [{c.name for c in seed} for seed in seed_plans(space, (), context)]
+    if of_slot(space, Slot.COMPILE) is None:
+        pytest.skip("nothing can be compiled here")
+    assert found == [
+        {"precision", "compile", "optimizer_impl"},
+        {"compile", "optimizer_impl"},
+        {"precision", "optimizer_impl"},
+        {"optimizer_impl"},
+    ]
 
 
 def test_reference_plans_need_less_and_less_memory(context):

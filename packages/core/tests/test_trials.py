@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from drivetrain_core.search.budget import Budget
 from drivetrain_core.search.cache.cache import TrialCache
 from drivetrain_core.search.numerics.observation import Observation
 from drivetrain_core.search.options import SearchOptions
-from drivetrain_core.search.process.trial import Failure
+from drivetrain_core.search.process.trial import Failure, Outrun
 from drivetrain_core.search.progress import SilentProgress
 from drivetrain_core.search.report.record import TrialRecord
 from drivetrain_core.search.run import Search
@@ -62,15 +63,19 @@ class Runner:
     opened: list = field(default_factory=list)
     closed: list = field(default_factory=list)
     deadlines: list = field(default_factory=list)
+    looks: list = field(default_factory=list)
+    is_strict: bool = False
+    warm_steps: int = 3
 
     @contextlib.contextmanager
-    def open(self, choices, *, baseline, trajectory=False, deadline=None):
+    def open(self, choices, *, baseline, look, deadline=None):
         self.opened.append((choices, baseline))
         self.deadlines.append(deadline)
+        self.looks.append(look)
         session = self.sessions[choices]
         if isinstance(session, list):
             session = session.pop(0)
-        if isinstance(session, Failure):
+        if isinstance(session, Exception):
             raise session
         yield session
         self.closed.append(choices)
@@ -136,6 +141,48 @@ def test_wrong_numbers_are_not_worth_their_steps(start):
     assert record.code == "NUMERICS"
     assert (record.measurement, wrong.num_measured) == (None, 0)
     assert [r.choices for r in trials.best_first()] == [()]
+
+
+def test_plan_that_was_outrun_is_known_by_its_speed_and_of_no_use(start):
+    slow = Outrun((0.21, 0.2), peak_memory_bytes=5)
+    trials, runner = start({(): Session(0.1, seen()), FUSED: slow})
+    trials.run(())
+    assert (runner.looks[0].until_s, runner.looks[0].outrun_above_s) != (None, None)
+    record = trials.run(FUSED)
+    assert runner.looks[1].outrun_above_s > 0.1
+    assert (record.code, record.usable) == ("SLOWER", False)
+    assert record.because == "2.0 times the best plan's step, seen after 3 steps"
+    assert (trials.score(record), trials.speed(record)) == (None, 8 / 0.2)
+    assert record.measurement.peak_memory_bytes == 5
+    assert [r.choices for r in trials.best_first()] == [()]
+
+
+def test_plan_that_was_outrun_is_tried_again_where_the_best_is_slower(start):
+    fast, slow = Session(0.05, seen()), Outrun((0.08,), peak_memory_bytes=5)
+    first, _ = start({(): Session(0.1, seen()), THREAD: fast, FUSED: slow})
+    for plan in ((), THREAD, FUSED):
+        first.run(plan)
+    again, runner = start({(): Session(0.1, seen()), FUSED: Session(0.08, seen())})
+    again.run(())
+    assert not again.remembers(FUSED)
+    assert again.run(FUSED).usable
+    assert [plan for plan, _ in runner.opened] == [(), FUSED]
+
+
+def test_other_objective_than_speed_drops_no_plan_for_its_steps(start):
+    trials, runner = start({(): Session(0.1, seen()), FUSED: Session(0.2, seen())})
+    trials._options = dataclasses.replace(trials._options, objective=lambda m: 1.0)
+    trials.run(())
+    trials.run(FUSED)
+    assert runner.looks[1].outrun_above_s is None
+
+
+def test_baseline_with_long_steps_does_not_run_beside_trials(start):
+    # 600 s are 60 steps.
+    long = Session(10.0, seen())
+    trials, runner = start({(): long, FUSED: Session(5.0, seen())})
+    trials.run(())
+    assert runner.closed == [()]
 
 
 def test_baseline_makes_room_for_a_plan_that_lacked_memory(start):

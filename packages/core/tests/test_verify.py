@@ -9,8 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from drivetrain_core import Choice, Code, Ok, Reject
-from drivetrain_core.search.numerics.observation import Observation
-from drivetrain_core.search.numerics.verify import structure_of, verify
+from drivetrain_core.search.numerics.observation import Liveness, Observation
+from drivetrain_core.search.numerics.verify import (
+    passes_of_check,
+    structure_of,
+    verify,
+)
 from drivetrain_core.search.process.trial import Failure
 
 LOW = Choice("precision", {"dtype": "bf16_params"})
@@ -37,10 +41,10 @@ class Runner:
         self.asked = []
 
     @contextlib.contextmanager
-    def open(self, choices, *, baseline, trajectory, deadline):
-        assert (baseline, deadline) == (False, 9.0)
+    def open(self, choices, *, look, deadline):
+        assert deadline == 9.0
         names = "+".join(choice.name for choice in choices)
-        self.asked.append((names, trajectory))
+        self.asked.append((names, look.steps))
         answer = self.seen.get(names.replace("+", "_"), GOOD)
         if isinstance(answer, Failure):
             raise answer
@@ -52,14 +56,14 @@ def test_verify_looks_at_the_structure_and_at_the_whole_plan():
     answer = verify(runner, (LOW, WHOLE, FUSED), GOOD, deadline=9.0)
     assert isinstance(answer, Ok)
     structure, plan = "compile+optimizer_impl", "precision+compile+optimizer_impl"
-    assert runner.asked == [(structure, False), (plan, True)]
+    assert runner.asked == [(structure, 3), (plan, 4)]
 
 
 @pytest.mark.parametrize("choices", [(), (LOW,), (WHOLE, FUSED)], ids=str)
 def test_verify_needs_no_structure_that_a_trial_has_seen(choices):
     runner = Runner()
     assert isinstance(verify(runner, choices, GOOD, deadline=9.0), Ok)
-    assert [trajectory for _, trajectory in runner.asked] == [True]
+    assert [steps for _, steps in runner.asked] == [4]
 
 
 def test_verify_remembers_structures():
@@ -67,8 +71,23 @@ def test_verify_remembers_structures():
     for _ in range(2):
         answer = verify(runner, (LOW, WHOLE), GOOD, deadline=9.0, structures=known)
         assert isinstance(answer, Reject)
-    assert runner.asked == [("compile", False)]
+    assert runner.asked == [("compile", 3)]
     assert list(known) == [(WHOLE,)]
+
+
+def test_verify_needs_no_trajectory_where_there_was_time_for_the_first_steps_only():
+    short = dataclasses.replace(GOOD, losses=GOOD.losses[:3], journey={})
+    runner = Runner()
+    assert isinstance(verify(runner, (LOW, WHOLE), short, deadline=9.0), Ok)
+    assert runner.asked == [("compile", 3)]
+    assert passes_of_check(short, structure_is_due=False) == 0
+
+
+def test_check_makes_as_many_passes_as_its_looks():
+    assert passes_of_check(GOOD, structure_is_due=False) == 5
+    assert passes_of_check(GOOD, structure_is_due=True) == 9
+    dropout = dataclasses.replace(GOOD, liveness=Liveness(stir=0.1))
+    assert passes_of_check(dropout, structure_is_due=True) == 13
 
 
 def test_verify_finds_what_low_precision_hides():

@@ -1,13 +1,14 @@
 """The baseline, kept running beside the trials: it tells how fast the machine is now.
 
 Trials run minutes apart, and a machine's speed changes in that time, with its clock and
-with what else runs on it. Between the bouts of a trial the baseline takes a few steps;
+with what else runs on it. Between the turns of a trial the baseline takes a few steps;
 what it takes longer than at first, the plan is given back.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 from drivetrain_core.search.process.trial import Failure
@@ -15,7 +16,7 @@ from drivetrain_core.search.process.trial import Failure
 if TYPE_CHECKING:
     from drivetrain_core._measurement import Measurement
     from drivetrain_core.search.process.trial import Session
-    from drivetrain_core.search.rungs import Rung
+    from drivetrain_core.search.stopping import Turn
 
 __all__ = ["Anchor", "corrected"]
 
@@ -38,7 +39,7 @@ class Anchor:
         self._session: Session | None = session
         self._first_s = first.quiet_step_time_s
 
-    def speed_now(self, rung: Rung) -> float:
+    def speed_now(self, turn: Turn) -> float:
         """Returns the machine's speed over that of the baseline's trial.
 
         Within what a machine at rest shows it is 1, and so it is when the baseline's
@@ -48,7 +49,7 @@ class Anchor:
             return 1.0
         try:
             now = self._session.measure(
-                max(2, rung.steps // _PART), rung.seconds / _PART
+                math.ceil(turn.steps / _PART), turn.seconds / _PART
             )
         except Failure:
             self._session = None

@@ -23,14 +23,18 @@ from drivetrain_core.search.final import (
     merge,
     run_in_turns,
 )
-from drivetrain_core.search.numerics.verify import structure_of, verify
+from drivetrain_core.search.numerics.verify import (
+    passes_of_check,
+    structure_of,
+    verify,
+)
 from drivetrain_core.search.objective import score_of
 from drivetrain_core.search.process.trial import Failure
 from drivetrain_core.search.reserve import (
     MIN_SECONDS,
-    MIN_STEPS,
     TURNS,
     check_seconds,
+    final_steps,
     set_seconds,
 )
 
@@ -92,7 +96,9 @@ class Decision:
         # Few finalists are left after the first set.
         first = set_seconds(base, measured, finalists)
         later = set_seconds(base, measured, min(finalists, 2))
-        return first + (_SETS - 1) * later + self._check_seconds(base, best[0])
+        least = first + self._check_seconds(base, best[0])
+        # Where steps are long, further sets get what trials leave.
+        return max(least, min(least + (_SETS - 1) * later, self._trials.shares.end_s))
 
     def insure_leader(self) -> bool:
         """Checks the best trial now, if that tells how long later checks take.
@@ -260,17 +266,15 @@ class Decision:
         """Returns what plans do in turns, each in processes of its own."""
         best = records[1].choices
         self._trials.announce("final", best)
+        expected = [r.measurement for r in records if r.measurement]
         measured = run_in_turns(
             self._trials.runner(best),
             [record.choices for record in records],
             turns=TURNS,
-            min_steps=MIN_STEPS,
+            min_steps=final_steps(max(m.step_time_s for m in expected)),
             min_seconds=MIN_SECONDS,
             deadline=self._trials.deadline,
-            together=fit_together(
-                [r.measurement for r in records if r.measurement],
-                self._memory_bytes,
-            ),
+            together=fit_together(expected, self._memory_bytes),
         )
         plans = [record.choices for record in records]
         return dict(zip(plans, measured, strict=True))
@@ -349,9 +353,14 @@ class Decision:
     def _check_seconds(self, base: Measurement, best: TrialRecord) -> float:
         """Returns what the check of a plan will take."""
         assert best.measurement is not None
+        if isinstance(self._verdicts.get(best.choices), Ok):
+            return 0.0
         structure = self._unseen_structure(best.choices)
+        reference = self._trials.reference
+        assert reference is not None
+        passes = passes_of_check(reference, structure_is_due=structure is not None)
         if structure is None:
-            return check_seconds(base, best.measurement, 0.0)
+            return check_seconds(base, best.measurement, None, passes)
         # The trial of the plan may have found its code compiled, by one much like it;
         # without low precision it is other code.
         compiled = _what_compiles(structure)
@@ -363,7 +372,7 @@ class Decision:
             and compiled <= set(record.choices)
         ]
         longest = max([base.setup_s, best.measurement.setup_s, *setups])
-        return check_seconds(base, best.measurement, longest)
+        return check_seconds(base, best.measurement, longest, passes)
 
     def _unseen_structure(self, choices: Choices) -> Choices | None:
         """Returns a plan without its low precision, if that is to be looked at yet."""

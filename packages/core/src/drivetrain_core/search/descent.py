@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from drivetrain_core._compose import arrange
 from drivetrain_core._optimization import Choice, Slot
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from drivetrain_core._plan import Rejected
     from drivetrain_core.search.space import SlotSpace
 
-__all__ = ["PAIRS", "Choices", "Outcome", "Skipped", "descend"]
+__all__ = ["PAIRS", "Choices", "Cost", "Outcome", "Skipped", "descend"]
 
 Choices = tuple[Choice, ...]
 """A plan's choices, in the order of apply."""
@@ -89,6 +89,7 @@ def descend(
     baseline_score: float,
     seeds: Sequence[Choices],
     skip: Callable[[Choices], Rejected | None],
+    cost: Cost | None = None,
 ) -> Generator[Choices | Skipped, Outcome | None, Choices]:
     """Yields plans to try, is sent their outcomes, and returns the best plan.
 
@@ -105,13 +106,39 @@ def descend(
         baseline_score: Its speed.
         seeds: Plans to start from when they are faster than the baseline.
         skip: Says why a plan needs no trial.
+        cost: What trials are expected to take, and the time for them; None where that
+            does not matter.
     """
-    descent = _Descent(space, baseline, baseline_score, skip)
+    descent = _Descent(space, baseline, baseline_score, skip, cost or _NoCost())
     yield from descent.ask(seed for seed in seeds)
     yield from descent.go_over_slots()
     yield from descent.try_known_pairs()
     yield from descent.look_further()
     return descent.best
+
+
+class Cost(Protocol):
+    """The time that trials take."""
+
+    def seconds(self, plan: Choices) -> float:
+        """Returns what a plan's trial is expected to take."""
+        ...
+
+    def affords(self, plan: Choices) -> bool:
+        """Returns whether there is time for a plan's trial."""
+        ...
+
+
+class _NoCost:
+    """All trials take as long, and there is time for all."""
+
+    def seconds(self, plan: Choices) -> float:
+        del plan
+        return 1.0
+
+    def affords(self, plan: Choices) -> bool:
+        del plan
+        return True
 
 
 class _Descent:
@@ -123,9 +150,11 @@ class _Descent:
         baseline: Choices,
         baseline_score: float,
         skip: Callable[[Choices], Rejected | None],
+        cost: Cost,
     ) -> None:
         self.space = space
         self.skip = skip
+        self.cost = cost
         self.scores: dict[Choices, float | None] = {baseline: baseline_score}
         self.failed: set[Choices] = set()
         self.best = baseline
@@ -139,8 +168,12 @@ class _Descent:
 
     def ask(
         self, plans: Iterable[Choices], *, monotone: bool = False
-    ) -> Generator[Choices | Skipped, Outcome | None, None]:
-        """Asks plans that are new, the stronger ones only while they do not lose."""
+    ) -> Generator[Choices | Skipped, Outcome | None, bool]:
+        """Asks plans that are new, the stronger ones only while they do not lose.
+
+        Returns:
+            Whether one of them lost, so that stronger ones were not asked.
+        """
         leader = self.leading
         for plan in plans:
             if plan in self.scores:
@@ -150,6 +183,8 @@ class _Descent:
                 self.scores[plan] = None
                 yield Skipped(plan, reason)
                 continue
+            if not self.cost.affords(plan):
+                continue
             outcome = yield plan
             self.scores[plan] = score = outcome.score if outcome else None
             if score is None:
@@ -157,7 +192,8 @@ class _Descent:
             elif score > self.leading * _GAIN:
                 self.best = plan
             elif monotone and score < leader * _WORSE:
-                return
+                return True
+        return False
 
     def go_over_slots(self) -> Generator[Choices | Skipped, Outcome | None, None]:
         """Asks each slot's answers on top of the best plan."""
@@ -169,8 +205,7 @@ class _Descent:
         for entry in space:
             rest = _without(self.best, entry.slot)
             answers = _answers(rest, entry)
-            yield from self.ask(answers, monotone=entry.monotone)
-            if entry.monotone:
+            if (yield from self.ask(answers, monotone=entry.monotone)):
                 untried = {plan for plan in answers if plan not in self.scores}
                 self.too_strong.update(
                     c for c in entry.candidates if arrange([*rest, c]) in untried
@@ -207,6 +242,9 @@ class _Descent:
             if plan is None:
                 return
             yield from self.ask([plan])
+            if plan not in self.scores:
+                # The time for it has passed meanwhile.
+                return
 
     def _most_promising(self) -> Choices | None:
         known = {p: s for p, s in self.scores.items() if s is not None}
@@ -217,7 +255,7 @@ class _Descent:
             list(tried.values()),
             [entry.slot.value for entry in self.space],
         )
-        plans = list(self._untried(known))
+        plans = self._affordable(self._untried(known))
         if not plans:
             return None
         # Of the trials, the luckiest is not the best: the model knows their noise.
@@ -226,8 +264,18 @@ class _Descent:
             expected_improvement(prediction, best)
             for prediction in model.predict([by_slot(plan) for plan in plans])
         ]
-        index = max(range(len(plans)), key=gains.__getitem__)
-        return plans[index] if gains[index] > _WORTH else None
+        worth = [index for index, gain in enumerate(gains) if gain > _WORTH]
+        rates = {
+            index: gains[index] / self.cost.seconds(plans[index]) for index in worth
+        }
+        return plans[max(worth, key=rates.__getitem__)] if worth else None
+
+    def _affordable(self, plans: Iterable[Choices]) -> list[Choices]:
+        """Returns the plans that there is time for; those with equal costs are alike."""
+        every = list(plans)
+        costs = {round(self.cost.seconds(plan), 1): plan for plan in every}
+        fits = {cost for cost, plan in costs.items() if self.cost.affords(plan)}
+        return [p for p in every if round(self.cost.seconds(p), 1) in fits]
 
     def _untried(self, known: dict[Choices, float]) -> Iterator[Choices]:
         """Yields new plans: all, or where there are too many those near the best."""

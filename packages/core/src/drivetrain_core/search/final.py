@@ -83,9 +83,7 @@ def run_in_turns(
     parts: list[list[Measurement]] = [[] for _ in plans]
 
     def opened(index: int) -> AbstractContextManager[Session]:
-        return runner.open(
-            plans[index], baseline=False, observed=False, deadline=deadline
-        )
+        return runner.open(plans[index], look=None, deadline=deadline)
 
     with ExitStack() as stack:
         order = list(range(len(plans)))

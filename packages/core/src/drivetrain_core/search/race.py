@@ -1,4 +1,4 @@
-"""Measures a trial rung by rung, as long as it is in the race."""
+"""Measures a trial turn by turn, as long as it is in the race."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING, Protocol
 from drivetrain_core.search.anchor import corrected
 from drivetrain_core.search.final import merge
 from drivetrain_core.search.objective import score_of
-from drivetrain_core.search.rungs import RUNGS, next_rung
+from drivetrain_core.search.stopping import (
+    Verdict,
+    half_width,
+    step_noise,
+    turn_of,
+    verdict,
+)
 
 if TYPE_CHECKING:
     from drivetrain_core._measurement import Measurement
     from drivetrain_core.search.anchor import Anchor
     from drivetrain_core.search.objective import Objective
-    from drivetrain_core.search.rungs import Rung
+    from drivetrain_core.search.stopping import Turn
 
-__all__ = ["Measurable", "quiet_score", "race"]
+__all__ = ["Measurable", "quiet_score", "race", "surely_reached", "surely_within"]
 
 
 class Measurable(Protocol):
@@ -29,57 +35,75 @@ class Measurable(Protocol):
 def race(
     session: Measurable,
     objective: Objective,
-    leader: float | None,
+    leader: Measurement | None,
     anchor: Anchor | None = None,
-) -> tuple[Measurement, int]:
-    """Returns a plan's measurement, and the last rung that it ran.
+    *,
+    step_s: float,
+    limit_s: float,
+) -> tuple[Measurement, bool]:
+    """Returns a plan's measurement, and whether it was outrun.
 
     Args:
         session: The plan, built and warm.
         objective: What is maximised.
-        leader: The score of the best plan so far; None for the first.
+        leader: The best plan so far; None for the first.
         anchor: The baseline beside it, by which its times are corrected.
+        step_s: About what a step takes.
+        limit_s: What its turns may take; a first turn is always had.
 
     Raises:
         Failure: The trial hung, crashed, ran out of memory, or raised.
         ProgramError: The objective returned no positive number.
     """
+    turn = turn_of(step_s)
+    reached = None if leader is None else surely_reached(objective, leader)
     parts: list[Measurement] = []
-    rung: int | None = 0
-    last = 0
-    while rung is not None:
-        last = rung
-        parts += _bouts(session, RUNGS[rung], anchor)
-        whole = merge(parts)
-        rung = next_rung(
-            rung,
-            best=score_of(objective, whole, min(whole.step_times_s)),
-            usual=quiet_score(objective, whole),
-            leader=leader,
-            spread=whole.spread,
-        )
-    return whole, last
-
-
-def _bouts(session: Measurable, rung: Rung, anchor: Anchor | None) -> list[Measurement]:
-    """Returns a rung's bouts, each corrected by the baseline before and after it.
-
-    By the faster of the two: what disturbed one of them need not have been there for the
-    other, nor for the plan in between.
-    """
-
-    def speed() -> float:
-        return anchor.speed_now(rung) if anchor is not None else 1.0
-
-    found, before = [], speed()
-    for _ in range(rung.bouts):
-        part = session.measure(rung.steps, rung.seconds)
-        after = speed()
-        found.append(corrected(part, max(before, after)))
+    spent_s, before = 0.0, _speed(anchor, turn)
+    while True:
+        part = session.measure(turn.steps, turn.seconds)
+        after = _speed(anchor, turn)
+        # By the faster of the two: what disturbed one of them need not have been there
+        # for the other, nor for the plan in between.
+        parts.append(corrected(part, max(before, after)))
         before = after
-    return found
+        spent_s += sum(part.step_times_s)
+        whole = merge(parts)
+        noise = step_noise(whole.step_times_s)
+        found = verdict(
+            surely_within(objective, whole),
+            reached,
+            width=half_width(noise, len(whole.step_times_s), of_plan=False),
+            turns=len(parts),
+            seconds=spent_s,
+            limit_s=limit_s,
+        )
+        if found is not Verdict.GOES_ON:
+            return whole, found is Verdict.OUTRUN
+
+
+def _speed(anchor: Anchor | None, turn: Turn) -> float:
+    return 1.0 if anchor is None else anchor.speed_now(turn)
 
 
 def quiet_score(objective: Objective, measurement: Measurement) -> float:
     """Returns the score that plans are ranked by: that of a quiet step."""
     return score_of(objective, measurement, measurement.quiet_step_time_s)
+
+
+def surely_within(objective: Objective, measurement: Measurement) -> float:
+    """Returns the score at the fast end of a plan's interval."""
+    width = _width(measurement)
+    step_s = measurement.quiet_step_time_s / (1.0 + width)
+    return score_of(objective, measurement, step_s)
+
+
+def surely_reached(objective: Objective, measurement: Measurement) -> float:
+    """Returns the score at the slow end of a plan's interval."""
+    width = _width(measurement)
+    step_s = measurement.quiet_step_time_s * (1.0 + width)
+    return score_of(objective, measurement, step_s)
+
+
+def _width(measurement: Measurement) -> float:
+    times_s = measurement.step_times_s
+    return half_width(step_noise(times_s), len(times_s))

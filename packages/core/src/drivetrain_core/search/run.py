@@ -25,13 +25,14 @@ from drivetrain_core.search.process.leftovers import search_folder
 from drivetrain_core.search.process.payload import Payload, write_payload
 from drivetrain_core.search.process.trial import TrialRunner
 from drivetrain_core.search.report.report import Report
+from drivetrain_core.search.shares import Shares
 from drivetrain_core.search.space import (
     SlotSpace,
     base_plan,
     make_space,
     reference_plans,
     require,
-    seed_plan,
+    seed_plans,
     skip_reason,
     with_unused_parameters,
 )
@@ -52,9 +53,9 @@ logger = logging.getLogger(__name__)
 
 _FIRST_TRIAL_S = 300.0
 _FORECAST_S = 30.0
-# Foresight spares trials; it must not take the time for them.
-_FORECAST_PART = 0.15
 _LEAVE_FREE = 0.95
+# A plan that compiles is begun with where its trial takes at most this part of the time.
+_FIRST_PART = 0.25
 
 
 def search(
@@ -117,7 +118,7 @@ def search(
             forecaster,
             capacity,
             on_cpu=on_cpu,
-            limit_s=_FORECAST_PART * options.budget.seconds,
+            limit_s=Shares(options.budget.seconds).forecasts_s,
         )
 
         def choose_meshes(space: Sequence[SlotSpace]) -> Chosen:
@@ -170,16 +171,19 @@ class Search:
         """Returns the plan and the report."""
         space = self._space()
         base = self._baseline(space)
-        assert base.measurement is not None
-        self.context = self.context.with_baseline(base.measurement)
-        self.foresight.calibrate(base.choices, base.measurement)
-        space = self.foresight.in_order(space, base.choices)
-        if self.choose_meshes is not None:
-            space, unlikely = self.choose_meshes(space)
-            self.skipped.extend(unlikely)
-        self._descend(space, base)
-        chosen, comparison, because = self.decision.decide(base, self.stopped)
-        because += cost_of_required(self.trials.records, self.written, base.choices)
+        chosen, comparison = base.choices, None
+        if base.measurement is None:
+            because = self._not_measured()
+        else:
+            self.context = self.context.with_baseline(base.measurement)
+            self.foresight.calibrate(base.choices, base.measurement)
+            space = self.foresight.in_order(space, base.choices)
+            if self.choose_meshes is not None:
+                space, unlikely = self.choose_meshes(space)
+                self.skipped.extend(unlikely)
+            self._descend(space, base)
+            chosen, comparison, because = self.decision.decide(base, self.stopped)
+            because += cost_of_required(self.trials.records, self.written, base.choices)
         seconds = time.monotonic() - self.started
         plan = make_plan(
             self.context,
@@ -226,7 +230,7 @@ class Search:
         base = base_plan(space, self.written, self.options.required)
         require_usable(base, self.context)
         written = self.trials.run(self.written)
-        if written.usable and base == self.written:
+        if base == self.written and (written.usable or written.code == Code.BUDGET):
             return written
         instead: list[Choices] = [] if base == self.written else [base]
         if not written.usable:
@@ -252,14 +256,19 @@ class Search:
                 )
         raise self._no_baseline(written, instead)
 
+    def _not_measured(self) -> str:
+        """Warns that the program as written is all there is; returns why it is the plan."""
+        self.is_finished = False
+        self.stopped = (
+            f"the budget of {self.options.budget.seconds:g} s was too short to measure "
+            "the program as it is written"
+        )
+        logger.warning("%s, which is the plan; give a search more time", self.stopped)
+        return f"nothing was measured: {self.stopped}"
+
     def _no_baseline(
         self, record: TrialRecord, instead: Sequence[Choices]
     ) -> SearchError:
-        if record.code == Code.BUDGET:
-            return SearchError(
-                f"a budget of {self.options.budget.seconds:g} s is too short to "
-                "measure the program as it is written; give more, or a plan"
-            )
         message = (
             f"the program cannot be measured as it is written ({record.code}): "
             f"{record.because}"
@@ -271,13 +280,19 @@ class Search:
         return SearchError(message)
 
     def _descend(self, space: Sequence[SlotSpace], base: TrialRecord) -> None:
-        seeds = [seed_plan(space, base.choices, self.context)]
+        clock = _Clock(self.trials, self.decision)
+        seeds = [
+            seed
+            for seed in seed_plans(space, base.choices, self.context)
+            if clock.may_begin_with(seed) and self._skip_reason(seed) is None
+        ]
         walk = descend(
             space,
             base.choices,
             self.trials.score(base) or 0.0,
-            [seed for seed in seeds if seed is not None],
+            seeds[:1],
             self._skip_reason,
+            clock,
         )
         answer: Outcome | None = None
         with contextlib.suppress(StopIteration):
@@ -290,11 +305,15 @@ class Search:
                     continue
                 record = self.trials.known(asked)
                 if record is None:
-                    if not self.trials.remembers(asked) and self._exhausted():
+                    if self._exhausted() and not self.trials.remembers(asked):
                         self.is_finished = False
                         return
                     record = self.trials.run(asked)
-                answer = Outcome(self.trials.score(record))
+                answer = Outcome(self.trials.speed(record))
+        if clock.was_short:
+            self.is_finished = False
+            seconds = f"{self.options.budget.seconds:.0f} s"
+            self.stopped = f"the budget of {seconds} has no time for another trial"
 
     def _skip_reason(self, choices: Choices) -> Rejected | None:
         # What a plan could save is judged on the best one: where compute has become
@@ -309,18 +328,43 @@ class Search:
     def _exhausted(self) -> bool:
         budget = self.options.budget
         run = sum(not record.cached for record in self.trials.records)
-        if run >= budget.trials:
-            self.stopped = f"the budget of {run} trials was used"
-            return True
-        while not self._has_time():
-            if not self.decision.insure_leader():
-                seconds = f"{budget.seconds:.0f} s"
-                self.stopped = f"the budget of {seconds} has no time for another trial"
-                return True
-        return False
+        if run < budget.trials:
+            return False
+        self.stopped = f"the budget of {run} trials was used"
+        return True
 
-    def _has_time(self) -> bool:
-        """Returns whether a trial may run without taking the time of the final."""
-        self.trials.reserved_s = self.decision.seconds()
-        left = self.trials.deadline - self.trials.reserved_s - time.monotonic()
-        return self.trials.usual_seconds() <= left
+
+class _Clock:
+    """The time that there is for trials, without that of the final.
+
+    Attributes:
+        was_short: Whether there was none for a trial that was asked for.
+    """
+
+    def __init__(self, trials: Trials, decision: Decision) -> None:
+        self._trials, self._decision = trials, decision
+        self.was_short = False
+
+    def seconds(self, plan: Choices) -> float:
+        """Returns what a plan's trial is expected to take."""
+        return self._trials.expected_seconds(plan)
+
+    def affords(self, plan: Choices) -> bool:
+        """Returns whether there is time for a plan's trial, or none is needed."""
+        while self.seconds(plan) > self._left_s():
+            if self._trials.remembers(plan):
+                return True
+            if not self._decision.insure_leader():
+                self.was_short = True
+                return False
+        return True
+
+    def may_begin_with(self, plan: Choices) -> bool:
+        """Returns whether a plan's trial leaves time for others."""
+        if self._trials.remembers(plan):
+            return True
+        return self.seconds(plan) <= _FIRST_PART * self._left_s()
+
+    def _left_s(self) -> float:
+        self._trials.reserved_s = self._decision.seconds()
+        return self._trials.deadline - self._trials.reserved_s - time.monotonic()

@@ -23,7 +23,7 @@ __all__ = [
     "make_space",
     "reference_plans",
     "require",
-    "seed_plan",
+    "seed_plans",
     "skip_reason",
     "with_unused_parameters",
 ]
@@ -221,18 +221,35 @@ def base_plan(
     return arrange(plan.values())
 
 
-def seed_plan(
+def seed_plans(
     space: Sequence[SlotSpace], baseline: Sequence[Choice], context: Context
-) -> tuple[Choice, ...] | None:
-    """Returns what an expert would try first, or None when nothing of it is there.
+) -> list[tuple[Choice, ...]]:
+    """Returns what an expert would try first, the most promising first.
 
     That is bf16 autocast, compiled blocks, and a fused optimizer, on a CPU with memory
     that is kept: the choices that win most often, together, since they feed on one
-    another.
+    another. Where a device multiplies bf16 slowly, the same without it; where there is
+    no time to compile, without that.
     """
-    wanted = [Slot.PRECISION, Slot.COMPILE, Slot.OPTIMIZER_IMPL]
+    wanted = [Slot.OPTIMIZER_IMPL]
     if context.device.type == "cpu":
         wanted.append(Slot.ALLOCATOR)
+    found = []
+    for more in (
+        (Slot.PRECISION, Slot.COMPILE),
+        (Slot.COMPILE,),
+        (Slot.PRECISION,),
+        (),
+    ):
+        plan = _seed(space, baseline, (*wanted, *more))
+        if plan != tuple(baseline) and plan not in found:
+            found.append(plan)
+    return [plan for plan in found if not problems(plan, context)]
+
+
+def _seed(
+    space: Sequence[SlotSpace], baseline: Sequence[Choice], wanted: Collection[Slot]
+) -> tuple[Choice, ...]:
     preferred = {Slot.PRECISION: "bf16_autocast"}
     plan = {find(c.name).slot: c for c in baseline}
     for entry in space:
@@ -243,9 +260,7 @@ def seed_plan(
                 if preferred.get(entry.slot) in (None, c.config.get("dtype"))
             ]
             plan[entry.slot] = (liked or list(entry.candidates))[0]
-    choices = arrange(plan.values())
-    usable = choices != tuple(baseline) and not problems(choices, context)
-    return choices if usable else None
+    return arrange(plan.values())
 
 
 def reference_plans(

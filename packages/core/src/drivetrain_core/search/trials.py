@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import statistics
 import time
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,11 +13,17 @@ from drivetrain_core._optimization import Reject
 from drivetrain_core.search.anchor import Anchor
 from drivetrain_core.search.final import fit_together
 from drivetrain_core.search.numerics.guard import Observation, compare, differences
-from drivetrain_core.search.process.trial import Failure, TrialRunner
+from drivetrain_core.search.objective import throughput
+from drivetrain_core.search.process.trial import Failure, Look, Outrun, TrialRunner
 from drivetrain_core.search.race import quiet_score, race
 from drivetrain_core.search.report.record import TrialRecord
+from drivetrain_core.search.reserve import warm_steps
+from drivetrain_core.search.shares import Shares, fits_beside
+from drivetrain_core.search.stopping import half_width, step_noise
+from drivetrain_core.search.trial_cost import TrialCost
 
 if TYPE_CHECKING:
+    from drivetrain_core._measurement import Measurement
     from drivetrain_core.search.cache.cache import TrialCache
     from drivetrain_core.search.descent import Choices
     from drivetrain_core.search.options import SearchOptions
@@ -28,7 +33,9 @@ __all__ = ["Trials"]
 
 _DEFAULT_TRIAL_S = 60.0
 _FIRST_TRIAL_S = 300.0
+_FIRST_SHARE = 0.25
 _TRIAL_FACTOR = 5.0
+_SHORT_S = 0.05
 
 
 class Trials:
@@ -47,6 +54,7 @@ class Trials:
         reference: How the program behaved that plans are held to; None before it ran.
         deadline: When the search must end, in `time.monotonic` seconds.
         reserved_s: What trials must leave of the time until then.
+        shares: What each phase may take of the budget.
     """
 
     def __init__(
@@ -62,6 +70,7 @@ class Trials:
         self._memory_bytes = memory_bytes
         self.records: list[TrialRecord] = []
         self.reference: Observation | None = None
+        self.shares = Shares(options.budget.seconds)
         self.deadline = started + options.budget.seconds
         self.reserved_s = 0.0
         self._runner = runner
@@ -113,6 +122,12 @@ class Trials:
         """Tells the progress what runs now besides trials."""
         self._progress.starting(name, choices)
 
+    def speed(self, record: TrialRecord) -> float | None:
+        """Returns the value that a trial saw, of a plan that was dropped for it as well."""
+        if record.code == Code.SLOWER and record.measurement is not None:
+            return quiet_score(self._options.objective, record.measurement)
+        return self.score(record)
+
     def score(self, record: TrialRecord) -> float | None:
         """Returns the value that plans are ranked by; None for one of no use.
 
@@ -150,12 +165,23 @@ class Trials:
 
     def runner(self, choices: Choices) -> TrialRunner:
         """Returns the runner, with the time that a plan may take."""
-        return dataclasses.replace(self._runner, timeout_s=self._timeout_s(choices))
+        measured = [
+            record.measurement.step_time_s
+            for record in (*self.records[:1], self.known(choices))
+            if record is not None and record.measurement is not None
+        ]
+        runner = dataclasses.replace(
+            self._runner,
+            timeout_s=self._timeout_s(choices),
+            is_strict=self._options.budget.trial_seconds is not None,
+        )
+        if measured:
+            runner = dataclasses.replace(runner, warm_steps=warm_steps(max(measured)))
+        return runner
 
-    def usual_seconds(self) -> float:
-        """Returns what a trial usually takes."""
-        run = [record.seconds for record in self.records if not record.cached]
-        return statistics.median(run) if run else _DEFAULT_TRIAL_S
+    def expected_seconds(self, choices: Choices) -> float:
+        """Returns what the trial of a plan is expected to take."""
+        return TrialCost(self.records, self.shares.turns_s).seconds(choices)
 
     def _keep(self, record: TrialRecord) -> None:
         # The first program that ran is the one as written, whatever is required now.
@@ -166,7 +192,14 @@ class Trials:
         # The first is always measured: it tells how fast the machine is today.
         if self._cache is None or self._yardstick_s is None:
             return None
-        return self._cache.lookup(choices, self._yardstick_s)
+        found = self._cache.lookup(choices, self._yardstick_s)
+        if found is None or found.code != Code.SLOWER or found.measurement is None:
+            return found
+        # It was dropped beside the best plan of another search.
+        best = self.best_first()[0].measurement
+        assert best is not None
+        slower = found.measurement.quiet_step_time_s > best.quiet_step_time_s
+        return found if slower else None
 
     def _measured(self, choices: Choices) -> dict[str, Any]:
         base = self.reference is None
@@ -174,6 +207,8 @@ class Trials:
         try:
             with contextlib.ExitStack() as stack:
                 self._raced(choices, fields, stack, base=base)
+        except Outrun as outrun:
+            fields |= self._outrun(outrun)
         except Failure as failure:
             if base and failure.program is not None:
                 raise failure.program from None
@@ -200,11 +235,15 @@ class Trials:
 
         Raises:
             Failure: It hung, crashed, ran out of memory, or raised.
+            Outrun: Its first steps were far slower than those of the best plan.
         """
         leaders = self.best_first()
-        leader = self.score(leaders[0]) if leaders else None
+        leader = leaders[0].measurement if leaders else None
         opened = self.runner(choices).open(
-            choices, baseline=base, deadline=self.deadline - self.reserved_s
+            choices,
+            baseline=base,
+            look=self._look(leader, base=base),
+            deadline=self.deadline - self.reserved_s,
         )
         session = stack.enter_context(opened)
         assert session.observation is not None
@@ -212,11 +251,61 @@ class Trials:
         # A plan with wrong numbers is not worth its steps.
         if fields.get("code"):
             return
-        measured, rung = race(session, self._options.objective, leader, self._anchor)
-        fields |= {"measurement": measured, "rung": rung}
-        if base and fit_together([measured, measured], self._memory_bytes):
+        limit_s = self.shares.turns_s
+        if base:
+            end_s = self._started + self.shares.baseline_s
+            limit_s = max(limit_s, end_s - time.monotonic())
+        measured, outrun = race(
+            session,
+            self._options.objective,
+            leader,
+            self._anchor,
+            step_s=session.step_s,
+            limit_s=limit_s,
+        )
+        fields |= {"measurement": measured, "rung": 0 if outrun else 1}
+        beside = fits_beside(measured.step_time_s, self.shares.seconds)
+        if base and beside and fit_together([measured] * 2, self._memory_bytes):
             self._anchor = Anchor(session, measured)
             self._anchored = stack.pop_all()
+
+    def _look(self, leader: Measurement | None, *, base: bool) -> Look:
+        """Returns how to observe a trial: the baseline in its time, others to the leader's."""
+        if base:
+            return Look(until_s=self._started + self.shares.observed_s)
+        # What else is maximised may be worth a slower step.
+        if leader is None or self._options.objective is not throughput:
+            return Look()
+        # The first steps of a process say little where steps are short, nor cost much.
+        if leader.quiet_step_time_s < _SHORT_S:
+            return Look()
+        noise = step_noise(leader.step_times_s)
+        width = half_width(noise, len(leader.step_times_s))
+        bound_s = leader.quiet_step_time_s * (1.0 + width)
+        return Look(outrun_above_s=bound_s, noise=noise)
+
+    def _outrun(self, outrun: Outrun) -> dict[str, Any]:
+        """Returns what is known of a plan that was looked at no further."""
+        base, leader = self.records[0].measurement, self.best_first()[0].measurement
+        assert base is not None
+        assert leader is not None
+        measured = dataclasses.replace(
+            base,
+            step_times_s=outrun.step_times_s,
+            peak_memory_bytes=outrun.peak_memory_bytes,
+            flops_per_step=None,
+            data_share=0.0,
+            optimizer_share=0.0,
+            setup_s=0.0,
+        )
+        ratio = measured.quiet_step_time_s / leader.quiet_step_time_s
+        number = len(outrun.step_times_s)
+        return {
+            "measurement": measured,
+            "code": Code.SLOWER.value,
+            "because": f"{ratio:.1f} times the best plan's step, seen after "
+            f"{1 + number} steps",
+        }
 
     def _judged(self, choices: Choices, seen: Observation) -> dict[str, Any]:
         reference = self.reference or seen
@@ -231,7 +320,7 @@ class Trials:
         if given is not None:
             return given
         if not self.records:
-            return _FIRST_TRIAL_S
+            return max(_FIRST_TRIAL_S, _FIRST_SHARE * self.shares.seconds)
         usual = max(_DEFAULT_TRIAL_S, _TRIAL_FACTOR * self.records[0].seconds)
         compiles = any(choice.name == "compile" for choice in choices)
         return usual * (2.0 if compiles else 1.0)

@@ -122,7 +122,8 @@ def not_tried(
 
 
 def _measured(record: TrialRecord, comparison: Comparison | None) -> dict[str, Any]:
-    assert record.measurement is not None
+    if record.measurement is None:
+        return {}
     best: Measurement = record.measurement
     measured: dict[str, Any] = {"vs_baseline": 1.0}
     if comparison is not None:

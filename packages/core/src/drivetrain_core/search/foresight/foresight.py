@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Foresight"]
 
 _GIB = 1 << 30
+# Below this part of a step, what is expected of a slot says little.
+_TELLING = 0.05
 # An estimate is no measurement: only a plan that would be far behind goes untried.
 _HOPELESS = 2.0
 # Fake runs are those of a CPU: elsewhere an excess must be larger to be believed.
@@ -64,9 +66,10 @@ class Foresight:
     def in_order(
         self, space: Sequence[SlotSpace], base: Choices
     ) -> tuple[SlotSpace, ...]:
-        """Returns the space with each slot's likely fastest candidate first.
+        """Returns the space with the most promising slot first, and candidate of each.
 
-        Slots that go from mild to strong, and those that must be filled, keep theirs.
+        Slots that go from mild to strong, and those that must be filled, keep the order
+        of their candidates; slots of which little is expected keep theirs.
         """
 
         def expected(choice: Choice) -> float:
@@ -74,7 +77,13 @@ class Foresight:
             rest = [c for c in base if find(c.name).slot is not slot]
             return self._of(arrange([*rest, choice])).step_time_s or 0.0
 
-        return tuple(
+        def gain(entry: SlotSpace) -> float:
+            now = self._of(base).step_time_s
+            best = min(expected(choice) for choice in entry.candidates)
+            found = 1.0 - best / now if now and best else 0.0
+            return found if found > _TELLING else 0.0
+
+        ordered = (
             entry
             if entry.monotone or not entry.optional or len(entry.candidates) == 1
             else dataclasses.replace(
@@ -82,6 +91,7 @@ class Foresight:
             )
             for entry in space
         )
+        return tuple(sorted(ordered, key=gain, reverse=True))
 
     def skip_reason(self, choices: Choices, best_s: float) -> Rejected | None:
         """Returns why a plan is not worth its trial, or None.

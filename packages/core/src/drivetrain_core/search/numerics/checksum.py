@@ -54,10 +54,28 @@ def row_checksums(batch: Any) -> torch.Tensor:
     total: torch.Tensor | None = None
     rows = (t for t in tensors_of(batch) if t.ndim and t.shape[0] == size)
     for index, tensor in enumerate(rows):
-        sums = _sums(_comparable(tensor.detach()).reshape(size, -1), seed=index + 1)
+        sums = _row_sums(tensor.detach(), size, seed=index + 1)
         total = sums if total is None else total + sums.to(total.device)
     assert total is not None
     return total
+
+
+def _row_sums(tensor: torch.Tensor, size: int, seed: int) -> torch.Tensor:
+    """Returns a sum of each row of a tensor of any layout, without making it dense."""
+    if tensor.is_nested:
+        samples = [_comparable(one).reshape(1, -1) for one in tensor.unbind()]
+        return torch.cat([_sums(one, seed) for one in samples])
+    if tensor.layout is torch.strided:
+        return _sums(_comparable(tensor).reshape(size, -1), seed)
+    pairs = tensor.to_sparse(layout=torch.sparse_coo).coalesce()
+    values = _comparable(pairs.values())
+    values = values.reshape(values.shape[0], values[:1].numel())
+    rows, places = pairs.indices()[0], torch.zeros_like(pairs.indices()[0])
+    for dim, index in enumerate(pairs.indices()[1:], start=1):
+        places = places * tensor.shape[dim] + index
+    each = _mixed(_sums(values, seed) + _mixed((places + 1) * _GOLDEN + seed))
+    sums = torch.zeros(size, dtype=torch.int64, device=tensor.device)
+    return _mixed(sums.index_add_(0, rows, each) + seed)
 
 
 def gathered(value: Any) -> list[Any]:

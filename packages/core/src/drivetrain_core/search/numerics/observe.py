@@ -19,6 +19,12 @@ from drivetrain_core.search.numerics.observation import (
     Liveness,
     Observation,
 )
+from drivetrain_core.search.numerics.pace import (
+    ALL_PASSES,
+    FIRST_STEPS,
+    TRAJECTORY_STEPS,
+    passes_within,
+)
 from drivetrain_core.search.numerics.view import View
 
 if TYPE_CHECKING:
@@ -35,12 +41,6 @@ __all__ = [
     "without_dropout",
 ]
 
-FIRST_STEPS = 3
-"""Steps that every trial is observed on."""
-
-TRAJECTORY_STEPS = 14
-"""Steps of the baseline, and of a plan that is to be chosen."""
-
 _VALUES_IN_ALL = 65_536
 _VALUES_A_TENSOR = 512
 
@@ -54,6 +54,8 @@ def observe(
     num_steps: int = FIRST_STEPS,
     drawn: tuple[tuple[int, ...], ...] = (),
     is_repeatable: bool = True,
+    until_s: float | None = None,
+    watch: Callable[[Sequence[float]], None] | None = None,
 ) -> Observation:
     """Trains on the batches and returns how the program behaved.
 
@@ -62,28 +64,39 @@ def observe(
         batches: This rank's batches, one a step, and again from the first.
         seed: Random seed of the first pass.
         noise: Whether to measure how much loss and gradient depend on chance.
-        num_steps: Steps in all; never less than the first ones.
+        num_steps: Steps in all at most; never less than the first ones.
         drawn: What the loader yielded, as `draw` returns it.
         is_repeatable: Whether it yields the same again.
+        until_s: When it shall be done, in `time.monotonic` seconds: passes beyond the
+            first steps fill the time until then. None to make them all.
+        watch: Told what each of the first steps took so far, after each of them; what
+            it raises ends the observation.
     """
     view, step = View(accelerated), accelerated.train_step
     module = _Together(accelerated.models())
-    steps = [batches[i % len(batches)] for i in range(max(num_steps, FIRST_STEPS))]
+    num_steps = max(num_steps, FIRST_STEPS)
+    steps = [batches[i % len(batches)] for i in range(num_steps)]
+    clock = _StepClock(accelerated.device, watch)
     modes = frozenset(view.united(dict.fromkeys(_evaluating(accelerated), True)))
+    has_dropout = bool(liveness.dropouts(module))
     # On the host: the device may have no room for the parameters twice.
     origin = _origin(accelerated) if noise else None
     with without_dropout(module):
         watched = liveness.trained(accelerated)
         start, sums = _samples(view, watched), liveness.checksums(watched)
         torch.manual_seed(seed)
+        clock.start()
         with _counted(step) as counter:
             losses = [_mean(step.accumulate(steps[0]))]
         gradient = _Gradient.of(view)
         step.second_pass(steps[0])
         step.optimizer_step()
+        clock.stop()
         rates = [liveness.rates(accelerated.optimizer)]
         for batch in steps[1:FIRST_STEPS]:
+            clock.start()
             losses.append(_mean(step(batch)))
+            clock.stop()
             rates.append(liveness.rates(accelerated.optimizer))
         moved = _changed(view, sums, liveness.checksums(watched))
         updates = _travel(start, _samples(view, watched))
@@ -91,16 +104,28 @@ def observe(
             view, {n: b for n, b in view.buffers().items() if not b.is_complex()}
         )
         counted = getattr(accelerated.scheduler, "last_epoch", None)
+        passes = ALL_PASSES
+        if until_s is not None:
+            passes = passes_within(
+                clock.steps_until(until_s),
+                has_dropout=has_dropout,
+                may_sway=origin is not None,
+            )
+        steps = steps[: passes.steps]
         losses += [_mean(step(batch)) for batch in steps[FIRST_STEPS:]]
         longer = len(steps) > FIRST_STEPS
         journey = _travel(start, _samples(view, watched)) if longer else {}
         loss_noise, gradient_noise = 0.0, 0.0
-        if noise:
-            loss_noise, gradient_noise = _noise(accelerated, steps[0], seed)
+        if noise and passes.noise:
+            loss_noise, gradient_noise = _noise(
+                accelerated, steps[0], seed, passes.noise
+            )
     apart = liveness.apart(view)
     stir = _stir(accelerated, steps[0], seed)
     poked = _poke(accelerated, steps[0], seed)
-    swayed = _swayed(accelerated, origin, steps, seed) if origin else _Swayed()
+    swayed = _Swayed()
+    if origin is not None and passes.is_swayed:
+        swayed = _swayed(accelerated, origin, steps, seed)
     return Observation(
         losses=tuple(losses),
         norms=gradient.norms,
@@ -135,9 +160,53 @@ def observe(
     )
 
 
+class _StepClock:
+    """Times the first steps, the same on every rank.
+
+    Args:
+        device: Where the steps run.
+        watch: Told the seconds of the steps so far after each.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        watch: Callable[[Sequence[float]], None] | None,
+    ) -> None:
+        self._on_cpu = device.type == "cpu"
+        self._watch = watch
+        self._started_s = 0.0
+        self._seconds: list[float] = []
+
+    def start(self) -> None:
+        self._started_s = self._now_s()
+
+    def stop(self) -> None:
+        self._seconds.append(max(gathered(self._now_s() - self._started_s)))
+        if self._watch is not None:
+            self._watch(self._seconds)
+
+    def steps_until(self, until_s: float) -> float:
+        """Returns how many more such steps fit; the first one also warmed up."""
+        left_s = float(min(gathered(until_s - self._now_s())))
+        return max(left_s, 0.0) / max(statistics.median(self._seconds[1:]), 1e-9)
+
+    def _now_s(self) -> float:
+        if not self._on_cpu:
+            torch.accelerator.synchronize()
+        return time.monotonic()
+
+
 @contextmanager
-def timed_passes(accelerated: Accelerated) -> Iterator[list[float]]:
-    """Times the passes over batches inside; yields the seconds of each so far."""
+def timed_passes(
+    accelerated: Accelerated, told: Callable[[float], None] | None = None
+) -> Iterator[list[float]]:
+    """Times the passes over batches inside; yields the seconds of each so far.
+
+    Args:
+        accelerated: The built program.
+        told: Called with the seconds of each pass.
+    """
     step: Any = accelerated.train_step
     accumulate, on_cpu = step.accumulate, accelerated.device.type == "cpu"
     times: list[float] = []
@@ -148,6 +217,8 @@ def timed_passes(accelerated: Accelerated) -> Iterator[list[float]]:
         if not on_cpu:
             torch.accelerator.synchronize()
         times.append(time.perf_counter() - start)
+        if told is not None:
+            told(times[-1])
         return loss
 
     step.accumulate = timed
@@ -254,10 +325,12 @@ def _before_each_forward(step: Any, call: Callable[[Any], None]) -> Iterator[Non
         step._forward = forward
 
 
-def _noise(accelerated: Accelerated, batch: Any, seed: int) -> tuple[float, float]:
-    """Returns how far loss and gradient are apart under the same and another seed."""
+def _noise(
+    accelerated: Accelerated, batch: Any, seed: int, passes: int
+) -> tuple[float, float]:
+    """Returns how far loss and gradient are apart under another and the same seed."""
     found = []
-    for again in (seed, seed, seed + 1):
+    for again in (seed, seed + 1, seed)[:passes]:
         loss = _pass(accelerated, batch, again)
         found.append((loss, _Gradient.of(View(accelerated))))
         accelerated.optimizer.zero_grad(set_to_none=True)

@@ -16,7 +16,8 @@ from drivetrain_core._optimization import Choice, Numerics, Ok, Reject, Slot
 from drivetrain_core._plan import describe
 from drivetrain_core._registry import find
 from drivetrain_core.search.numerics.guard import compare
-from drivetrain_core.search.process.trial import Failure
+from drivetrain_core.search.numerics.pace import FIRST_STEPS
+from drivetrain_core.search.process.trial import Failure, Look
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from drivetrain_core.search.numerics.observation import Observation
     from drivetrain_core.search.process.trial import TrialRunner
 
-__all__ = ["structure_of", "verify"]
+__all__ = ["passes_of_check", "structure_of", "verify"]
 
 _Choices = tuple[Choice, ...]
 
@@ -56,12 +57,30 @@ def verify(
     structure = structure_of(choices, runner.world_size)
     if structure and structure != choices:
         if structure not in known:
-            known[structure] = _look(runner, structure, reference, deadline, False)
+            known[structure] = _look(
+                runner, structure, reference, deadline, FIRST_STEPS
+            )
         answer = known[structure]
         if isinstance(answer, Reject):
             without = f"without its low precision, {describe(structure)}: "
             return Reject(answer.code, without + answer.because, answer.fix)
-    return _look(runner, choices, reference, deadline, True)
+    steps = len(reference.losses)
+    if steps <= FIRST_STEPS:
+        return Ok("its trial saw as many steps as the program as written had time for")
+    return _look(runner, choices, reference, deadline, steps)
+
+
+def passes_of_check(reference: Observation, *, structure_is_due: bool) -> int:
+    """Returns how many passes the looks at a plan make.
+
+    Args:
+        reference: The baseline's observation, over its whole trajectory.
+        structure_is_due: Whether the plan without low precision is to be looked at.
+    """
+    beside = 1 if reference.liveness.stir is None else 3
+    steps = len(reference.losses)
+    whole = steps + beside if steps > FIRST_STEPS else 0
+    return whole + (FIRST_STEPS + beside if structure_is_due else 0)
 
 
 def structure_of(choices: _Choices, world_size: int = 1) -> _Choices:
@@ -93,12 +112,11 @@ def _look(
     choices: _Choices,
     reference: Observation,
     deadline: float,
-    trajectory: bool,
+    steps: int,
 ) -> Ok | Reject:
     try:
-        with runner.open(
-            choices, baseline=False, trajectory=trajectory, deadline=deadline
-        ) as session:
+        look = Look(steps=steps)
+        with runner.open(choices, look=look, deadline=deadline) as session:
             assert session.observation is not None
             return compare(reference, session.observation, numerics_of(choices))
     except Failure as failure:

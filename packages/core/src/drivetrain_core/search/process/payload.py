@@ -29,7 +29,7 @@ from drivetrain_core._errors import Code, PlanError, ProgramError, SearchError
 from drivetrain_core._overrides import Overrides, overriding
 from drivetrain_core._registry import register, registered
 from drivetrain_core._replay import Replay, run_script
-from drivetrain_core._shipping import by_value
+from drivetrain_core._shipping import by_value, provide_modules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -64,6 +64,7 @@ class Payload:
         script: How to run the user's script again, if there is one.
         must_replay: Whether trials run the script even if the program can be pickled.
         weights: What the model of a script that runs again starts from.
+        by_value: The modules that parts of it were defined in and trials cannot import.
     """
 
     program: Program | None
@@ -74,6 +75,7 @@ class Payload:
     script: Script | None = None
     must_replay: bool = False
     weights: Mapping[str, Any] | None = None
+    by_value: tuple[str, ...] = ()
 
 
 def write_payload(payload: Payload, folder: Path) -> Path:
@@ -88,8 +90,9 @@ def write_payload(payload: Payload, folder: Path) -> Path:
     """
     program = payload.program
     assert program is not None
-    with by_value(*modules_of(program)):
-        return _save(_shippable(payload, program), folder)
+    with by_value(*modules_of(program)) as names:
+        shippable = _shippable(payload, program)
+        return _save(dataclasses.replace(shippable, by_value=names), folder)
 
 
 def _shippable(payload: Payload, program: Program) -> Payload:
@@ -168,6 +171,8 @@ def read_payload(path: str | Path) -> Payload:
     """Returns the payload, with every tensor on the CPU."""
     # What cloudpickle writes, the standard pickle reads.
     payload: Payload = torch.load(path, map_location="cpu", weights_only=False)
+    if payload.program is not None:
+        provide_modules(payload.by_value)
     return payload
 
 

@@ -29,7 +29,7 @@ from drivetrain_core.search.process.unfinished import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from drivetrain_core._child_process import ChildProcess
@@ -161,21 +161,28 @@ class Processes:
             with contextlib.suppress(OSError):
                 ours.sendall(line)
 
-    def receive(self, deadline: float) -> list[dict[str, Any]]:
-        """Returns one message of every rank.
+    def receive(
+        self,
+        deadline: float | Callable[[], float],
+        told: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Returns one answer of every rank.
 
         Returns early, with that message alone, when a rank reports a failure: its
         peers would only wait for it.
 
         Args:
-            deadline: When to give up, in the seconds of `time.monotonic`.
+            deadline: When to give up, in the seconds of `time.monotonic`; a function
+                where what ranks tell on their way may put it off.
+            told: Called with each message that tells of a pass, and is no answer.
 
         Raises:
             RankFailure: A rank ended or the deadline passed; the log is in it.
         """
         answers: dict[int, dict[str, Any]] = {}
         while len(answers) < len(self._sockets):
-            ready = self._wait(set(range(len(self._sockets))) - set(answers), deadline)
+            end = deadline if isinstance(deadline, int | float) else deadline()
+            ready = self._wait(set(range(len(self._sockets))) - set(answers), end)
             if not ready:
                 raise self._late(min(set(range(len(self._sockets))) - set(answers)))
             for rank in ready:
@@ -184,6 +191,10 @@ class Processes:
                     continue
                 if message.get("event") == "failed":
                     return [message]
+                if message.get("event") == "pass":
+                    if told is not None:
+                        told(message)
+                    continue
                 answers[rank] = message
         return [answers[rank] for rank in sorted(answers)]
 

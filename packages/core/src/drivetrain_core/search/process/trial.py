@@ -11,7 +11,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -20,17 +20,23 @@ from drivetrain_core._errors import Code, DrivetrainError, ProgramError
 from drivetrain_core._measurement import Measurement
 from drivetrain_core._plan import Plan, describe
 from drivetrain_core.search.numerics.guard import Observation
+from drivetrain_core.search.numerics.pace import FIRST_STEPS
 from drivetrain_core.search.process.payload import import_path
 from drivetrain_core.search.process.spawn import Processes, RankFailure, meeting_place
+from drivetrain_core.search.stopping import USUAL_NOISE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from drivetrain_core._optimization import Choice
 
-__all__ = ["Failure", "Session", "TrialRunner", "explain_exit"]
+__all__ = ["Failure", "Look", "Outrun", "Session", "TrialRunner", "explain_exit"]
 
 _WORKER = "drivetrain_core.search.process.worker"
+
+# What answers pass after pass lives: it may take so many times its longest one to answer
+# again, whatever a trial may take.
+_PATIENCE = 8.0
 
 
 class Failure(Exception):  # noqa: N818
@@ -58,6 +64,39 @@ class Failure(Exception):  # noqa: N818
         self.program = program
 
 
+class Outrun(Exception):  # noqa: N818
+    """A plan whose first steps are slower than those of the best one for sure.
+
+    Args:
+        step_times_s: The steps that were seen, but for the first.
+        peak_memory_bytes: The peak of memory until then.
+    """
+
+    def __init__(self, step_times_s: Sequence[float], peak_memory_bytes: int) -> None:
+        """Keeps both."""
+        super().__init__(f"its steps took {step_times_s} s")
+        self.step_times_s = tuple(step_times_s)
+        self.peak_memory_bytes = peak_memory_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """How a trial's process observes the program.
+
+    Args:
+        steps: Steps of the trajectory; of the baseline as many as there is time for.
+        until_s: When it shall be done, in `time.monotonic` seconds; None for all passes.
+        outrun_above_s: The step of the best plan, at the slow end of its interval: one
+            that is slower for sure is looked at no further. None to look at any.
+        noise: By what part the steps of the best plan differ.
+    """
+
+    steps: int = FIRST_STEPS
+    until_s: float | None = None
+    outrun_above_s: float | None = None
+    noise: float = USUAL_NOISE
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRunner:
     """Starts trials of one program.
@@ -67,7 +106,11 @@ class TrialRunner:
         folder: A private folder.
         world_size: Ranks of a trial.
         on_cpu: Whether to bound the memory of each rank, and to fork it.
-        timeout_s: Seconds that a trial may take to get ready, and to measure.
+        timeout_s: Seconds that a trial may take to its first pass, and from one to the
+            next if these are short.
+        is_strict: Whether it may take no longer to get ready, and again to measure,
+            however long its passes are.
+        warm_steps: Steps before those that are timed, of a plan that is not observed.
     """
 
     payload: Path
@@ -75,15 +118,16 @@ class TrialRunner:
     world_size: int
     on_cpu: bool
     timeout_s: float
+    is_strict: bool = False
+    warm_steps: int = 3
 
     @contextlib.contextmanager
     def open(
         self,
         choices: tuple[Choice, ...],
         *,
-        baseline: bool,
-        trajectory: bool = False,
-        observed: bool = True,
+        baseline: bool = False,
+        look: Look | None = Look(),
         deadline: float | None = None,
     ) -> Iterator[Session]:
         """Builds the program under a plan, and keeps it ready to be measured.
@@ -91,12 +135,12 @@ class TrialRunner:
         Args:
             choices: The plan.
             baseline: Whether this is the reference: its noise and FLOPs are taken.
-            trajectory: Whether to observe as many steps as of the reference.
-            observed: Whether to observe at all; a plan that was, need not be again.
+            look: How to observe it; None for a plan that was, which then warms up.
             deadline: The end of the whole search, in `time.monotonic` seconds.
 
         Raises:
             Failure: It hung, crashed, ran out of memory, or raised.
+            Outrun: Its first steps were slower than `look` allows.
         """
         folder = Path(tempfile.mkdtemp(prefix="trial-", dir=self.folder))
         spec = {
@@ -107,17 +151,22 @@ class TrialRunner:
             "import_path": import_path(),
             "memory_limit_bytes": self._memory_limit(),
             "baseline": baseline,
-            "trajectory": trajectory,
-            "observed": observed,
+            "look": None if look is None else dataclasses.asdict(look),
+            "warm_steps": self.warm_steps,
             "timeout_s": self.timeout_s,
         }
         path = folder / "spec.json"
         path.write_text(json.dumps(spec), encoding="utf-8")
-        limit = _Limit.of(self.timeout_s, deadline)
+        limit = _Limit(self.timeout_s, deadline, grows=not self.is_strict)
         env = meeting_place() if self.world_size > 1 else {}
         with self._started(path, folder, env) as processes:
             answers = _receive(processes, limit, choices)
-            yield Session(processes, answers[0], choices, self.timeout_s, deadline)
+            if answers[0]["event"] == "outrun":
+                raise Outrun(
+                    max((a["step_times_s"] for a in answers), key=max),
+                    max(a["peak_memory_bytes"] for a in answers),
+                )
+            yield Session(processes, answers[0], choices, limit)
 
     def _started(self, spec: Path, folder: Path, env: dict[str, str]) -> Processes:
         size, forked = self.world_size, self.on_cpu
@@ -139,6 +188,7 @@ class Session:
         observation: How it behaved on the guard's batches; None if it was not observed.
         flops_per_step: Of the baseline, else None.
         setup_s: Seconds until it was ready, but for the passes of the observation.
+        step_s: About what a step takes, its data apart.
     """
 
     def __init__(
@@ -146,18 +196,17 @@ class Session:
         processes: Processes,
         ready: dict[str, Any],
         choices: tuple[Choice, ...],
-        timeout_s: float,
-        deadline: float | None,
+        limit: _Limit,
     ) -> None:
         """Keeps the processes; `TrialRunner.open` ends them."""
         seen = ready["observation"]
         self.observation = None if seen is None else Observation.from_dict(seen)
         self.flops_per_step: int | None = ready["flops"]
         self.setup_s = float(ready["setup_s"])
+        self.step_s = float(ready["step_s"])
         self._processes = processes
         self._choices = choices
-        self._timeout_s = timeout_s
-        self._deadline = deadline
+        self._limit = limit
 
     def measure(self, min_steps: int, min_seconds: float) -> Measurement:
         """Runs steps and returns their measurement; of the slowest rank, if several.
@@ -171,7 +220,7 @@ class Session:
             "max_steps": max(min_steps, 200),
         }
         self._processes.send(command)
-        limit = _Limit.of(self._timeout_s, self._deadline)
+        limit = self._limit.again(min_steps)
         answers = _receive(self._processes, limit, self._choices)
         measured = [Measurement.from_dict(a["measurement"]) for a in answers]
         slowest = max(measured, key=lambda m: m.step_time_s)
@@ -180,26 +229,56 @@ class Session:
         )
 
 
-class _Limit(NamedTuple):
-    """When an answer is late, and whose fault that is."""
+class _Limit:
+    """When an answer is late, and whose fault that is.
 
-    end: float
-    code: Code
+    Args:
+        timeout_s: What an answer may take.
+        deadline: The end of the whole search, if there is one.
+        grows: Whether each pass that is told of gives the next one time.
+    """
 
-    @classmethod
-    def of(cls, timeout_s: float, deadline: float | None) -> _Limit:
-        """Returns the trial's own end, or that of the whole search if it is sooner."""
-        end = time.monotonic() + timeout_s
-        if deadline is not None and deadline < end:
-            return cls(deadline, Code.BUDGET)
-        return cls(end, Code.HANG)
+    def __init__(
+        self, timeout_s: float, deadline: float | None, *, grows: bool
+    ) -> None:
+        self._timeout_s, self._deadline, self._grows = timeout_s, deadline, grows
+        self._longest_s = 0.0
+        self._end = time.monotonic() + timeout_s
+
+    @property
+    def end(self) -> float:
+        """When to give up, in `time.monotonic` seconds."""
+        return self._end if self._deadline is None else min(self._end, self._deadline)
+
+    @property
+    def code(self) -> Code:
+        """Why: the trial's own time was over, or that of the whole search."""
+        late = self._deadline is not None and self._deadline < self._end
+        return Code.BUDGET if late else Code.HANG
+
+    def saw(self, message: Mapping[str, Any]) -> None:
+        """Learns from what a rank tells between its answers."""
+        self._longest_s = max(self._longest_s, float(message["seconds"]))
+        if self._grows:
+            self._end = max(self._end, time.monotonic() + self._patience_s(1))
+
+    def again(self, steps: int) -> _Limit:
+        """Returns the limit of an answer that so many steps come before."""
+        limit = _Limit(self._timeout_s, self._deadline, grows=self._grows)
+        limit._longest_s = self._longest_s
+        if self._grows:
+            limit._end = time.monotonic() + self._patience_s(steps)
+        return limit
+
+    def _patience_s(self, steps: int) -> float:
+        return max(self._timeout_s, _PATIENCE * steps * self._longest_s)
 
 
 def _receive(
     processes: Processes, limit: _Limit, choices: tuple[Choice, ...]
 ) -> list[dict[str, Any]]:
     try:
-        answers = processes.receive(limit.end)
+        answers = processes.receive(lambda: limit.end, limit.saw)
     except RankFailure as failure:
         raise _from_rank(failure, describe(choices), limit.code) from None
     if answers[0]["event"] == "failed":

@@ -13,6 +13,7 @@ import json
 import resource
 import signal
 import socket
+import statistics
 import sys
 import time
 import traceback
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from drivetrain_core._fork_server import die_with
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from drivetrain_core._accelerated import Accelerated
     from drivetrain_core._program import Program
@@ -32,9 +33,16 @@ if TYPE_CHECKING:
 
 __all__ = ["be_taken_first", "main"]
 
-_WARM_STEPS = 1
-# A program that was not looked at has not run yet.
-_WARM_STEPS_UNSEEN = 3
+# A program that was looked at has run already.
+_WARM_S = 0.1
+
+
+class _Outrun(Exception):  # noqa: N818
+    """The steps that were observed are slower than those of the best plan for sure."""
+
+    def __init__(self, step_times_s: Sequence[float]) -> None:
+        super().__init__()
+        self.step_times_s = tuple(step_times_s)
 
 
 def main(argv: list[str]) -> int:
@@ -72,7 +80,7 @@ def _reported(
     """Sends what a run yields, or what it raises; returns the exit code."""
     try:
         for answer in run():
-            channel.sendall(json.dumps(answer).encode() + b"\n")
+            _tell(channel, answer)
     except SystemExit as left:
         # The user's script may end in a word, which Python prints.
         if isinstance(left.code, str):
@@ -82,10 +90,14 @@ def _reported(
     except BaseException as error:  # noqa: BLE001
         # Whatever the user's program raises is reported.
         with contextlib.suppress(OSError):
-            channel.sendall(json.dumps(_failure(error, rank)).encode() + b"\n")
+            _tell(channel, _failure(error, rank))
         traceback.print_exc()
         return 1
     return 0
+
+
+def _tell(channel: socket.socket, answer: dict[str, Any]) -> None:
+    channel.sendall(json.dumps(answer).encode() + b"\n")
 
 
 def be_taken_first() -> None:
@@ -140,11 +152,12 @@ def _run(
     from drivetrain_core import _meters
     from drivetrain_core._build import build
     from drivetrain_core._context import WorldFacts
-    from drivetrain_core._cycle import cycle, guard_batches
+    from drivetrain_core._cycle import guard_batches
     from drivetrain_core._optimizer_source import OptimizerSource
     from drivetrain_core._plan import Plan
     from drivetrain_core.parallel.agreed_plan import agreed_plan
     from drivetrain_core.parallel.resolve import asks_for_mesh
+    from drivetrain_core.search.numerics.observe import passes_seconds
 
     world = spec["world_size"]
     device = torch.device(payload.device_type)
@@ -170,19 +183,34 @@ def _run(
         first = (payload.guard_batches or guard_batches(program.data))[0]
         parallel = agreed_plan(program, model, first, plan.choices, context.world)
     accelerated = build(program, model, source, plan, context, device, parallel)
-    if spec["observed"]:
-        seen = _observed(spec, payload, program, accelerated)
-    else:
-        seen = _Seen(None, iter(cycle(accelerated.loader)), None, 0.0)
-    for _ in range(_WARM_STEPS if spec["observed"] else _WARM_STEPS_UNSEEN):
-        accelerated.train_step(next(seen.batches))
+    _meters.reset_peak_memory(device)
+
+    def told(seconds: float) -> None:
+        # A process that answers pass after pass does not hang.
+        _tell(channel, {"event": "pass", "seconds": seconds})
+
+    try:
+        if spec["look"] is not None:
+            seen = _observed(spec, payload, program, accelerated, told)
+            if statistics.median(seen.passes_s) <= _WARM_S:
+                accelerated.train_step(next(seen.batches))
+        else:
+            seen = _warmed(accelerated, spec["warm_steps"], told)
+    except _Outrun as outrun:
+        yield {
+            "event": "outrun",
+            "step_times_s": outrun.step_times_s,
+            "peak_memory_bytes": _meters.peak_memory_bytes(device),
+        }
+        return
     now = time.perf_counter()
     batches = seen.batches
     yield {
         "event": "ready",
         "observation": seen.observation and seen.observation.to_dict(),
-        "setup_s": max(0.0, now - started - seen.passes_s),
+        "setup_s": max(0.0, now - started - passes_seconds(seen.passes_s)),
         "flops": seen.flops and seen.flops * world,
+        "step_s": min(seen.passes_s),
     }
     for line in channel.makefile("rb"):
         command = json.loads(line)
@@ -200,28 +228,32 @@ class _Seen(NamedTuple):
         observation: How it behaved; None if it was not looked at.
         batches: What it trains on from there.
         flops: Floating-point operations of a step of this rank; of the baseline alone.
-        passes_s: Seconds of the passes for that, without what they compiled.
+        passes_s: Seconds of each of the passes for that.
     """
 
     observation: Observation | None
     batches: Iterator[Any]
     flops: int | None
-    passes_s: float
+    passes_s: Sequence[float]
 
 
 def _observed(
-    spec: dict[str, Any], payload: Payload, program: Program, accelerated: Accelerated
+    spec: dict[str, Any],
+    payload: Payload,
+    program: Program,
+    accelerated: Accelerated,
+    told: Callable[[float], None],
 ) -> _Seen:
     from drivetrain_core import _meters
     from drivetrain_core._cycle import cycle, guard_batches
+    from drivetrain_core.search.numerics.checksum import gathered
     from drivetrain_core.search.numerics.draw import draw, is_repeatable
     from drivetrain_core.search.numerics.observe import (
-        FIRST_STEPS,
         TRAJECTORY_STEPS,
         observe,
-        passes_seconds,
         timed_passes,
     )
+    from drivetrain_core.search.stopping import is_outrun
 
     device, baseline = accelerated.device, spec["baseline"]
     world = accelerated.context.world.size
@@ -231,20 +263,44 @@ def _observed(
         accelerated.loader, program.data, seed=program.seed
     )
     drawn = iter(cycle(accelerated.loader))
-    with timed_passes(accelerated) as times:
+    look, flops = spec["look"], None
+    until_s, bound_s = look["until_s"], look["outrun_above_s"]
+
+    def watch(steps_s: Sequence[float]) -> None:
+        # The first step compiles and warms up.
+        if bound_s is not None and is_outrun(steps_s[1:], bound_s, look["noise"]):
+            raise _Outrun(steps_s[1:])
+
+    with timed_passes(accelerated, told) as times:
         observation = observe(
             accelerated,
             parts,
             seed=program.seed,
             noise=baseline,
-            num_steps=TRAJECTORY_STEPS
-            if baseline or spec["trajectory"]
-            else FIRST_STEPS,
+            num_steps=TRAJECTORY_STEPS if baseline else look["steps"],
             drawn=draw(drawn, seed=program.seed, copies=world // accelerated.data_size),
             is_repeatable=repeatable,
+            until_s=until_s if baseline else None,
+            watch=watch,
         )
-        flops = _meters.count_flops(accelerated, parts[0]) if baseline else None
-    return _Seen(observation, drawn, flops, passes_seconds(times))
+        late = until_s is not None and max(gathered(time.monotonic())) > until_s
+        if baseline and not late:
+            flops = _meters.count_flops(accelerated, parts[0])
+    return _Seen(observation, drawn, flops, times)
+
+
+def _warmed(
+    accelerated: Accelerated, num_steps: int, told: Callable[[float], None]
+) -> _Seen:
+    """Trains for the first steps of a program that is not looked at."""
+    from drivetrain_core._cycle import cycle
+    from drivetrain_core.search.numerics.observe import timed_passes
+
+    batches = iter(cycle(accelerated.loader))
+    with timed_passes(accelerated, told) as times:
+        for _ in range(num_steps):
+            accelerated.train_step(next(batches))
+    return _Seen(None, batches, None, times)
 
 
 def _wait_for_memory(device: Any) -> None:

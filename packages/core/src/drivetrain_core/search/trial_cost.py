@@ -1,0 +1,73 @@
+"""What the trial of a plan is expected to take, from the trials that ran."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from drivetrain_core._optimization import Slot
+from drivetrain_core._registry import find
+from drivetrain_core.search.numerics.pace import FIRST_STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from drivetrain_core._measurement import Measurement
+    from drivetrain_core.search.descent import Choices
+    from drivetrain_core.search.report.record import TrialRecord
+
+__all__ = ["TrialCost"]
+
+# What compiles for the first time takes seconds, whatever is compiled, and more of them
+# for a program that takes long to be made.
+_COMPILE_S, _COMPILE_FACTOR = 12.0, 4.0
+# What was compiled once for another plan is in part found in the cache.
+_COMPILED = 0.7
+# Passes beside the first steps: whether it obeys, dropout, a warm step.
+_OTHER_PASSES = 2
+# Usual turns, and what the baseline takes between them.
+_TURNS, _TURN_S, _BESIDE = 3, 0.35, 1.5
+_FIRST_TRIAL_S = 60.0
+
+
+class TrialCost:
+    """Expects the seconds of a trial.
+
+    Args:
+        records: The trials so far, that of the program as written first.
+        turns_s: What the turns of a trial may take.
+    """
+
+    def __init__(self, records: Sequence[TrialRecord], turns_s: float) -> None:
+        """Keeps both."""
+        self._records = records
+        self._turns_s = turns_s
+
+    def seconds(self, choices: Choices) -> float:
+        """Returns the seconds of a plan's trial, from its start to its end.
+
+        Its steps are expected to take as long as the baseline's: what is slower is
+        dropped after a few of them.
+        """
+        base = self._records[0].measurement if self._records else None
+        if base is None:
+            return _FIRST_TRIAL_S
+        step_s = base.step_time_s
+        passes = FIRST_STEPS + _OTHER_PASSES
+        turns_s = min(_TURNS * max(step_s, _TURN_S), max(self._turns_s, step_s))
+        return self._setup_seconds(choices, base) + passes * step_s + _BESIDE * turns_s
+
+    def _setup_seconds(self, choices: Choices, base: Measurement) -> float:
+        compiled = {c for c in choices if find(c.name).slot is Slot.COMPILE}
+        if not compiled:
+            return base.setup_s
+        seen = [
+            record.measurement.setup_s
+            for record in self._records
+            if record.measurement is not None
+            and record.measurement.setup_s
+            and compiled <= set(record.choices)
+        ]
+        if seen:
+            return max(base.setup_s, _COMPILED * statistics.median(seen))
+        return base.setup_s + _COMPILE_S + _COMPILE_FACTOR * base.setup_s

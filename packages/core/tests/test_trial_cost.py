@@ -1,0 +1,61 @@
+"""What a trial is expected to take, and how a budget is divided."""
+
+from __future__ import annotations
+
+import pytest
+
+from drivetrain_core import Choice, Measurement
+from drivetrain_core.search.report.record import TrialRecord
+from drivetrain_core.search.reserve import final_steps, set_seconds, warm_steps
+from drivetrain_core.search.shares import Shares, fits_beside
+from drivetrain_core.search.trial_cost import TrialCost
+
+WHOLE = (Choice("compile", {"scope": "whole"}),)
+FUSED = (Choice("optimizer_impl", {"kind": "fused"}),)
+
+
+def record(choices, step_s, setup_s):
+    measured = Measurement(
+        step_times_s=(step_s,) * 4, samples_per_step=8, setup_s=setup_s
+    )
+    return TrialRecord(name="t01", choices=choices, seconds=1.0, measurement=measured)
+
+
+def test_without_a_baseline_a_trial_takes_a_minute():
+    assert TrialCost([], 3.0).seconds(FUSED) == 60.0
+
+
+@pytest.mark.parametrize("step_s", [0.001, 0.7, 5.0])
+def test_trial_takes_its_setup_its_first_steps_and_its_turns(step_s):
+    expected = TrialCost([record((), step_s, 2.0)], 3.6).seconds(FUSED)
+    assert 2.0 + 6 * step_s < expected < 2.0 + 7 * step_s + 6.0
+
+
+def test_what_compiles_costs_what_it_cost_before():
+    base, compiled = record((), 0.1, 1.0), record(WHOLE, 0.1, 30.0)
+    cost = TrialCost([base], 3.0)
+    assert cost.seconds(WHOLE) > cost.seconds(FUSED) + 10.0
+    seen = TrialCost([base, compiled], 3.0)
+    # Some of it lies in the compiler's cache.
+    assert seen.seconds((*WHOLE, *FUSED)) == pytest.approx(
+        seen.seconds(FUSED) - 1.0 + 0.7 * 30.0
+    )
+
+
+def test_steps_of_a_final_fill_the_same_time():
+    assert [final_steps(s) for s in (0.001, 0.1, 0.7, 30.0)] == [6, 5, 2, 2]
+    assert [warm_steps(s) for s in (0.001, 0.1, 0.7, 30.0)] == [3, 3, 1, 1]
+
+
+def test_end_of_a_slow_search_takes_few_steps():
+    slow = record((), 0.7, 2.0).measurement
+    # Two plans, each warmed in one step and timed in two turns of two.
+    assert set_seconds(slow, slow, 1) == pytest.approx(1.25 * 4.0 + 2 * 5 * 0.7)
+
+
+def test_shares_leave_most_of_a_budget_to_trials():
+    shares = Shares(180.0)
+    assert shares.observed_s < shares.baseline_s == 27.0
+    assert shares.baseline_s + shares.forecasts_s + shares.end_s < 0.55 * 180.0
+    assert fits_beside(0.7, 180.0)
+    assert not fits_beside(5.0, 180.0)
