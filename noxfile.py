@@ -179,9 +179,12 @@ def interpret(session: nox.Session, *pytest_options: str) -> None:
 
 @nox.session
 def quickstart(session: nox.Session) -> None:
-    """Runs the main job: finds, shows and proves a plan for a small language model."""
+    """Runs the main job: a plan is found and proven, and a worker killed.
+
+    `-- SCRIPT` does so for a script that calls `accelerate`.
+    """
     install(session, "drivetrain", extras=True)
-    session.run("python", "-m", "drivetrain_core.examples.quickstart", *session.posargs)
+    session.run("drivetrain", "quickstart", *session.posargs)
 
 
 @nox.session

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import sysconfig
 from itertools import islice
@@ -10,9 +9,9 @@ from itertools import islice
 import pytest
 import torch
 
-from drivetrain_core import Budget, MissingLibraryError, Plan
+from drivetrain_core import MissingLibraryError
 from drivetrain_core._cycle import cycle
-from drivetrain_core.examples import byte_lm, digits, quickstart
+from drivetrain_core.examples import byte_lm, digits
 from drivetrain_core.examples.byte_lm import ByteLM, ByteLMConfig, ByteText
 
 SMALL = ByteLMConfig(num_layers=2, dim=32, num_heads=4, num_kv_heads=2, ffn_dim=48)
@@ -189,30 +188,3 @@ def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(MissingLibraryError, match=r"pip install 'drivetrain-core\[ex"):
         digits.load_digits()
-
-
-@pytest.mark.slow
-def test_quickstart_searches_trains_and_writes_its_results(
-    tmp_path, monkeypatch, capsys
-):
-    small = byte_lm.ByteLMConfig(num_layers=2, dim=32, num_heads=4, ffn_dim=64)
-    job = quickstart.Job(
-        batch_size=4,
-        length=32,
-        steps=12,
-        budget=Budget(seconds=900, trials=3),
-        max_bytes=3_000_000,
-        config=small,
-    )
-    monkeypatch.setattr(quickstart.Job, "here", classmethod(lambda _: job))
-    # A plan may win by chance on a model this small, and lose as soon: both are told.
-    assert quickstart.main(["--out", str(tmp_path)]) in (0, 1)
-    result = json.loads((tmp_path / "result.json").read_text())
-    plan = Plan.load(tmp_path / "plan.yaml")
-    assert len(result["search"]["trials"]) == 3
-    assert result["plan"]["strategy"] == plan.to_dict()["strategy"]
-    for row in result["rows"].values():
-        assert row["tokens_per_s"] > 0
-        assert 3.0 < row["bits_per_byte"] < 9.0
-        assert 0.0 < row["mfu"] < 1.0
-    assert "held-out bits per byte" in capsys.readouterr().out

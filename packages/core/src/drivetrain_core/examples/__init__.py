@@ -1,4 +1,4 @@
-"""Programs that show Drivetrain on real input: `byte_lm`, `digits`, `quickstart`."""
+"""Programs that show Drivetrain on real input: `byte_lm`, `digits`, `llama`."""
 
 from __future__ import annotations
 

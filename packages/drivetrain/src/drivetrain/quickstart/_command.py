@@ -1,0 +1,88 @@
+"""The command `drivetrain quickstart`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivetrain_core.commands import run_program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main", "populate_parser"]
+
+
+def populate_parser(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command to its parser, and what runs it.
+
+    Args:
+        parser: The parser, empty or a sub-parser of another command.
+    """
+    parser.add_argument(
+        "--out",
+        default="quickstart",
+        metavar="FOLDER",
+        help="where the results go (%(default)s)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="budget of the search, instead of 180"
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help="training steps of each run, instead of as many as eight minutes allow",
+    )
+    parser.add_argument(
+        "script",
+        metavar="SCRIPT",
+        nargs="?",
+        help="a training script of yours that calls accelerate, and train_step in its "
+        "loop; without it, a small language model is trained",
+    )
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="of the script"
+    )
+    parser.set_defaults(run=_run)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the main job; returns 0 when every promise was kept, else 1.
+
+    Args:
+        argv: The arguments; None for those of the process.
+    """
+    return run_program(
+        "drivetrain-quickstart",
+        populate_parser,
+        argv,
+        description="Shows that training is fast, and hard to kill.",
+        versions=_version,
+    )
+
+
+def _version() -> str:
+    from drivetrain import __version__
+
+    return f"drivetrain {__version__}"
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from drivetrain.quickstart._job import Job, Target
+    from drivetrain.quickstart._main_job import MainJob
+
+    job = Job.here()
+    if arguments.seconds is not None:
+        job = replace(job, budget=replace(job.budget, seconds=arguments.seconds))
+    if arguments.steps is not None:
+        job = replace(job, steps=arguments.steps)
+    target = job.target()
+    if arguments.script is not None:
+        target = Target(arguments.script, tuple(arguments.arguments))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    return MainJob(job, target, Path(arguments.out), console).run()

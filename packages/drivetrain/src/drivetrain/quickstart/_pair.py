@@ -1,0 +1,68 @@
+"""Trains the plan beside the program as written, in turns on the same batches."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+from drivetrain.quickstart._size import steps_of_pair, steps_of_turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from drivetrain.quickstart._run import Run
+
+__all__ = ["Turns", "train_in_turns"]
+
+_FIRST_TURN = 2
+
+Turns = list[list[float]]
+"""The times of the steps of a run, turn by turn."""
+
+
+def train_in_turns(
+    runs: Sequence[Run],
+    *,
+    steps: int | None,
+    limit_s: float,
+    began_s: float,
+    on_turn: Callable[[int, int], None],
+) -> list[Turns]:
+    """Trains all runs for the same number of steps; returns what their turns took.
+
+    Each has made its first step, which compiles, and is not timed.
+
+    Args:
+        runs: They follow one order of samples.
+        steps: How many; None for as many as the limit allows.
+        limit_s: How long all of it may take.
+        began_s: When it began.
+        on_turn: Told after each turn how many steps are made, and of how many.
+    """
+    turns: list[Turns] = [[] for _ in runs]
+    made, size, total = 1, _FIRST_TURN, steps or _FIRST_TURN + 1
+    while made < total:
+        turn = min(size, total - made)
+        for at in _order(len(runs), len(turns[0])):
+            before = len(runs[at].times_s)
+            runs[at].train(turn)
+            turns[at].append(runs[at].times_s[before:])
+        made += turn
+        # What all runs of the last turn took says how many more there may be.
+        step_s = [statistics.median(times_s[-1]) for times_s in turns]
+        spent_s = time.monotonic() - began_s
+        if steps is None:
+            fit = steps_of_pair(step_s, limit_s=limit_s, made=made, spent_s=spent_s)
+            total = made + fit if len(turns[0]) == 1 else min(total, made + fit)
+        size = steps_of_turn(max(step_s))
+        on_turn(made, total)
+    for run in runs:
+        run.complete(made)
+    return turns
+
+
+def _order(num_runs: int, turn: int) -> Sequence[int]:
+    """Returns who begins: each as often as the others."""
+    places = range(num_runs)
+    return places if turn % 2 == 0 else places[::-1]
