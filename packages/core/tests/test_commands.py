@@ -9,7 +9,13 @@ from importlib.metadata import version
 
 import pytest
 
-from drivetrain_core import Code, DrivetrainError, PlanError
+from drivetrain_core import (
+    CheckpointError,
+    Code,
+    DrivetrainError,
+    MissingLibraryError,
+    PlanError,
+)
 from drivetrain_core.commands import (
     CommandParser,
     UsageError,
@@ -225,6 +231,10 @@ def test_what_a_block_refuses_names_the_options(error, message):
     assert str(caught.value) == message
 
 
-def test_other_errors_of_a_block_are_not_wrong_use():
-    with pytest.raises(OSError, match="full"), as_wrong_use(Namespace()):
-        raise OSError("full")
+@pytest.mark.parametrize(
+    "error", [OSError("full"), CheckpointError("gone"), MissingLibraryError("pip")]
+)
+def test_other_errors_of_a_block_are_not_wrong_use(error):
+    with pytest.raises(type(error)) as caught, as_wrong_use(Namespace()):
+        raise error
+    assert caught.value is error

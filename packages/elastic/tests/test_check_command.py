@@ -1,13 +1,12 @@
 """`drivetrain-elastic check`: a table, JSON, and an exit code."""
 
-import argparse
 import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from command_line import run_one, wrong_use
 from torch.distributed import FileStore
 
-from drivetrain_core.commands import run_command
 from drivetrain_elastic import _check_command as command
 from drivetrain_elastic._secret import write_token
 from drivetrain_elastic.decisions.node_check import judge
@@ -19,10 +18,7 @@ QUICK = ["--checks", "loopback", "--measure-s", "0.05", "--join-s", "60"]
 
 
 def run(*argv):
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    command.populate_check_parser(parser)
-    arguments = parser.parse_args(argv)
-    return run_command("drivetrain-elastic", arguments.run, arguments)
+    return run_one("check", command.populate_check_parser, argv)
 
 
 @pytest.fixture
@@ -136,18 +132,25 @@ def test_two_nodes_meet_at_a_master(job, tmp_path, capsys):
         (["--nodes", "2", "--init-method", "tcp://a:x"], "must be file:///PATH or tcp"),
         (["--nodes", "2", "--init-method", "file://host/x"], "must be file:///PATH"),
         (["--nodes", "2", "--rdzv-endpoint", "a:1"], "DRIVETRAIN_ELASTIC_TOKEN"),
-        (["--checks", "speed"], "checks must be one or more of"),
-        (["--switches", "/nonexistent"], "the file of switches cannot be read"),
-        (["--measure-s", "nan"], "measure_s must be a number"),
+        (["--nodes", "2", "--rdzv-endpoint", "a:65536"], "a port to 65535"),
+        (["--nodes", "2", "--init-method", "tcp://a:65536"], "must be file:///PATH"),
+        (["--nodes", "0"], "--nodes: must be at least 1, got 0"),
+        (["--num-threads", "0"], "--num-threads: must be at least 1, got 0"),
+        (["--checks", "speed"], "--checks must be one or more of"),
+        (["--measure-s", "nan"], "--measure-s: must be a number"),
+        (["--measure-s", "0"], "--measure-s must be a number of at least 0.01"),
+        (["--limit-s", "0.5", "--measure-s", "1"], "--limit-s must be more than --mea"),
+        (["--folder", "/nonexistent"], "--folder must be a folder that exists"),
     ],
 )
-def test_options_that_make_no_sense_are_one_line_and_exit_code_1(capsys, argv, says):
-    assert run(*argv) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("drivetrain-elastic: ")
-    assert says in captured.err
-    assert captured.err.count("\n") == 1
+def test_options_that_make_no_sense_are_wrong_use(capsys, argv, says):
+    wrong_use(run(*argv), *capsys.readouterr(), says)
+
+
+def test_file_of_switches_that_is_missing_is_a_failure(capsys):
+    assert run("--switches", "/nowhere") == 1
+    said = "--switches /nowhere cannot be read: No such file or directory"
+    assert capsys.readouterr() == ("", f"drivetrain-elastic: {said}\n")
 
 
 def test_file_of_switches_is_a_table_of_names(capsys, tmp_path, reports):

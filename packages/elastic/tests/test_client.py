@@ -131,7 +131,9 @@ def test_events_of_a_master_that_goes_end_with_an_error(job):
             list(events)
 
 
-@pytest.mark.parametrize("address", [",", "a:1,", " "])
-def test_address_that_is_empty_is_refused(address):
+@pytest.mark.parametrize(
+    "address", [",", "a:1,", " ", "a:65536", "127.0.0.1:99999", "a:1,b:70000", "a:1 b"]
+)
+def test_address_that_is_none_is_refused(address):
     with pytest.raises(ProgramError, match="several with commas between them, got"):
         MasterClient(address, "token")

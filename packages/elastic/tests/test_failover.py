@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from command_line import ending, wrong_use
 
 from drivetrain_core import ProgramError
 from drivetrain_elastic import Master, MasterError, ShardClient
@@ -230,8 +231,26 @@ NOWHERE = "redis://127.0.0.1:1/0?job=x&patience_s=1"
             ["--address", "203.0.113.7:29443"],
             "--tls-certificate FILE and --tls-key FILE",
         ),
-        (["--address", "127.0.0.1"], "HOST:PORT, got '127.0.0.1'"),
-        (["--address", "127.0.0.1:x"], "HOST:PORT, got '127.0.0.1:x'"),
+        (["--address", "127.0.0.1"], "a port to 65535, got '127.0.0.1'"),
+        (["--address", "127.0.0.1:x"], "a port to 65535, got '127.0.0.1:x'"),
+        (["--address", "127.0.0.1:65536"], "a port to 65535, got '127.0.0.1:65536'"),
+        (["--metrics", "127.0.0.1:99999"], "a port to 65535, got '127.0.0.1:99999'"),
+        (["--patience-s", "nan"], "--patience-s: must be a number, got 'nan'"),
+        (["--tls-key", "key"], "--tls-certificate FILE and --tls-key FILE go together"),
+    ],
+)
+def test_master_that_is_called_wrongly_does_not_stand_ready(
+    capsys, tmp_path, monkeypatch, journal, options, words
+):
+    monkeypatch.chdir(tmp_path)
+    status = ending(["master", "--token-file", "token", "--journal", journal, *options])
+    wrong_use(status, *capsys.readouterr(), words)
+
+
+@pytest.mark.parametrize("journal", [NOWHERE, "job.db"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
         (["--metrics", "203.0.113.7:9"], "must be an address of this machine"),
         (["--tls-certificate", "token", "--tls-key", "token"], "a certificate in PEM"),
     ],
@@ -309,10 +328,52 @@ def test_candidate_whose_port_is_taken_does_not_stand_ready(
     assert (out, "something else listens there" in err) == ("", True)
 
 
+def test_journal_in_a_folder_that_is_missing_begins_no_job(
+    capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    words = ["master", "--token-file", "token", "--journal", "jbos/job.db"]
+    assert main(words) == 1
+    said = f"the journal jbos/job.db has no place: there is no folder {tmp_path}/jbos"
+    assert capsys.readouterr() == ("", f"drivetrain-elastic: {said}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [
+        (
+            b"\xff\xfe" * 20,
+            "is no plain text: it must be of printable ASCII characters",
+        ),
+        ("geheim-ä".encode() * 5, "is no plain text"),
+        (b"0123456789\n0123456789", "is no plain text"),
+        (b"short", "must hold a token of at least 16 characters"),
+    ],
+)
+def test_token_that_is_none_is_said_in_one_line(capsys, tmp_path, token, words):
+    place = tmp_path / "token"
+    place.touch(mode=0o600)
+    place.write_bytes(token)
+    for command in (["master", "--journal", str(tmp_path / "job.db")], ["status"]):
+        where = ["--address", "127.0.0.1:0", "--token-file", str(place)]
+        assert main([*command, *where]) == 1
+        out, err = capsys.readouterr()
+        assert (out, words in err, len(err.splitlines())) == ("", True, 1), err
+        assert str(place) in err
+
+
+def test_token_of_the_environment_that_is_none_is_wrong_use(capsys, monkeypatch):
+    monkeypatch.setenv("DRIVETRAIN_ELASTIC_TOKEN", "geheim-ä" * 3)
+    status = ending(["status", "--address", "127.0.0.1:1"])
+    says = "DRIVETRAIN_ELASTIC_TOKEN is no plain text"
+    wrong_use(status, *capsys.readouterr(), says)
+
+
 def test_master_needs_a_journal_of_a_known_kind(tmp_path, capsys):
     words = ["master", "--token-file", str(tmp_path / "token")]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    assert main(words) == 1
+    assert main(words) == 2
     # Else whatever this process starts later would not hear of its end.
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     assert "--journal FILE, or DRIVETRAIN_ELASTIC_JOURNAL" in capsys.readouterr().err

@@ -1,12 +1,11 @@
 """`drivetrain-elastic diagnose` explains files that a user has."""
 
-import argparse
 import json
 
 import pytest
+from command_line import run_one, wrong_use
 from failure_samples import load
 
-from drivetrain_core.commands import run_command
 from drivetrain_elastic._diagnose_command import populate_diagnose_parser
 
 
@@ -15,10 +14,7 @@ def diagnose(capsys):
     """Runs the command; returns its status and what it printed."""
 
     def run(*argv):
-        parser = argparse.ArgumentParser(allow_abbrev=False)
-        populate_diagnose_parser(parser)
-        arguments = parser.parse_args([str(one) for one in argv])
-        status = run_command("diagnose", arguments.run, arguments)
+        status = run_one("diagnose", populate_diagnose_parser, argv)
         shown = capsys.readouterr()
         return status, shown.out, shown.err
 
@@ -87,10 +83,13 @@ def test_diagnose_says_when_nothing_explains_it(diagnose, tmp_path):
     assert (status, "unknown" in out) == (1, True)
 
 
+def test_diagnose_of_nothing_is_wrong_use(diagnose):
+    wrong_use(*diagnose(), "give what is to be explained: --output, --error, --kernel")
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ((), "give what is to be explained"),
         (("--output", "no/such.log"), "no/such.log: a file"),
         (("--output", "."), ".: a file"),
         (("--error", __file__), "this is none"),

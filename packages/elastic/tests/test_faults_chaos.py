@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from command_line import ending
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -233,8 +234,8 @@ def test_command_makes_chaos_among_the_children_of_a_process(capsys):
     pids = {int(pid) for pid in parent.stdout.readline().split()}
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     words = ["faults", "chaos", str(parent.pid), "--every-s", "0.05", "--json"]
-    assert main([*words, "--kinds", "kill,fire"]) == 1
-    assert "--kinds takes kill, slow, stop, with commas" in capsys.readouterr().err
+    assert ending([*words, "--kinds", "kill,fire"]) == 2
+    assert "--kinds: takes kill, slow, stop, with commas" in capsys.readouterr().err
     assert main([*words, "--kinds", "kill", "--for-s", "20"]) == 0
     # It ends with the parent, which ends with its children.
     assert parent.wait(20) == 0
@@ -254,7 +255,7 @@ def test_commands_kill_stop_and_slow(capsys):
     assert worker.wait() == -signal.SIGTERM
     assert main(["faults", "kill", str(worker.pid)]) == 1
     assert "has ended" in capsys.readouterr().err
-    assert main(["faults", "kill", "--signal", "fire", str(other.pid)]) == 1
+    assert ending(["faults", "kill", "--signal", "fire", str(other.pid)]) == 2
     assert "there is no signal fire" in capsys.readouterr().err
     assert main(["faults", "kill", str(os.getpid())]) == 1
     other.kill()

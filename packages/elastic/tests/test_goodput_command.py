@@ -1,13 +1,12 @@
 """The command `drivetrain-elastic goodput`."""
 
-import argparse
 import json
 import subprocess
 import sys
 
 import pytest
+from command_line import run_one, wrong_use
 
-from drivetrain_core.commands import run_command
 from drivetrain_elastic._goodput_command import populate_goodput_parser
 
 SMALL = ["--gpus", "128", "--days", "5", "--seeds", "2"]
@@ -24,10 +23,7 @@ def goodput(capsys):
     """Runs the command; returns its exit status, output and errors."""
 
     def run(*options):
-        parser = argparse.ArgumentParser(allow_abbrev=False)
-        populate_goodput_parser(parser)
-        arguments = parser.parse_args(options)
-        status = run_command("drivetrain-elastic", arguments.run, arguments)
+        status = run_one("goodput", populate_goodput_parser, options)
         return status, *capsys.readouterr()
 
     return run
@@ -121,16 +117,16 @@ def test_command_lists_inputs_with_their_sources(goodput):
     ("options", "match"),
     [
         (["--gpus", "12"], "--gpus must be a multiple"),
-        (["--gpus", "0"], "--gpus must be a multiple"),
-        (["--gpus-per-node", "0"], "--gpus must be a multiple"),
-        (["--mtbf-gpu-h", "-1"], "mtbf_gpu_h"),
-        (["--mtbf-gpu-h", "nan"], "mtbf_gpu_h"),
-        (["--days", "0"], "days"),
-        (["--days", "nan"], "days"),
-        (["--seeds", "0"], "--seeds must be at least 1"),
-        (["--standbys", "2000"], "num_standbys must not be more"),
-        (["--nodes-per-copy", "7"], "multiple of nodes_per_copy"),
-        (["--min-nodes", "1537"], "min_nodes"),
+        (["--gpus", "0"], "--gpus: must be at least 1"),
+        (["--gpus-per-node", "0"], "--gpus-per-node: must be at least 1"),
+        (["--mtbf-gpu-h", "-1"], "--mtbf-gpu-h: must be more than 0"),
+        (["--mtbf-gpu-h", "nan"], "--mtbf-gpu-h: must be a number"),
+        (["--days", "0"], "--days: must be more than 0"),
+        (["--days", "nan"], "--days: must be a number"),
+        (["--seeds", "0"], "--seeds: must be at least 1"),
+        (["--standbys", "2000"], "--standbys must not be more"),
+        (["--nodes-per-copy", "7"], "multiple of --nodes-per-copy"),
+        (["--min-nodes", "1537"], "--min-nodes"),
         (["--recovery", "byterobust", "--min-nodes", "8"], "does not go on with fewer"),
         (["--recovery", "nobody"], "no preset is called 'nobody'"),
         (["--recovery", "torchrun,torchrun"], "twice"),
@@ -144,14 +140,19 @@ def test_command_lists_inputs_with_their_sources(goodput):
         (["--sweep", "load_s=1", "--sensitivity"], "give one of"),
         (["--published", "--plot", "a.svg"], "--published has no plot"),
         (["--plot", "a.gif"], "must end in"),
-        (["--cluster", "missing.yaml"], "missing.yaml: cannot be read"),
     ],
 )
-def test_command_that_asks_for_what_cannot_be_is_one_line(goodput, options, match):
-    status, out, err = goodput(*options)
-    assert (status, out) == (1, "")
-    assert len(err.splitlines()) == 1
-    assert match in err
+def test_command_that_asks_for_what_cannot_be_is_wrong_use(goodput, options, match):
+    wrong_use(*goodput(*options), match)
+
+
+def test_cluster_file_that_is_missing_is_a_failure(goodput):
+    said = "missing.yaml: cannot be read: No such file or directory"
+    assert goodput("--cluster", "missing.yaml") == (
+        1,
+        "",
+        f"drivetrain-elastic: {said}\n",
+    )
 
 
 def test_command_cluster_without_nodes_is_one_line(goodput, tmp_path):
@@ -161,9 +162,8 @@ def test_command_cluster_without_nodes_is_one_line(goodput, tmp_path):
     assert status == 1
     assert "nodes must have at least one group" in err
     file.write_text(CLUSTER)
-    status, _, err = goodput("--cluster", str(file), "--gpus-per-node", "4")
-    assert status == 1
-    assert "give one of them" in err
+    found = goodput("--cluster", str(file), "--gpus-per-node", "4")
+    wrong_use(*found, "give one of them")
 
 
 def test_command_imports_neither_torch_nor_matplotlib():

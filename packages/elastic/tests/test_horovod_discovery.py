@@ -232,17 +232,23 @@ def test_command_of_a_host_is_quoted_for_the_shell_that_takes_it_there():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--min-np", "0"], "--min-np must be at least 1"),
-        (["--max-hosts", "0"], "--max-hosts must be at least 1"),
+        (["--min-np", "0"], "--min-np: must be at least 1"),
+        (["--max-hosts", "0"], "--max-hosts: must be at least 1"),
+        (["--slots", "0"], "--slots: must be at least 1"),
         (["--blacklist-cooldown-range", "9", "1"], "a cool-down must"),
+        (["--rdzv-endpoint", "a:70000"], "a port to 65535"),
     ],
 )
-def test_wrong_options_are_one_line(capsys, options, says):
+def test_wrong_options_are_named_in_the_last_line(capsys, options, says):
     needed = ["--host-discovery-script", "x", "--rdzv-endpoint", "a:1"]
-    assert launch.main([*needed, "--token-file", "t", *options, "train.py"]) == 1
-    said = capsys.readouterr().err
-    assert says in said
-    assert len(said.splitlines()) == 1
+    try:
+        status = launch.main([*needed, "--token-file", "t", *options, "train.py"])
+    except SystemExit as left:
+        status = left.code
+    assert status == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("python -m drivetrain_elastic.horovod.launch: error: ")
+    assert says in last
 
 
 @pytest.mark.faults

@@ -276,7 +276,7 @@ def test_commands_show_the_job(job, client, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["num_leased"] == "1"
     assert main(["events", *words]) == 0
     assert "master 1: it has begun to serve" in capsys.readouterr().out
-    assert main(["status", "--address", address]) == 1
+    assert main(["status", "--address", address]) == 2
     assert "DRIVETRAIN_ELASTIC_TOKEN" in capsys.readouterr().err
 
 

@@ -92,5 +92,5 @@ def test_line_that_is_refused_for_another_agent_has_found_a_master(
     "address", ["", "a", "a:", ":1", "a:b", "a:1,", "a:1,b", "::1", "http://a:1"]
 )
 def test_address_without_a_host_or_a_port_is_refused(address):
-    with pytest.raises(ProgramError, match="the address of a master is host:port"):
+    with pytest.raises(ProgramError, match="the address of a master is HOST:PORT"):
         split_addresses(address)

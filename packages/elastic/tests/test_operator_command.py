@@ -10,6 +10,7 @@ import threading
 
 import pytest
 import yaml
+from command_line import ending, wrong_use
 
 from drivetrain_elastic.cli import main
 from drivetrain_elastic.kubernetes import agent
@@ -42,7 +43,6 @@ def test_help_of_the_agent_is_that_of_run_in_no_pod(capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--parallel", "0"], "--parallel must be at least 1"),
         pytest.param(
             ["--kubeconfig", "nowhere"],
             "the kubeconfig nowhere cannot be read",
@@ -55,6 +55,11 @@ def test_what_makes_no_sense_is_said(capsys, options, words):
     said = capsys.readouterr().err
     assert words in said
     assert len(said.splitlines()) == 1
+
+
+def test_number_out_of_range_is_wrong_use(capsys):
+    status = ending(["operator", "--parallel", "0"])
+    wrong_use(status, *capsys.readouterr(), "--parallel: must be at least 1, got 0")
 
 
 @pytest.mark.extra

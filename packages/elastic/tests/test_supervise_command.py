@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from command_line import ending, wrong_use
 from rich.console import Console
 
 from drivetrain_core import DistributedError
@@ -32,19 +33,37 @@ from drivetrain_elastic.spot.supervisor import Done, Supervisor
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--nodes", "0"], "1 <= min_nodes <= nodes"),
-        (["--cloud", "aws"], "--cloud needs a name and seconds"),
-        (["--cloud", "ibm=30"], "clouds out of"),
-        (["--trace", "nowhere.csv"], "cannot be read"),
-        (["no-such-script.py"], "there is no script"),
+        (["--nodes", "0"], "--nodes: must be at least 1"),
+        (["--nodes", "2", "--min-nodes", "3"], "1 <= --min-nodes <= nodes"),
+        (["--nodes", "3", "--unit", "2"], "--nodes and --max-nodes must be multiples"),
+        (["--max-wait-s", "nan"], "--max-wait-s: must be a number"),
+        (["--cloud", "aws"], "--cloud: takes one of gcp, "),
+        (["--cloud", "ibm=30"], "--cloud: takes one of gcp, "),
+        (["--cloud", "aws=0"], "--cloud: must be more than 0, got 0"),
         (["--offer", "mine"], "mine"),
         (["--fit-nodes", "--recovery", "wait-full"], "by resizing only"),
-        (["--fit-nodes", "--min-marginal", "2"], "min_marginal must be from 0 to 1"),
+        (["--fit-nodes", "--min-marginal", "2"], "--min-marginal: must be from 0 to 1"),
         (["--tolerate", "1"], "is of --recovery wait-full"),
-        (["--nproc-per-node", "0"], "--nproc-per-node must be at least 1"),
+        (["--nproc-per-node", "0"], "--nproc-per-node: must be at least 1"),
     ],
 )
 def test_what_makes_no_sense_is_said_before_anything_starts(
+    capsys, tmp_path, options, words
+):
+    folder = tmp_path / "job"
+    status = ending(["supervise", "--folder", folder, *options])
+    wrong_use(status, *capsys.readouterr(), words)
+    assert not (folder / "job.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--trace", "nowhere.csv"], "cannot be read: No such file or directory"),
+        (["no-such-script.py"], "there is no script"),
+    ],
+)
+def test_file_that_is_missing_is_said_before_anything_starts(
     capsys, tmp_path, options, words
 ):
     folder = tmp_path / "job"
@@ -60,9 +79,9 @@ def test_prices_that_cannot_say_the_saving_are_refused_before_anything_starts(
     head = "offer,market,per_hour,currency,valid_from,source\n"
     prices.write_text(f"{head}mine,spot,1,EUR,2026-01-01T00:00:00Z,me\n")
     options = ["--folder", str(folder), "--prices", str(prices)]
-    assert main(["supervise", *options, "--offer", "mine"]) == 1
+    assert main(["supervise", *options, "--offer", "mine"]) == 2
     assert "there is no on-demand price of 'mine'" in capsys.readouterr().err
-    assert main(["supervise", *options]) == 1
+    assert main(["supervise", *options]) == 2
     assert "--offer NAME says what the prices call" in capsys.readouterr().err
     assert not (folder / "job.db").exists()
 

@@ -164,7 +164,7 @@ def as_wrong_use(arguments: argparse.Namespace, **renamed: str) -> Iterator[None
         renamed: The options of parameters that have another name than theirs.
 
     Raises:
-        UsageError: The block raised a `DrivetrainError`.
+        UsageError: The block raised a `DrivetrainError`, but not for a library or a file.
 
     Example:
         >>> parser = CommandParser(prog="program")
@@ -178,9 +178,10 @@ def as_wrong_use(arguments: argparse.Namespace, **renamed: str) -> Iterator[None
     """
     try:
         yield
-    except UsageError:
-        raise
     except DrivetrainError as error:
+        # A library or a file that is missing is no fault of the call.
+        if isinstance(error, (UsageError, ImportError, OSError)):
+            raise
         parser = getattr(arguments, "parser", None)
         names = (parser.option_names() if parser else {}) | renamed
         message = _in_options(_without_code(error), names)

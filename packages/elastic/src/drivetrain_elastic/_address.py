@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
 
 from drivetrain_core import ProgramError
 
-__all__ = ["check_host", "check_port", "is_free", "is_loopback", "stays_here"]
+__all__ = [
+    "check_host",
+    "check_port",
+    "is_free",
+    "is_loopback",
+    "split_address",
+    "split_addresses",
+    "stays_here",
+]
+
+_ADDRESS = re.compile(r"([^\s:]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 
 
 def is_loopback(address: str) -> bool:
@@ -41,7 +52,7 @@ def is_free(address: str) -> bool:
         OSError: The address is not this machine's, or may not be had.
         ProgramError: It is no address.
     """
-    host, port = _split(address)
+    host, port = split_address(address)
     error: OSError | None = None
     # A name may stand for addresses of which a machine has some.
     has_one = False
@@ -73,7 +84,7 @@ def check_host(address: str) -> None:
         ProgramError: It may not.
     """
     host = address.rpartition(":")[0]
-    _split(address)
+    split_address(address)
     try:
         is_free(f"{host}:0")
     except OSError as error:
@@ -103,9 +114,41 @@ def check_port(address: str) -> None:
     raise ProgramError(message)
 
 
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65_535:
-        message = f"an address to listen at is HOST:PORT, got {address!r}"
+def split_address(address: str) -> tuple[str, int]:
+    """Returns the host and the port of an address.
+
+    Raises:
+        ProgramError: It is no address.
+
+    Example:
+        >>> split_address("[::1]:29400")
+        ('::1', 29400)
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is None or int(match[2]) > 65_535:
+        message = f"an address is HOST:PORT with a port to 65535, got {address!r}"
         raise ProgramError(message)
-    return host.strip("[]"), int(port)
+    return match[1].strip("[]"), int(match[2])
+
+
+def split_addresses(addresses: str) -> list[str]:
+    """Returns the addresses of masters in a text.
+
+    Raises:
+        ProgramError: There is none, or one without a host or a port.
+
+    Example:
+        >>> split_addresses("a.example:29400, [::1]:29400")
+        ['a.example:29400', '[::1]:29400']
+    """
+    found = [one.strip() for one in addresses.split(",")]
+    try:
+        for one in found:
+            split_address(one)
+    except ProgramError:
+        message = (
+            "the address of a master is HOST:PORT with a port to 65535, or several with "
+            f"commas between them, got {addresses!r}"
+        )
+        raise ProgramError(message) from None
+    return found

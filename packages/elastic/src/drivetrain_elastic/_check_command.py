@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import sys
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from drivetrain_core import ProgramError
+from drivetrain_core.commands import (
+    UsageError,
+    as_wrong_use,
+    integer,
+    number,
+    reason_of,
+)
+from drivetrain_elastic._options import addresses
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator, Sequence
 
     from torch.distributed.distributed_c10d import Store
@@ -22,15 +31,20 @@ __all__ = ["populate_check_parser"]
 
 # How long a master may be away.
 _PATIENCE_S = 10.0
-# Which options have which default is in one place only, the configuration.
+# Which options have which default and range is in one place only, the configuration.
 _NUMBERS = (
-    ("measure-s", float, "SECONDS", "how long each check measures"),
-    ("limit-s", float, "SECONDS", "after how long a check is killed"),
-    ("round-s", float, "SECONDS", "how long nodes wait for each other in a round"),
-    ("join-s", float, "SECONDS", "how long nodes that are there wait for the others"),
+    ("measure-s", number(), "SECONDS", "how long each check measures"),
+    ("limit-s", number(), "SECONDS", "after how long a check is killed"),
+    ("round-s", number(), "SECONDS", "how long nodes wait for each other in a round"),
+    (
+        "join-s",
+        number(),
+        "SECONDS",
+        "how long nodes that are there wait for the others",
+    ),
     (
         "num-threads",
-        int,
+        integer(1),
         "N",
         "of the CPU that compute; by default all that it may use",
     ),
@@ -49,7 +63,11 @@ def populate_check_parser(parser: argparse.ArgumentParser) -> None:
         "if one is faulty or slow, or if it cannot be told."
     )
     parser.add_argument(
-        "--nodes", type=int, default=1, metavar="N", help="how many nodes (%(default)s)"
+        "--nodes",
+        type=integer(1),
+        default=1,
+        metavar="N",
+        help="how many nodes (%(default)s)",
     )
     parser.add_argument(
         "--node", metavar="NAME", help="this node's name; by default the host's"
@@ -57,6 +75,7 @@ def populate_check_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rdzv-endpoint",
         "--rdzv_endpoint",
+        type=addresses,
         metavar="HOST:PORT",
         help="where a master is, at which the nodes meet",
     )
@@ -67,6 +86,7 @@ def populate_check_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--init-method",
+        type=_meeting,
         metavar="URL",
         help="without a master: file:///PATH on a disk that all share, not there yet, or "
         "tcp://HOST:PORT of one of the nodes, in a network where everybody is trusted",
@@ -101,6 +121,8 @@ def _check(arguments: argparse.Namespace) -> int:
     from drivetrain_elastic.health import check_node
 
     config = _config(arguments)
+    if arguments.nodes > 1:
+        _require_meeting(arguments)
     node = arguments.node or socket.gethostname()
     if arguments.nodes == 1:
         report = check_node(config, node=node)
@@ -134,7 +156,8 @@ def _config(arguments: argparse.Namespace) -> CheckConfig:
         options["checks"] = tuple(one.strip() for one in arguments.checks.split(","))
     if arguments.switches is not None:
         options["switches"] = _switches(arguments.switches)
-    return CheckConfig(**options)
+    with as_wrong_use(arguments):
+        return CheckConfig(**options)
 
 
 def _switches(path: str) -> dict[str, str]:
@@ -143,7 +166,7 @@ def _switches(path: str) -> dict[str, str]:
     try:
         table = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
-        message = f"the file of switches cannot be read: {error}"
+        message = f"--switches {path} cannot be read: {reason_of(error)}"
         raise ProgramError(message) from error
     if not isinstance(table, dict) or not all(
         isinstance(s, str) for s in table.values()
@@ -155,17 +178,36 @@ def _switches(path: str) -> dict[str, str]:
     return table
 
 
-@contextlib.contextmanager
-def _store(arguments: argparse.Namespace, node: str) -> Iterator[Store]:
-    """Yields where the nodes meet."""
-    from torch.distributed.distributed_c10d import PrefixStore
-
+def _require_meeting(arguments: argparse.Namespace) -> None:
+    """Refuses a call that does not say where the nodes meet."""
     if bool(arguments.rdzv_endpoint) == bool(arguments.init_method):
         message = (
             f"{arguments.nodes} nodes meet at a master, --rdzv-endpoint HOST:PORT, or by "
             "--init-method file:///PATH or tcp://HOST:PORT: give one of them"
         )
-        raise ProgramError(message)
+        raise UsageError(message)
+
+
+def _meeting(text: str) -> str:
+    """Returns the URL of a meeting without a master."""
+    url = urlsplit(text)
+    if url.scheme == "file" and url.path and not url.netloc:
+        return text
+    try:
+        is_place = url.scheme == "tcp" and bool(url.hostname) and bool(url.port)
+    except ValueError:
+        is_place = False
+    if not is_place:
+        message = f"must be file:///PATH or tcp://HOST:PORT, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return text
+
+
+@contextlib.contextmanager
+def _store(arguments: argparse.Namespace, node: str) -> Iterator[Store]:
+    """Yields where the nodes meet."""
+    from torch.distributed.distributed_c10d import PrefixStore
+
     meet = _at_master if arguments.rdzv_endpoint else _by_url
     # A store of Python's is only as long there as somebody here has it.
     with meet(arguments, node) as store:
@@ -180,33 +222,25 @@ def _at_master(arguments: argparse.Namespace, node: str) -> Iterator[Store]:
 
     del node  # the master does not mind who asks
     token = read_token(arguments.token_file) if arguments.token_file else None
-    where = address_and_token(arguments.rdzv_endpoint, token)
+    with as_wrong_use(arguments):
+        where = address_and_token(arguments.rdzv_endpoint, token)
     with MasterClient(*where, patience_s=_PATIENCE_S) as client:
         yield MasterStore(client)
 
 
 @contextlib.contextmanager
 def _by_url(arguments: argparse.Namespace, node: str) -> Iterator[Store]:
-    from urllib.parse import urlsplit
-
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     from drivetrain_elastic.health._tcp_meeting import tcp_meeting
 
     url = urlsplit(arguments.init_method)
-    if url.scheme == "file" and url.path and not url.netloc:
+    if url.scheme == "file":
         yield FileStore(url.path, arguments.nodes)
         return
-    try:
-        host, port = url.hostname, url.port
-    except ValueError:
-        host = port = None
-    if url.scheme != "tcp" or not host or not port:
-        message = (
-            "--init-method must be file:///PATH or tcp://HOST:PORT, got "
-            f"{arguments.init_method!r}"
-        )
-        raise ProgramError(message)
+    host, port = url.hostname, url.port
+    assert host
+    assert port
     with tcp_meeting(host, port, num_nodes=arguments.nodes, node=node) as store:
         yield store
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from drivetrain_core import DistributedError, ProgramError
+from drivetrain_elastic._address import split_addresses
+from drivetrain_elastic._secret import check_token
 from drivetrain_elastic._tls import channel_credentials
 from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, credentials
 
@@ -22,7 +23,6 @@ __all__ = [
     "MasterError",
     "RefusedError",
     "address_and_token",
-    "split_addresses",
 ]
 
 _OPTIONS = (
@@ -33,7 +33,6 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
 )
-_ADDRESS = re.compile(r"([^\s:]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 # A master that ends cancels the calls that wait.
 _TRANSIENT = {
@@ -66,16 +65,19 @@ def address_and_token(
     """
     address = address or os.environ.get("DRIVETRAIN_ELASTIC_MASTER")
     token = token or os.environ.get("DRIVETRAIN_ELASTIC_TOKEN")
-    for name, value in (("MASTER", address), ("TOKEN", token)):
-        if not value:
-            message = (
-                "the job's master is not known: pass its address and token (--address, "
-                f"--token-file), or set DRIVETRAIN_ELASTIC_{name}"
-            )
-            raise ProgramError(message)
-    assert address
-    assert token
-    return address, token
+    if not address:
+        message = (
+            "the job's master is not known: give its address (--address), or set "
+            "DRIVETRAIN_ELASTIC_MASTER"
+        )
+        raise ProgramError(message)
+    if not token:
+        message = (
+            "the job's token is not known: give it (--token-file), or set "
+            "DRIVETRAIN_ELASTIC_TOKEN"
+        )
+        raise ProgramError(message)
+    return address, check_token(token, "--token-file or DRIVETRAIN_ELASTIC_TOKEN")
 
 
 class MasterClient:
@@ -104,7 +106,7 @@ class MasterClient:
     ) -> None:
         self.address = address
         self._patience_s = patience_s
-        self._metadata = credentials(token)
+        self._metadata = credentials(check_token(token, "the argument"))
         tls = tls or channel_credentials()
         self._has_tls = tls is not None
         self._addresses = split_addresses(address)
@@ -196,26 +198,6 @@ class MasterClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def split_addresses(address: str) -> list[str]:
-    """Returns the addresses in a text.
-
-    Raises:
-        ProgramError: There is none, or one without a host or a port.
-
-    Example:
-        >>> split_addresses("a.example:29400, [::1]:29400")
-        ['a.example:29400', '[::1]:29400']
-    """
-    found = [one.strip() for one in address.split(",")]
-    if not all(_ADDRESS.fullmatch(one) for one in found):
-        message = (
-            f"the address of a master is host:port, or several with commas between "
-            f"them, got {address!r}"
-        )
-        raise ProgramError(message)
-    return found
 
 
 def _channel(address: str, tls: grpc.ChannelCredentials | None) -> grpc.Channel:

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core import ProgramError
+from drivetrain_core.commands import UsageError, number
 from drivetrain_elastic.spot.capacity import JobPhase, Market
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def populate_cost_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--reference-speed",
-        type=float,
+        type=number(above=0),
         metavar="N",
         help="samples a second with all nodes and nothing that happens; by default as "
         "recorded",
@@ -69,7 +69,7 @@ def naming_offer() -> Iterator[None]:
     """Adds to an error of prices what to do about it on the command line.
 
     Raises:
-        ProgramError: A node has no price.
+        UsageError: A node has no price.
     """
     from drivetrain_elastic.cost import UnknownPriceError
 
@@ -80,7 +80,7 @@ def naming_offer() -> Iterator[None]:
             f"{error}; --offer NAME says what the prices call these nodes, and --prices "
             "FILE takes other prices"
         )
-        raise ProgramError(message) from error
+        raise UsageError(message) from error
 
 
 def show_cost(record: UsageRecord, prices: PriceList) -> None:
@@ -120,11 +120,7 @@ def _cost(arguments: argparse.Namespace) -> int:
     if arguments.offer is not None:
         record = _with_offer(record, arguments.offer)
     prices = prices_of(arguments.prices)
-    speed = arguments.reference_speed
-    if speed is not None and not 0 < speed < float("inf"):
-        message = f"--reference-speed must be more than 0, got {speed}"
-        raise ProgramError(message)
-    speed = record.reference_speed if speed is None else speed
+    speed = arguments.reference_speed or record.reference_speed
     with naming_offer():
         bill = _bill(record, prices, speed)
     if arguments.json:

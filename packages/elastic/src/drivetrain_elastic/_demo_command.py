@@ -11,6 +11,8 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core.commands import integer
+
 if TYPE_CHECKING:
     import argparse
 
@@ -27,9 +29,9 @@ def populate_demo_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: Of the command.
     """
-    parser.add_argument("--workers", type=int, default=4, metavar="N")
-    parser.add_argument("--kills", type=int, default=3, metavar="N")
-    parser.add_argument("--steps", type=int, default=200, metavar="N")
+    parser.add_argument("--workers", type=integer(1), default=4, metavar="N")
+    parser.add_argument("--kills", type=integer(0), default=3, metavar="N")
+    parser.add_argument("--steps", type=integer(1), default=200, metavar="N")
     parser.set_defaults(run=_demo)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
+from drivetrain_core.commands import UsageError, integer
 
 if TYPE_CHECKING:
     import argparse
@@ -49,7 +50,7 @@ def populate_diagnose_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--exit-code",
-        type=int,
+        type=integer(),
         metavar="NUMBER",
         help="of the worker; -9 and 137 both mean that signal 9 has ended it",
     )
@@ -83,7 +84,7 @@ def _diagnose(arguments: argparse.Namespace) -> int:
         message = (
             "give what is to be explained: --output, --error, --kernel or --exit-code"
         )
-        raise ProgramError(message)
+        raise UsageError(message)
     kernel = ""
     if arguments.kernel:
         kernel = read_output_tail(_checked(arguments.kernel), max_bytes=_KERNEL_BYTES)

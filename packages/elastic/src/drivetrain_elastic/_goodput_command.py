@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core import ProgramError
+from drivetrain_core.commands import UsageError, as_wrong_use, integer, number
 
 if TYPE_CHECKING:
     import argparse
@@ -29,8 +29,12 @@ def populate_goodput_parser(parser: argparse.ArgumentParser) -> None:
     job = parser.add_argument_group("the job")
     size = job.add_mutually_exclusive_group()
     size.add_argument("--cluster", metavar="FILE", help="a cluster's description, YAML")
-    size.add_argument("--gpus", type=int, metavar="N", help=f"by default {_GPUS:,}")
-    job.add_argument("--gpus-per-node", type=int, metavar="N", help="by default 8")
+    size.add_argument(
+        "--gpus", type=integer(1), metavar="N", help=f"by default {_GPUS:,}"
+    )
+    job.add_argument(
+        "--gpus-per-node", type=integer(1), metavar="N", help="by default 8"
+    )
     job.add_argument(
         "--recovery",
         default="drivetrain",
@@ -40,15 +44,20 @@ def populate_goodput_parser(parser: argparse.ArgumentParser) -> None:
     )
     job.add_argument(
         "--mtbf-gpu-h",
-        type=float,
+        type=number(above=0),
         metavar="HOURS",
         help="mean hours of one GPU between interruptions; by default Llama 3's, 50,676",
     )
-    job.add_argument("--nodes-per-copy", type=int, metavar="N")
-    job.add_argument("--min-nodes", type=int, metavar="N", help="go on with so many")
-    job.add_argument("--standbys", type=int, metavar="N", help="nodes that stand by")
-    job.add_argument("--spares", type=int, metavar="N", help="that can be provided")
-    job.add_argument("--step-s", type=float, metavar="SECONDS", help="by default 10")
+    for name, least, says in (
+        ("nodes-per-copy", 1, "that hold one copy of the model together"),
+        ("min-nodes", 1, "go on with so many"),
+        ("standbys", 0, "nodes that stand by"),
+        ("spares", 0, "that can be provided"),
+    ):
+        job.add_argument(f"--{name}", type=integer(least), metavar="N", help=says)
+    job.add_argument(
+        "--step-s", type=number(above=0), metavar="SECONDS", help="by default 10"
+    )
     job.add_argument(
         "--set",
         action="append",
@@ -57,9 +66,9 @@ def populate_goodput_parser(parser: argparse.ArgumentParser) -> None:
         help="any input, as restart_s=60; --inputs lists them",
     )
     run = parser.add_argument_group("what is simulated")
-    run.add_argument("--days", type=float, default=90.0, metavar="N")
+    run.add_argument("--days", type=number(above=0), default=90.0, metavar="N")
     run.add_argument(
-        "--seeds", type=int, default=5, metavar="N", help="runs of each job"
+        "--seeds", type=integer(1), default=5, metavar="N", help="runs of each job"
     )
     run.add_argument(
         "--sweep",
@@ -85,21 +94,34 @@ def populate_goodput_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def _goodput(arguments: argparse.Namespace) -> int:
+    from drivetrain_core.services import ClusterSpec
+
+    # What is wrong with a file is no wrong use.
+    if arguments.cluster is not None:
+        arguments.cluster = ClusterSpec.load(arguments.cluster)
+    names = {
+        "num_nodes": "--gpus",
+        "num_standbys": "--standbys",
+        "num_spares": "--spares",
+    }
+    with as_wrong_use(arguments, **names):
+        return _shown(arguments)
+
+
+def _shown(arguments: argparse.Namespace) -> int:
+    """Shows what was asked for, and returns the exit status."""
     from drivetrain_elastic.goodput import check_plot_path
 
-    if arguments.seeds < 1:
-        message = f"--seeds must be at least 1, got {arguments.seeds}"
-        raise ProgramError(message)
     chosen = [
         name for name in (*_OF_ONE_JOB, "published", "inputs") if _is(arguments, name)
     ]
     if len(chosen) > 1:
         message = f"give one of {', '.join('--' + name for name in chosen)}"
-        raise ProgramError(message)
+        raise UsageError(message)
     if arguments.plot is not None:
         if chosen and chosen[0] in {"published", "inputs"}:
             message = f"--{chosen[0]} has no plot"
-            raise ProgramError(message)
+            raise UsageError(message)
         check_plot_path(arguments.plot)
     show = {
         "published": _show_published,
@@ -122,7 +144,7 @@ def _jobs(arguments: argparse.Namespace) -> dict[str, GoodputConfig]:
     names = [name.strip() for name in arguments.recovery.split(",")]
     if len(set(names)) != len(names):
         message = f"--recovery names a system twice: {arguments.recovery}"
-        raise ProgramError(message)
+        raise UsageError(message)
     return {name: _job(arguments, name) for name in names}
 
 
@@ -130,7 +152,7 @@ def _one_job(arguments: argparse.Namespace, option: str) -> tuple[str, GoodputCo
     jobs = _jobs(arguments)
     if len(jobs) != 1:
         message = f"{option} needs one system, got --recovery {arguments.recovery}"
-        raise ProgramError(message)
+        raise UsageError(message)
     return next(iter(jobs.items()))
 
 
@@ -156,12 +178,12 @@ def _job(arguments: argparse.Namespace, name: str) -> GoodputConfig:
             options["modes"] = usual_failures(arguments.mtbf_gpu_h)
         per_node = 8 if arguments.gpus_per_node is None else arguments.gpus_per_node
         gpus = _GPUS if arguments.gpus is None else arguments.gpus
-        if per_node < 1 or gpus < 1 or gpus % per_node:
+        if gpus % per_node:
             message = (
-                "--gpus must be a multiple of --gpus-per-node, both at least 1, got "
-                f"{gpus} and {per_node}"
+                f"--gpus must be a multiple of --gpus-per-node, got {gpus} and "
+                f"{per_node}"
             )
-            raise ProgramError(message)
+            raise UsageError(message)
         config = system.config(
             num_nodes=gpus // per_node, devices_per_node=per_node, **options
         )
@@ -169,7 +191,7 @@ def _job(arguments: argparse.Namespace, name: str) -> GoodputConfig:
         key, values = _assignment("--set", text)
         if len(values) != 1:
             message = f"--set takes one value, got {text!r}; --sweep takes several"
-            raise ProgramError(message)
+            raise UsageError(message)
         config = with_input(config, key, values[0])
     return config
 
@@ -177,17 +199,16 @@ def _job(arguments: argparse.Namespace, name: str) -> GoodputConfig:
 def _of_cluster(
     arguments: argparse.Namespace, system: Any, options: dict[str, Any]
 ) -> GoodputConfig:
-    from drivetrain_core.services import ClusterSpec
     from drivetrain_elastic.goodput import GoodputConfig
 
     if arguments.gpus_per_node is not None:
         message = "--gpus-per-node is what --cluster says: give one of them"
-        raise ProgramError(message)
+        raise UsageError(message)
     usual = {name: one.value for name, one in system.job.items()}
     if arguments.mtbf_gpu_h is not None:
         usual["mtbf_gpu_h"] = arguments.mtbf_gpu_h
     return GoodputConfig.from_cluster(
-        ClusterSpec.load(arguments.cluster),
+        arguments.cluster,
         recovery=system.profile(),
         checkpoint=system.plan(),
         **{**usual, **options},
@@ -202,7 +223,7 @@ def _assignment(option: str, text: str) -> tuple[str, list[float]]:
         numbers = []
     if not equals or not numbers:
         message = f"{option} needs NAME=NUMBER, as in mtbf_h=2.5, got {text!r}"
-        raise ProgramError(message)
+        raise UsageError(message)
     return name.strip(), numbers
 
 
@@ -261,7 +282,7 @@ def _show_sweep(arguments: argparse.Namespace) -> int:
         key, numbers = _assignment("--sweep", text)
         if key in values:
             message = f"--sweep names {key} twice"
-            raise ProgramError(message)
+            raise UsageError(message)
         values[key] = numbers
     points = sweep(
         job,

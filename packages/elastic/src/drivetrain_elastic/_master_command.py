@@ -8,7 +8,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from drivetrain_core import ProgramError
+from drivetrain_core.commands import UsageError, as_wrong_use, number
+from drivetrain_elastic._options import address
 
 if TYPE_CHECKING:
     import argparse
@@ -34,6 +35,7 @@ def populate_master_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--address",
+        type=address,
         default="127.0.0.1:0",
         metavar="HOST:PORT",
         help="where to listen; port 0 takes one that is free (default: %(default)s)",
@@ -47,7 +49,7 @@ def populate_master_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--patience-s",
-        type=float,
+        type=number(0, can_be_inf=True),
         default=60.0,
         metavar="SECONDS",
         help="how long a worker may hold shards without a word",
@@ -61,6 +63,7 @@ def populate_master_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-key", metavar="FILE", help="of the certificate, PEM")
     parser.add_argument(
         "--metrics",
+        type=address,
         metavar="HOST:PORT",
         help="serve the state of the job there, for Prometheus; whoever reaches it reads it",
     )
@@ -103,7 +106,7 @@ def _serve_until(arguments: argparse.Namespace, ending: set[signal.Signals]) -> 
     from drivetrain_elastic._secret import make_token, read_token, write_token
     from drivetrain_elastic._tls import server_credentials
     from drivetrain_elastic.journal import JournalError
-    from drivetrain_elastic.journal._open import lease_of
+    from drivetrain_elastic.journal._open import check_journal, lease_of
 
     if arguments.with_parent:
         end_with_parent()
@@ -112,17 +115,22 @@ def _serve_until(arguments: argparse.Namespace, ending: set[signal.Signals]) -> 
         message = (
             "the master needs a journal: --journal FILE, or DRIVETRAIN_ELASTIC_JOURNAL"
         )
-        raise ProgramError(message)
+        raise UsageError(message)
+    check_journal(journal)
     if not Path(arguments.token_file).exists():
         write_token(arguments.token_file, make_token())
     token = read_token(arguments.token_file)
+    if (arguments.tls_certificate is None) != (arguments.tls_key is None):
+        message = "--tls-certificate FILE and --tls-key FILE go together"
+        raise UsageError(message)
     tls = server_credentials(arguments.tls_certificate, arguments.tls_key)
     # What a master that stands ready lacks should not show only when it takes over.
     _check_address(arguments.address, has_tls=tls is not None)
     if arguments.metrics is not None:
         import_prometheus()
         check_host(arguments.metrics)
-    lease = lease_of(journal, token=token)
+    with as_wrong_use(arguments):
+        lease = lease_of(journal, token=token)
     if lease is not None and not _stand_ready(lease, arguments, ending):
         return 0
     with Master(
@@ -149,6 +157,7 @@ def _check_address(address: str, *, has_tls: bool) -> None:
     """Finds out whether a master can serve there, but for the port.
 
     Raises:
+        UsageError: It needs a certificate there.
         ProgramError: It cannot.
     """
     from drivetrain_elastic._address import check_host, is_loopback
@@ -158,7 +167,7 @@ def _check_address(address: str, *, has_tls: bool) -> None:
             f"{address} can be reached from other machines, so the master needs a "
             "certificate there: --tls-certificate FILE and --tls-key FILE"
         )
-        raise ProgramError(message)
+        raise UsageError(message)
     check_host(address)
 
 

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import DrivetrainError, ProgramError
+from drivetrain_elastic._address import split_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,20 +57,17 @@ class MetricsServer:
 
     def __init__(self, address: str, get_status: Callable[[], pb.Status]) -> None:
         prometheus_client = import_prometheus()
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal():
-            message = f"the address of metrics must be HOST:PORT, got {address!r}"
-            raise ProgramError(message)
+        host, port = split_address(address)
         registry = prometheus_client.registry.CollectorRegistry()
         registry.register(_Collector(get_status))
         try:
             self._server, self._thread = prometheus_client.start_http_server(
-                int(port), addr=host.strip("[]"), registry=registry
+                port, addr=host, registry=registry
             )
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             message = f"metrics cannot be served at {address}: {error}"
             raise ProgramError(message) from error
-        self.address = f"{host}:{self._server.server_port}"
+        self.address = f"{address.rpartition(':')[0]}:{self._server.server_port}"
         logger.info("metrics are at http://%s/metrics", self.address)
 
     def close(self) -> None:

@@ -8,7 +8,8 @@ import sys
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core import MissingLibraryError, ProgramError
+from drivetrain_core import MissingLibraryError
+from drivetrain_core.commands import integer
 
 if TYPE_CHECKING:
     import argparse
@@ -38,7 +39,7 @@ def populate_operator_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--parallel",
-        type=int,
+        type=integer(1),
         default=16,
         metavar="N",
         help="jobs that are looked at together (%(default)s)",
@@ -78,9 +79,6 @@ def _run(arguments: argparse.Namespace) -> int:
             )
         sys.stdout.write(text)
         return 0
-    if arguments.parallel < 1:
-        message = f"--parallel must be at least 1, got {arguments.parallel}"
-        raise ProgramError(message)
     try:
         import aiohttp  # noqa: F401
         import cryptography  # noqa: F401

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain_core import ProgramError
+from drivetrain_core.commands import UsageError, as_wrong_use, integer, number
+from drivetrain_elastic._options import address, addresses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +32,7 @@ def populate_run_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nproc-per-node",
         "--nproc_per_node",
+        type=_num_workers,
         default="1",
         metavar="N",
         help="workers that train on this node, by default 1; gpu, cpu or auto for one per "
@@ -37,13 +40,14 @@ def populate_run_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--nnodes",
+        type=_range,
         default="1:1",
         metavar="MIN:MAX",
         help="how many nodes train, by default 1; the job goes on while there are MIN",
     )
     parser.add_argument(
         "--min-workers",
-        type=int,
+        type=integer(1),
         metavar="N",
         help="the job goes on while there are so many workers, by default as many as MIN "
         "nodes have",
@@ -60,7 +64,7 @@ def populate_run_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--standbys",
-        type=int,
+        type=integer(0),
         default=1,
         metavar="N",
         help="copies of the model's workers that are ready to take another one's place "
@@ -68,7 +72,7 @@ def populate_run_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workers-per-copy",
-        type=int,
+        type=integer(1),
         default=1,
         metavar="N",
         help="workers that hold one copy of the model together (%(default)s)",
@@ -76,7 +80,7 @@ def populate_run_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-restarts",
         "--max_restarts",
-        type=int,
+        type=integer(0),
         default=10,
         metavar="N",
         help="how many workers may be started anew in one place within an hour "
@@ -119,6 +123,7 @@ def _add_master_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rdzv-endpoint",
         "--rdzv_endpoint",
+        type=addresses,
         metavar="HOST:PORT",
         help="where the job's master is, or all that may serve, with commas between them; by "
         "default DRIVETRAIN_ELASTIC_MASTER, except with --journal, and in workers of an agent",
@@ -135,6 +140,7 @@ def _add_master_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--metrics",
+        type=address,
         metavar="HOST:PORT",
         help="where the master that is kept here serves the state of the job, for "
         "Prometheus; needs --journal",
@@ -145,21 +151,27 @@ def _add_master_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_time_options(parser: argparse.ArgumentParser) -> None:
-    for name, default, says in (
-        ("last-call-s", 5.0, "how long the first world waits for more than MIN nodes"),
+    for name, default, least, says in (
+        (
+            "last-call-s",
+            5.0,
+            0.0,
+            "how long the first world waits for more than MIN nodes",
+        ),
         (
             "patience-s",
             600.0,
+            0.0,
             "how long a job with too few workers waits for more, and an agent for a master",
         ),
-        ("frozen-s", 2.0, "how long a worker that does nothing may be silent"),
-        ("stuck-s", 600.0, "how long a step may compute"),
-        ("grace-s", 30.0, "how long workers have between SIGTERM and SIGKILL"),
-        ("notices-s", 5.0, "how often the cloud of --notices is asked"),
+        ("frozen-s", 2.0, 0.2, "how long a worker that does nothing may be silent"),
+        ("stuck-s", 600.0, 0.2, "how long a step may compute"),
+        ("grace-s", 30.0, 0.0, "how long workers have between SIGTERM and SIGKILL"),
+        ("notices-s", 5.0, 0.01, "how often the cloud of --notices is asked"),
     ):
         parser.add_argument(
             f"--{name}",
-            type=float,
+            type=number(least, can_be_inf=True),
             default=default,
             metavar="SECONDS",
             help=f"{says} (%(default)g)",
@@ -214,16 +226,18 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _agent(arguments: argparse.Namespace) -> Agent:
+    # Before anything is imported that takes seconds.
+    if not arguments.module and not Path(arguments.script).exists():
+        message = f"there is no script {arguments.script!r}"
+        raise ProgramError(message)
     from drivetrain_elastic import Agent
     from drivetrain_elastic._agent._master_process import MasterProcess
     from drivetrain_elastic._secret import make_token, read_token, write_token
     from drivetrain_elastic._tls import channel_credentials
+    from drivetrain_elastic.journal._open import check_journal
 
     config = _config(arguments)
     program = [arguments.script, *arguments.arguments]
-    if not arguments.module and not Path(arguments.script).exists():
-        message = f"there is no script {arguments.script!r}"
-        raise ProgramError(message)
     endpoint = _endpoint(arguments, os.environ)
     if endpoint is None:
         if arguments.journal or config.max_nodes > 1:
@@ -231,11 +245,11 @@ def _agent(arguments: argparse.Namespace) -> Agent:
                 "several nodes, or a journal, need --rdzv-endpoint HOST:PORT; nodes that "
                 "keep no journal also take DRIVETRAIN_ELASTIC_MASTER"
             )
-            raise ProgramError(message)
+            raise UsageError(message)
         return Agent(program, config, is_module=arguments.module)
     if arguments.metrics and not arguments.journal:
         message = "--metrics is for the agent that keeps the master: give it --journal"
-        raise ProgramError(message)
+        raise UsageError(message)
     master = None
     token = os.environ.get("DRIVETRAIN_ELASTIC_TOKEN")
     if arguments.journal:
@@ -244,10 +258,11 @@ def _agent(arguments: argparse.Namespace) -> Agent:
                 "masters whose journal is in Redis are started by `drivetrain-elastic "
                 "master`; give --rdzv-endpoint their addresses, with commas"
             )
-            raise ProgramError(message)
+            raise UsageError(message)
         if arguments.token_file is None:
             message = "a master needs --token-file FILE, which is made when missing"
-            raise ProgramError(message)
+            raise UsageError(message)
+        check_journal(arguments.journal)
         if not Path(arguments.token_file).exists():
             write_token(arguments.token_file, token or make_token())
         options = ["--journal", arguments.journal]
@@ -264,7 +279,7 @@ def _agent(arguments: argparse.Namespace) -> Agent:
         token = read_token(arguments.token_file)
     if not token:
         message = "the job's token: pass --token-file, or set DRIVETRAIN_ELASTIC_TOKEN"
-        raise ProgramError(message)
+        raise UsageError(message)
     return Agent(
         program,
         config,
@@ -303,33 +318,40 @@ def _endpoint(arguments: argparse.Namespace, env: Mapping[str, str]) -> str | No
 def _config(arguments: argparse.Namespace) -> AgentConfig:
     from drivetrain_elastic import AgentConfig
 
-    min_nodes, max_nodes = _range(arguments.nnodes)
+    min_nodes, max_nodes = arguments.nnodes
     optional = {"node": arguments.node} if arguments.node else {}
-    return AgentConfig(
-        num_workers=_num_workers(arguments.nproc_per_node),
-        min_nodes=min_nodes,
-        max_nodes=max_nodes,
-        min_workers=arguments.min_workers,
-        workers_per_copy=arguments.workers_per_copy,
-        num_standbys=arguments.standbys,
-        machine=arguments.machine,
-        max_restarts=arguments.max_restarts,
-        last_call_s=arguments.last_call_s,
-        patience_s=arguments.patience_s,
-        frozen_s=arguments.frozen_s,
-        stuck_s=arguments.stuck_s,
-        on_stuck=arguments.on_stuck,
-        on_ended=arguments.on_ended,
-        grace_s=arguments.grace_s,
-        log_folder=arguments.log_dir,
-        tee=arguments.tee,
-        preload=tuple(arguments.preload),
-        check=arguments.check,
-        notices=arguments.notices,
-        on_notice=arguments.on_notice,
-        notices_s=arguments.notices_s,
-        **optional,
-    )
+    names = {
+        "num_workers": "--nproc-per-node",
+        "num_standbys": "--standbys",
+        "max_nodes": "--nnodes",
+        "log_folder": "--log-dir",
+    }
+    with as_wrong_use(arguments, **names):
+        return AgentConfig(
+            num_workers=arguments.nproc_per_node,
+            min_nodes=min_nodes,
+            max_nodes=max_nodes,
+            min_workers=arguments.min_workers,
+            workers_per_copy=arguments.workers_per_copy,
+            num_standbys=arguments.standbys,
+            machine=arguments.machine,
+            max_restarts=arguments.max_restarts,
+            last_call_s=arguments.last_call_s,
+            patience_s=arguments.patience_s,
+            frozen_s=arguments.frozen_s,
+            stuck_s=arguments.stuck_s,
+            on_stuck=arguments.on_stuck,
+            on_ended=arguments.on_ended,
+            grace_s=arguments.grace_s,
+            log_folder=arguments.log_dir,
+            tee=arguments.tee,
+            preload=tuple(arguments.preload),
+            check=arguments.check,
+            notices=arguments.notices,
+            on_notice=arguments.on_notice,
+            notices_s=arguments.notices_s,
+            **optional,
+        )
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -340,25 +362,27 @@ def _range(text: str) -> tuple[int, int]:
         ((2, 4), (3, 3))
     """
     first, _, last = text.partition(":")
-    try:
-        return int(first), int(last or first)
-    except ValueError:
-        message = f"--nnodes must be a number or MIN:MAX, got {text!r}"
-        raise ProgramError(message) from None
+    fewest, most = integer(1)(first), integer(1)(last or first)
+    if fewest > most:
+        message = f"MIN must not be more than MAX, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return fewest, most
 
 
 def _num_workers(text: str) -> int:
-    if text.isdecimal():
-        return int(text)
+    """Returns how many workers a node has."""
     if text not in {"gpu", "cpu", "auto"}:
-        message = f"--nproc-per-node must be a number, gpu, cpu or auto, got {text!r}"
-        raise ProgramError(message)
+        try:
+            return integer(1)(text)
+        except argparse.ArgumentTypeError as error:
+            message = f"{error} (or gpu, cpu, auto)"
+            raise argparse.ArgumentTypeError(message) from None
     import torch
 
     num_gpus = torch.cuda.device_count()
     if text == "gpu" and not num_gpus:
-        message = "--nproc-per-node gpu: this machine has none that torch can use"
-        raise ProgramError(message)
+        message = "gpu: this machine has none that torch can use"
+        raise argparse.ArgumentTypeError(message)
     if text == "cpu" or not num_gpus:
         return os.cpu_count() or 1
     return num_gpus

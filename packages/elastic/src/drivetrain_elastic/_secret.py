@@ -7,8 +7,9 @@ import secrets
 from pathlib import Path
 
 from drivetrain_core import ProgramError
+from drivetrain_core.commands import reason_of
 
-__all__ = ["make_token", "read_token", "write_token"]
+__all__ = ["check_token", "make_token", "read_token", "write_token"]
 
 _LEAST = 16
 
@@ -27,6 +28,25 @@ def write_token(path: str | os.PathLike[str], token: str) -> None:
         file.write(token)
 
 
+def check_token(token: str, origin: str) -> str:
+    """Returns a token that a call can carry.
+
+    Args:
+        token: The token.
+        origin: Where it comes from, for people.
+
+    Raises:
+        ProgramError: It has characters that are not printable ASCII.
+    """
+    if not token.isascii() or not token.isprintable():
+        message = (
+            f"the token of the job in {origin} is no plain text: it must be of printable "
+            "ASCII characters"
+        )
+        raise ProgramError(message)
+    return token
+
+
 def read_token(path: str | os.PathLike[str]) -> str:
     """Returns the token in a file.
 
@@ -35,9 +55,10 @@ def read_token(path: str | os.PathLike[str]) -> str:
     """
     place = Path(path)
     try:
-        mode, token = place.stat().st_mode, place.read_text().strip()
+        # Whatever is no text has characters that are no token's.
+        mode, token = place.stat().st_mode, place.read_text("latin-1").strip()
     except OSError as error:
-        message = f"the token of the job cannot be read: {error}"
+        message = f"the token of the job cannot be read: {place}: {reason_of(error)}"
         raise ProgramError(message) from error
     if mode & 0o077:
         message = f"{place} must be readable by its owner only: chmod 600 {place}"
@@ -45,4 +66,4 @@ def read_token(path: str | os.PathLike[str]) -> str:
     if len(token) < _LEAST:
         message = f"{place} must hold a token of at least {_LEAST} characters"
         raise ProgramError(message)
-    return token
+    return check_token(token, str(place))

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core import ProgramError
+from drivetrain_core.commands import UsageError, as_wrong_use, integer, number
+from drivetrain_elastic._cost_command import prices_of
 
 if TYPE_CHECKING:
     import argparse
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from drivetrain_elastic.cost import (
         CapacityTrace,
         JobProfile,
+        PriceList,
         Scenario,
         Strategy,
         StrategyComparison,
@@ -55,7 +57,7 @@ def populate_simulate_spot_parser(parser: argparse.ArgumentParser) -> None:
     )
     job.add_argument(
         "--hours",
-        type=float,
+        type=number(above=0),
         metavar="HOURS",
         help="how long the job would take if nothing happened to it; by default it goes "
         "on until the trace ends",
@@ -68,11 +70,14 @@ def populate_simulate_spot_parser(parser: argparse.ArgumentParser) -> None:
         "default all",
     )
     strategy.add_argument(
-        "--min-nodes", type=int, metavar="N", help="by default half of the nodes"
+        "--min-nodes",
+        type=integer(1),
+        metavar="N",
+        help="by default half of the nodes",
     )
     strategy.add_argument(
         "--max-wait-s",
-        type=float,
+        type=number(0, can_be_inf=True),
         default=600.0,
         metavar="SECONDS",
         help="after which nodes on demand fill the gap, where they do (default: "
@@ -96,22 +101,28 @@ def populate_simulate_spot_parser(parser: argparse.ArgumentParser) -> None:
     )
     cloud.add_argument(
         "--pool-ratio",
-        type=float,
+        type=number(above=0),
         default=1.25,
         metavar="X",
         help="spot nodes of the pool for each that the job asks for (default: "
         "%(default)s)",
     )
-    for name, value, metavar, says in (
-        ("days", 30.0, "N", "how long a drawn trace is"),
-        ("start-s", 180.0, "SECONDS", "how long a node that is granted takes to start"),
-        ("notice-s", 120.0, "SECONDS", "how long before its end a node hears of it"),
+    cloud.add_argument(
+        "--days",
+        type=number(above=0),
+        default=30.0,
+        metavar="N",
+        help="how long a drawn trace is (default: %(default)g)",
+    )
+    for name, value, says in (
+        ("start-s", 180.0, "how long a node that is granted takes to start"),
+        ("notice-s", 120.0, "how long before its end a node hears of it"),
     ):
         cloud.add_argument(
             f"--{name}",
-            type=float,
+            type=number(0),
             default=value,
-            metavar=metavar,
+            metavar="SECONDS",
             help=f"{says} (default: %(default)g)",
         )
     cloud.add_argument(
@@ -128,7 +139,7 @@ def populate_simulate_spot_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seeds",
-        type=int,
+        type=integer(1),
         default=3,
         metavar="N",
         help="runs of each (default: %(default)s)",
@@ -150,34 +161,11 @@ def populate_simulate_spot_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    from drivetrain_elastic.cost import (
-        StrategyComparison,
-        sensitivity,
-        simulate_all,
-        write_page,
-    )
+    from drivetrain_elastic.cost import write_page
 
-    if arguments.seeds < 1:
-        message = f"--seeds must be at least 1, got {arguments.seeds}"
-        raise ProgramError(message)
-    if arguments.html is not None:
-        _check_place(Path(arguments.html))
-    targets = _targets(arguments)
-    scenarios = _scenarios(arguments)
-    seeds = range(arguments.seeds)
-    # Starting more processes takes longer than a few short runs.
-    is_long = arguments.days * arguments.seeds * len(scenarios) > 300
-    processes = (os.cpu_count() or 1) if is_long else 1
-    report = _reporter(arguments)
-    summaries = simulate_all(scenarios, seeds=seeds, processes=processes, report=report)
-    effects = []
-    if arguments.sensitivity:
-        effects = sensitivity(
-            scenarios[-1], seeds=seeds, processes=processes, report=report
-        )
-    comparison = StrategyComparison(
-        summaries=summaries, effects=effects, targets=targets
-    )
+    prices = prices_of(arguments.prices)
+    with as_wrong_use(arguments):
+        comparison = _compared(arguments, prices)
     if arguments.html is not None:
         write_page(comparison, arguments.html)
     if arguments.json:
@@ -189,21 +177,43 @@ def _simulate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _compared(arguments: argparse.Namespace, prices: PriceList) -> StrategyComparison:
+    """Simulates what the options describe."""
+    from drivetrain_elastic.cost import StrategyComparison, sensitivity, simulate_all
+
+    if arguments.html is not None:
+        _check_place(Path(arguments.html))
+    targets = _targets(arguments)
+    scenarios = _scenarios(arguments, prices)
+    seeds = range(arguments.seeds)
+    # Starting more processes takes longer than a few short runs.
+    is_long = arguments.days * arguments.seeds * len(scenarios) > 300
+    processes = (os.cpu_count() or 1) if is_long else 1
+    report = _reporter(arguments)
+    summaries = simulate_all(scenarios, seeds=seeds, processes=processes, report=report)
+    effects = []
+    if arguments.sensitivity:
+        effects = sensitivity(
+            scenarios[-1], seeds=seeds, processes=processes, report=report
+        )
+    return StrategyComparison(summaries=summaries, effects=effects, targets=targets)
+
+
 def _check_place(path: Path) -> None:
     """Says before long work what writing would say after it."""
     if path.is_dir() or not path.parent.is_dir():
         message = f"--html must name a file in a folder that is there, got {path}"
-        raise ProgramError(message)
+        raise UsageError(message)
 
 
 # What is simulated.
 
 
-def _scenarios(arguments: argparse.Namespace) -> list[Scenario]:
+def _scenarios(arguments: argparse.Namespace, prices: PriceList) -> list[Scenario]:
     from drivetrain_elastic.cost import CapacityTrace, CloudTimes, Scenario
     from drivetrain_elastic.notices.sighting import BadAnswerError, wall_time
 
-    prices, offer = _prices(arguments)
+    offer = _offer(arguments, prices)
     traces = _traces(arguments)
     cloud = CloudTimes(start_s=arguments.start_s, notice_s=arguments.notice_s)
     begin = None
@@ -212,10 +222,7 @@ def _scenarios(arguments: argparse.Namespace) -> list[Scenario]:
             begin = wall_time(arguments.begin).timestamp()
         except BadAnswerError as error:
             message = f"--begin: {error}"
-            raise ProgramError(message) from None
-    if not 0 < arguments.pool_ratio < math.inf:
-        message = f"--pool-ratio must be more than 0, got {arguments.pool_ratio}"
-        raise ProgramError(message)
+            raise UsageError(message) from None
     hours = math.inf if arguments.hours is None else arguments.hours
     return [
         Scenario(
@@ -242,7 +249,7 @@ def _names(option: str, text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if len(set(names)) != len(names):
         message = f"{option} names something twice: {text}"
-        raise ProgramError(message)
+        raise UsageError(message)
     return names
 
 
@@ -251,7 +258,7 @@ def _sizes(arguments: argparse.Namespace) -> list[int]:
     for text in _names("--nodes", arguments.nodes):
         if not text.isascii() or not text.isdigit() or int(text) < 1:
             message = f"--nodes needs numbers such as 2,4,8, got {arguments.nodes!r}"
-            raise ProgramError(message)
+            raise UsageError(message)
         sizes.append(int(text))
     return sizes
 
@@ -265,7 +272,7 @@ def _targets(arguments: argparse.Namespace) -> list[float]:
         targets = [math.nan]
     if not all(0 <= one < 1 for one in targets):
         message = f"--target needs shares such as 0.81,0.92, got {arguments.target!r}"
-        raise ProgramError(message)
+        raise UsageError(message)
     return targets
 
 
@@ -276,7 +283,7 @@ def _profiles(arguments: argparse.Namespace) -> list[JobProfile]:
     for name in _names("--job", arguments.job):
         if name not in PROFILES:
             message = f"there is no job {name!r}, but {', '.join(PROFILES)}"
-            raise ProgramError(message)
+            raise UsageError(message)
         profile = PROFILES[name]
         for text in arguments.set:
             profile = with_number(profile, *_assignment("--set", text))
@@ -299,7 +306,7 @@ def _strategies(arguments: argparse.Namespace, nodes: int) -> list[Strategy]:
     for name in names:
         if name not in usual:
             message = f"there is no strategy {name!r}, but {', '.join(usual)}"
-            raise ProgramError(message)
+            raise UsageError(message)
     return [usual[name] for name in names]
 
 
@@ -311,13 +318,13 @@ def _traces(arguments: argparse.Namespace) -> TraceShape | CapacityTrace:
     if arguments.trace not in SHAPES:
         if arguments.shape:
             message = f"--shape is for drawn traces: {', '.join(SHAPES)}"
-            raise ProgramError(message)
+            raise UsageError(message)
         if not Path(arguments.trace).exists():
             message = (
                 f"--trace is {', '.join(SHAPES)}, or a file, and there is no file "
                 f"{arguments.trace!r}"
             )
-            raise ProgramError(message)
+            raise UsageError(message)
         return read_trace(arguments.trace)
     shape = SHAPES[arguments.trace]
     known = [one.name for one in fields(TraceShape)]
@@ -325,7 +332,7 @@ def _traces(arguments: argparse.Namespace) -> TraceShape | CapacityTrace:
         name, value = _assignment("--shape", text)
         if name not in known:
             message = f"a shape has no {name!r}; it has {', '.join(known)}"
-            raise ProgramError(message)
+            raise UsageError(message)
         change: dict[str, Any] = {name: value}
         shape = replace(shape, **change)
     return shape
@@ -339,22 +346,21 @@ def _assignment(option: str, text: str) -> tuple[str, float]:
         equals = ""
     if not equals:
         message = f"{option} needs NAME=NUMBER, as in up_h=5, got {text!r}"
-        raise ProgramError(message)
+        raise UsageError(message)
     return name.strip(), number
 
 
-def _prices(arguments: argparse.Namespace) -> tuple[Any, str]:
-    from drivetrain_elastic.cost import read_prices, shipped_prices
-
-    if arguments.prices is None:
-        return shipped_prices(), arguments.offer or "example/zone-a/gpu-8"
-    prices = read_prices(*arguments.prices)
+def _offer(arguments: argparse.Namespace, prices: PriceList) -> str:
+    """Returns what the prices call the nodes."""
     if arguments.offer is not None:
-        return prices, arguments.offer
+        offer: str = arguments.offer
+        return offer
+    if arguments.prices is None:
+        return "example/zone-a/gpu-8"
     if len(prices.offers) > 1:
         message = f"--offer must say which of {', '.join(prices.offers)} nodes are"
-        raise ProgramError(message)
-    return prices, prices.offers[0]
+        raise UsageError(message)
+    return prices.offers[0]
 
 
 # What is shown.

@@ -7,6 +7,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core.commands import as_wrong_use
+from drivetrain_elastic._options import addresses
 from drivetrain_elastic._phases import TORCHRUN_AGENT
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ def add_master_options(parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument(
         "--address",
+        type=addresses,
         metavar="HOST:PORT",
         help="of the master, or of all candidates with commas between them; by default "
         "DRIVETRAIN_ELASTIC_MASTER",
@@ -76,12 +79,15 @@ def populate_status_parsers(commands: Any) -> None:
 
 def client_of(arguments: argparse.Namespace) -> MasterClient:
     """Returns a client of the master that the arguments name."""
+    from drivetrain_elastic._address import split_addresses
     from drivetrain_elastic._client import MasterClient, address_and_token
     from drivetrain_elastic._secret import read_token
     from drivetrain_elastic._tls import channel_credentials
 
     token = read_token(arguments.token_file) if arguments.token_file else None
-    address, token = address_and_token(arguments.address, token)
+    with as_wrong_use(arguments):
+        address, token = address_and_token(arguments.address, token)
+        split_addresses(address)
     tls = channel_credentials(arguments.tls_ca)
     return MasterClient(address, token, patience_s=5.0, tls=tls)
 

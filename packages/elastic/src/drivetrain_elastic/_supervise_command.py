@@ -14,6 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain_core import ProgramError
+from drivetrain_core.commands import (
+    UsageError,
+    as_wrong_use,
+    integer,
+    number,
+    reason_of,
+)
 from drivetrain_elastic._cost_command import naming_offer, prices_of, show_cost
 from drivetrain_elastic.spot.capacity import Market
 from drivetrain_elastic.spot.config import AfterMaxWait, Recovery, SpotConfig
@@ -30,6 +37,7 @@ __all__ = ["populate_supervise_parser"]
 
 _EXAMPLE = ("-m", "drivetrain_elastic.examples.byte_lm")
 _POLL_S = 0.25
+_CLOUDS = (("aws", 20.0), ("azure", 10.0))
 _OFFER = "example/zone-a/gpu-8"
 
 
@@ -75,16 +83,21 @@ def populate_supervise_parser(parser: argparse.ArgumentParser) -> None:
 def _add_wants(parser: argparse.ArgumentParser) -> None:
     """Adds what the job wants."""
     wants = parser.add_argument_group("what the job wants")
-    for name, default, says in (
-        ("nodes", 4, "nodes that are asked for"),
-        ("min-nodes", 1, "fewer do not train"),
-        ("max-nodes", None, "idle nodes are taken up to so many; by default --nodes"),
-        ("unit", 1, "training runs on a multiple of so many nodes"),
-        ("tolerate", 0, "nodes that may be missing, with --recovery wait-full"),
+    for name, default, least, says in (
+        ("nodes", 4, 1, "nodes that are asked for"),
+        ("min-nodes", 1, 1, "fewer do not train"),
+        (
+            "max-nodes",
+            None,
+            1,
+            "idle nodes are taken up to so many; by default --nodes",
+        ),
+        ("unit", 1, 1, "training runs on a multiple of so many nodes"),
+        ("tolerate", 0, 0, "nodes that may be missing, with --recovery wait-full"),
     ):
         wants.add_argument(
             f"--{name}",
-            type=int,
+            type=integer(least),
             default=default,
             metavar="N",
             help=says if default is None else f"{says} (%(default)s)",
@@ -111,7 +124,7 @@ def _add_wants(parser: argparse.ArgumentParser) -> None:
     ):
         wants.add_argument(
             f"--{name}",
-            type=float,
+            type=number(0, can_be_inf=True),
             default=seconds,
             metavar="SECONDS",
             help=f"{says} (%(default)g)",
@@ -123,7 +136,7 @@ def _add_pool(parser: argparse.ArgumentParser) -> None:
     pool = parser.add_argument_group("what nodes there are")
     pool.add_argument(
         "--nproc-per-node",
-        type=int,
+        type=integer(1),
         default=1,
         metavar="N",
         help="workers on each node (%(default)s)",
@@ -136,6 +149,7 @@ def _add_pool(parser: argparse.ArgumentParser) -> None:
     )
     pool.add_argument(
         "--cloud",
+        type=_cloud,
         action="append",
         metavar="NAME=SECONDS",
         help="as which cloud a node's endpoint answers (aws, gcp, azure, alibaba), and how "
@@ -144,14 +158,14 @@ def _add_pool(parser: argparse.ArgumentParser) -> None:
     )
     pool.add_argument(
         "--boot-s",
-        type=float,
+        type=number(0),
         default=0.0,
         metavar="SECONDS",
         help="how long a node takes until its agent starts (%(default)g)",
     )
     pool.add_argument(
         "--seed",
-        type=int,
+        type=integer(),
         default=0,
         metavar="N",
         help="of which node is taken away (%(default)s)",
@@ -168,7 +182,7 @@ def _add_worth(parser: argparse.ArgumentParser) -> None:
     )
     worth.add_argument(
         "--min-marginal",
-        type=float,
+        type=number(0, 1),
         default=0.5,
         metavar="SHARE",
         help="of the speed of one of the first nodes that the last one brings at least "
@@ -176,7 +190,7 @@ def _add_worth(parser: argparse.ArgumentParser) -> None:
     )
     worth.add_argument(
         "--max-cost-ratio",
-        type=float,
+        type=number(1),
         default=1.5,
         metavar="X",
         help="how much more a sample costs at most than with the cheapest number of nodes "
@@ -203,7 +217,7 @@ def _read_trace(path: str) -> list[CapacityChange]:
     try:
         return [CapacityChange(*change) for change in read_trace(path).changes]
     except OSError as error:
-        message = f"the trace {path} cannot be read: {error}"
+        message = f"the trace {path} cannot be read: {reason_of(error)}"
         raise ProgramError(message) from error
 
 
@@ -217,22 +231,22 @@ def _default_trace(nodes: int) -> list[CapacityChange]:
     return changes
 
 
-def _clouds(texts: list[str] | None) -> list[tuple[str, float]]:
-    """Returns names and seconds.
+def _cloud(text: str) -> tuple[str, float]:
+    """Returns a name and seconds.
 
     Example:
-        >>> _clouds(["aws=120", "gcp=30"])
-        [('aws', 120.0), ('gcp', 30.0)]
+        >>> _cloud("aws=120")
+        ('aws', 120.0)
     """
-    found = []
-    for text in texts or ["aws=20", "azure=10"]:
-        name, _, seconds = text.partition("=")
-        try:
-            found.append((name, float(seconds)))
-        except ValueError:
-            message = f"--cloud needs a name and seconds, as in aws=120; got {text!r}"
-            raise ProgramError(message) from None
-    return found
+    from drivetrain_elastic.notices.find_cloud import CLOUDS
+
+    name, equals, seconds = text.partition("=")
+    if not equals or name not in CLOUDS:
+        message = (
+            f"takes one of {', '.join(CLOUDS)} and seconds, as in aws=120, got {text!r}"
+        )
+        raise argparse.ArgumentTypeError(message)
+    return name, number(above=0)(seconds)
 
 
 def _config(arguments: argparse.Namespace) -> SpotConfig:
@@ -254,15 +268,17 @@ def _config(arguments: argparse.Namespace) -> SpotConfig:
 
 
 def _count(arguments: argparse.Namespace, config: SpotConfig) -> CountConfig:
-    from drivetrain_elastic.spot.worker_count import CountConfig
+    from drivetrain_elastic.spot.worker_count import CountConfig, first_wants
 
-    return CountConfig(
+    count = CountConfig(
         least=config.min_nodes,
         most=config.most,
         unit=config.unit,
         min_marginal=arguments.min_marginal,
         max_cost_ratio=arguments.max_cost_ratio,
     )
+    first_wants(config, count)  # Refuses what does not fit.
+    return count
 
 
 def _supervise(arguments: argparse.Namespace) -> int:
@@ -301,17 +317,16 @@ def _program(arguments: argparse.Namespace, folder: str) -> list[str]:
 def _run(arguments: argparse.Namespace, folder: str) -> int:
     from drivetrain_elastic.spot.local_job import LocalSpotJob
 
-    config = _config(arguments)
-    if arguments.tolerate and config.recovery != Recovery.WAIT_FULL:
+    if arguments.tolerate and arguments.recovery != Recovery.WAIT_FULL.value:
         message = (
             f"--tolerate {arguments.tolerate} is of --recovery wait-full; with resize, "
             "--min-nodes says how many may be missing"
         )
-        raise ProgramError(message)
-    if arguments.nproc_per_node < 1:
-        message = f"--nproc-per-node must be at least 1, got {arguments.nproc_per_node}"
-        raise ProgramError(message)
-    count = _count(arguments, config) if arguments.fit_nodes else None
+        raise UsageError(message)
+    program = _program(arguments, folder)
+    with as_wrong_use(arguments):
+        config = _config(arguments)
+        count = _count(arguments, config) if arguments.fit_nodes else None
     prices = prices_of(arguments.prices)
     # Before anything is paid for: whether what it costs can be said.
     with naming_offer():
@@ -323,12 +338,12 @@ def _run(arguments: argparse.Namespace, folder: str) -> int:
     with (
         _signals_end(),
         LocalSpotJob(
-            _program(arguments, folder),
+            program,
             config,
             trace,
             folder=folder,
             num_workers=arguments.nproc_per_node,
-            clouds=_clouds(arguments.cloud),
+            clouds=arguments.cloud or _CLOUDS,
             boot_s=arguments.boot_s,
             seed=arguments.seed,
             count=count,

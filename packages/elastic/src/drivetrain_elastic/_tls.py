@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 
 from drivetrain_core import ProgramError
+from drivetrain_core.commands import reason_of
 
 __all__ = ["channel_credentials", "server_credentials"]
 
@@ -64,5 +65,5 @@ def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        message = f"TLS: {error}"
+        message = f"TLS: {path}: {reason_of(error)}"
         raise ProgramError(message) from error

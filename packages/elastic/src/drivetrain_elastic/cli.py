@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from drivetrain_core.commands import run_command
+from drivetrain_core.commands import number, run_program
 from drivetrain_elastic._check_command import populate_check_parser
 from drivetrain_elastic._cost_command import populate_cost_parser
 from drivetrain_elastic._demo_command import populate_demo_parser
@@ -25,6 +24,7 @@ from drivetrain_elastic._supervise_command import populate_supervise_parser
 from drivetrain_elastic.faults import cli as faults_cli
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 __all__ = ["main", "populate_parser"]
@@ -38,7 +38,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The parser, empty or a sub-parser of another command.
     """
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND")
 
     run = commands.add_parser(
         "run", help="train on this node, whatever dies", allow_abbrev=False
@@ -74,7 +74,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
             one.add_argument("node", metavar="NODE")
             one.add_argument(
                 "--within-s",
-                type=float,
+                type=number(0),
                 default=30.0,
                 metavar="SECONDS",
                 help="after which its workers are ended",
@@ -108,15 +108,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Example:
         >>> main(["status", "--token-file", "none"])
         1
+        >>> main(["diagnose"])
+        2
     """
-    parser = argparse.ArgumentParser(
-        prog="drivetrain-elastic",
+    return run_program(
+        "drivetrain-elastic",
+        populate_parser,
+        argv,
         description="Training that outlives its machines.",
-        allow_abbrev=False,
     )
-    populate_parser(parser)
-    args = parser.parse_args(argv)
-    return run_command("drivetrain-elastic", args.run, args)
 
 
 def _leave(arguments: argparse.Namespace) -> int:

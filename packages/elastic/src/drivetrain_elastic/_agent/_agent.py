@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core import ProgramError
-from drivetrain_elastic._address import stays_here
+from drivetrain_elastic._address import split_addresses, stays_here
 from drivetrain_elastic._agent._crew import Crew
 from drivetrain_elastic._agent._diagnostician import Diagnostician, first_line
 from drivetrain_elastic._agent._final_reports import FinalReports
@@ -36,8 +36,7 @@ from drivetrain_elastic._agent._parent import (
     kill_adopted,
     reap_orphans,
 )
-from drivetrain_elastic._client import split_addresses
-from drivetrain_elastic._secret import make_token, write_token
+from drivetrain_elastic._secret import check_token, make_token, write_token
 from drivetrain_elastic._stacks import take_stacks
 from drivetrain_elastic.decisions.ending import Ending
 from drivetrain_elastic.decisions.liveness import Health
@@ -128,6 +127,8 @@ class Agent:
         if token is None and (address is not None or master is not None):
             message = "an agent that is given a master needs the token of the job"
             raise ProgramError(message)
+        if token is not None:
+            check_token(token, "--token-file or DRIVETRAIN_ELASTIC_TOKEN")
         if address is not None:
             split_addresses(address)
         self._program = Program(tuple(program), is_module, str(Path.cwd()))

@@ -149,7 +149,7 @@ class AgentConfig:
             raise ProgramError(message)
         if not self.node or "/" in self.node:
             message = (
-                f"a node's name must not be empty and have no '/', got {self.node!r}"
+                f"node, its name, must not be empty and have no '/', got {self.node!r}"
             )
             raise ProgramError(message)
         if self.tee and self.log_folder is None:

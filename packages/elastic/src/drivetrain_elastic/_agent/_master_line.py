@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from drivetrain_elastic._client import MasterError, RefusedError, split_addresses
+from drivetrain_elastic._address import split_addresses
+from drivetrain_elastic._client import MasterError, RefusedError
 from drivetrain_elastic.protocol import _messages as pb
 from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, credentials
 

@@ -11,8 +11,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core import ProgramError
-from drivetrain_core.commands import run_command
+from drivetrain_core.commands import CommandParser, integer, number, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,25 +32,25 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The parser, empty or a sub-parser of another command.
     """
-    commands = parser.add_subparsers(required=True, metavar="FAULT")
+    commands = parser.add_subparsers(metavar="FAULT")
     for name, help_text, run in (
         ("kill", "end processes", _kill),
         ("stop", "let processes hang for a time", _stop),
         ("slow", "give processes a part of a core for a time", _slow),
     ):
         one = commands.add_parser(name, help=help_text, allow_abbrev=False)
-        one.add_argument("pids", type=int, nargs="+", metavar="PID")
+        one.add_argument("pids", type=integer(1), nargs="+", metavar="PID")
         one.add_argument(
             "--tree", action="store_true", help="and all their descendants"
         )
         one.set_defaults(run=run)
         if name == "kill":
-            one.add_argument("--signal", default="KILL", metavar="NAME")
+            one.add_argument("--signal", type=_signal, default="KILL", metavar="NAME")
         else:
             _add_length(one)
     one.add_argument(
         "--share",
-        type=float,
+        type=number(above=0),
         default=0.1,
         metavar="CORES",
         help="what each gets (the default: %(default)s)",
@@ -61,17 +60,19 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         help="make faults at random times in what a process has started",
         allow_abbrev=False,
     )
-    chaos.add_argument("pid", type=int, metavar="PID", help="whose children are hit")
-    chaos.add_argument("--seed", type=int, default=0, metavar="NUMBER")
+    text = "whose children are hit"
+    chaos.add_argument("pid", type=integer(1), metavar="PID", help=text)
+    chaos.add_argument("--seed", type=integer(), default=0, metavar="NUMBER")
     chaos.add_argument(
         "--every-s",
-        type=float,
+        type=number(above=0),
         default=10.0,
         metavar="SECONDS",
         help="between two faults, on average (the default: %(default)s)",
     )
     chaos.add_argument(
         "--kinds",
+        type=_kinds,
         default="kill,stop,slow",
         metavar="KINDS",
         help="the kinds of faults (the default: %(default)s)",
@@ -91,10 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         >>> main(["kill", "1"])
         1
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="drivetrain-elastic faults",
         description="Make faults, to see what survives them.",
-        allow_abbrev=False,
     )
     populate_parser(parser)
     args = parser.parse_args(argv)
@@ -104,22 +104,39 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _add_length(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--for-s",
-        type=float,
+        type=number(0),
         metavar="SECONDS",
         help="how long; until a signal ends it",
     )
 
 
+def _signal(text: str) -> signal.Signals:
+    """Returns a signal by its name, with SIG or without."""
+    name = f"SIG{text.upper().removeprefix('SIG')}"
+    if name not in signal.Signals.__members__:
+        message = f"there is no signal {text}"
+        raise argparse.ArgumentTypeError(message)
+    return signal.Signals[name]
+
+
+def _kinds(text: str) -> list[str]:
+    """Returns kinds of faults, which have commas between them."""
+    from drivetrain_elastic.faults._chaos import KINDS
+
+    kinds = text.split(",")
+    if not set(kinds) <= set(KINDS):
+        message = f"takes {', '.join(KINDS)}, with commas between them, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return kinds
+
+
 def _kill(arguments: argparse.Namespace) -> int:
     from drivetrain_elastic.faults import kill
 
-    name = f"SIG{arguments.signal.upper().removeprefix('SIG')}"
-    if name not in signal.Signals.__members__:
-        message = f"there is no signal {arguments.signal}"
-        raise ProgramError(message)
+    number: signal.Signals = arguments.signal
     for pid in arguments.pids:
-        kill(pid, signal.Signals[name], tree=arguments.tree)
-        print(f"process {pid}: {name}")
+        kill(pid, number, tree=arguments.tree)
+        print(f"process {pid}: {number.name}")
     return 0
 
 
@@ -157,23 +174,14 @@ def _last(
 
 def _chaos(arguments: argparse.Namespace) -> int:
     from drivetrain_elastic.faults import Chaos, ChaosSpec
-    from drivetrain_elastic.faults._chaos import KINDS
     from drivetrain_elastic.faults._target import Held, children_of
 
-    kinds = arguments.kinds.split(",")
-    unknown = [kind for kind in kinds if kind not in KINDS]
-    if unknown:
-        message = (
-            f"--kinds takes {', '.join(KINDS)}, with commas between them, got "
-            f"{arguments.kinds!r}"
-        )
-        raise ProgramError(message)
     with _signals() as ending, Held(arguments.pid) as parent:
         spec = ChaosSpec(
             seed=arguments.seed,
             num_targets=max(1, len(children_of(parent.pid))),
             every_s=arguments.every_s,
-            kinds=dict.fromkeys(kinds, 1.0),
+            kinds=dict.fromkeys(arguments.kinds, 1.0),
         )
         for_s = float("inf") if arguments.for_s is None else arguments.for_s
         end_s = time.monotonic() + for_s

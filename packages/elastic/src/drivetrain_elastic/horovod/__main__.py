@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain_core import ProgramError
-from drivetrain_core.commands import run_command
+from drivetrain_core.commands import CommandParser, integer, number, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,22 +28,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; None for those of the process.
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m drivetrain_elastic.horovod",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--elastic-timeout",
-        type=float,
+        type=number(above=0),
         default=600.0,
         metavar="SECONDS",
         help="how long ranks wait for others after a change (%(default)g)",
     )
     parser.add_argument(
         "--reset-limit",
-        type=int,
+        type=integer(0),
         metavar="N",
         help="after how many changes a rank gives up; by default never",
     )
@@ -72,14 +71,6 @@ def _prepare(arguments: argparse.Namespace) -> int:
     from drivetrain_elastic.horovod._names import put_names
     from drivetrain_elastic.horovod._runtime import options
 
-    if arguments.elastic_timeout <= 0:
-        message = (
-            f"--elastic-timeout must be above 0, got {arguments.elastic_timeout:g}"
-        )
-        raise ProgramError(message)
-    if arguments.reset_limit is not None and arguments.reset_limit < 0:
-        message = f"--reset-limit must be 0 or more, got {arguments.reset_limit}"
-        raise ProgramError(message)
     if not arguments.module and not Path(arguments.script).exists():
         message = f"there is no script {arguments.script!r}"
         raise ProgramError(message)

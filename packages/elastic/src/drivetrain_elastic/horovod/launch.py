@@ -20,8 +20,15 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from drivetrain_core import DistributedError, ProgramError
-from drivetrain_core.commands import run_command
+from drivetrain_core import DistributedError
+from drivetrain_core.commands import (
+    CommandParser,
+    as_wrong_use,
+    integer,
+    number,
+    run_command,
+)
+from drivetrain_elastic._options import addresses
 from drivetrain_elastic.horovod.discovery import (
     Blacklist,
     HostDiscoveryScript,
@@ -145,11 +152,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; None for those of the process.
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m drivetrain_elastic.horovod.launch",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--host-discovery-script",
@@ -158,21 +164,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="prints a line HOST:SLOTS for each host",
     )
     parser.add_argument(
-        "--slots", type=int, metavar="N", help="of hosts that are printed without"
+        "--slots",
+        type=integer(1),
+        metavar="N",
+        help="of hosts that are printed without",
     )
     parser.add_argument(
-        "--min-np", type=int, metavar="N", help="fewer processes do not train (1)"
+        "--min-np",
+        type=integer(1),
+        metavar="N",
+        help="fewer processes do not train (1)",
     )
     parser.add_argument(
         "--max-hosts",
-        type=int,
+        type=integer(1),
         default=1024,
         metavar="N",
         help="more hosts stand by (%(default)s)",
     )
     parser.add_argument(
         "--blacklist-cooldown-range",
-        type=float,
+        type=number(0),
         nargs=2,
         metavar=("LEAST", "MOST"),
         help="how many seconds a host is left out after a failure; by default for ever",
@@ -183,7 +195,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="COMMAND",
         help="runs a command on {host}, as `ssh {host}`; by default all run here",
     )
-    parser.add_argument("--rdzv-endpoint", required=True, metavar="HOST:PORT")
+    parser.add_argument(
+        "--rdzv-endpoint", type=addresses, required=True, metavar="HOST:PORT"
+    )
     parser.add_argument("--token-file", required=True, metavar="FILE")
     parser.add_argument("--tls-ca", metavar="FILE", help="who vouches for the master")
     parser.add_argument("script", metavar="SCRIPT", help="the training script")
@@ -199,17 +213,14 @@ def _run(arguments: argparse.Namespace) -> int:
     from drivetrain_elastic._secret import read_token
     from drivetrain_elastic.protocol import _messages as pb
 
-    for option in ("min_np", "max_hosts", "slots"):
-        value = getattr(arguments, option)
-        if value is not None and value < 1:
-            message = f"--{option.replace('_', '-')} must be at least 1, got {value}"
-            raise ProgramError(message)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
     cooldown = arguments.blacklist_cooldown_range
     script = HostDiscoveryScript(arguments.host_discovery_script, arguments.slots)
-    manager = HostManager(script, Blacklist(tuple(cooldown) if cooldown else None))
+    with as_wrong_use(arguments):
+        blacklist = Blacklist(tuple(cooldown) if cooldown else None)
+    manager = HostManager(script, blacklist)
     if arguments.tls_ca:
         os.environ["DRIVETRAIN_ELASTIC_TLS_CA"] = arguments.tls_ca
     client = MasterClient(arguments.rdzv_endpoint, read_token(arguments.token_file))

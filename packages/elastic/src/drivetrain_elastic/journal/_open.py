@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain_core import ProgramError
+from drivetrain_elastic.journal._record import JournalError
 from drivetrain_elastic.journal._redis import RedisJournal
 from drivetrain_elastic.journal._redis_lease import RedisLease
 from drivetrain_elastic.journal._redis_url import is_redis_url
@@ -15,7 +17,22 @@ if TYPE_CHECKING:
     from drivetrain_elastic.journal._lease import Lease
     from drivetrain_elastic.journal._record import Journal
 
-__all__ = ["lease_of", "open_journal"]
+__all__ = ["check_journal", "lease_of", "open_journal"]
+
+
+def check_journal(place: str) -> None:
+    """Refuses a file in a folder that is missing: a name that is mistyped is no new job.
+
+    Args:
+        place: A file, or a URL.
+
+    Raises:
+        JournalError: There is no such folder.
+    """
+    folder = Path(place).absolute().parent
+    if "://" not in place and not folder.is_dir():
+        message = f"the journal {place} has no place: there is no folder {folder}"
+        raise JournalError(message)
 
 
 def lease_of(

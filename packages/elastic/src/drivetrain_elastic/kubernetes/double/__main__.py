@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import signal
 import sys
@@ -10,20 +9,22 @@ import threading
 from pathlib import Path
 
 from drivetrain_core import DrivetrainError
+from drivetrain_core.commands import CommandParser, integer
 from drivetrain_elastic.kubernetes.double.cluster import ClusterDouble
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the program; returns its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m drivetrain_elastic.kubernetes.double",
         description="A double of a Kubernetes cluster, until Ctrl-C or SIGTERM.",
-        allow_abbrev=False,
     )
     parser.add_argument(
-        "--nodes", type=int, default=1, help="how many nodes it has (1)"
+        "--nodes", type=integer(1), default=1, help="how many nodes it has (1)"
     )
-    parser.add_argument("--port", type=int, default=0, help="of the API (any)")
+    parser.add_argument(
+        "--port", type=integer(0, 65_535), default=0, help="of the API (any)"
+    )
     parser.add_argument(
         "--run",
         choices=["processes", "simulated"],
