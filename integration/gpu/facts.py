@@ -19,6 +19,10 @@ import torch
 DISTRIBUTIONS = ("triton", "numpy", "pytest", "transformers", "liger-kernel")
 
 
+# About 10 ms, and what is queued meanwhile.
+_QUEUE_CYCLES, _CALLS = 20_000_000, 5
+
+
 def seconds_of(work: Any, rounds: int = 10) -> float:
     """The median time of queued work, by events."""
     for _ in range(3):
@@ -26,11 +30,15 @@ def seconds_of(work: Any, rounds: int = 10) -> float:
     times = []
     for _ in range(rounds):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # The device is kept busy until the host has queued all: what is measured is the
+        # device's time, not the time of launches.
+        torch.cuda._sleep(_QUEUE_CYCLES)
         start.record()
-        work()
+        for _ in range(_CALLS):
+            work()
         end.record()
         end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
+        times.append(start.elapsed_time(end) / 1e3 / _CALLS)
     return statistics.median(times)
 
 

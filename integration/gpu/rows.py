@@ -52,7 +52,9 @@ def _tests(
     package = name.split("-")[0]
     arguments = [f"packages/{package}/tests/{file}.py" for file in files]
     arguments += ["-k", select] if select else []
-    arguments += ["-n", str(workers), "--dist", "load"] if workers else []
+    # A benchmark plugin that is there warns when it sees workers, which is an error.
+    beside = ["-n", str(workers), "--dist", "load", "-p", "no:benchmark"]
+    arguments += beside if workers else []
     return Row(
         name=f"tests-{name}",
         kind="tests",

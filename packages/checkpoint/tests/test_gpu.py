@@ -1,9 +1,11 @@
 """State on a GPU, copied by a stream of its own into registered memory."""
 
+import gc
+
 import pytest
 import torch
 
-from drivetrain_checkpoint import Checkpointer, StorageError
+from drivetrain_checkpoint import Checkpointer, StorageError, _staging
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,7 +46,7 @@ def test_memory_is_registered_once(tmp_path):
     state = make()
     checkpointer.save(1, state).wait(30)
     link = checkpointer._memory._link
-    assert link._is_registered
+    assert link.is_registered
     checkpointer.save(2, state).wait(30)
     assert checkpointer._memory._link is link
     checkpointer.stop_daemon()
@@ -58,3 +60,19 @@ def test_change_without_a_guard_is_found(tmp_path):
     with pytest.raises(StorageError, match="changed while it was being copied"):
         handle.wait(60)
     checkpointer.stop_daemon()
+
+
+def test_memory_is_given_back_where_a_checkpointer_is_dropped(tmp_path):
+    """What stays registered without its mapping makes a later registration fail."""
+    for name in ("first", "second"):
+        checkpointer = Checkpointer(tmp_path / name, job=name)
+        checkpointer.save(1, make(), persist=False)
+        link = checkpointer._memory._link
+        assert link.is_registered
+        address, size = link._arena.address, link._arena.size_bytes
+        del checkpointer, link
+        gc.collect()
+    assert int(torch.cuda.cudart().cudaHostUnregister(address)) != 0, size
+    # Nothing of that refusal is left for the next kernel to raise.
+    _staging._forget_error()
+    assert float(torch.ones(8, device="cuda").sum()) == 8.0

@@ -67,6 +67,8 @@ def test_bar_that_raises_is_a_miss_that_is_named_and_hides_no_other(capsys):
     assert "miss" in first
     assert second.split()[0] == "good"
     assert "broken: miss in" in err
+    assert "Traceback" in err
+    assert "first line" in err
 
 
 def test_bar_that_raises_without_words_names_its_error(capsys):

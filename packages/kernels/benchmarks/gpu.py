@@ -33,6 +33,10 @@ def row(figure, holds, **details):
     return Row(figure=figure, holds=holds, proven_on=name, details=details)
 
 
+# About 10 ms, and what is queued meanwhile.
+_QUEUE_CYCLES, _CALLS = 20_000_000, 5
+
+
 def seconds_of(work, rounds=20):
     """The median time of queued work, by events."""
     for _ in range(3):
@@ -40,11 +44,15 @@ def seconds_of(work, rounds=20):
     times = []
     for _ in range(rounds):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # The device is kept busy until the host has queued all: what is measured is the
+        # device's time, not the time of launches.
+        torch.cuda._sleep(_QUEUE_CYCLES)
         start.record()
-        work()
+        for _ in range(_CALLS):
+            work()
         end.record()
         end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
+        times.append(start.elapsed_time(end) / 1e3 / _CALLS)
     return statistics.median(times)
 
 
@@ -82,10 +90,12 @@ def bandwidth(name):
         forward, _, backward = passes(case.ours, tensors)
         size = case.weight * DTYPE.itemsize
         limit = copy_bandwidth()
-        there = case.forward * size / seconds_of(forward) / limit
-        back = case.backward * size / seconds_of(backward) / limit
+        seconds = [seconds_of(forward), seconds_of(backward)]
+        there = case.forward * size / seconds[0] / limit
+        back = case.backward * size / seconds[1] / limit
         figure = f"{there:.0%} and back {back:.0%}"
-        return row(figure, min(there, back) >= 0.85, copy_bytes_per_s=limit)
+        details = {"seconds": seconds, "copy_bytes_per_s": limit}
+        return row(figure, min(there, back) >= 0.85, **details)
 
     return measure
 
@@ -111,19 +121,27 @@ def peers(name):
     return measure
 
 
-def host_time(way, limit_us):
-    """The most host time that an op takes on few tokens, while the GPU is not waited for."""
+def host_time(way):
+    """An op's host time on few tokens, beside that of torch's operators.
+
+    The GPU is not waited for. The op that compares worst counts.
+    """
 
     @on_gpu
     def measure(quick):
         del quick
         found = {}
         for name, case in CASES.items():
-            _, forward, backward = passes(case.ours, case.make(16))
-            found[name] = _host_seconds({"forward": forward, "backward": backward}[way])
-        worst = max(found, key=found.get)
-        figure = f"{found[worst] * 1e6:.0f} us ({worst})"
-        return row(figure, found[worst] <= limit_us * 1e-6, **found)
+            times = {}
+            for key, form in (("ours", case.ours), ("eager", case.eager)):
+                _, forward, backward = passes(form, case.make(16))
+                work = {"forward": forward, "backward": backward}[way]
+                times[key] = _host_seconds(work) * 1e6
+            found[name] = times
+        ratios = {name: t["ours"] / t["eager"] for name, t in found.items()}
+        worst = max(ratios, key=ratios.get)
+        figure = f"{ratios[worst]:.2f} x ({worst}, {found[worst]['ours']:.0f} us)"
+        return row(figure, ratios[worst] <= 2.0, microseconds=found)
 
     return measure
 
@@ -223,8 +241,8 @@ def head(*, compiled):
 TABLE = [
     *((f"{n}-bandwidth-gpu", ">= 85% of copy", bandwidth(n)) for n in CASES),
     *((f"{n}-peers-gpu", "<= 1 x the best peer", peers(n)) for n in CASES),
-    ("host-forward-gpu", "<= 20 us", host_time("forward", 20)),
-    ("host-backward-gpu", "<= 40 us", host_time("backward", 40)),
+    ("host-forward-gpu", "<= 2 x torch's operators", host_time("forward")),
+    ("host-backward-gpu", "<= 2 x torch's operators", host_time("backward")),
     ("attention-causal-gpu", "<= 1.02 x the best form", attention_form(None)),
     ("attention-window-gpu", "<= 1.02 x the best form", attention_form(WINDOW)),
     (

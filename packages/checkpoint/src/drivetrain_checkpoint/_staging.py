@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
+import weakref
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +27,8 @@ logger = logging.getLogger(__name__)
 class DeviceLink:
     """What a device needs to copy into an arena at full speed, beside its work.
 
-    The arena is registered with CUDA once, and given back when this is closed; a driver
-    that refuses costs speed, not correctness.
+    The arena is registered with CUDA once, and given back when this is closed or nobody
+    holds it any more; a driver that refuses costs speed, not correctness.
 
     Args:
         arena: The arena.
@@ -37,14 +40,26 @@ class DeviceLink:
         self._arena = arena
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         code = _cudart().cudaHostRegister(arena.address, arena.size_bytes, 0)
-        self._is_registered = int(code) == 0
-        if not self._is_registered:
+        self._release: weakref.finalize[..., DeviceLink] | None = None
+        if int(code) == 0:
+            self._release = weakref.finalize(
+                self, _unregister, self._stream, arena.address
+            )
+            # A process that ends gives everything back, and CUDA may be gone before.
+            self._release.atexit = False
+        else:
+            _forget_error()
             logger.warning(
                 "CUDA does not register %s bytes of shared memory (error %s): copies "
                 "from the device are slower and do not overlap",
                 f"{arena.size_bytes:,}",
                 code,
             )
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether copies run at full speed, beside other work."""
+        return self._release is not None and self._release.alive
 
     def begin(self, copy: Callable[[], None]) -> torch.cuda.Event:
         """Queues copies behind what the device does now, and returns when they end."""
@@ -57,10 +72,8 @@ class DeviceLink:
 
     def close(self) -> None:
         """Gives the memory back to the system's own care."""
-        if self._is_registered:
-            self._stream.synchronize()
-            _cudart().cudaHostUnregister(self._arena.address)
-            self._is_registered = False
+        if self._release is not None:
+            self._release()
 
 
 def begin_copy(
@@ -107,6 +120,20 @@ def begin_copy(
             event.synchronize()
 
     return end
+
+
+def _unregister(stream: torch.cuda.Stream, address: int) -> None:
+    stream.synchronize()
+    if int(_cudart().cudaHostUnregister(address)):
+        _forget_error()
+
+
+def _forget_error() -> None:
+    """Clears the error of a call, which the next launch of a kernel would raise again."""
+    name = f"libcudart.so.{str(torch.version.cuda).split('.', 1)[0]}"
+    # One that is linked into torch itself cannot be asked.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(name).cudaGetLastError()
 
 
 def _cudart() -> Any:

@@ -10,6 +10,7 @@ import platform
 import subprocess
 import sys
 import time
+import traceback
 from dataclasses import asdict, dataclass
 from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any
@@ -127,6 +128,7 @@ def _measured(bar: Bar, quick: bool) -> Row:
         text = str(error).strip().splitlines()
         last = text[-1] if text else ""
         row = Row(figure=f"failed: {type(error).__name__}: {last}", holds=False)
+        traceback.print_exc()
     seconds = time.perf_counter() - started
     sys.stderr.write(f"{bar.name}: {row.status} in {seconds:.0f} s\n")
     return row

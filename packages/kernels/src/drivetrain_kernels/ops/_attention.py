@@ -363,6 +363,15 @@ def _refuse_varlen(call: AttentionFacts) -> str | None:
     return f"has no dropout, got {call.dropout_p}" if call.dropout_p else None
 
 
+def _varlen_automatic(call: AttentionFacts) -> str | None:
+    if call.is_packed or call.softcap is not None:
+        return None
+    is_square = call.num_queries == call.num_keys
+    if call.band.is_full or (call.band.is_causal and is_square):
+        return "is slower than 'sdpa' where that needs no mask"
+    return None
+
+
 def _refuse_triton(call: AttentionFacts) -> str | None:
     missing: str | None = triton_missing(call.device)
     if missing is not None:
@@ -426,6 +435,7 @@ OP: Op[AttentionFacts] = Op(
             name="varlen",
             call=varlen_attention,
             refuse=_refuse_varlen,
+            automatic=_varlen_automatic,
             because="torch's FlashAttention skips what lies outside the window",
         ),
         Implementation(
