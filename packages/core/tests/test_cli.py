@@ -138,15 +138,45 @@ def test_apply_runs_the_script_under_the_plan(script, tmp_path, capsys):
     assert "trained under micro_batch(num=4)" in out
 
 
+MENTION = "import sys\nfrom drivetrain_core import accelerate\nuse = accelerate\n"
+
+
 @pytest.mark.parametrize("command", [["search"], ["apply", "{plan}"]])
-@pytest.mark.parametrize("body", ["", "import sys; sys.exit(0)", "raise SystemExit"])
-def test_script_that_never_calls_accelerate_is_told(command, body, tmp_path, capsys):
+@pytest.mark.parametrize("body", ["", "sys.exit(0)", "raise SystemExit"])
+def test_script_that_calls_no_accelerate_is_told(command, body, tmp_path, capsys):
     Plan().save(tmp_path / "plan.yaml")
     script = tmp_path / "idle.py"
-    script.write_text(body)
+    script.write_text(MENTION + body)
     argv = [part.format(plan=tmp_path / "plan.yaml") for part in command]
     err = failed([*argv, str(script)], capsys)
     assert "idle.py ended without calling drivetrain_core.accelerate" in err
+
+
+@pytest.mark.parametrize("command", [["search"], ["apply", "{plan}"]])
+def test_script_that_cannot_call_accelerate_is_not_run(command, tmp_path, capsys):
+    Plan().save(tmp_path / "plan.yaml")
+    script = tmp_path / "plain.py"
+    script.write_text("import torch, helper\nopen('ran', 'w').close()\n")
+    (tmp_path / "helper.py").write_text("import numpy\n")
+    argv = [part.format(plan=tmp_path / "plan.yaml") for part in command]
+    err = failed([*argv, str(script)], capsys)
+    assert "plain.py was not run: neither it nor what it imports calls" in err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_script_whose_call_cannot_be_seen_is_run_with_a_warning(tmp_path, caplog):
+    script, helper = tmp_path / "train.py", tmp_path / "helper.py"
+    script.write_text(
+        "import importlib\nimportlib.import_module('hel' + 'per').run()\n"
+    )
+    helper.write_text("from drivetrain_core import accelerate\nrun = accelerate\n")
+    with pytest.raises(TypeError, match="required positional arguments"):
+        main(["search", str(script)])
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "train.py names drivetrain_core.accelerate, but it imports importlib" in (
+        record.getMessage()
+    )
 
 
 @pytest.mark.parametrize("command", [["search"], ["apply", "{plan}"]])
@@ -158,7 +188,7 @@ def test_script_that_is_missing_is_named(command, tmp_path, capsys):
 
 def test_script_that_leaves_with_an_error_keeps_its_code(tmp_path):
     script = tmp_path / "fails.py"
-    script.write_text("import sys; sys.exit(7)")
+    script.write_text(f"{MENTION}sys.exit(7)")
     with pytest.raises(SystemExit) as caught:
         main(["search", str(script)])
     assert caught.value.code == 7
@@ -166,14 +196,14 @@ def test_script_that_leaves_with_an_error_keeps_its_code(tmp_path):
 
 def test_script_that_raises_shows_its_own_error(tmp_path):
     script = tmp_path / "fails.py"
-    script.write_text("raise KeyError('mine')")
+    script.write_text(f"{MENTION}raise KeyError('mine')")
     with pytest.raises(KeyError, match="mine"):
         main(["search", str(script)])
 
 
 def test_search_that_is_interrupted_says_so(tmp_path, capsys):
     script = tmp_path / "interrupted.py"
-    script.write_text("raise KeyboardInterrupt")
+    script.write_text(f"{MENTION}raise KeyboardInterrupt")
     assert main(["search", str(script)]) == 130
     assert capsys.readouterr().err == "drivetrain: interrupted\n"
 

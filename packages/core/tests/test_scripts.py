@@ -63,7 +63,9 @@ def test_strategy_that_cannot_be_used_is_refused(script):
 def test_script_that_never_calls_accelerate_is_refused(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("print('nothing')")
-    with pytest.raises(ProgramError, match="ended without calling"):
+    with pytest.raises(
+        ProgramError, match="was not run: neither it nor what it imports"
+    ):
         build_script(str(path), [], [])
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from drivetrain_elastic._local_job import LocalJob, LocalJobError, members_of
+from drivetrain_elastic.cli import main
 
 NUM_STEPS = 60
 PAUSE = ["--steps", str(NUM_STEPS), "--dtype", "float64", "--pause-s", "0.02"]
@@ -183,11 +184,19 @@ def test_interrupted_agent_ends_its_workers(job):
     assert not left(processes)
 
 
+# Source does not tell that any of them makes no loop.
 SCRIPTS = {
     "fails at once": ("raise SystemExit(3)", "ended with exit code 3"),
     "ends without a loop": ("print('hello')", "ended without an ElasticLoop"),
     "is not Python": ("import 5", "ended with exit code 1"),
 }
+BEGINS = """
+import importlib, pathlib
+from drivetrain_elastic import ElasticLoop
+with pathlib.Path(__file__).with_name("began").open("a") as file:
+    file.write("x")
+make = ElasticLoop
+"""
 
 
 EACH = [
@@ -198,14 +207,28 @@ EACH = [
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_script_that_cannot_work_ends_the_job_soon(job, tmp_path, name):
+def test_script_that_cannot_work_runs_once_and_ends_the_job(job, tmp_path, name):
     code, says = SCRIPTS[name]
     script = Path(tmp_path, "script.py")
-    script.write_text(code)
-    job = job(program=[str(script)], arguments=[], num_workers=2)
+    script.write_text(BEGINS + code)
+    job = job("--standbys", "1", program=[str(script)], arguments=[], num_workers=2)
     assert job.wait(60.0) == {"node0": 1}
     assert says in job.text()
     assert "no worker has ever become ready here" in job.text()
+    began = tmp_path / "began"
+    assert not began.exists() or began.read_text() == "x"
+
+
+@pytest.mark.parametrize("command", ["run", "supervise"])
+def test_script_that_can_make_no_loop_is_not_run(tmp_path, capsys, command):
+    script = tmp_path / "plain.py"
+    script.write_text(BEGINS.replace("importlib, ", "").replace("make = ", "# "))
+    assert main([command, "--nproc-per-node", "2", str(script)]) == 1
+    said = (
+        f"{script} was not run: it trains without an ElasticLoop: a script that makes "
+    )
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "began").exists()
 
 
 SOME = """

@@ -146,3 +146,53 @@ def test_failure_of_a_worker_that_only_stands_by_is_not_the_jobs():
 
     assert len(fail_one(examine=examine)) == 1
     assert fail_one(examine=examine, is_spare=True) == []
+
+
+class Line:
+    """Takes what is sent to a worker."""
+
+    def send(self, what, **fields):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_others_start_when_the_first_has_called():
+    async def scenario(crew, launcher):
+        (first,) = crew.workers.values()
+        launcher.may_start.release()
+        while first.process is None:
+            await asyncio.sleep(0)
+        assert launcher.num_asked == 1
+        crew.heard(Line(), {"what": "hello", "name": first.name})
+        launcher.may_start.release()
+        launcher.may_start.release()
+        await launcher.wait_until_asked(3)
+        assert {one.slot for one in crew.workers.values()} == {0, 1, 2}
+        # A second call, as of a worker that takes its place, starts nothing.
+        crew.heard(Line(), {"what": "hello", "name": first.name})
+        while len(launcher.pids) < 3:
+            await asyncio.sleep(0)
+        assert launcher.num_asked == 3
+
+    _, started = run(scenario, num_workers=3)
+    assert started == 3
+
+
+def test_none_starts_beside_a_first_that_ends_without_a_call():
+    async def scenario(crew, launcher):
+        (first,) = crew.workers.values()
+        launcher.may_start.release()
+        while first.process is None:
+            await asyncio.sleep(0)
+        os.kill(first.process.pid, signal.SIGTERM)
+        await launcher.wait_until_asked(2)
+        # Whoever takes its place shows it then.
+        assert {one.slot for one in crew.workers.values()} == {0}
+        launcher.may_start.release()
+        while len(launcher.pids) < 2:
+            await asyncio.sleep(0)
+
+    _, started = run(scenario, num_workers=3)
+    assert started == 2

@@ -308,7 +308,9 @@ BOTH = "a.example:29400,b.example:29400"
 def test_master_is_where_an_option_says_or_the_environment(
     tmp_path, monkeypatch, options, env, address
 ):
-    (tmp_path / "train.py").touch()
+    (tmp_path / "train.py").write_text(
+        "from drivetrain_elastic.examples import byte_lm"
+    )
     token = {"DRIVETRAIN_ELASTIC_TOKEN": "x" * 30}
     for name, value in {"DRIVETRAIN_ELASTIC_MASTER": BOTH, **token, **env}.items():
         monkeypatch.setenv(name, value)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain_core._errors import ProgramError
 from drivetrain_core._overrides import Overrides, overriding
 from drivetrain_core._plan import Plan
+from drivetrain_core._reach import reach_of
 from drivetrain_core._replay import Script, run_script
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from drivetrain_core.search.budget import Budget
 
 __all__ = ["apply_plan", "build_script", "search_script"]
+
+logger = logging.getLogger(__name__)
 
 
 class _Found(BaseException):
@@ -109,9 +113,31 @@ def apply_plan(plan: str, script: str, arguments: Sequence[str]) -> None:
 
 
 def _run(script: str, arguments: Sequence[str], overrides: Overrides) -> None:
+    _refuse_what_does_not_fit(script)
     with overriding(dataclasses.replace(overrides, started=(script, arguments))):
         run_script(
             Script(path=script, arguments=tuple(arguments), folder=str(Path.cwd()))
+        )
+
+
+def _refuse_what_does_not_fit(script: str) -> None:
+    """Tells of a script that does not call `accelerate` before it trains for nothing.
+
+    Raises:
+        ProgramError: It cannot come to the call.
+    """
+    reach = reach_of(script, names=["accelerate"])
+    if reach.is_never:
+        message = (
+            f"{script} was not run: neither it nor what it imports calls "
+            "drivetrain_core.accelerate"
+        )
+        raise ProgramError(message)
+    if not reach.is_named and Path(script).is_file():
+        logger.warning(
+            "nothing in %s names drivetrain_core.accelerate, but %s: unless that calls it, "
+            "the script runs to its end",
+            *(script, reach.unknown),
         )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from drivetrain_core._command_parser import CommandParser, ShowVersion
 from drivetrain_core._errors import DrivetrainError, PlanError, UsageError, reason_of
 from drivetrain_core._option_values import integer, number
+from drivetrain_core._reach import Reach, reach_of
 
 if TYPE_CHECKING:
     import argparse
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CommandParser",
+    "Reach",
     "UsageError",
     "add_version",
     "as_wrong_use",
     "busy",
     "integer",
     "number",
+    "reach_of",
     "reason_of",
     "run_command",
     "run_program",

@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain_core import ProgramError
 from drivetrain_core.commands import UsageError, as_wrong_use, integer, number
+from drivetrain_elastic._fit import require_elastic
 from drivetrain_elastic._options import address, addresses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from drivetrain_elastic import Agent, AgentConfig
+    from drivetrain_elastic._agent._master_process import MasterProcess
 
 __all__ = ["populate_run_parser"]
 
@@ -226,69 +227,94 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _agent(arguments: argparse.Namespace) -> Agent:
-    # Before anything is imported that takes seconds.
-    if not arguments.module and not Path(arguments.script).exists():
-        message = f"there is no script {arguments.script!r}"
-        raise ProgramError(message)
+    config = _config(arguments)
+    endpoint = _endpoint(arguments, os.environ)
+    _require_options(arguments, config, endpoint)
+    require_elastic(
+        arguments.script, is_module=arguments.module, preload=arguments.preload
+    )
+    # It takes seconds, after which nothing should be left to refuse.
     from drivetrain_elastic import Agent
-    from drivetrain_elastic._agent._master_process import MasterProcess
-    from drivetrain_elastic._secret import make_token, read_token, write_token
+
+    program = [arguments.script, *arguments.arguments]
+    if endpoint is None:
+        return Agent(program, config, is_module=arguments.module)
+    from drivetrain_elastic._secret import read_token
     from drivetrain_elastic._tls import channel_credentials
+
+    token = os.environ.get("DRIVETRAIN_ELASTIC_TOKEN")
+    master = _master(arguments, endpoint, token) if arguments.journal else None
+    if arguments.tls_ca:
+        # Workers look for it there.
+        os.environ["DRIVETRAIN_ELASTIC_TLS_CA"] = str(Path(arguments.tls_ca).resolve())
+    return Agent(
+        program,
+        config,
+        address=endpoint,
+        token=read_token(arguments.token_file) if arguments.token_file else token,
+        tls=channel_credentials(),
+        is_module=arguments.module,
+        master=master,
+    )
+
+
+def _require_options(
+    arguments: argparse.Namespace, config: AgentConfig, endpoint: str | None
+) -> None:
+    """Refuses options that lack another one.
+
+    Raises:
+        UsageError: One is missing.
+        JournalError: The journal's folder is.
+    """
+    from drivetrain_elastic._address import split_addresses
     from drivetrain_elastic.journal._open import check_journal
 
-    config = _config(arguments)
-    program = [arguments.script, *arguments.arguments]
-    endpoint = _endpoint(arguments, os.environ)
+    message = ""
     if endpoint is None:
         if arguments.journal or config.max_nodes > 1:
             message = (
                 "several nodes, or a journal, need --rdzv-endpoint HOST:PORT; nodes that "
                 "keep no journal also take DRIVETRAIN_ELASTIC_MASTER"
             )
-            raise UsageError(message)
-        return Agent(program, config, is_module=arguments.module)
-    if arguments.metrics and not arguments.journal:
+    elif arguments.metrics and not arguments.journal:
         message = "--metrics is for the agent that keeps the master: give it --journal"
-        raise UsageError(message)
-    master = None
-    token = os.environ.get("DRIVETRAIN_ELASTIC_TOKEN")
-    if arguments.journal:
-        if "://" in arguments.journal:
-            message = (
-                "masters whose journal is in Redis are started by `drivetrain-elastic "
-                "master`; give --rdzv-endpoint their addresses, with commas"
-            )
-            raise UsageError(message)
-        if arguments.token_file is None:
-            message = "a master needs --token-file FILE, which is made when missing"
-            raise UsageError(message)
-        check_journal(arguments.journal)
-        if not Path(arguments.token_file).exists():
-            write_token(arguments.token_file, token or make_token())
-        options = ["--journal", arguments.journal]
-        if arguments.tls_certificate:
-            options += ["--tls-certificate", arguments.tls_certificate]
-            options += ["--tls-key", arguments.tls_key or ""]
-        if arguments.metrics:
-            options += ["--metrics", arguments.metrics]
-        master = MasterProcess(endpoint, arguments.token_file, options)
-    if arguments.tls_ca:
-        # Workers look for it there.
-        os.environ["DRIVETRAIN_ELASTIC_TLS_CA"] = str(Path(arguments.tls_ca).resolve())
-    if arguments.token_file:
-        token = read_token(arguments.token_file)
-    if not token:
+    elif arguments.journal and "://" in arguments.journal:
+        message = (
+            "masters whose journal is in Redis are started by `drivetrain-elastic "
+            "master`; give --rdzv-endpoint their addresses, with commas"
+        )
+    elif arguments.journal and arguments.token_file is None:
+        message = "a master needs --token-file FILE, which is made when missing"
+    elif not arguments.token_file and not os.environ.get("DRIVETRAIN_ELASTIC_TOKEN"):
         message = "the job's token: pass --token-file, or set DRIVETRAIN_ELASTIC_TOKEN"
+    elif (arguments.tls_certificate is None) != (arguments.tls_key is None):
+        message = "--tls-certificate FILE and --tls-key FILE go together"
+    if message:
         raise UsageError(message)
-    return Agent(
-        program,
-        config,
-        address=endpoint,
-        token=token,
-        tls=channel_credentials(),
-        is_module=arguments.module,
-        master=master,
-    )
+    if endpoint is not None:
+        with as_wrong_use(arguments):
+            split_addresses(endpoint)
+    if arguments.journal:
+        check_journal(arguments.journal)
+
+
+def _master(
+    arguments: argparse.Namespace, endpoint: str, token: str | None
+) -> MasterProcess:
+    """Returns the master that this agent keeps, and makes the token's file."""
+    from drivetrain_elastic._agent._master_process import MasterProcess
+    from drivetrain_elastic._secret import make_token, write_token
+
+    if not Path(arguments.token_file).exists():
+        write_token(arguments.token_file, token or make_token())
+    options = ["--journal", arguments.journal]
+    if arguments.tls_certificate:
+        options += ["--tls-certificate", arguments.tls_certificate]
+        options += ["--tls-key", arguments.tls_key]
+    if arguments.metrics:
+        options += ["--metrics", arguments.metrics]
+    return MasterProcess(endpoint, arguments.token_file, options)
 
 
 def _endpoint(arguments: argparse.Namespace, env: Mapping[str, str]) -> str | None:

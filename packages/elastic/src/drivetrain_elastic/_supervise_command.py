@@ -22,6 +22,7 @@ from drivetrain_core.commands import (
     reason_of,
 )
 from drivetrain_elastic._cost_command import naming_offer, prices_of, show_cost
+from drivetrain_elastic._fit import require_elastic
 from drivetrain_elastic.spot.capacity import Market
 from drivetrain_elastic.spot.config import AfterMaxWait, Recovery, SpotConfig
 
@@ -307,9 +308,7 @@ def _program(arguments: argparse.Namespace, folder: str) -> list[str]:
         checkpoints = str(Path(folder, "checkpoints"))
         steps = ["--steps", "600", "--pause-s", "0.2"]
         return [*_EXAMPLE, *steps, "--checkpoints", checkpoints]
-    if not arguments.module and not Path(arguments.script).exists():
-        message = f"there is no script {arguments.script!r}"
-        raise ProgramError(message)
+    require_elastic(arguments.script, is_module=arguments.module)
     module = ["-m"] if arguments.module else []
     return [*module, arguments.script, *arguments.arguments]
 

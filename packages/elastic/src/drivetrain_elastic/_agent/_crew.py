@@ -17,6 +17,7 @@ from drivetrain_core import DistributedError
 from drivetrain_elastic._agent._diagnostician import clean_text, first_line
 from drivetrain_elastic._agent._process import ChildProcess, describe_exit
 from drivetrain_elastic._agent._worker import LocalWorker, Stage
+from drivetrain_elastic._fit import NOT_ELASTIC
 from drivetrain_elastic._stacks import DUMP_SIGNAL
 from drivetrain_elastic.decisions.failures import FailureClass
 from drivetrain_elastic.decisions.liveness import Health, judge_liveness
@@ -41,10 +42,6 @@ _WINDOW_S = 3600.0
 _QUICK_S = 5.0
 _AFTER_S = 1.0
 _BEAT_S = 0.5
-_NOT_ELASTIC = (
-    "ended without an ElasticLoop: a script that makes its own process group runs under "
-    "`torchrun --rdzv-backend=drivetrain`"
-)
 
 
 class Crew:
@@ -99,6 +96,8 @@ class Crew:
         self._tasks: set[asyncio.Task[None]] = set()
         self._was_ready = False
         self._is_ending = False
+        # What starts as soon as a worker has shown that the program makes its steps here.
+        self._waiting: list[tuple[int, bool]] = []
         # Places must be kept where each is a device of its own.
         self._has_devices = Path("/dev/nvidiactl").exists()
         self.world: pb.World | None = None
@@ -108,12 +107,18 @@ class Crew:
     # ---- starting ----
 
     def begin(self) -> None:
-        """Starts all that are to train and to stand by."""
-        unit = self._config.workers_per_copy
-        for slot in range(0, self._config.num_workers, unit):
-            self._start_copy(slot, is_spare=False)
-        for at in range(self._config.num_standbys):
-            self._start_copy(at * unit % self._config.num_workers, is_spare=True)
+        """Starts a first copy, and all others as soon as it calls.
+
+        A program that is no elastic one, or has a mistake at its start, would otherwise
+        run in all places at once before that shows.
+        """
+        unit, num_workers = self._config.workers_per_copy, self._config.num_workers
+        copies = [(slot, False) for slot in range(0, num_workers, unit)]
+        copies += [
+            (at * unit % num_workers, True) for at in range(self._config.num_standbys)
+        ]
+        (slot, is_spare), *self._waiting = copies
+        self._start_copy(slot, is_spare=is_spare)
 
     def _start_copy(self, slot: int, *, is_spare: bool, wait_s: float = 0.0) -> None:
         """Starts the workers of a copy of the model, from a place on."""
@@ -177,6 +182,9 @@ class Crew:
                 link.close()
                 return
             worker.link, worker.heard_s = link, time.monotonic()
+            waiting, self._waiting = self._waiting, []
+            for slot, is_spare in waiting if not self._is_ending else ():
+                self._start_copy(slot, is_spare=is_spare)
             if self.world is not None and not worker.is_spare:
                 self._show(worker)
             if self._order.request:
@@ -308,7 +316,7 @@ class Crew:
             self._part(worker, pb.WorkerReport.LEFT, why, exit_code)
             return
         elif exit_code == 0:
-            why = _NOT_ELASTIC
+            why = f"ended {NOT_ELASTIC}"
             if worker.stage == Stage.READY:
                 why = "ended with exit code 0 before the end of the training"
         self._bury(worker, why, is_own_fault=exit_code >= 0, exit_code=exit_code)

@@ -109,7 +109,11 @@ class LocalSpotJob:
             boot_s=boot_s,
             seed=seed,
             offer=offer,
+            may_start=lambda: self._has_shown,
         )
+        # Whether a worker has shown that the program makes its steps here: before that one
+        # node is enough to see that it does not.
+        self._has_shown = False
         self._lock = _hold(self.folder)
         self._token_file = str(self.folder / "token")
         token = make_token()
@@ -159,6 +163,7 @@ class LocalSpotJob:
 
         def look(supervisor: Supervisor) -> None:
             self._look_after_master()
+            self._has_shown |= bool(supervisor.view.ready)
             if time.monotonic() - self._recorded_s > _RECORD_S:
                 self.record()
             looked(supervisor)

@@ -84,6 +84,7 @@ class LocalPool:
         boot_s: How long a node takes until its agent starts.
         seed: Of which node is taken away.
         offer: What a list of prices calls a node.
+        may_start: Asked before an agent is started beside others.
 
     Attributes:
         trace: As given; a longer one may take its place.
@@ -104,12 +105,14 @@ class LocalPool:
         boot_s: float = 0.0,
         seed: int = 0,
         offer: str = "",
+        may_start: Callable[[], bool] = lambda: True,
     ) -> None:
         _check(trace, clouds)
         if not 0 <= boot_s < math.inf:
             message = f"boot_s must be a number of seconds from 0, got {boot_s}"
             raise ProgramError(message)
         self._offer = offer
+        self._may_start = may_start
         self._start = start
         self.trace = tuple(trace)
         self.boot_s = boot_s
@@ -261,6 +264,8 @@ class LocalPool:
             is_spot = machine.market == Market.SPOT
             if is_spot and len(self._spot(self._running())) >= self._size(now_s):
                 continue
+            if self._running() and not self._may_start():
+                return
             notices = f"{machine.kind}={machine.cloud.url}"
             machine.process = self._start(machine.name, notices)
             self._note(now_s, "came", machine.name)
