@@ -15,11 +15,17 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-__all__ = ["Channel", "Child", "ChildError"]
+__all__ = ["Channel", "Child", "ChildError", "last_line"]
 
 
 class ChildError(DrivetrainError, RuntimeError):
     """A process of the main job has failed, or has ended before its time."""
+
+
+def last_line(log: Path) -> str:
+    """Returns what a process has said last, which is its error if it has failed."""
+    lines = log.read_text("utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "a process has ended, and said nothing"
 
 
 class Channel:

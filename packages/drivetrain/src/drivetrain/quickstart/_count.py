@@ -106,10 +106,11 @@ def _is_final_part(line: Line, last: dict[int, int], counted: set[int]) -> bool:
 def _pause_s(lines: Sequence[Line], kill: Kill | None) -> float | None:
     if kill is None:
         return None
-    after = [
-        line.at_s for line in lines if line.what == "counted" and line.at_s > kill.at_s
+    # A rank may tell of the step before only after the kill.
+    ends = [
+        line.at_s for line in lines if line.what == "counted" and line.step >= kill.step
     ]
-    return min(after) - kill.at_s if after else None
+    return min(ends) - kill.at_s if ends else None
 
 
 def _step_s(lines: Sequence[Line], kill: Kill | None) -> float | None:

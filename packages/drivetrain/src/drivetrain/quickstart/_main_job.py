@@ -38,7 +38,7 @@ from drivetrain.quickstart._speed_up import speed_up
 from drivetrain.quickstart._table import fast_grid, kill_grid, to_markdown, to_rich
 from drivetrain.quickstart._verdict import fast, hard_to_kill
 from drivetrain_core import MissingLibraryError, ProgramError
-from drivetrain_core.scripts import explain_plan, search_script
+from drivetrain_core.scripts import search_script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +96,7 @@ class MainJob:
         promises = [promise, *self._train_with_kill(plan, runs[-1])]
         self._seconds["all"] = time.monotonic() - began_s
         self._result["promises"] = about_verdict(promises)
-        self._close(promises)
+        self._close(plan, promises)
         return 0 if all(promise.is_kept for promise in promises) else 1
 
     def _run_of(self, stack: ExitStack, name: str, choices: Sequence[Choice]) -> Run:
@@ -117,7 +117,6 @@ class MainJob:
         assert found.report is not None
         self._seconds["search"] = time.monotonic() - began_s
         self._console.print(found.report.table())
-        explain_plan(found.plan, self._console)
         self._result["search"] = about_search(found.report, found.plan)
         return found.plan
 
@@ -235,7 +234,7 @@ class MainJob:
             has_killed=outcome.kill is not None,
         )
 
-    def _close(self, promises: Sequence[Promise]) -> None:
+    def _close(self, plan: Plan, promises: Sequence[Promise]) -> None:
         """Writes the results, and shows table, verdict, places and what to do next."""
         console = self._console
         heading(console, "d", "both halves")
@@ -245,8 +244,10 @@ class MainJob:
         for promise in promises:
             mark = "kept" if promise.is_kept else "BROKEN"
             console.print(f"{mark}: {promise.what} ({promise.because})", markup=False)
-        plan = self._result["search"]["plan_text"]
         console.print(f"plan: {plan}", markup=False)
+        for reason in plan.why:
+            line = f"  {reason.slot}: {reason.chose}, because {reason.because}"
+            console.print(line, markup=False)
         table = self._out / "table.md"
         table.write_text("\n\n".join(map(to_markdown, grids)) + "\n", encoding="utf-8")
         file = self._out / "result.json"

@@ -41,7 +41,8 @@ def train_in_turns(
         on_turn: Told after each turn how many steps are made, and of how many.
     """
     turns: list[Turns] = [[] for _ in runs]
-    made, size, total = 1, _FIRST_TURN, steps or _FIRST_TURN + 1
+    size = min(_FIRST_TURN, steps_of_turn(max(run.first_step_s for run in runs)))
+    made, total = 1, steps or size + 1
     while made < total:
         turn = min(size, total - made)
         for at in _order(len(runs), len(turns[0])):

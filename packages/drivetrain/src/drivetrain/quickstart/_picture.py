@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import statistics
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core import MissingLibraryError
 
@@ -44,9 +45,9 @@ def draw(result: Mapping[str, Any], path: Path) -> Path:
 
 
 def _draw_losses(axes: Any, result: Mapping[str, Any]) -> None:
-    for row, style in zip(result["pair"]["rows"], ("-", "-"), strict=False):
+    for row in result["pair"]["rows"]:
         steps = range(1, len(row["losses"]) + 1)
-        axes.plot(steps, row["losses"], style, label=row["name"], linewidth=1.2)
+        axes.plot(steps, row["losses"], label=row["name"], linewidth=1.2)
     job = result["job"]
     steps = range(1, len(job["losses"]) + 1)
     label = f"{job['num_workers']} workers, one killed"
@@ -67,31 +68,38 @@ def _draw_losses(axes: Any, result: Mapping[str, Any]) -> None:
     axes.legend()
 
 
-def _trials(report: Mapping[str, Any]) -> list[tuple[str, float, str]]:
-    """Returns the label, seconds and result of each trial."""
+class _Trial(NamedTuple):
+    """A trial of the search, as a bar is drawn of it."""
+
+    label: str
+    step_ms: float
+    note: str
+
+
+def _trials(report: Mapping[str, Any]) -> list[_Trial]:
     found = []
     for trial in report["trials"]:
         choices = [name for choice in trial["plan"] for name in choice]
         label = f"{trial['name']} {' + '.join(choices) or 'as written'}"
         if len(label) > _LONGEST:
             label = f"{label[: _LONGEST - 1]}…"
-        found.append((label, trial["seconds"], trial["code"]))
+        took = f"a trial of {trial['seconds']:.0f} s"
+        if trial["measurement"] is None:
+            found.append(_Trial(label, 0.0, f"{trial['code']}, {took}"))
+            continue
+        step_ms = statistics.median(trial["measurement"]["step_times_s"]) * 1e3
+        notes = [f"{step_ms:,.0f} ms", trial["code"], took]
+        found.append(_Trial(label, step_ms, ", ".join(filter(None, notes))))
     return found
 
 
-def _draw_trials(axes: Any, trials: list[tuple[str, float, str]]) -> None:
-    labels = [label for label, _, _ in trials]
-    seconds = [spent for _, spent, _ in trials]
-    bars = axes.barh(labels, seconds, color="tab:blue")
-    for bar, (_, spent, code) in zip(bars, trials, strict=True):
-        bar.set_hatch("///" if code else "")
-        axes.annotate(
-            f" {spent:.1f} s {code}",
-            (spent, bar.get_y() + bar.get_height() / 2),
-            va="center",
-            fontsize=8,
-        )
+def _draw_trials(axes: Any, trials: list[_Trial]) -> None:
+    labels = [trial.label for trial in trials]
+    bars = axes.barh(labels, [trial.step_ms for trial in trials], color="tab:blue")
+    for bar, trial in zip(bars, trials, strict=True):
+        place = (trial.step_ms, bar.get_y() + bar.get_height() / 2)
+        axes.annotate(f" {trial.note}", place, va="center", fontsize=8)
     axes.invert_yaxis()
-    axes.margins(x=0.2)
+    axes.margins(x=0.35)
     axes.tick_params(axis="y", labelsize=8)
-    axes.set_xlabel("seconds that each trial of the search took")
+    axes.set_xlabel("what a step took in each trial of the search, ms")

@@ -50,10 +50,11 @@ def digest(module: torch.nn.Module) -> str:
     found = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         if isinstance(tensor, torch.Tensor):
-            values = tensor.detach().bfloat16().cpu().contiguous().view(torch.uint8)
+            rounded = tensor.bfloat16() if tensor.is_floating_point() else tensor
+            values = rounded.detach().cpu().reshape(-1).view(torch.uint8)
             found.update(name.encode())
             found.update(values.numpy().tobytes())
-    return found.hexdigest()[:16]
+    return found.hexdigest()
 
 
 @contextmanager

@@ -20,7 +20,8 @@ __all__ = [
 
 MOST_STEPS = 400
 
-_FEWEST = 8
+# With one in the middle that has some before it and some after.
+_FEWEST = 4
 _TURN_S = 1.5
 _MOST_OF_TURN = 20
 # Two workers share the cores that one process had, and each applies the whole update.
@@ -59,8 +60,8 @@ def steps_of_pair(
     Example:
         >>> steps_of_pair([0.5, 0.5], limit_s=120.0, made=3, spent_s=20.0)
         82
-        >>> steps_of_pair([30.0, 30.0], limit_s=120.0, made=3, spent_s=90.0)
-        5
+        >>> steps_of_pair([30.0, 30.0], limit_s=120.0, made=2, spent_s=90.0)
+        2
     """
     fitting = int((limit_s * _RESERVE - spent_s) / max(sum(step_s), 1e-6))
     return max(_FEWEST - made, 0, min(MOST_STEPS - made, fitting))

@@ -96,8 +96,8 @@ def kill_grid(result: Mapping[str, Any]) -> Grid:
         ready = f"had compiled {job['reserve_ready_s']:.1f} s before it was needed"
         rows.append(("the worker in reserve", ready))
     rows += [(f"not taken: {what}", instead) for what, instead in job["left_out"]]
-    where = f"not measured here: {peers.date}, {peers.machine}; {peers.job}"
-    rows += [(f"pause, {one.name}", f"{one} ({where})") for one in peers.pauses]
+    rows += [(f"pause under {one.name}*", str(one)) for one in peers.pauses]
+    rows.append(("*not measured here", f"{peers.date}, {peers.machine}; {peers.job}"))
     title = (
         f"hard to kill: {job['num_steps']} of these steps under `drivetrain elastic run`, "
         f"{job['num_workers']} workers, {job['num_standbys']} in reserve"

@@ -45,12 +45,38 @@ def main(argv: list[str] | None = None) -> int:
     spec = ElasticSpec.load(Path(path))
     accelerated = build(spec.script, spec.arguments, spec.plan())
     batches = open_batches(accelerated, spec.order)
+    checkpointer = Checkpointer(spec.folder / "checkpoints", job=spec.job)
+    # From here on the agent knows that this program is an elastic one, and starts more.
+    loop = _loop(accelerated, checkpointer, spec)
     with _one_at_a_time(spec.folder / "compiling"):
         _warm_up(accelerated, batches, spec)
     spec.compiled(os.getpid()).touch()
     _wait_for_others(spec)
-    _train(accelerated, batches, spec)
+    seed_everything()
+    _train(loop, accelerated, batches, spec)
+    if loop.is_done and loop.rank == 0:
+        checkpointer.stop_daemon()
     return 0
+
+
+def _loop(
+    accelerated: Accelerated, checkpointer: Checkpointer, spec: ElasticSpec
+) -> ElasticLoop:
+    scheduler = accelerated.scheduler
+    return ElasticLoop(
+        accelerated.module,
+        accelerated.optimizer,
+        schedule=Schedule(
+            num_samples=spec.num_steps * spec.global_batch,
+            global_batch=spec.global_batch,
+            shuffle=False,
+        ),
+        num_steps=spec.num_steps,
+        num_micro_batches=spec.num_passes,
+        state={} if scheduler is None else {"scheduler": scheduler},
+        checkpointer=checkpointer,
+        save_every=spec.save_every,
+    )
 
 
 @contextmanager
@@ -86,27 +112,12 @@ def _wait_for_others(spec: ElasticSpec) -> None:
         time.sleep(_POLL_S)
 
 
-def _train(accelerated: Accelerated, batches: Batches, spec: ElasticSpec) -> None:
-    seed_everything()
-    scheduler = accelerated.scheduler
-    checkpointer = Checkpointer(spec.folder / "checkpoints", job=spec.job)
-    loop = ElasticLoop(
-        accelerated.module,
-        accelerated.optimizer,
-        schedule=Schedule(
-            num_samples=spec.num_steps * spec.global_batch,
-            global_batch=spec.global_batch,
-            shuffle=False,
-        ),
-        num_steps=spec.num_steps,
-        num_micro_batches=spec.num_passes,
-        state={} if scheduler is None else {"scheduler": scheduler},
-        checkpointer=checkpointer,
-        save_every=spec.save_every,
-    )
+def _train(
+    loop: ElasticLoop, accelerated: Accelerated, batches: Batches, spec: ElasticSpec
+) -> None:
     log = StepsLog(spec.folder)
     for step in loop:
-        _catch_up(scheduler, loop.step)
+        _catch_up(accelerated.scheduler, loop.step)
         with step:
             for part in step.parts():
                 loss = accelerated.loss_of(batches.part(part.indices)) * part.weight
@@ -117,8 +128,6 @@ def _train(accelerated: Accelerated, batches: Batches, spec: ElasticSpec) -> Non
                 accelerated.clip_grad_norm_(accelerated.max_grad_norm)
         if loop.step >= step.number:
             log.write("counted", step)
-    if loop.is_done and loop.rank == 0:
-        checkpointer.stop_daemon()
 
 
 def _catch_up(scheduler: Any, step: int) -> None:
