@@ -7,6 +7,7 @@ import torch
 
 from drivetrain_optim import AGD, LAMB
 from drivetrain_optim._rounding import round_to_bfloat16_
+from drivetrain_optim._scalars import where_positive
 
 MODES = [
     (AGD, {}),
@@ -197,3 +198,29 @@ def test_rounding_is_unbiased_for_both_signs():
     torch.testing.assert_close(
         means, values.double().view(4, -1)[:, 0], rtol=2e-4, atol=0
     )
+
+
+@pytest.mark.parametrize("path", [LOOP, *PATHS[::2]])
+@pytest.mark.parametrize("kind", [AGD, LAMB])
+def test_factor_of_gradients_on_a_device_keeps_their_dtype(kind, path, monkeypatch):
+    """There it is a tensor of float64, wider than a parameter without dimensions."""
+    results = []
+    for factor in (0.25, torch.tensor(0.25, dtype=torch.float64)):
+        monkeypatch.setattr(
+            "drivetrain_optim._batched.grad_scale", lambda *_, f=factor: f
+        )
+        params = parameters()
+        optimizer = kind(params, lr=0.01, max_grad_norm=1.0, **path)
+        for seed in range(2):
+            set_gradients(params, seed)
+            optimizer.step()
+        results.append(params)
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+
+
+def test_where_positive_takes_numbers_and_tensors():
+    signs = torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
+    chosen = where_positive(signs, 2.0, torch.full((3,), 3.0))
+    assert chosen.dtype == torch.float64
+    assert chosen.tolist() == [2.0, 3.0, 3.0]

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <stdexcept>
-#include <type_traits>
+#include <string>
 #include <typeinfo>
 
 namespace drivetrain {
@@ -33,20 +33,31 @@ struct TorchError {
 // It is a std::exception, first of all, and that has a virtual destructor.
 void destroy(void* thrown) { static_cast<std::exception*>(thrown)->~exception(); }
 
+constexpr const char* kMessage =
+    "C1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
+
+// Loaded already, if at all: PyTorch calls us.
+void* find_symbol(const std::string& name) {
+  for (const char* file : {"libc10.so", "libc10_cuda.so"}) {
+    if (void* library = dlopen(file, RTLD_LAZY | RTLD_NOLOAD)) {
+      if (void* symbol = dlsym(library, name.c_str())) {
+        return symbol;
+      }
+    }
+  }
+  return nullptr;
+}
+
 TorchError find_error() {
   TorchError found;
-  // Loaded already, if at all: PyTorch calls us.
-  void* library = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
-  if (library == nullptr) {
-    return found;
+  void* construct = find_symbol(std::string("_ZN3c1016OutOfMemoryError") + kMessage);
+  if (construct == nullptr) {
+    // It adds nothing to its base, and inherits the constructors: before torch 2.13
+    // they are inlined, and its type is where it is thrown.
+    construct = find_symbol(std::string("_ZN3c105Error") + kMessage);
   }
-  const auto find = [&](auto& symbol, const char* name) {
-    symbol = reinterpret_cast<std::decay_t<decltype(symbol)>>(dlsym(library, name));
-  };
-  find(found.construct,
-       "_ZN3c1016OutOfMemoryErrorC1ENS_14SourceLocationENSt7__cxx1112basic_string"
-       "IcSt11char_traitsIcESaIcEEE");
-  find(found.type, "_ZTIN3c1016OutOfMemoryErrorE");
+  found.construct = reinterpret_cast<decltype(found.construct)>(construct);
+  found.type = static_cast<std::type_info*>(find_symbol("_ZTIN3c1016OutOfMemoryErrorE"));
   return found;
 }
 

@@ -99,7 +99,7 @@ def agd_scalars(
 def update_loop(columns: Columns, s: AgdScalars) -> None:
     """Updates weights and moments in place, one tensor at a time: the reference."""
     for w, grad, m, b, b_max in _rows(columns):
-        g = grad if _is_one(s.grad_scale) else grad.mul(s.grad_scale)
+        g = grad if _is_one(s.grad_scale) else grad.mul(_like(w, s.grad_scale))
         if s.coupled:
             g = g.add(w, alpha=s.coupled)
         difference = g.sub(m, alpha=s.previous)
@@ -125,7 +125,7 @@ def update_foreach(columns: Columns, s: AgdScalars) -> None:
     weights, (ms, bs) = columns.weights, columns.moments[:2]
     gs: Any = columns.grads
     if not _is_one(s.grad_scale):
-        gs = torch._foreach_mul(gs, s.grad_scale)
+        gs = torch._foreach_mul(gs, _like(weights[0], s.grad_scale))
     if s.coupled:
         gs = torch._foreach_add(gs, weights, alpha=s.coupled)
     differences = torch._foreach_sub(gs, ms, alpha=s.previous)

@@ -168,7 +168,10 @@ def moments_foreach(columns: Columns, s: LambScalars) -> Tensor:
     ws, (ms, vs) = columns.weights, columns.moments
     gs: Any = columns.grads
     if not _is_one(s.grad_scale):
-        gs = torch._foreach_mul(gs, s.grad_scale)
+        scale: Any = s.grad_scale
+        if isinstance(scale, torch.Tensor):
+            scale = scale.to(ws[0].dtype)
+        gs = torch._foreach_mul(gs, scale)
     if s.coupled:
         gs = torch._foreach_add(gs, ws, alpha=s.coupled)
     torch._foreach_mul_(ms, s.beta1)

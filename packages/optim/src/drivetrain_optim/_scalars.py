@@ -45,12 +45,17 @@ def where_positive(value: Number, then: Number, otherwise: Number) -> Number:
     """
     if isinstance(value, torch.Tensor):
         chosen: Tensor = torch.where(
-            value > 0,
-            torch.as_tensor(then, dtype=value.dtype, device=value.device),
-            torch.as_tensor(otherwise, dtype=value.dtype, device=value.device),
+            value > 0, _beside(value, then), _beside(value, otherwise)
         )
         return chosen
     return then if value > 0 else otherwise
+
+
+def _beside(value: Tensor, number: Number) -> Tensor:
+    if isinstance(number, torch.Tensor):
+        return number.to(value.dtype)
+    # Written by a kernel: a copy from the host would wait for the device.
+    return torch.full_like(value, number)
 
 
 def row_of(scalars: Any, row: int) -> Any:

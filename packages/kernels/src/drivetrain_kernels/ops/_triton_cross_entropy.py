@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from drivetrain_kernels._accumulation import accumulation_dtype
+from drivetrain_kernels._direct import direct, run
 from drivetrain_kernels._triton_blocks import (
     TRITON_DTYPES,
     num_warps,
@@ -263,8 +264,7 @@ def _(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _empty_losses(logits)
 
 
-@torch.library.custom_op("drivetrain_kernels::cross_entropy_backward", mutates_args=())
-def _gradient(
+def _class_gradients(
     grad: Tensor,
     logits: Tensor,
     target: Tensor,
@@ -280,6 +280,11 @@ def _gradient(
     return out
 
 
+_gradient = torch.library.custom_op(
+    "drivetrain_kernels::cross_entropy_backward", _class_gradients, mutates_args=()
+)
+
+
 @_gradient.register_fake
 def _(grad: Tensor, logits: Tensor, *_: Any) -> Tensor:
     del grad
@@ -292,10 +297,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return _gradient(grad, *ctx.saved_tensors, *ctx.numbers), *(None,) * 5
+    args = (grad, *ctx.saved_tensors, *ctx.numbers)
+    return run(_gradient, _class_gradients, *args), *(None,) * 5
 
 
 _losses.register_autograd(_backward, setup_context=_keep)
+_call_losses = direct(_losses, class_losses_of, backward=_backward, setup_context=_keep)
 
 
 def cross_entropy_triton(
@@ -310,7 +317,7 @@ def cross_entropy_triton(
     """
     rows = logits.reshape(-1, logits.shape[-1])
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
-    losses, z_losses, _ = _losses(
+    losses, z_losses, _ = _call_losses(
         rows,
         target.reshape(-1),
         options.ignore_index,
