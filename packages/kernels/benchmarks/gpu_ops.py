@@ -89,10 +89,14 @@ def eager_rope(q, k):
     return tuple(t * cos + rotated_half(t) * sin for t in (q, k))
 
 
+@functools.cache
+def half_angles(tokens):
+    """The same without the repetition."""
+    return tuple(t[:, : HEAD_DIM // 2].contiguous() for t in angles(tokens))
+
+
 def our_rope(q, k):
-    cos, sin = angles(q.shape[1])
-    half = HEAD_DIM // 2
-    return dk.rope(q, k, cos[:, :half], sin[:, :half])
+    return dk.rope(q, k, *half_angles(q.shape[1]))
 
 
 def liger_rope(function, q, k):
