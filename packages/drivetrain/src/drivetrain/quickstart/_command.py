@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain_core.commands import run_program
+from drivetrain_core.commands import integer, number, run_program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,12 +28,11 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="where the results go (%(default)s)",
     )
-    parser.add_argument(
-        "--seconds", type=float, help="budget of the search, instead of 180"
-    )
+    text = "budget of the search, instead of 180"
+    parser.add_argument("--seconds", type=number(above=0), help=text)
     parser.add_argument(
         "--steps",
-        type=int,
+        type=integer(1),
         help="training steps of each run, instead of as many as eight minutes allow",
     )
     parser.add_argument(
