@@ -91,6 +91,9 @@ nitpick_ignore_regex = [
 ]
 
 html_theme = "furo"
+html_baseurl = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"][
+    "drivetrain"
+]["address"]
 html_title = "Drivetrain"
 # Pages that a search wrote, as they are.
 html_extra_path = ["reports"]
