@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 from fake_agent import (
     beat_of,
     events_of,
@@ -141,13 +142,14 @@ def test_work_between_steps_is_named_but_puts_no_node_out(pair, monkeypatch):
     assert not status_of(master).excluded
 
 
-def test_evaluation_between_steps_is_no_hang(agent):
+@pytest.mark.parametrize("phase", ["between steps", "ending"])
+def test_evaluation_between_steps_or_after_them_is_no_hang(agent, phase):
     a = agent("a", min_workers=1)
     a.ready(0)
     a.world()
     watch = TrainingWatch()
     watch.enter(1, ["a/0"])
-    one = pb.WorkerProgress(name="a/0", step=5, step_s=0.1, phase="between steps")
+    one = pb.WorkerProgress(name="a/0", step=5, step_s=0.1, phase=phase)
     watch.take([one])
     now_s = time.monotonic()
     assert watch.look(now_s + 100.0)[0] == ""

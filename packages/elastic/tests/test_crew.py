@@ -5,10 +5,13 @@ import math
 import os
 import signal
 
+import pytest
+
 from drivetrain_elastic import AgentConfig
 from drivetrain_elastic._agent._crew import Crew
 from drivetrain_elastic._agent._diagnostician import Diagnostician
 from drivetrain_elastic._agent._output import Output
+from drivetrain_elastic._stacks import DUMP_SIGNAL
 from drivetrain_elastic.protocol import _messages as pb
 
 
@@ -196,3 +199,29 @@ def test_none_starts_beside_a_first_that_ends_without_a_call():
 
     _, started = run(scenario, num_workers=3)
     assert started == 2
+
+
+@pytest.mark.parametrize("is_at_its_end", [True, False])
+def test_stacks_are_asked_of_workers_that_can_still_answer(is_at_its_end):
+    """The processes of these tests cannot: who is asked dies of it."""
+
+    async def scenario(crew, launcher):
+        (worker,) = crew.workers.values()
+        launcher.may_start.release()
+        while worker.process is None:
+            await asyncio.sleep(0)
+        line = Line()
+        crew.heard(line, {"what": "hello", "name": worker.name})
+        worker.is_spare = False
+        if is_at_its_end:
+            crew.heard(line, {"what": "finished"})
+        crew.dump_stacks()
+        if not is_at_its_end:
+            while crew.pids:
+                await asyncio.sleep(0.001)
+        crew.kill(worker, "the test is over")
+
+    reports, _ = run(scenario)
+    killed_by = f"signal {DUMP_SIGNAL}"
+    reasons = [one.reason for one in reports if one.reason]
+    assert any(killed_by in reason for reason in reasons) is not is_at_its_end, reasons

@@ -267,7 +267,9 @@ class Crew:
         for worker in self.workers.values():
             if worker.is_spare or worker.link is None:
                 continue
-            if worker.process is not None:
+            # One that is at its end may not answer any more: the signal would kill it.
+            is_ending = worker.stage in {Stage.FINISHED, Stage.LEFT}
+            if worker.process is not None and not is_ending:
                 worker.process.signal_alone(DUMP_SIGNAL)
 
     # ---- dying ----

@@ -31,7 +31,7 @@ _FEWEST = 2
 _FLIGHTS_S = 1.0
 _MOST_STEPS = 1_000_000
 # What a worker calls the time in which its script has the word.
-_OUTSIDE = "between steps"
+_OUTSIDE = frozenset({"between steps", "ending"})
 
 
 class Slowness(NamedTuple):
@@ -194,7 +194,7 @@ class TrainingWatch:
             self._last_step_s,
             self._usual_s,
             self._progress,
-            is_outside=_OUTSIDE in self._phases.values(),
+            is_outside=not _OUTSIDE.isdisjoint(self._phases.values()),
         )
         if not verdict.is_hanging or self._is_hanging or len(self._members) == 0:
             return "", verdict.wait_s
