@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drivetrain_core import accelerate
 from drivetrain_core.examples import byte_lm
 
 if TYPE_CHECKING:
@@ -20,15 +19,15 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Accelerated
 
-__all__ = ["arguments_for", "held_out_bits", "script_path", "train"]
+__all__ = ["arguments_for", "held_out_bits", "program", "script_path"]
 
 _ALLOW = ("compile", "cpu_threads", "micro_batch", "optimizer_impl", "precision")
 
 _MOST_BATCHES = 20
 
 
-def train(argv: Sequence[str]) -> None:
-    """Trains the model, as a script of anybody's would.
+def program(argv: Sequence[str]) -> dict[str, Any]:
+    """Returns what the script gives to `accelerate`, as a script of anybody's would.
 
     Args:
         argv: The command line.
@@ -40,16 +39,14 @@ def train(argv: Sequence[str]) -> None:
     parser.add_argument("--config", type=json.loads, default={})
     given = parser.parse_args(argv)
     text, _ = byte_lm.read_standard_library(given.max_bytes)
-    accelerated = accelerate(
-        partial(byte_lm.ByteLM, byte_lm.ByteLMConfig(**given.config)),
-        _adamw,
-        byte_lm.loader(text, batch_size=given.batch_size, length=given.length),
-        byte_lm.loss,
-        max_grad_norm=1.0,
-        allow=_ALLOW,
-    )
-    for batch in accelerated.loader:
-        accelerated.train_step(batch)
+    return {
+        "model": partial(byte_lm.ByteLM, byte_lm.ByteLMConfig(**given.config)),
+        "optimizer": _adamw,
+        "data": byte_lm.loader(text, batch_size=given.batch_size, length=given.length),
+        "loss": byte_lm.loss,
+        "max_grad_norm": 1.0,
+        "allow": _ALLOW,
+    }
 
 
 def _adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -57,7 +54,7 @@ def _adamw(parameters: Any) -> torch.optim.Optimizer:
 
 
 def script_path() -> str:
-    """Returns the path of the script that calls `train`."""
+    """Returns the path of the script that trains it."""
     return str(Path(__file__).with_name("_byte_lm_script.py"))
 
 

@@ -2,9 +2,12 @@
 
 import sys
 
-from drivetrain.quickstart._byte_lm import train
+from drivetrain.quickstart._byte_lm import program
+from drivetrain_core import accelerate
 
 __all__: list[str] = []
 
 if __name__ == "__main__":
-    train(sys.argv[1:])
+    accelerated = accelerate(**program(sys.argv[1:]))
+    for batch in accelerated.loader:
+        accelerated.train_step(batch)

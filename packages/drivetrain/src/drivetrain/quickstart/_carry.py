@@ -49,7 +49,7 @@ def carry_over(
     num_passes = 1
     left_out: list[tuple[str, str]] = []
     for choice in choices:
-        if choice.name == "cpu_threads":
+        if choice.name == "cpu_threads" and choice.config["num"] != num_threads:
             instead = f"{num_workers} workers share the cores, {num_threads} for each"
         elif choice.name == "data_loading":
             instead = "the workers read the global order themselves"

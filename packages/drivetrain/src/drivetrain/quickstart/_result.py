@@ -124,6 +124,7 @@ def about_job(
         "samples_repeated": counted.samples_repeated,
         "gap_before": gap.before,
         "gap_after": gap.after,
+        "gap_most_after": gap.most_after,
         "losses": list(counted.losses),
         "reserve_ready_s": outcome.reserve_ready_s,
         "first_step_s": outcome.first_step_s,

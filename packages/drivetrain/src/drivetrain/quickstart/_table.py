@@ -88,7 +88,7 @@ def kill_grid(result: Mapping[str, Any]) -> Grid:
         ("samples lost, repeated", f"{job['samples_lost']}, {job['samples_repeated']}"),
         (
             "losses from the undisturbed run's",
-            f"{job['gap_after']:.1e} at most, {job['gap_before']:.1e} before the kill",
+            _gap(job),
         ),
         ("last checkpoint on disk", _checkpoint(job)),
     ]
@@ -122,6 +122,13 @@ def _pause(job: Mapping[str, Any]) -> str:
         "" if job["step_s"] is None else f", which usually takes {job['step_s']:.2f} s"
     )
     return f"{job['pause_s']:.2f} s, the next step within it{usual}"
+
+
+def _gap(job: Mapping[str, Any]) -> str:
+    return (
+        f"{job['gap_after']:.1e} apart in the median and {job['gap_most_after']:.1e} at "
+        f"most since the kill; before it {job['gap_before']:.1e} at most"
+    )
 
 
 def _checkpoint(job: Mapping[str, Any]) -> str:
