@@ -271,6 +271,69 @@ def test_nothing_is_chosen_whose_check_was_broken_off(decide):
     assert because == "the last check was broken off: the time is over"
 
 
+@pytest.mark.parametrize(("step_s", "wins"), [(0.05, True), (0.09, False)])
+def test_without_time_for_a_final_a_checked_plan_far_ahead_is_chosen(
+    monkeypatch, step_s, wins
+):
+    whole = (Choice("compile", {"scope": "whole"}),)
+    late = Failure(Code.BUDGET, "the time is over")
+    stage = Stage({BASE: 0.1, (*BF16, *whole): step_s}, {BASE: [late]})
+    checked_by(monkeypatch, stage, lambda plan: Ok())
+    found = Decision(stage, throughput, memory_bytes=1 << 40)
+    assert found.insure_leader()
+    chosen, comparison, because = found.decide(stage.records[0], "all was tried")
+    if wins:
+        assert chosen == (*BF16, *whole)
+        assert comparison.speedup == pytest.approx(2.0)
+        assert because == "2.00x in its trial; there was no time for a final"
+    else:
+        assert (chosen, comparison) == (BASE, None)
+        assert because == "the final failed (BUDGET): the time is over"
+
+
+def test_plan_that_was_not_checked_is_not_chosen_without_a_final(decide):
+    late = Failure(Code.BUDGET, "the time is over")
+    stage = Stage({BASE: 0.1, BF16: 0.05}, {BASE: [late]})
+    assert decide(stage)[:2] == (BASE, None)
+
+
+def test_finalist_that_there_is_time_for_goes_before_a_faster_one(decide):
+    stage = Stage({BASE: 0.1, BF16: 0.050, THREAD: 0.052}, seconds=5.0)
+    slow = dataclasses.replace(measured(0.050), setup_s=90.0)
+    stage.records[1] = dataclasses.replace(stage.records[1], measurement=slow)
+    assert decide(stage)[0] == THREAD
+    assert BF16 not in stage.opened
+
+
+def test_end_of_a_search_counts_what_the_check_of_a_new_best_compiles():
+    whole = Choice("compile", {"scope": "whole"})
+    stage = Stage({BASE: 0.1, BF16: 0.05})
+    found = Decision(stage, throughput, memory_bytes=1 << 40)
+    soon = found.seconds()
+    assert found.seconds_if_best(FUSED, SETUP_S) == pytest.approx(soon, rel=0.2)
+    assert found.seconds_if_best((*BF16, whole), 30.0) > soon + 30.0
+
+
+def test_noise_of_the_trials_makes_the_final_longer(decide):
+    calm, busy = Stage({BASE: 0.1, BF16: 0.08}), Stage({BASE: 0.1, BF16: 0.08})
+    busy.records = [
+        dataclasses.replace(
+            record,
+            measurement=dataclasses.replace(
+                record.measurement,
+                step_times_s=tuple(
+                    time_s * (1.0 + 0.6 * (index % 2))
+                    for index, time_s in enumerate(record.measurement.step_times_s)
+                ),
+            ),
+        )
+        for record in busy.records
+    ]
+    for stage in (calm, busy):
+        decide(stage)
+    assert busy.now > calm.now
+
+
 def test_plan_is_checked_once_for_the_whole_final(decide):
     asked = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -30,13 +31,16 @@ from drivetrain_core.search.numerics.verify import (
 )
 from drivetrain_core.search.objective import score_of
 from drivetrain_core.search.process.trial import Failure
+from drivetrain_core.search.race import surely_reached, surely_within
 from drivetrain_core.search.reserve import (
+    LEAST_STEPS,
     MIN_SECONDS,
     TURNS,
     check_seconds,
     final_steps,
     set_seconds,
 )
+from drivetrain_core.search.stopping import step_noise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,8 +59,9 @@ __all__ = ["Decision"]
 logger = logging.getLogger(__name__)
 
 # Two processes of one plan differ as long as they live: the final runs in sets of them, at
-# least two, and more while a second plan may still turn out to be the faster.
-_SETS, _MOST_SETS = 2, 3
+# least two, and more while a second plan may still turn out to be the faster, or while the
+# best may still turn out to be no faster than the program as written.
+_SETS, _RACING_SETS, _MOST_SETS = 2, 3, 6
 # Plans within this part of what is believed of the best one meet it in the final.
 _FINALISTS = 4
 _NEAR = 1.06
@@ -64,6 +69,9 @@ _NEAR = 1.06
 _WORTH = 0.003
 _ACCEPT_LOW = 1.0
 _ACCEPT_MEDIAN = 1.02
+# A final of few steps may leave it open; this gain in it and the steps of the trials, which
+# alone would favour the luckiest of them, show it together.
+_ACCEPT_WITH_TRIALS = 1.05
 # A trial and a final that are further apart met another machine.
 _MOST_APART = 1.5
 
@@ -85,20 +93,44 @@ class Decision:
         self._structures: dict[Choices, Ok | Reject] = {}
         self._verdicts: dict[Choices, Ok | Reject] = {}
 
-    def seconds(self, finalists: int = 1) -> float:
-        """Returns what the final of so many, and the check, will take."""
+    def seconds(
+        self, finalists: int = 1, *, leader: TrialRecord | None = None
+    ) -> float:
+        """Returns what the final of so many, and the check, will take.
+
+        Args:
+            finalists: How many plans there are beside the baseline.
+            leader: The best plan; by default that of the trials so far.
+        """
         base = self._trials.records[0].measurement
-        best = self._trials.best_first()
-        if base is None or not best:
+        best = leader or next(iter(self._trials.best_first()), None)
+        if base is None or best is None:
             return 0.0
-        measured = best[0].measurement
+        measured = best.measurement
         assert measured is not None
         # Few finalists are left after the first set.
-        first = set_seconds(base, measured, finalists)
-        later = set_seconds(base, measured, min(finalists, 2))
-        least = first + self._check_seconds(base, best[0])
+        steps = self._steps([base, measured])
+        first = set_seconds(base, measured, finalists, steps)
+        later = set_seconds(base, measured, min(finalists, 2), steps)
+        least = first + self._check_seconds(base, best)
         # Where steps are long, further sets get what trials leave.
         return max(least, min(least + (_SETS - 1) * later, self._trials.shares.end_s))
+
+    def seconds_if_best(self, choices: Choices, setup_s: float) -> float:
+        """Returns what the end will take, should a plan turn out to be the best.
+
+        Args:
+            choices: The plan, whose trial is still to come.
+            setup_s: What its set-up is expected to take.
+        """
+        best = self._trials.best_first()
+        if not best:
+            return 0.0
+        known = best[0].measurement
+        assert known is not None
+        expected = dataclasses.replace(known, setup_s=setup_s)
+        leader = dataclasses.replace(best[0], choices=choices, measurement=expected)
+        return max(self.seconds(), self.seconds(leader=leader))
 
     def insure_leader(self) -> bool:
         """Checks the best trial now, if that tells how long later checks take.
@@ -150,6 +182,8 @@ class Decision:
                 found = self._final(base, finalists, better, beliefs)
             except Failure as failure:
                 because = f"the final failed ({failure.code.value}): {failure.because}"
+                if failure.code is Code.BUDGET:
+                    return self._by_trials(base, better, because)
                 return base.choices, None, because
             for best, comparison in found:
                 text = (
@@ -157,7 +191,7 @@ class Decision:
                     f"{comparison.low:.2f} to {comparison.high:.2f}"
                     f"{self._beside_its_trial(base, best, comparison)}"
                 )
-                if comparison.low < _ACCEPT_LOW or comparison.speedup < _ACCEPT_MEDIAN:
+                if not self._is_shown(base, best, comparison):
                     because = f"{describe(best.choices)} was only {text}"
                     return base.choices, comparison, because
                 try:
@@ -174,6 +208,30 @@ class Decision:
                 self._trials.refuse(best.choices, answer)
         return base.choices, comparison, because
 
+    def _by_trials(
+        self, base: TrialRecord, better: Sequence[TrialRecord], otherwise: str
+    ) -> tuple[Choices, Comparison | None, str]:
+        """Chooses where there was no time for a final: by a gain that is beyond doubt.
+
+        Args:
+            base: The baseline's trial.
+            better: Those that are believed to beat it, the best first.
+            otherwise: Why the baseline stays if there is none.
+        """
+        assert base.measurement is not None
+        most = surely_within(self._objective, base.measurement)
+        for record in better:
+            if not isinstance(self._verdicts.get(record.choices), Ok):
+                continue
+            assert record.measurement is not None
+            least = surely_reached(self._objective, record.measurement)
+            if least < _ACCEPT_MEDIAN * most:
+                continue
+            found = compare(base.measurement, record.measurement, self._objective)
+            text = f"{found.speedup:.2f}x in its trial; there was no time for a final"
+            return record.choices, found, text
+        return base.choices, None, otherwise
+
     def _beside_its_trial(
         self, base: TrialRecord, best: TrialRecord, comparison: Comparison
     ) -> str:
@@ -187,15 +245,25 @@ class Decision:
     ) -> list[TrialRecord]:
         """Returns the trials that may be the best, as far as one trial can tell."""
         left = self._trials.deadline - time.monotonic()
+        # One that there is time for is worth more than the best without a final.
+        timely = [r for r in better if self._least_seconds(r) <= left] or better
         most = _FINALISTS
-        while most > 1 and self.seconds(most) > left:
+        while most > 1 and self.seconds(most, leader=timely[0]) > left:
             most -= 1
-        best = beliefs[better[0].choices].mean
+        best = beliefs[timely[0].choices].mean
         return [
             record
-            for record in better[:most]
+            for record in timely[:most]
             if best - beliefs[record.choices].mean <= math.log(_NEAR)
         ]
+
+    def _least_seconds(self, record: TrialRecord) -> float:
+        """Returns what the shortest final of a plan takes, and its check."""
+        base = self._trials.records[0].measurement
+        assert base is not None
+        assert record.measurement is not None
+        final_s = set_seconds(base, record.measurement, 1, LEAST_STEPS)
+        return final_s + self._check_seconds(base, record)
 
     def _better(self, base: TrialRecord, beliefs: Beliefs) -> list[TrialRecord]:
         """Returns the trials that are believed to beat the baseline, the best first."""
@@ -231,7 +299,10 @@ class Decision:
         racing, took_s = list(finalists), 0.0
         try:
             for number in range(_MOST_SETS):
-                decided = not racing or (number >= _SETS and len(racing) == 1)
+                enough = _RACING_SETS if len(racing) > 1 else _SETS
+                decided = not racing or (
+                    number >= enough and self._is_clear(base, racing[0], sets)
+                )
                 if decided or (number and self._too_late(base, racing, took_s)):
                     break
                 begin = time.monotonic()
@@ -262,6 +333,40 @@ class Decision:
         found.sort(key=lambda one: -one[2])
         return [(record, comparison) for record, comparison, _ in found]
 
+    def _is_clear(
+        self,
+        base: TrialRecord,
+        best: TrialRecord,
+        sets: Sequence[dict[Choices, Measurement]],
+    ) -> bool:
+        """Returns whether it shows that a plan is faster than the baseline, or is not."""
+        mine = [one for one in sets if best.choices in one]
+        if not mine:
+            return False
+        found = compare(
+            merge([one[base.choices] for one in mine]),
+            merge([one[best.choices] for one in mine]),
+            self._objective,
+        )
+        return found.low >= _ACCEPT_LOW or found.speedup < _ACCEPT_MEDIAN
+
+    def _is_shown(
+        self, base: TrialRecord, best: TrialRecord, found: Comparison
+    ) -> bool:
+        """Returns whether a plan is faster than the baseline beyond doubt."""
+        if found.low >= _ACCEPT_LOW:
+            return found.speedup >= _ACCEPT_MEDIAN
+        if found.speedup < _ACCEPT_WITH_TRIALS:
+            return False
+        assert base.measurement is not None
+        assert best.measurement is not None
+        together = compare(
+            merge([found.baseline, base.measurement]),
+            merge([found.plan, best.measurement]),
+            self._objective,
+        )
+        return together.low >= _ACCEPT_LOW
+
     def _set(self, records: Sequence[TrialRecord]) -> dict[Choices, Measurement]:
         """Returns what plans do in turns, each in processes of its own."""
         best = records[1].choices
@@ -271,13 +376,35 @@ class Decision:
             self._trials.runner(best),
             [record.choices for record in records],
             turns=TURNS,
-            min_steps=final_steps(max(m.step_time_s for m in expected)),
+            min_steps=self._steps_in_time(records),
             min_seconds=MIN_SECONDS,
             deadline=self._trials.deadline,
             together=fit_together(expected, self._memory_bytes),
         )
         plans = [record.choices for record in records]
         return dict(zip(plans, measured, strict=True))
+
+    def _steps(self, expected: Sequence[Measurement]) -> int:
+        """Returns the steps of a turn at least, of a baseline and plans beside it."""
+        base_s, best_s = (one.quiet_step_time_s for one in expected[:2])
+        return final_steps(
+            max(one.step_time_s for one in expected),
+            max(step_noise(one.step_times_s) for one in expected[:2]),
+            max(base_s / best_s - 1.0, 0.0),
+            self._trials.shares.seconds,
+        )
+
+    def _steps_in_time(self, records: Sequence[TrialRecord]) -> int:
+        """Returns the steps of a turn that leave time for the check, if that is due."""
+        base, *others = (r.measurement for r in records if r.measurement is not None)
+        steps = self._steps([base, *others])
+        left = self._trials.deadline - time.monotonic()
+        left -= self._check_seconds(base, records[1])
+        while steps > LEAST_STEPS:
+            if set_seconds(base, others[0], len(others), steps) <= left:
+                break
+            steps -= 1
+        return steps
 
     def _too_late(
         self, base: TrialRecord, racing: Sequence[TrialRecord], took_s: float

@@ -55,7 +55,7 @@ _FIRST_TRIAL_S = 300.0
 _FORECAST_S = 30.0
 _LEAVE_FREE = 0.95
 # A plan that compiles is begun with where its trial takes at most this part of the time.
-_FIRST_PART = 0.25
+_FIRST_PART = 0.12
 
 
 def search(
@@ -347,11 +347,11 @@ class _Clock:
 
     def seconds(self, plan: Choices) -> float:
         """Returns what a plan's trial is expected to take."""
-        return self._trials.expected_seconds(plan)
+        return self._trials.cost.seconds(plan)
 
     def affords(self, plan: Choices) -> bool:
         """Returns whether there is time for a plan's trial, or none is needed."""
-        while self.seconds(plan) > self._left_s():
+        while self.seconds(plan) > self._left_s(plan):
             if self._trials.remembers(plan):
                 return True
             if not self._decision.insure_leader():
@@ -363,8 +363,11 @@ class _Clock:
         """Returns whether a plan's trial leaves time for others."""
         if self._trials.remembers(plan):
             return True
-        return self.seconds(plan) <= _FIRST_PART * self._left_s()
+        return self.seconds(plan) <= _FIRST_PART * self._left_s(plan)
 
-    def _left_s(self) -> float:
+    def _left_s(self, plan: Choices) -> float:
+        """Returns the time for a trial, without that of the end if the plan is the best."""
         self._trials.reserved_s = self._decision.seconds()
-        return self._trials.deadline - self._trials.reserved_s - time.monotonic()
+        setup_s = self._trials.cost.setup_seconds(plan)
+        end_s = self._decision.seconds_if_best(plan, setup_s)
+        return self._trials.deadline - end_s - time.monotonic()

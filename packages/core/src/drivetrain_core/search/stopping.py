@@ -43,8 +43,8 @@ _NARROW = 0.01
 # One turn may fall into a quiet moment.
 _LEAST_TURNS = 3
 _TURN_S = 0.35
-# The second step of a process differs more from the usual one.
-_UNUSUAL = 3.0
+# One step alone may be disturbed: it must be so many times as long.
+_ALONE = 2.0
 _MOST_STEPS = 4
 
 
@@ -123,7 +123,7 @@ def half_width(noise: float, steps: int, *, of_plan: bool = True) -> float:
 def is_outrun(times_s: Sequence[float], bound_s: float, noise: float) -> bool:
     """Returns whether a plan's steps, from its second on, are too slow for sure.
 
-    The second one alone may not be usual yet: it must be far too slow.
+    The second one alone may not be usual: it must be far too slow.
 
     Args:
         times_s: The steps.
@@ -131,16 +131,17 @@ def is_outrun(times_s: Sequence[float], bound_s: float, noise: float) -> bool:
         noise: By what part steps of the leader differ.
 
     Example:
-        >>> is_outrun([1.3], 1.0, 0.05), is_outrun([2.0], 1.0, 0.05)
+        >>> is_outrun([2.0], 1.0, 0.05), is_outrun([3.0], 1.0, 0.05)
         (False, True)
         >>> is_outrun([1.3, 1.3], 1.0, 0.05)
         True
     """
     if not times_s:
         return False
-    usual = max(noise, USUAL_NOISE) * (1.0 if len(times_s) > 1 else _UNUSUAL)
+    usual = max(noise, USUAL_NOISE)
     width = half_width(step_noise(times_s, usual), len(times_s))
-    return min(times_s) / (1.0 + width) > bound_s
+    alone = _ALONE if len(times_s) == 1 else 1.0
+    return min(times_s) / (1.0 + width) > alone * bound_s
 
 
 def verdict(

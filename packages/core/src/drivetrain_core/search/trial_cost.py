@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING
 
 from drivetrain_core._optimization import Slot
@@ -12,7 +11,6 @@ from drivetrain_core.search.numerics.pace import FIRST_STEPS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from drivetrain_core._measurement import Measurement
     from drivetrain_core.search.descent import Choices
     from drivetrain_core.search.report.record import TrialRecord
 
@@ -21,8 +19,6 @@ __all__ = ["TrialCost"]
 # What compiles for the first time takes seconds, whatever is compiled, and more of them
 # for a program that takes long to be made.
 _COMPILE_S, _COMPILE_FACTOR = 12.0, 4.0
-# What was compiled once for another plan is in part found in the cache.
-_COMPILED = 0.7
 # Passes beside the first steps: whether it obeys, dropout, a warm step.
 _OTHER_PASSES = 2
 # Usual turns, and what the baseline takes between them.
@@ -55,9 +51,13 @@ class TrialCost:
         step_s = base.step_time_s
         passes = FIRST_STEPS + _OTHER_PASSES
         turns_s = min(_TURNS * max(step_s, _TURN_S), max(self._turns_s, step_s))
-        return self._setup_seconds(choices, base) + passes * step_s + _BESIDE * turns_s
+        return self.setup_seconds(choices) + passes * step_s + _BESIDE * turns_s
 
-    def _setup_seconds(self, choices: Choices, base: Measurement) -> float:
+    def setup_seconds(self, choices: Choices) -> float:
+        """Returns what a plan takes until it is ready, but for its passes."""
+        base = self._records[0].measurement if self._records else None
+        if base is None:
+            return _FIRST_TRIAL_S
         compiled = {c for c in choices if find(c.name).slot is Slot.COMPILE}
         if not compiled:
             return base.setup_s
@@ -69,5 +69,6 @@ class TrialCost:
             and compiled <= set(record.choices)
         ]
         if seen:
-            return max(base.setup_s, _COMPILED * statistics.median(seen))
+            # Other code, such as that of half a batch, is not found in the cache.
+            return max(base.setup_s, *seen)
         return base.setup_s + _COMPILE_S + _COMPILE_FACTOR * base.setup_s

@@ -179,9 +179,10 @@ class Trials:
             runner = dataclasses.replace(runner, warm_steps=warm_steps(max(measured)))
         return runner
 
-    def expected_seconds(self, choices: Choices) -> float:
-        """Returns what the trial of a plan is expected to take."""
-        return TrialCost(self.records, self.shares.turns_s).seconds(choices)
+    @property
+    def cost(self) -> TrialCost:
+        """What trials are expected to take."""
+        return TrialCost(self.records, self.shares.turns_s)
 
     def _keep(self, record: TrialRecord) -> None:
         # The first program that ran is the one as written, whatever is required now.
