@@ -232,6 +232,16 @@ def test_what_a_block_refuses_names_the_options(error, message):
 
 
 @pytest.mark.parametrize(
+    ("message", "said"),
+    [("no such name", "--mesh: no such name"), ("--mesh is none", "--mesh is none")],
+)
+def test_option_is_named_where_the_message_does_not(message, said):
+    with pytest.raises(UsageError) as caught, as_wrong_use(Namespace(), "--mesh"):
+        raise DrivetrainError(message)
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
     "error", [OSError("full"), CheckpointError("gone"), MissingLibraryError("pip")]
 )
 def test_other_errors_of_a_block_are_not_wrong_use(error):

@@ -156,7 +156,9 @@ def run_command(
 
 
 @contextmanager
-def as_wrong_use(arguments: argparse.Namespace, **renamed: str) -> Iterator[None]:
+def as_wrong_use(
+    arguments: argparse.Namespace, option: str = "", **renamed: str
+) -> Iterator[None]:
     """Lets what a block refuses be wrong use of the command, told in its options.
 
     Where a message names a parameter, such as `num_steps`, it names the option that was
@@ -164,6 +166,7 @@ def as_wrong_use(arguments: argparse.Namespace, **renamed: str) -> Iterator[None
 
     Args:
         arguments: Of the command.
+        option: What a message that does not name it begins with.
         renamed: The options of parameters that have another name than theirs.
 
     Raises:
@@ -188,6 +191,8 @@ def as_wrong_use(arguments: argparse.Namespace, **renamed: str) -> Iterator[None
         parser = getattr(arguments, "parser", None)
         names = (parser.option_names() if parser else {}) | renamed
         message = _in_options(_without_code(error), names)
+        if option not in message:
+            message = f"{option}: {message}"
         raise UsageError(message) from error
 
 

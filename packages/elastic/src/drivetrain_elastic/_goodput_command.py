@@ -159,7 +159,8 @@ def _one_job(arguments: argparse.Namespace, option: str) -> tuple[str, GoodputCo
 def _job(arguments: argparse.Namespace, name: str) -> GoodputConfig:
     from drivetrain_elastic.goodput import preset, usual_failures, with_input
 
-    system = preset(name)
+    with as_wrong_use(arguments, "--recovery"):
+        system = preset(name)
     options = {
         key: value
         for key, value in (
@@ -192,7 +193,8 @@ def _job(arguments: argparse.Namespace, name: str) -> GoodputConfig:
         if len(values) != 1:
             message = f"--set takes one value, got {text!r}; --sweep takes several"
             raise UsageError(message)
-        config = with_input(config, key, values[0])
+        with as_wrong_use(arguments, "--set"):
+            config = with_input(config, key, values[0])
     return config
 
 

@@ -163,9 +163,10 @@ def populate_simulate_spot_parser(parser: argparse.ArgumentParser) -> None:
 def _simulate(arguments: argparse.Namespace) -> int:
     from drivetrain_elastic.cost import write_page
 
-    prices = prices_of(arguments.prices)
+    # What is wrong with a file is no wrong use.
+    prices, trace = prices_of(arguments.prices), _trace_of_file(arguments)
     with as_wrong_use(arguments):
-        comparison = _compared(arguments, prices)
+        comparison = _compared(arguments, prices, trace)
     if arguments.html is not None:
         write_page(comparison, arguments.html)
     if arguments.json:
@@ -177,14 +178,16 @@ def _simulate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _compared(arguments: argparse.Namespace, prices: PriceList) -> StrategyComparison:
+def _compared(
+    arguments: argparse.Namespace, prices: PriceList, trace: CapacityTrace | None
+) -> StrategyComparison:
     """Simulates what the options describe."""
     from drivetrain_elastic.cost import StrategyComparison, sensitivity, simulate_all
 
     if arguments.html is not None:
         _check_place(Path(arguments.html))
     targets = _targets(arguments)
-    scenarios = _scenarios(arguments, prices)
+    scenarios = _scenarios(arguments, prices, trace)
     seeds = range(arguments.seeds)
     # Starting more processes takes longer than a few short runs.
     is_long = arguments.days * arguments.seeds * len(scenarios) > 300
@@ -209,12 +212,14 @@ def _check_place(path: Path) -> None:
 # What is simulated.
 
 
-def _scenarios(arguments: argparse.Namespace, prices: PriceList) -> list[Scenario]:
+def _scenarios(
+    arguments: argparse.Namespace, prices: PriceList, trace: CapacityTrace | None
+) -> list[Scenario]:
     from drivetrain_elastic.cost import CapacityTrace, CloudTimes, Scenario
     from drivetrain_elastic.notices.sighting import BadAnswerError, wall_time
 
     offer = _offer(arguments, prices)
-    traces = _traces(arguments)
+    traces = trace or _drawn_traces(arguments)
     cloud = CloudTimes(start_s=arguments.start_s, notice_s=arguments.notice_s)
     begin = None
     if arguments.begin is not None:
@@ -282,11 +287,12 @@ def _profiles(arguments: argparse.Namespace) -> list[JobProfile]:
     found = []
     for name in _names("--job", arguments.job):
         if name not in PROFILES:
-            message = f"there is no job {name!r}, but {', '.join(PROFILES)}"
+            message = f"--job: there is no job {name!r}, but {', '.join(PROFILES)}"
             raise UsageError(message)
         profile = PROFILES[name]
         for text in arguments.set:
-            profile = with_number(profile, *_assignment("--set", text))
+            with as_wrong_use(arguments, "--set"):
+                profile = with_number(profile, *_assignment("--set", text))
         found.append(profile)
     return found
 
@@ -305,36 +311,44 @@ def _strategies(arguments: argparse.Namespace, nodes: int) -> list[Strategy]:
     names = _names("--strategy", arguments.strategy)
     for name in names:
         if name not in usual:
-            message = f"there is no strategy {name!r}, but {', '.join(usual)}"
+            message = f"--strategy: there is none {name!r}, but {', '.join(usual)}"
             raise UsageError(message)
     return [usual[name] for name in names]
 
 
-def _traces(arguments: argparse.Namespace) -> TraceShape | CapacityTrace:
+def _trace_of_file(arguments: argparse.Namespace) -> CapacityTrace | None:
+    """Returns the trace that a file holds; None where traces are drawn."""
+    from drivetrain_elastic.cost import SHAPES, read_trace
+
+    if arguments.trace in SHAPES:
+        return None
+    if arguments.shape:
+        message = f"--shape is for drawn traces: {', '.join(SHAPES)}"
+        raise UsageError(message)
+    if not Path(arguments.trace).exists():
+        message = (
+            f"--trace is {', '.join(SHAPES)}, or a file, and there is no file "
+            f"{arguments.trace!r}"
+        )
+        raise UsageError(message)
+    return read_trace(arguments.trace)
+
+
+def _drawn_traces(arguments: argparse.Namespace) -> TraceShape:
     from dataclasses import fields, replace
 
-    from drivetrain_elastic.cost import SHAPES, TraceShape, read_trace
+    from drivetrain_elastic.cost import SHAPES, TraceShape
 
-    if arguments.trace not in SHAPES:
-        if arguments.shape:
-            message = f"--shape is for drawn traces: {', '.join(SHAPES)}"
-            raise UsageError(message)
-        if not Path(arguments.trace).exists():
-            message = (
-                f"--trace is {', '.join(SHAPES)}, or a file, and there is no file "
-                f"{arguments.trace!r}"
-            )
-            raise UsageError(message)
-        return read_trace(arguments.trace)
     shape = SHAPES[arguments.trace]
     known = [one.name for one in fields(TraceShape)]
     for text in arguments.shape:
         name, value = _assignment("--shape", text)
         if name not in known:
-            message = f"a shape has no {name!r}; it has {', '.join(known)}"
+            message = f"--shape: there is no {name!r}; it has {', '.join(known)}"
             raise UsageError(message)
         change: dict[str, Any] = {name: value}
-        shape = replace(shape, **change)
+        with as_wrong_use(arguments, "--shape"):
+            shape = replace(shape, **change)
     return shape
 
 

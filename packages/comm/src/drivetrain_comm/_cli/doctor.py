@@ -121,7 +121,7 @@ def _facts(args: argparse.Namespace) -> Facts:
     ranks = args.ranks
     if ranks is None and facts.ranks is None:
         ranks = _DEFAULT_RANKS
-    with as_wrong_use(args):
+    with as_wrong_use(args, "--nccl-version"):
         return with_given(
             facts,
             nccl_version=args.nccl_version,

@@ -9,7 +9,7 @@ from pathlib import Path
 from drivetrain_core._errors import ClusterSpecError
 from drivetrain_core.services.cluster_spec import ClusterSpec
 
-__all__ = ["cluster_names", "load_cluster"]
+__all__ = ["cluster_names", "is_cluster_file", "load_cluster"]
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -21,6 +21,16 @@ def cluster_names() -> tuple[str, ...]:
     """
     folder = files("drivetrain_core.simulate") / "clusters"
     return tuple(sorted(Path(entry.name).stem for entry in folder.iterdir()))
+
+
+def is_cluster_file(name: str) -> bool:
+    """Returns whether a cluster is named by the path of a file.
+
+    Example:
+        >>> is_cluster_file("h100"), is_cluster_file("ours.yaml")
+        (False, True)
+    """
+    return name.endswith((".yaml", ".yml"))
 
 
 def load_cluster(name: str) -> ClusterSpec:
@@ -36,7 +46,7 @@ def load_cluster(name: str) -> ClusterSpec:
         >>> load_cluster("h100").nodes[0].devices.kind
         'NVIDIA H100 80GB HBM3'
     """
-    if name.endswith((".yaml", ".yml")):
+    if is_cluster_file(name):
         return ClusterSpec.load(name)
     known = cluster_names()
     if name not in known:

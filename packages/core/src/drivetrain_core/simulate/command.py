@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from drivetrain_core.parallel.cost import Hardware, Ranking, StepOptions
     from drivetrain_core.parallel.cost.model_profile import ModelProfile
     from drivetrain_core.parallel.mesh_shape import MeshShape
+    from drivetrain_core.services.cluster_spec import ClusterSpec
 
 __all__ = ["populate_simulate_parser", "simulate"]
 
@@ -92,18 +93,29 @@ def simulate(arguments: argparse.Namespace) -> Ranking:
     """
     from drivetrain_core.parallel.cost import rank_meshes
 
+    spec = _cluster(arguments)
     with as_wrong_use(arguments):
-        what, choices = _described(arguments)
+        what, choices = _described(arguments, spec)
     return rank_meshes(*what, **choices)
 
 
+def _cluster(arguments: argparse.Namespace) -> ClusterSpec:
+    """Returns the cluster; what is wrong with a file of one is no wrong use."""
+    from drivetrain_core.services.cluster_spec import ClusterSpec
+    from drivetrain_core.simulate.clusters import is_cluster_file, load_cluster
+
+    if is_cluster_file(arguments.cluster):
+        return ClusterSpec.load(arguments.cluster)
+    with as_wrong_use(arguments, "--cluster"):
+        return load_cluster(arguments.cluster)
+
+
 def _described(
-    arguments: argparse.Namespace,
+    arguments: argparse.Namespace, spec: ClusterSpec
 ) -> tuple[tuple[ModelProfile, Hardware, int, int], dict[str, Any]]:
     """Returns what `rank_meshes` is asked: what trains where, and what is chosen."""
     from drivetrain_core.parallel.cost import SCHEDULES, Hardware
     from drivetrain_core.parallel.cost.step_options import CHECKPOINTING
-    from drivetrain_core.simulate.clusters import load_cluster
     from drivetrain_core.simulate.models import load_model
 
     if arguments.model is None:
@@ -113,24 +125,26 @@ def _described(
             because="--model is missing",
             fix="name one, such as --model llama3-8b, or give its sizes",
         )
-    spec = load_cluster(arguments.cluster)
     if len(spec.nodes) > 1:
         names = ", ".join(group.name for group in spec.nodes)
         raise PlanError(
             Code.NOT_APPLICABLE,
             "simulate",
-            because=f"{spec.name} has several groups of nodes ({names}), and a mesh is "
+            because=f"--cluster {spec.name} has several groups of nodes ({names}), and a mesh is "
             "predicted on equal nodes",
             fix="describe one group in a file of its own",
         )
     hardware = Hardware.of(spec.nodes[0])
-    profile = load_model(arguments.model, seq=arguments.seq)
-    shape, num_devices = _mesh(arguments)
+    with as_wrong_use(arguments, "--model"):
+        profile = load_model(arguments.model, seq=arguments.seq)
+    with as_wrong_use(arguments, "--mesh"):
+        shape, num_devices = _mesh(arguments)
     _require_axes(arguments, shape)
     global_batch = arguments.global_batch
     if global_batch is None:
         global_batch = 4 * num_devices
-    template = _template(arguments, global_batch)
+    with as_wrong_use(arguments, "--set"):
+        template = _template(arguments, global_batch)
     choices: dict[str, Any] = {
         "template": template,
         "shapes": None if shape is None else [shape],
