@@ -38,7 +38,7 @@ class Batches(Protocol):
 
 
 def draw_order(accelerated: Accelerated, num_steps: int, path: Path) -> None:
-    """Writes which samples the steps are made of, as the script's loader draws them.
+    """Writes which samples the steps are made of, as the script's sampler draws them.
 
     Batches at the end of an epoch that are smaller are left out.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from torch.utils.data import DataLoader
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -80,7 +82,8 @@ def refusal(script: str, accelerated: Accelerated) -> str | None:
 
 def _is_read_once(accelerated: Accelerated) -> bool:
     loader = accelerated.loader
-    return iter(loader) is loader or not hasattr(type(loader), "__iter__")
+    # A loader with lasting workers gives one iterator again and again, from its start.
+    return not isinstance(loader, DataLoader) and iter(loader) is iter(loader)
 
 
 def _takes_two_passes(accelerated: Accelerated) -> bool:

@@ -1,0 +1,147 @@
+"""What the main job decides: sizes, what workers take of a plan, and what was kept."""
+
+import random
+
+import pytest
+
+from drivetrain.quickstart._carry import carry_over
+from drivetrain.quickstart._count import Count, LossGap
+from drivetrain.quickstart._size import (
+    MOST_STEPS,
+    save_every,
+    step_of_kill,
+    steps_of_job,
+    steps_of_pair,
+    steps_of_turn,
+)
+from drivetrain.quickstart._speed_up import SpeedUp, speed_up
+from drivetrain.quickstart._verdict import fast, hard_to_kill, mfu
+from drivetrain_core import Choice
+
+
+@pytest.mark.parametrize("step_s", [1e-4, 0.02, 0.7, 2.0, 5.0])
+@pytest.mark.parametrize("start_s", [5.0, 30.0])
+def test_parts_fit_into_their_limits(step_s, start_s):
+    spent_s = 2 * start_s + 2 * step_s
+    num = steps_of_pair([step_s, step_s], limit_s=120.0, made=1, spent_s=spent_s)
+    assert 1 + num <= MOST_STEPS
+    assert spent_s + num * 2 * step_s <= 120.0
+    job = steps_of_job(1 + num, step_s, limit_s=150.0, start_s=start_s)
+    assert job <= 1 + num
+    # Two workers on the cores of one, each of which applies the whole update.
+    assert 2.5 * start_s + job * 1.5 * step_s <= 150.0
+
+
+def test_slow_steps_leave_some_before_and_after_the_kill():
+    num = 1 + steps_of_pair([90.0, 60.0], limit_s=120.0, made=1, spent_s=300.0)
+    assert num == 4
+    assert steps_of_job(num, 60.0, limit_s=150.0, start_s=200.0) == 4
+    assert 1 < step_of_kill(4) < 4
+
+
+@pytest.mark.parametrize("num_steps", [4, 5, 100, MOST_STEPS])
+def test_worker_dies_in_the_middle_and_after_a_checkpoint(num_steps):
+    kill = step_of_kill(num_steps)
+    assert abs(kill - num_steps / 2) <= 1
+    assert save_every(num_steps) < kill
+    assert num_steps // save_every(num_steps) >= 4
+
+
+@pytest.mark.parametrize(("step_s", "num"), [(1e-5, 20), (0.5, 3), (30.0, 1)])
+def test_turns_are_neither_long_nor_many(step_s, num):
+    assert steps_of_turn(step_s) == num
+
+
+def test_speed_up_is_that_of_turns_side_by_side():
+    """A machine that is slow now and then is so for both."""
+    draw = random.Random(1)
+    pace = [draw.uniform(1.0, 1.1) for _ in range(12)]
+    program = [[2.0 * one * draw.uniform(0.99, 1.01) for _ in range(5)] for one in pace]
+    plan = [[one * draw.uniform(0.99, 1.01) for _ in range(5)] for one in pace]
+    found = speed_up(program, plan)
+    assert found.ratio == pytest.approx(2.0, rel=0.03)
+    assert 0.0 < found.half_width < 0.1
+    assert speed_up(program, plan) == found
+
+
+@pytest.mark.parametrize(
+    ("speed", "is_kept"),
+    [
+        (None, True),
+        (SpeedUp(1.3, 0.02), True),
+        (SpeedUp(0.99, 0.02), True),
+        (SpeedUp(0.97, 0.02), False),
+    ],
+)
+def test_plan_may_be_slower_by_no_more_than_is_not_known(speed, is_kept):
+    assert fast(speed).is_kept is is_kept
+
+
+GOOD = {
+    "num_steps": 10,
+    "steps_lost": 0,
+    "steps_again": 1,
+    "samples_lost": 0,
+    "samples_repeated": 0,
+    "pause_s": 0.2,
+    "step_s": 0.1,
+}
+
+
+def judged(*, exit_code=0, has_killed=True, gap=(0.01, 0.01, 0.1), **counted):
+    return hard_to_kill(
+        exit_code,
+        Count(**{**GOOD, **counted}),
+        LossGap(*gap),
+        num_steps=10,
+        has_killed=has_killed,
+    )
+
+
+def test_training_that_has_lost_nothing_is_hard_to_kill():
+    assert all(promise.is_kept for promise in judged())
+
+
+@pytest.mark.parametrize(
+    ("fault", "broken"),
+    [
+        ({"exit_code": 1}, "came to its end"),
+        ({"has_killed": False}, "came to its end"),
+        ({"pause_s": None}, "came to its end"),
+        ({"steps_lost": 1}, "no step"),
+        ({"num_steps": 9}, "no step"),
+        ({"samples_lost": 1}, "every sample"),
+        ({"samples_repeated": 1}, "every sample"),
+        ({"gap": (0.01, 0.03, 0.03)}, "losses"),
+    ],
+)
+def test_each_loss_breaks_its_promise(fault, broken):
+    (promise,) = [promise for promise in judged(**fault) if not promise.is_kept]
+    assert broken in promise.what
+
+
+def test_share_of_a_peak_that_was_none_is_not_told():
+    assert mfu(100, 1.0, 200.0) == 0.5
+    assert mfu(100, 1.0, 58.3) is None
+    assert mfu(None, 1.0, 200.0) is None
+    assert mfu(100, 1.0, None) is None
+
+
+def test_what_workers_do_not_take_of_a_plan_is_named():
+    plan = [
+        Choice("cpu_threads", {"num": 4}),
+        Choice("precision", {"dtype": "bf16_autocast"}),
+        Choice("compile", {"scope": "block"}),
+        Choice("micro_batch", {"num": 3}),
+        Choice("data_loading", {"workers": 2}),
+    ]
+    carried = carry_over(plan, num_workers=2, num_threads=1)
+    assert [one.name for one in carried.choices] == ["precision", "compile"]
+    assert carried.num_passes == 1
+    assert [what.split("(")[0] for what, _ in carried.left_out] == [
+        "cpu_threads",
+        "micro_batch",
+        "data_loading",
+    ]
+    same = carry_over(plan[:1], num_workers=2, num_threads=4)
+    assert (same.choices, same.left_out) == (tuple(plan[:1]), ())
