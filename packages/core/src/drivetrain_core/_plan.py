@@ -198,7 +198,9 @@ class Plan:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise PlanFormatError(
-                Code.FORMAT, str(path), because=f"the plan cannot be read: {reason_of(error)}"
+                Code.FORMAT,
+                str(path),
+                because=f"the plan cannot be read: {reason_of(error)}",
             ) from error
         return cls.from_yaml(text, str(path))
 
