@@ -89,10 +89,8 @@ class Child:
         except OSError:
             answer = None
         if answer is None:
-            code = self._process.wait()
-            message = (
-                f"a process ended with {code} while it was to {do}: see {self._log}"
-            )
+            self._process.wait()
+            message = f"{last_line(self._log)} (all of it is in {self._log})"
             raise ChildError(message)
         if "error" in answer:
             raise ChildError(answer["error"])
