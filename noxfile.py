@@ -272,6 +272,17 @@ def bench(session: nox.Session, package: str) -> None:
 
 
 @nox.session
+def searches(session: nox.Session) -> None:
+    """Measures what searches find, for hours: `-- [table|pairs] [--resume]`."""
+    programs = {"table": "three_minutes.py", "pairs": "ten_pairs.py"}
+    asked = [name for name in programs if name in session.posargs] or list(programs)
+    options = [each for each in session.posargs if each not in programs]
+    install(session, "core", extras=True)
+    for name in asked:
+        session.run("python", f"packages/core/benchmarks/{programs[name]}", *options)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Builds the documentation, where a warning is an error, and runs its examples."""
     install(session, *PACKAGES, groups=["docs"], extras=True)

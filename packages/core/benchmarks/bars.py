@@ -26,6 +26,8 @@ import readme
 import replay
 import rivals
 import silent_bugs
+import ten_pairs
+import three_minutes
 
 from drivetrain_core.testing import Bar, run_bars
 
@@ -45,6 +47,28 @@ BARS = (
         name="plan-of-recorded-best-live",
         bound=">= 0.95 of the recorded best, measured in turns, <= 24 dry runs",
         measure=live.measure,
+    ),
+    Bar(
+        name="three-minutes",
+        bound=">= 0.95 of the best plan of a sweep in 11 of 12 programs, none slower than "
+        "it is as written; half-widths <= 3% (recorded by three_minutes.py)",
+        measure=three_minutes.measure,
+    ),
+    Bar(
+        name="first-useful-plan",
+        bound="<= a third of the budget until a plan within 10% of the final one, median",
+        measure=three_minutes.measure_useful,
+    ),
+    Bar(
+        name="promised-step",
+        bound="<= 3% off, or half of what five processes differ by, median",
+        measure=three_minutes.measure_promise,
+    ),
+    Bar(
+        name="pairs-of-searches",
+        bound="two searches of a minute: plans within 3% beyond what processes differ by, "
+        "in 9 of 10 (recorded by ten_pairs.py)",
+        measure=ten_pairs.measure,
     ),
     Bar(
         name="ten-programs",

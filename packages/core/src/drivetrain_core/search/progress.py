@@ -99,14 +99,14 @@ class ConsoleProgress:
         self._bar.advance(self._task)
         plan = describe(record.choices)
         if record.measurement is None:
-            text = f"{record.code}: {record.because}"
+            text = record.reason
         else:
             step_s = record.measurement.quiet_step_time_s
             if self._baseline_s is None:
                 self._baseline_s = step_s
             text = f"{speed_text(record.measurement)}, {self._baseline_s / step_s:.2f}x"
             if record.code:
-                text += f", {record.code}: {record.because}"
+                text += f", {record.reason}"
         self._console.print(
             f"{record.name}  {text}  {plan}  ({record.seconds:.1f} s)", markup=False
         )

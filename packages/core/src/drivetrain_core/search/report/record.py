@@ -56,6 +56,21 @@ class TrialRecord:
         """Whether the plan ran and trains the same model."""
         return self.measurement is not None and not self.code
 
+    @property
+    def reason(self) -> str:
+        """Code and first line of the reason, for one line of a table; empty if usable.
+
+        Example:
+            >>> failed = TrialRecord(name="t02", choices=(), seconds=1.0, code="ERROR",
+            ...     because="RuntimeError: no kernel\\nof this kind")
+            >>> failed.reason
+            'ERROR: RuntimeError: no kernel'
+        """
+        if not self.code:
+            return ""
+        lines = self.because.strip().splitlines() or [""]
+        return f"{self.code}: {lines[0]}"
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as plain data, of which `from_dict` makes an equal one."""
         return {

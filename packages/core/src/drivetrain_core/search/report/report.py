@@ -116,7 +116,7 @@ class Report:
         return table
 
     def _cells(self, trial: TrialRecord, mark: str) -> tuple[str, ...]:
-        failed = f"{trial.code}: {trial.because}" if trial.code else mark
+        failed = trial.reason or mark
         name, plan = trial.name, describe(trial.choices)
         if trial.measurement is None:
             return (name, plan, "-", "-", "-", failed)

@@ -1,0 +1,405 @@
+"""Plans that a search finds in three minutes, beside the best of all plans and the program.
+
+Of each of twelve programs every plan of a small space runs in a process of its own; the
+best few run again. A search of three minutes, with cold caches, then finds its plan. That,
+the best of the sweep and the program as written run in turns, in sets of new processes,
+until the interval of their ratios is narrow.
+
+`three_minutes.py [--resume] [PROGRAM...]` keeps what it measures in `table/`, one file for
+each kind of processor, and goes on from there with `--resume`. Without it, the programs
+that are named are measured anew. A table is of one kind only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from rivals import interval
+from table_programs import TABLE, prepare
+
+from drivetrain_core import accelerate
+from drivetrain_core._compose import arrange, problems
+from drivetrain_core._optimization import Choice
+from drivetrain_core._plan import Plan, describe
+from drivetrain_core._registry import find
+from drivetrain_core.testing import Row, surroundings
+
+FOLDER = Path(__file__).parent / "table"
+BUDGET_S = 180
+# Sets of processes: at least, and at most while the interval is wider than this.
+SETS, NARROW = (5, 8), 0.03
+TURNS, STEPS, SECONDS = 3, 2, 0.7
+# The best of a sweep were measured once, and the best of these was partly lucky.
+AGAIN = 4
+OF_BEST, MOST_BELOW, FIRST_PART = 0.95, 1, 1 / 3
+NEAR_FINAL, PROMISE = 1.10, 0.03
+
+
+def processor():
+    """Returns the kind of processor that a table is of."""
+    model = "unknown"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    return f"{model}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def path_of_table():
+    kind = "".join(c if c.isalnum() else "-" for c in processor()).strip("-").lower()
+    return FOLDER / f"{kind}.json"
+
+
+def program_of(name):
+    return TABLE[name].make()
+
+
+def plans_of(name):
+    """Returns every plan of a program's space that can be used, the program first."""
+    found = [()]
+    for option, values in TABLE[name].values:
+        choices = [Choice(option, find(option).normalize(value)) for value in values]
+        found += [(*plan, choice) for plan in found for choice in choices]
+    context = accelerated_of(program_of(name), []).context
+    return [arrange(p) for p in found if not problems(arrange(p), context)]
+
+
+def accelerated_of(program, strategy, **more):
+    return accelerate(
+        program.model,
+        program.optimizer,
+        program.data,
+        program.loss,
+        forward=program.forward,
+        strategy=strategy,
+        progress=False,
+        **more,
+    )
+
+
+def serve(name, plan):
+    """Steps under a plan as often as it is asked, in a process of its own."""
+    torch.manual_seed(0)
+    strategy = [Choice(*pair) for pair in json.loads(plan)]
+    accelerated = accelerated_of(program_of(name), Plan(choices=tuple(strategy)))
+    batches = iter(accelerated.batches())
+
+    def step():
+        begin = time.perf_counter()
+        accelerated.train_step(next(batches))
+        return time.perf_counter() - begin
+
+    warm = [step()]
+    while len(warm) < 3 and sum(warm[1:]) < 1.0:
+        warm.append(step())
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        times = []
+        while len(times) < STEPS or sum(times) < SECONDS:
+            times.append(step())
+        print(json.dumps(times), flush=True)
+
+
+class Stepper:
+    """A process that steps under a plan when it is asked."""
+
+    def __init__(self, stack, name, plan):
+        choices = json.dumps([[c.name, dict(c.config)] for c in plan])
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--serve", name, choices],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        stack.callback(self.process.wait)
+        stack.callback(self.process.kill)
+        self.times = []
+        self.works = self.process.stdout.readline().strip() == "ready"
+
+    def turn(self):
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        self.times += json.loads(self.process.stdout.readline())
+
+
+def alone(name, plan):
+    """Returns the median step of a plan in a process of its own; None if it fails."""
+    with ExitStack() as stack:
+        stepper = Stepper(stack, name, plan)
+        if not stepper.works:
+            return None
+        for _ in range(2):
+            stepper.turn()
+        return statistics.median(stepper.times)
+
+
+def sweep(name):
+    """Measures every plan of a space."""
+    begin = time.monotonic()
+    plans = plans_of(name)
+    found = {describe(plan): alone(name, plan) for plan in plans}
+    ran = [plan for plan in plans if found[describe(plan)]]
+    best = sorted(ran, key=lambda plan: found[describe(plan)])[:AGAIN]
+    again = {describe(plan): alone(name, plan) for plan in best}
+    chosen = min(
+        best,
+        key=lambda plan: math.sqrt(
+            found[describe(plan)] * (again[describe(plan)] or math.inf)
+        ),
+    )
+    return {
+        "step_s": found,
+        "again_s": again,
+        "best": plain(chosen),
+        "seconds": round(time.monotonic() - begin, 1),
+    }
+
+
+def plain(plan):
+    return [[choice.name, dict(choice.config)] for choice in plan]
+
+
+def choices_of(plan):
+    return tuple(Choice(name, config) for name, config in plan)
+
+
+def searched(name, seconds=BUDGET_S):
+    """Searches in a process of its own, with cold caches."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, __file__, "--search", name, str(seconds)],
+            env={
+                **os.environ,
+                "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+                "TRITON_CACHE_DIR": f"{folder}/triton",
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def search(name, budget_s):
+    """Prints what a search finds, and when a plan nearly as fast was first measured."""
+    torch.manual_seed(0)
+    program = program_of(name)
+    strategy = {option: list(values) for option, values in TABLE[name].values}
+    begin = time.monotonic()
+    accelerated = accelerated_of(program, strategy, budget=float(budget_s), cache=False)
+    seconds, report = time.monotonic() - begin, accelerated.report
+    chosen = next(t for t in report.trials if t.choices == report.chosen)
+    near_s = NEAR_FINAL * chosen.measurement.quiet_step_time_s
+    useful = next(
+        t.started_s + t.seconds
+        for t in report.trials
+        if t.usable and t.measurement.quiet_step_time_s <= near_s
+    )
+    answer = {
+        "plan": plain(report.chosen),
+        "promised_s": accelerated.plan.measured["step_ms"] / 1e3,
+        "promised": accelerated.plan.measured["vs_baseline"],
+        "seconds": round(seconds, 1),
+        "trials": len(report.trials),
+        "baseline_part": round(report.baseline.seconds / float(budget_s), 3),
+        "useful_part": round(useful / float(budget_s), 3),
+        "stopped": report.stopped,
+    }
+    print(json.dumps(answer))
+
+
+def one_set(name, plans):
+    """Returns the median step of each plan, of processes that took turns."""
+    with ExitStack() as stack:
+        steppers = {key: Stepper(stack, name, plan) for key, plan in plans.items()}
+        for turn in range(TURNS):
+            order = list(steppers.values())
+            for stepper in order if turn % 2 == 0 else order[::-1]:
+                stepper.turn()
+        return {key: statistics.median(s.times) for key, s in steppers.items()}
+
+
+def compared(name, plan, best):
+    """Runs plan, best of the sweep and program in sets of processes."""
+    plans = {"written": (), "plan": plan, "best": best}
+    different = {}
+    for key, choices in plans.items():
+        if choices not in different.values():
+            different[key] = choices
+    sets = []
+    while len(sets) < SETS[1]:
+        sets.append(one_set(name, different))
+        if len(sets) >= SETS[0] and widest(sets, plans) <= NARROW:
+            break
+    return {"step_s": sets}
+
+
+def step_in(one, plans, key):
+    """Returns a plan's step in a set, in which equal plans ran once."""
+    return next(one[k] for k, p in plans.items() if p == plans[key] and k in one)
+
+
+def ratio(sets, plans, key):
+    """Returns how fast the plan is beside another, and the interval of 95%."""
+    logs = [
+        math.log(step_in(one, plans, key) / step_in(one, plans, "plan")) for one in sets
+    ]
+    if not any(logs):
+        return 1.0, 0.0
+    usual, (low, high) = interval(logs)
+    return usual, (high / low) ** 0.5 - 1.0
+
+
+def widest(sets, plans):
+    return max(ratio(sets, plans, key)[1] for key in ("written", "best"))
+
+
+def row_of(name, found):
+    """Returns what a program's row says."""
+    plan = choices_of(found["search"]["plan"])
+    plans = {"written": (), "plan": plan, "best": choices_of(found["sweep"]["best"])}
+    sets = found["compared"]["step_s"]
+    of_written, width = ratio(sets, plans, "written")
+    of_best, width_of_best = ratio(sets, plans, "best")
+    seen = [step_in(one, plans, "plan") for one in sets]
+    spread = (max(seen) - min(seen)) / statistics.median(seen)
+    off = abs(statistics.median(seen) / found["search"]["promised_s"] - 1.0)
+    wide = max(width, width_of_best) > NARROW
+    return {
+        "plan": describe(plan),
+        "best": describe(plans["best"]),
+        "of_best": round(of_best, 3),
+        "of_written": round(of_written, 3),
+        "half_width": round(max(width, width_of_best), 4),
+        "holds": not wide and of_best >= OF_BEST and of_written >= 1.0 - width,
+        "off_promise": round(off, 4),
+        "spread": round(spread, 4),
+        "useful_part": found["search"]["useful_part"],
+        "baseline_part": found["search"]["baseline_part"],
+        "trials": found["search"]["trials"],
+        "plans": len(found["sweep"]["step_s"]),
+        "sweep_s": found["sweep"]["seconds"],
+    }
+
+
+def measure_all(names, *, resume):
+    """Measures programs; what is there of an earlier run stays if it shall."""
+    path = path_of_table()
+    table = json.loads(path.read_text()) if path.exists() else {"programs": {}}
+    table |= {"processor": processor(), **surroundings()}
+    records = table["programs"]
+    for name in names:
+        if not resume:
+            records.pop(name, None)
+        mine = records.setdefault(name, {})
+        for key, part in (
+            ("sweep", lambda name=name: sweep(name)),
+            ("search", lambda name=name: searched(name)),
+            (
+                "compared",
+                lambda name=name, mine=mine: compared(
+                    name,
+                    choices_of(mine["search"]["plan"]),
+                    choices_of(mine["sweep"]["best"]),
+                ),
+            ),
+        ):
+            if key in mine:
+                continue
+            mine[key] = part()
+            FOLDER.mkdir(exist_ok=True)
+            part_path = path.with_suffix(".part")
+            part_path.write_text(json.dumps(table, indent=1) + "\n")
+            part_path.rename(path)
+            sys.stderr.write(f"{name}: {key}\n")
+        sys.stderr.write(f"{name}: {json.dumps(row_of(name, mine))}\n")
+    return rows(table)
+
+
+def rows(table):
+    records = table["programs"]
+    return {n: row_of(n, found) for n, found in records.items() if "compared" in found}
+
+
+def recorded():
+    """Returns the rows that are recorded of this kind of processor."""
+    path = path_of_table()
+    return rows(json.loads(path.read_text())) if path.exists() else {}
+
+
+def measure(quick):
+    """The plans beside the best of their spaces and the programs as written."""
+    del quick
+    found = recorded()
+    left = [name for name in TABLE if name not in found]
+    if left:
+        figure = f"{len(found)} of {len(TABLE)} programs are recorded of {processor()}"
+        return Row(figure=figure, holds=None, details=found)
+    missed = [name for name, row in found.items() if not row["holds"]]
+    usual = statistics.median(row["of_best"] for row in found.values())
+    return Row(
+        figure=f"{usual:.3f} of the best in the median; missed: {missed or 'none'}",
+        holds=len(missed) <= MOST_BELOW,
+        details=found,
+    )
+
+
+def measure_useful(quick):
+    """When the first plan within a tenth of the final one was measured."""
+    del quick
+    found = recorded()
+    if not found:
+        return Row(figure="no table of this processor", holds=None)
+    usual = statistics.median(row["useful_part"] for row in found.values())
+    return Row(
+        figure=f"{usual:.0%} of the budget in the median of {len(found)} programs",
+        holds=usual <= FIRST_PART,
+    )
+
+
+def measure_promise(quick):
+    """By how much the step that a plan promises differs from what training shows."""
+    del quick
+    found = recorded()
+    if not found:
+        return Row(figure="no table of this processor", holds=None)
+    over = [
+        row["off_promise"] / max(PROMISE, row["spread"] / 2) for row in found.values()
+    ]
+    usual = statistics.median(row["off_promise"] for row in found.values())
+    return Row(
+        figure=f"{usual:.1%} off in the median of {len(found)} programs; "
+        f"{statistics.median(over):.2f} of what is allowed",
+        holds=statistics.median(over) <= 1.0,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("names", nargs="*", metavar="PROGRAM")
+    parser.add_argument("--resume", action="store_true", help="keep what is recorded")
+    arguments = parser.parse_args()
+    found = measure_all(arguments.names or list(TABLE), resume=arguments.resume)
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    prepare()
+    if sys.argv[1:2] == ["--serve"]:
+        serve(*sys.argv[2:])
+    elif sys.argv[1:2] == ["--search"]:
+        search(*sys.argv[2:])
+    else:
+        sys.exit(main())
