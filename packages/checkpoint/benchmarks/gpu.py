@@ -60,7 +60,7 @@ def overlap(quick):
     size = 2048 if quick else 8192
     model = torch.nn.Sequential(*[torch.nn.Linear(size, size) for _ in range(8)]).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    data = torch.randn(2 * size, size, device="cuda")
+    data = torch.randn(size, size, device="cuda")
     with new_place() as place:
         checkpointer = Checkpointer(place.folder, job="gpu", keep=1, overlap=True)
 

@@ -76,12 +76,15 @@ def test_bar_that_raises_without_words_names_its_error(capsys):
     assert "failed: KeyError" in capsys.readouterr().out
 
 
-def test_interrupt_ends_the_run():
+def test_interrupt_ends_the_run_which_shows_what_it_has(capsys):
     def interrupted(quick):
         raise KeyboardInterrupt
 
+    broken = Bar(name="a", bound="", measure=interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_bars([Bar(name="a", bound="", measure=interrupted)], [])
+        run_bars([PASS, broken, PASS], ["--json"])
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["name"] == "good"
 
 
 def test_table_is_aligned(capsys):

@@ -100,23 +100,31 @@ def run_bars(
     parser.add_argument("--quick", action="store_true", help="end within a minute")
     arguments = parser.parse_args(argv)
     chosen = [bar for bar in bars if not arguments.only or bar.name in arguments.only]
-    rows = [_measured(bar, arguments.quick) for bar in chosen]
-    if arguments.json:
+    measured: list[tuple[Bar, Row]] = []
+    try:
+        measured.extend((bar, _measured(bar, arguments.quick)) for bar in chosen)
+    finally:
+        # A run that is interrupted shows what it has.
+        _show(measured, as_json=arguments.json)
+    return 1 if any(row.holds is False for _, row in measured) else 0
+
+
+def _show(measured: Sequence[tuple[Bar, Row]], *, as_json: bool) -> None:
+    if as_json:
         entries = [
             {"name": bar.name, "bound": bar.bound, "status": row.status, **asdict(row)}
-            for bar, row in zip(chosen, rows, strict=True)
+            for bar, row in measured
         ]
         report = {"rows": entries, **surroundings()}
         # Figures come out of numpy as well, whose numbers JSON does not take.
         _print(json.dumps(report, indent=2, default=lambda value: value.item()))
-    else:
-        header = ("bar", "figure", "bound", "status", "proven on")
-        cells = [
-            (bar.name, row.figure, bar.bound, row.status, row.proven_on)
-            for bar, row in zip(chosen, rows, strict=True)
-        ]
-        _print_table([header, *cells])
-    return 1 if any(row.holds is False for row in rows) else 0
+        return
+    header = ("bar", "figure", "bound", "status", "proven on")
+    cells = [
+        (bar.name, row.figure, bar.bound, row.status, row.proven_on)
+        for bar, row in measured
+    ]
+    _print_table([header, *cells])
 
 
 def _measured(bar: Bar, quick: bool) -> Row:
@@ -130,7 +138,7 @@ def _measured(bar: Bar, quick: bool) -> Row:
         row = Row(figure=f"failed: {type(error).__name__}: {last}", holds=False)
         traceback.print_exc()
     seconds = time.perf_counter() - started
-    sys.stderr.write(f"{bar.name}: {row.status} in {seconds:.0f} s\n")
+    sys.stderr.write(f"{bar.name}: {row.status} in {seconds:.0f} s: {row.figure}\n")
     return row
 
 
