@@ -65,7 +65,7 @@ public_modules += [
         "testing",
     )
 ]
-exclude_patterns = ["_build", "reports"]
+exclude_patterns = ["_build", "reports", "tutorials/quickstart/*"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
