@@ -330,6 +330,25 @@ def test_search_without_time_to_measure_keeps_the_program_as_written(caplog):
     assert accelerated.report.to_dict()["trials"][0]["code"] == "BUDGET"
 
 
+@pytest.mark.parametrize(
+    ("budget", "limit"),
+    [(4, "the budget of 4 s"), ({"trial_seconds": 1}, "the limit of 1 s for a trial")],
+)
+def test_search_without_time_keeps_what_is_required(caplog, budget, limit):
+    here = os.getpid()
+
+    def slow(output, batch):
+        if os.getpid() != here:
+            time.sleep(30)
+        return mse(output, batch)
+
+    accelerated = run(
+        "auto", loss=slow, budget=budget, require=[("micro_batch", 2)], cache=False
+    )
+    assert [c.name for c in accelerated.plan.choices] == ["micro_batch"]
+    assert f"{limit} was too short to measure" in caplog.text
+
+
 def test_search_is_not_misled_by_files_of_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "queue.py").write_text("raise SystemError('not this one')")
     monkeypatch.chdir(tmp_path)

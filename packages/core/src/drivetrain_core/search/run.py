@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -173,7 +174,7 @@ class Search:
         base = self._baseline(space)
         chosen, comparison = base.choices, None
         if base.measurement is None:
-            because = self._not_measured()
+            because = self._not_measured(base)
         else:
             self.context = self.context.with_baseline(base.measurement)
             self.foresight.calibrate(base.choices, base.measurement)
@@ -230,7 +231,12 @@ class Search:
         base = base_plan(space, self.written, self.options.required)
         require_usable(base, self.context)
         written = self.trials.run(self.written)
-        if base == self.written and (written.usable or written.code == Code.BUDGET):
+        if self._is_short_of_time(written):
+            # What is required is the plan, measured or not.
+            unmeasured = dataclasses.replace(written, choices=base)
+            self.trials.records[0] = unmeasured
+            return unmeasured
+        if written.usable and base == self.written:
             return written
         instead: list[Choices] = [] if base == self.written else [base]
         if not written.usable:
@@ -256,13 +262,18 @@ class Search:
                 )
         raise self._no_baseline(written, instead)
 
-    def _not_measured(self) -> str:
+    def _is_short_of_time(self, record: TrialRecord) -> bool:
+        """Returns whether a trial was not measured for want of the time that was given."""
+        given = self.options.budget.trial_seconds is not None
+        return record.code == Code.BUDGET or (given and record.code == Code.HANG)
+
+    def _not_measured(self, base: TrialRecord) -> str:
         """Warns that the program as written is all there is; returns why it is the plan."""
         self.is_finished = False
-        self.stopped = (
-            f"the budget of {self.options.budget.seconds:g} s was too short to measure "
-            "the program as it is written"
-        )
+        limit = f"the budget of {self.options.budget.seconds:g} s"
+        if base.code == Code.HANG:
+            limit = f"the limit of {self.options.budget.trial_seconds:g} s for a trial"
+        self.stopped = f"{limit} was too short to measure the program as it is written"
         logger.warning("%s, which is the plan; give a search more time", self.stopped)
         return f"nothing was measured: {self.stopped}"
 
