@@ -109,7 +109,9 @@ def test_metrics_are_served(tmp_path, agent):
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:x", "127.0.0.1:99999"])
 def test_metrics_at_no_address_are_refused(tmp_path, address):
-    with pytest.raises(ValueError, match="metrics"):
+    with pytest.raises(
+        ValueError, match="an address is HOST:PORT with a port to 65535"
+    ):
         Master(tmp_path / "own.db", metrics=address)
 
 

@@ -353,6 +353,8 @@ def _run(arguments: argparse.Namespace, folder: str) -> int:
         code = _show_plain(job) if is_plain else _show_live(job)
         _say(_summary(job))
         show_cost(job.record(), prices)
+        if code and job.supervisor.view.ended:
+            sys.stderr.write(f"drivetrain-elastic: {job.supervisor.view.ended}\n")
         return code
 
 
