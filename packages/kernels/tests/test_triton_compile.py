@@ -53,7 +53,7 @@ def norms(dtype, acc):
     for kind, flags in kinds.items():
         for name, more in (
             ("_forward_kernel", {"EPS": 1e-6}),
-            ("_backward_kernel", {}),
+            ("_backward_kernel", {"STAGES": 3 if dtype == "bf16" else 1}),
         ):
             places = {"SEED": "*i64", **dict.fromkeys(row, f"*{dtype}")}
             places |= dict.fromkeys(("MEAN", "RSTD", "DW", "DB"), f"*{acc}")

@@ -39,7 +39,7 @@ TRITON_DTYPES = {
 }
 INTERPRETS = tl.constexpr(bool(triton.knobs.runtime.interpret))
 _INTERPRETED_PROGRAMS = 4
-_PROGRAMS_A_PROCESSOR = 4
+_WARPS_A_PROCESSOR = 16
 
 
 @triton.jit
@@ -109,17 +109,19 @@ def keep_row(seed, row, num_kept_bits, BLOCK: tl.constexpr):
     return bits.to(tl.int64) >= num_kept_bits
 
 
-def num_programs(num_rows: int, device: torch.device) -> int:
+def num_programs(num_rows: int, num_warps: int, device: torch.device) -> int:
     """Returns how many programs share rows, each with partial sums of its own.
 
     Args:
         num_rows: How many rows there are.
+        num_warps: How many warps a program has.
         device: Where they lie.
     """
     most = _INTERPRETED_PROGRAMS
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        most = properties.multi_processor_count * _PROGRAMS_A_PROCESSOR
+        each = max(2, _WARPS_A_PROCESSOR // num_warps)
+        most = properties.multi_processor_count * each
     return max(1, min(num_rows, most))
 
 
