@@ -218,6 +218,22 @@ def test_model_of_other_weights_each_time_is_refused(tmp_path, out, monkeypatch)
         run(tiny(), out, target)
 
 
+def test_folder_of_somebody_else_is_left_alone(out):
+    (out / "work").mkdir(parents=True)
+    (out / "work" / "thesis.tex").write_text("mine")
+    with pytest.raises(ProgramError, match="not of an earlier run"):
+        run(tiny(), out)
+    assert (out / "work" / "thesis.tex").read_text() == "mine"
+
+
+@pytest.mark.parametrize("wrong", [["--steps", "3"], ["--seconds", "0"], ["--fast"]])
+def test_wrong_use_ends_with_2(wrong, out, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--out", str(out), *wrong])
+    assert end.value.code == 2
+    assert wrong[0] in capsys.readouterr().err
+
+
 def test_command_without_such_a_script_ends_with_1(out, capsys):
     assert main(["--out", str(out), "missing.py"]) == 1
     assert "there is no script 'missing.py'" in capsys.readouterr().err

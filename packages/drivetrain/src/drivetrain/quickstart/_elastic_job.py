@@ -53,6 +53,7 @@ def run_elastic_job(
     num_threads: int,
     limit_s: float,
     on_step: Callable[[int], None],
+    on_note: Callable[[str], None],
 ) -> Outcome:
     """Trains under `drivetrain elastic run`, and kills a worker when it stands.
 
@@ -61,10 +62,11 @@ def run_elastic_job(
         num_threads: Of each worker.
         limit_s: How long it may take; after some times that it is ended.
         on_step: Told of each step that counts.
+        on_note: Told what happens to workers.
     """
     spec.save(path := spec.folder / "spec.json")
     command = [sys.executable, "-P", "-m", "drivetrain_core.cli", "elastic", "run"]
-    command += ["--nproc-per-node", str(spec.num_workers)]
+    command += ["--standalone", "--nproc-per-node", str(spec.num_workers)]
     command += ["--standbys", str(spec.num_standbys)]
     command += ["-m", "drivetrain.quickstart._worker", str(path)]
     began_s = time.monotonic()
@@ -78,7 +80,9 @@ def run_elastic_job(
             start_new_session=True,
         )
     try:
-        lines, kill = _watch(process, spec, began_s + limit_s * _PATIENCE, on_step)
+        lines, kill = _watch(
+            process, spec, began_s + limit_s * _PATIENCE, on_step, on_note
+        )
     finally:
         _end(process)
         checkpoint = _close_checkpoints(spec)
@@ -98,21 +102,31 @@ def _watch(
     spec: ElasticSpec,
     end_s: float,
     on_step: Callable[[int], None],
+    on_note: Callable[[str], None],
 ) -> tuple[list[Line], Kill | None]:
     """Reads what the processes write until the training ends, and kills one of them."""
     reader = StepsReader(spec.folder)
     lines: list[Line] = []
-    kill = None
-    is_over = False
+    kill, is_over, has_recovered = None, False, False
     while not is_over:
         # Before the last look, so that it sees all that was written.
         is_over = process.poll() is not None or time.monotonic() > end_s
         for line in reader.news():
+            if not lines:
+                on_note(
+                    f"{spec.num_ready} processes have compiled, and training begins"
+                )
             lines.append(line)
-            if line.what == "counted":
-                on_step(line.step)
-            elif line.what == "stands" and kill is None:
+            if line.what == "stands" and kill is None:
                 kill = _kill(line, spec)
+                on_note(f"step {line.step}: kill -9 of rank {line.rank} ({line.pid})")
+            if line.what != "counted":
+                continue
+            on_step(line.step)
+            if kill is not None and line.step >= kill.step and not has_recovered:
+                has_recovered = True
+                pause_s = line.at_s - kill.at_s
+                on_note(f"step {line.step} counts {pause_s:.2f} s after it")
         if not is_over:
             time.sleep(_POLL_S)
     return lines, kill

@@ -72,6 +72,7 @@ class MainJob:
         self._target = target
         self._out = out
         self._work = out / "work"
+        self._mark = self._work / "of-drivetrain-quickstart"
         self._console = console
         self._seconds: dict[str, float] = {}
         self._result: dict[str, Any] = {"seconds": self._seconds}
@@ -84,8 +85,7 @@ class MainJob:
             ChildError: A process of the job has failed.
         """
         began_s = time.monotonic()
-        shutil.rmtree(self._work, ignore_errors=True)
-        self._work.mkdir(parents=True)
+        self._make_work_folder()
         with ExitStack() as stack:
             program = self._run_of(stack, "program as written", ())
             if program.facts["refusal"]:
@@ -98,6 +98,22 @@ class MainJob:
         self._result["promises"] = about_verdict(promises)
         self._close(plan, promises)
         return 0 if all(promise.is_kept for promise in promises) else 1
+
+    def _make_work_folder(self) -> None:
+        """Makes the folder of logs and checkpoints anew.
+
+        Raises:
+            ProgramError: What is there is not of an earlier run.
+        """
+        if self._work.exists() and not self._mark.exists():
+            message = (
+                f"{self._work} is not of an earlier run, and would be replaced: choose "
+                "another --out"
+            )
+            raise ProgramError(message)
+        shutil.rmtree(self._work, ignore_errors=True)
+        self._work.mkdir(parents=True)
+        self._mark.touch()
 
     def _run_of(self, stack: ExitStack, name: str, choices: Sequence[Choice]) -> Run:
         """Starts a process that trains the program under a plan."""
@@ -215,6 +231,7 @@ class MainJob:
                 num_threads=num_threads,
                 limit_s=limit_s,
                 on_step=lambda step: tell(step, num_steps),
+                on_note=lambda note: self._console.print(note, markup=False),
             )
         counted = count(
             outcome.lines,

@@ -13,13 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from drivetrain.quickstart._batches import open_batches
 from drivetrain.quickstart._elastic_spec import ElasticSpec
 from drivetrain.quickstart._program import build, seed_everything, undone
 from drivetrain.quickstart._steps_log import StepsLog
 from drivetrain_checkpoint import Checkpointer
 from drivetrain_core import DistributedError
-from drivetrain_core.services import BatchPlan
+from drivetrain_core.services import BatchPlan, TorchProcessGroupFactory
 from drivetrain_elastic import ElasticLoop, Schedule
 
 if TYPE_CHECKING:
@@ -76,7 +78,20 @@ def _loop(
         state={} if scheduler is None else {"scheduler": scheduler},
         checkpointer=checkpointer,
         save_every=spec.save_every,
+        factory=_factory(accelerated.device, spec),
     )
+
+
+def _factory(
+    device: torch.device, spec: ElasticSpec
+) -> TorchProcessGroupFactory | None:
+    """Returns what makes process groups; None for what elastic training takes itself.
+
+    NCCL refuses ranks that share a device.
+    """
+    if device.type == "cpu" or torch.accelerator.device_count() >= spec.num_workers:
+        return None
+    return TorchProcessGroupFactory("gloo")
 
 
 @contextmanager
