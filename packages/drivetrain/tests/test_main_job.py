@@ -101,7 +101,6 @@ def test_job_shows_both_halves(out, monkeypatch):
     assert result["pair"]["speed_up"]["half_width"] >= 0
     table = (out / "table.md").read_text()
     assert "| steps lost | 0 (made again: 1) |" in table
-    assert (out / "quickstart.png").stat().st_size > 10_000
     assert not list((out / "work" / "elastic" / "checkpoints").glob("*.part"))
 
 

@@ -13,7 +13,7 @@ __all__ = ["Promise", "fast", "hard_to_kill", "mfu"]
 # By so much single-precision sums of another order may lead two runs apart over some
 # hundred steps, where losses are of the order of one. A step too many or too few is a
 # hundred times as far.
-_ROUNDING = 1e-4
+_ROUNDING = 1e-5
 
 
 class Promise(NamedTuple):
