@@ -33,13 +33,13 @@ USUAL_NOISE = 0.05
 
 # How many steps that counts for, and by what part two processes of one plan differ as
 # long as they live.
-_USUAL_WEIGHT = 2
+_USUAL_WEIGHT = 1
 _PROCESS_NOISE = 0.03
 # The quartile of a sample is less sure than its mean, by this factor (normal steps).
 _QUARTILE = 1.36
 _Z = 1.96
 # An interval this narrow is narrower than what processes differ by.
-_NARROW = 0.01
+_NARROW = 0.015
 # One turn may fall into a quiet moment.
 _LEAST_TURNS = 3
 _TURN_S = 0.35
@@ -89,7 +89,7 @@ def step_noise(times_s: Sequence[float], usual: float = USUAL_NOISE) -> float:
     Example:
         >>> step_noise([1.0])
         0.05
-        >>> step_noise([1.0] * 200) < 0.006
+        >>> step_noise([1.0] * 200) < 0.004
         True
     """
     ordered = sorted(math.log(time_s) for time_s in times_s)
