@@ -159,7 +159,7 @@ def resolve(needs: Sequence[str], dist: Path) -> list[Path]:
         SetupError: Something is neither installed, as new as is needed, nor there.
     """
     options = ["--dry-run", "-q", "--report", "-", "--isolated", "--no-index"]
-    done = _pip([*options, "--find-links", str(dist), *needs]) if needs else None
+    done = _pip([*options, "-f", str(dist), *needs]) if needs else None
     if done is None:
         return []
     if done.returncode:

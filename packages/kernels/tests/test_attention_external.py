@@ -126,6 +126,10 @@ def test_attention_external_is_taken_where_it_is_there(monkeypatch):
     assert OP.choose(on_cuda(window=16)).implementation.name == "varlen"
     # Measured on an H200: 13.7 ms against 7.2.
     assert OP.choose(on_cuda()).implementation.name == "sdpa"
+    # Without tensor cores the kernels' tiles do not fit the registers.
+    wide = OP.choose(on_cuda(torch.float32, window=16))
+    assert wide.implementation.name != "triton"
+    assert "float32" in dict(wide.passed_over)["triton"]
     monkeypatch.setattr("drivetrain_kernels.ops._attention.flash_missing", lambda: None)
     assert OP.choose(on_cuda()).implementation.name == "flash"
 

@@ -16,7 +16,7 @@ pytestmark = [
     ),
 ]
 
-from drivetrain_kernels import ImplementationError, attention
+from drivetrain_kernels import ImplementationError, OptionError, attention
 
 CASES = [
     ((70, 70), (2, 2), {}),
@@ -124,3 +124,34 @@ def test_attention_kernels_refuse_dropout():
         ImplementationError, match=r"'triton'.*has no dropout, got 0\.5"
     ):
         attention(*qkv(), dropout_p=0.5, impl="triton")
+
+
+def test_attention_kernels_take_more_heads_of_sequences_than_a_grid_has_columns(
+    monkeypatch,
+):
+    """CUDA takes 65,535 programs on the second axis of a grid, and 2^31 - 1 on the first."""
+    from triton.runtime import interpreter
+
+    grids = []
+
+    def launch(self, *args, **kwargs):
+        grids.append(self.grid(kwargs) if callable(self.grid) else self.grid)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
+    num_sequences, heads = 2100, 32
+    q = torch.randn(num_sequences, heads, 16, requires_grad=True)
+    k = torch.randn(num_sequences, 8, 16)
+    offsets = torch.arange(num_sequences + 1, dtype=torch.int32)
+    out = attention(q, k, k, cu_seqlens_q=offsets, max_seqlen=1, impl="triton")
+    out.sum().backward()
+    assert grids == [(67_200,), (67_200,), (16_800,)]
+
+
+def test_attention_kernels_refuse_more_programs_than_a_grid_has():
+    from drivetrain_kernels.ops._triton_attention import _grid
+
+    tokens = torch.empty(1_000_000, 32, 1, device="meta")
+    offsets = torch.empty(100_001, device="meta")
+    with pytest.raises(OptionError, match="give the true max_seqlen"):
+        _grid(tokens, offsets, 1_000_000, 128)
+    assert _grid(tokens, offsets, 256, 128) == ((6_400_000,), 2)

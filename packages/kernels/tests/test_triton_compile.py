@@ -183,12 +183,14 @@ def compile_for_hopper(module, name, places, constants, dtype):
             "enable_fp_fusion": True,
         },
     )
-    return compiled.asm["cubin"]
+    return compiled.asm
 
 
-def usage(cubin):
-    """Returns registers and bytes of local memory of each thread."""
+def usage(asm):
+    """Returns registers and bytes of local memory of each thread, and its wide loads."""
     import triton
+
+    cubin = asm["cubin"]
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -199,7 +201,8 @@ def usage(cubin):
             command, capture_output=True, text=True, check=True
         ).stdout
     found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
-    return {key: int(value) for key, value in found.items()}
+    wide = len(re.findall(r"ld\.global\S*\.v[24]\.b32", asm["ptx"]))
+    return {**{key: int(value) for key, value in found.items()}, "WIDE": wide}
 
 
 def main():
@@ -232,6 +235,15 @@ def test_triton_kernels_become_machine_code_of_hopper(compiled, variant):
     # tiles in registers and spills some of them, the rest nothing.
     most = 512 if "BLOCK_M" in VARIANTS[variant][3] else 8
     assert found["STACK"] <= most, "registers spilled"
+
+
+def test_gradients_that_are_clipped_are_read_in_vectors(compiled):
+    """Though their addresses come from a table, of which the compiler knows nothing."""
+    clipping = [name for name in VARIANTS if "_triton_clip" in VARIANTS[name]]
+    assert clipping
+    for name in clipping:
+        if VARIANTS[name][4] == "bf16":
+            assert compiled[name]["WIDE"] >= 2, name
 
 
 if __name__ == "__main__":

@@ -386,6 +386,8 @@ def _refuse_triton(call: AttentionFacts) -> str | None:
 def _triton_automatic(call: AttentionFacts) -> str | None:
     if call.device == "cpu":
         return "is only interpreted on a CPU"
+    if call.dtype == torch.float32:
+        return "is slow in float32, whose products take no tensor core"
     if call.band.left is None and not call.is_packed and call.softcap is None:
         return "is slower than 'sdpa' without a window"
     return None

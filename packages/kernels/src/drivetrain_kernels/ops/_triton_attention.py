@@ -12,6 +12,7 @@ import triton
 from torch import Tensor
 
 from drivetrain_kernels._accumulation import accumulation_dtype
+from drivetrain_kernels._errors import OptionError
 from drivetrain_kernels._triton_blocks import INTERPRETS, TRITON_DTYPES, on_device_of
 from drivetrain_kernels.ops._triton_attention_kernels import (
     backward_keys_kernel,
@@ -22,10 +23,15 @@ from drivetrain_kernels.ops._triton_attention_kernels import (
 if TYPE_CHECKING:
     from drivetrain_kernels.ops._attention_band import Band, Packed
 
-__all__ = ["INTERPRETED_BLOCK", "NO_BOUND", "triton_attention"]
+__all__ = ["INTERPRETED_BLOCK", "MAX_PROGRAMS", "NO_BOUND", "triton_attention"]
 
 NO_BOUND = -1
 INTERPRETED_BLOCK = 32
+MAX_PROGRAMS = 2**31 - 1
+_STAGES = 2
+# The shared memory that the compiler takes for all tiles, to their bytes, by the major
+# compute capability: older ones keep tiles in registers, newer ones the scores beside them.
+_SHARES = {7: 0.75, 8: 0.75, 9: 1.05, 10: 1.45}
 
 
 def triton_attention(
@@ -87,7 +93,7 @@ def _forward(
     if out.numel() == 0 or k.numel() == 0:
         return out, lse
     blocks = _blocks(q, is_backward=False)
-    grid = _grid(q, cu_q, max_seqlen, blocks["BLOCK_M"])
+    grid, num_blocks = _grid(q, cu_q, max_seqlen, blocks["BLOCK_M"])
     with on_device_of(q):
         forward_kernel[grid](
             q,
@@ -100,6 +106,7 @@ def _forward(
             *_strides(q, k, v, out),
             *_lse_strides(lse),
             *_sizes(q, k, left, right),
+            num_blocks,
             scale,
             HEADS=q.shape[-2],
             **_constants(q, k, cu_q, left, right, softcap),
@@ -139,11 +146,13 @@ def _gradients(
     wide = lse.dtype
     delta = (dout.to(wide) * out.to(wide)).sum(-1).transpose(-1, -2).contiguous()
     blocks = _blocks(q, is_backward=True)
-    shared = (*_lse_strides(lse), *_sizes(q, k, left, right), scale)
+    shared = (*_lse_strides(lse), *_sizes(q, k, left, right))
     constants = _constants(q, k, cu_q, left, right, softcap) | blocks
     offsets = (cu_q, cu_k)
+    grid_q, num_blocks_q = _grid(q, cu_q, max_seqlen, blocks["BLOCK_M"])
+    grid_k, num_blocks_k = _grid(k, cu_k, max_seqlen, blocks["BLOCK_N"])
     with on_device_of(q):
-        backward_queries_kernel[_grid(q, cu_q, max_seqlen, blocks["BLOCK_M"])](
+        backward_queries_kernel[grid_q](
             q,
             k,
             v,
@@ -154,10 +163,12 @@ def _gradients(
             *offsets,
             *_strides(q, k, v, dout, dq),
             *shared,
+            num_blocks_q,
+            scale,
             HEADS=q.shape[-2],
             **constants,
         )
-        backward_keys_kernel[_grid(k, cu_k, max_seqlen, blocks["BLOCK_N"])](
+        backward_keys_kernel[grid_k](
             q,
             k,
             v,
@@ -169,6 +180,8 @@ def _gradients(
             *offsets,
             *_strides(q, k, v, dout, dk),
             *shared,
+            num_blocks_k,
+            scale,
             HEADS=k.shape[-2],
             **constants,
         )
@@ -205,12 +218,23 @@ def _empty_gradients(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _grid(
     tokens: Tensor, cu: Tensor | None, max_seqlen: int, block: int
-) -> tuple[int, int]:
-    """Returns the blocks of the longest sequence, and the heads of all sequences."""
+) -> tuple[tuple[int], int]:
+    """Returns how many programs there are, and how many of them share a head."""
     if cu is None:
-        return triton.cdiv(tokens.shape[1], block), tokens.shape[0] * tokens.shape[2]
-    longest = min(max_seqlen, tokens.shape[0])
-    return triton.cdiv(longest, block), max(1, len(cu) - 1) * tokens.shape[1]
+        longest, num_sequences = tokens.shape[1], tokens.shape[0]
+    else:
+        longest = min(max_seqlen, tokens.shape[0])
+        num_sequences = max(1, len(cu) - 1)
+    num_blocks = triton.cdiv(longest, block)
+    programs = num_blocks * num_sequences * tokens.shape[-2]
+    if programs > MAX_PROGRAMS:
+        message = (
+            f"attention: {num_sequences:,} sequences of up to {longest:,} tokens need "
+            f"{programs:,} programs, a GPU takes {MAX_PROGRAMS:,}; give the true "
+            "max_seqlen, or split the batch"
+        )
+        raise OptionError(message)
+    return (programs,), num_blocks
 
 
 def _strides(*tensors: Tensor) -> list[int]:
@@ -250,7 +274,7 @@ def _constants(
 
 
 def _blocks(q: Tensor, *, is_backward: bool) -> dict[str, int]:
-    """Returns the sizes of tiles, by what fits the memory of a multiprocessor."""
+    """Returns the sizes of tiles, by what fits the device's shared memory."""
     head = max(16, int(triton.next_power_of_2(q.shape[-1])))
     if INTERPRETS.value:
         return {
@@ -260,12 +284,25 @@ def _blocks(q: Tensor, *, is_backward: bool) -> dict[str, int]:
         }
     row_bytes = head * q.element_size()
     queries, keys = (64, 64) if is_backward else (128, 64)
-    while (queries + 2 * keys) * row_bytes > 96 << 10 and keys > 16:
+    properties = torch.cuda.get_device_properties(q.device)
+    limit: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    most = limit / _SHARES[min(properties.major, 10)]
+    while keys > 16 and (
+        (queries + 2 * keys) * row_bytes > 96 << 10
+        or _num_rows(queries, keys, is_backward=is_backward) * row_bytes > most
+    ):
         queries, keys = max(16, queries // 2), keys // 2
     return {
         "BLOCK_M": queries,
         "BLOCK_N": keys,
         "BLOCK_D": head,
         "num_warps": 8 if head >= 128 else 4,
-        "num_stages": 2,
+        "num_stages": _STAGES,
     }
+
+
+def _num_rows(queries: int, keys: int, *, is_backward: bool) -> int:
+    """Returns the rows of all tiles of a program, those that are loaded ahead too."""
+    if not is_backward:
+        return queries + 2 * _STAGES * keys
+    return 2 * max(queries + _STAGES * keys, keys + _STAGES * queries)

@@ -32,6 +32,18 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def _place(num_blocks, HEADS: tl.constexpr):
+    """Returns block, batch and head of a program.
+
+    All lie on the first axis of the grid: the others end at 65,535.
+    """
+    program = tl.program_id(0)
+    row = program // num_blocks
+    batch, head = (row // HEADS).to(tl.int64), (row % HEADS).to(tl.int64)
+    return program % num_blocks, batch, head
+
+
+@triton.jit
 def _sequence(CU, batch, length, PACKED: tl.constexpr):
     """Returns a sequence's first token in its tensor, and its length."""
     if PACKED:
@@ -124,6 +136,7 @@ def forward_kernel(
     num_keys,
     left,
     right,
+    num_blocks,
     scale,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -144,11 +157,10 @@ def forward_kernel(
     Strides are those of batch, row and head of each tensor; of LSE, the rows'
     log-denominators, of batch and head. CU_Q and CU_K are offsets of packed sequences.
     """
-    batch = (tl.program_id(1) // HEADS).to(tl.int64)
-    head = (tl.program_id(1) % HEADS).to(tl.int64)
+    block, batch, head = _place(num_blocks, HEADS)
     first_q, num_queries = _sequence(CU_Q, batch, num_queries, PACKED)
     first_k, num_keys = _sequence(CU_K, batch, num_keys, PACKED)
-    first = tl.program_id(0) * BLOCK_M
+    first = block * BLOCK_M
     if first >= num_queries:
         return
     Q += batch * q_batch + first_q * q_row + head * q_head
@@ -219,6 +231,7 @@ def backward_queries_kernel(
     num_keys,
     left,
     right,
+    num_blocks,
     scale,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -239,11 +252,10 @@ def backward_queries_kernel(
     LSE is what the forward kept, DELTA the product of each output row with its gradient,
     with the strides of LSE.
     """
-    batch = (tl.program_id(1) // HEADS).to(tl.int64)
-    head = (tl.program_id(1) % HEADS).to(tl.int64)
+    block, batch, head = _place(num_blocks, HEADS)
     first_q, num_queries = _sequence(CU_Q, batch, num_queries, PACKED)
     first_k, num_keys = _sequence(CU_K, batch, num_keys, PACKED)
-    first = tl.program_id(0) * BLOCK_M
+    first = block * BLOCK_M
     if first >= num_queries:
         return
     Q += batch * q_batch + first_q * q_row + head * q_head
@@ -311,6 +323,7 @@ def backward_keys_kernel(
     num_keys,
     left,
     right,
+    num_blocks,
     scale,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -330,11 +343,10 @@ def backward_keys_kernel(
 
     The strides of DK are those of DV too.
     """
-    batch = (tl.program_id(1) // HEADS).to(tl.int64)
-    head = (tl.program_id(1) % HEADS).to(tl.int64)  # of the keys
+    block, batch, head = _place(num_blocks, HEADS)  # of the keys
     first_q, num_queries = _sequence(CU_Q, batch, num_queries, PACKED)
     first_k, num_keys = _sequence(CU_K, batch, num_keys, PACKED)
-    first = tl.program_id(0) * BLOCK_N
+    first = block * BLOCK_N
     if first >= num_keys:
         return
     K += batch * k_batch + first_k * k_row + head * k_head

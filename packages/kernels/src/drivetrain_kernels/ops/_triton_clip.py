@@ -35,6 +35,67 @@ _tables: dict[tuple[Any, ...], Tensor] = {}
 
 
 @triton.jit
+def _is_full(address, length, CHUNK: tl.constexpr):
+    """Whether a chunk is whole and aligned for vectors: it is read 16 bytes at a time."""
+    return ((address & 15) == 0) & (length == CHUNK)
+
+
+@triton.jit
+def _load(
+    address,
+    place,
+    length,
+    DTYPE: tl.constexpr,
+    ACC: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    start = address.to(tl.pointer_type(DTYPE))
+    if FULL:
+        g = tl.load(tl.multiple_of(start, 16) + place)
+    else:
+        g = tl.load(start + place, mask=place < length, other=0.0)
+    return g.to(ACC)
+
+
+@triton.jit
+def _squares(
+    address,
+    length,
+    DTYPE: tl.constexpr,
+    ACC: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    total = tl.zeros([BLOCK], ACC)
+    for first in range(0, CHUNK, BLOCK):
+        g = _load(address, first + tl.arange(0, BLOCK), length, DTYPE, ACC, FULL)
+        total += g * g
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _scale(
+    address,
+    length,
+    factor,
+    DTYPE: tl.constexpr,
+    ACC: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    start = address.to(tl.pointer_type(DTYPE))
+    for first in range(0, CHUNK, BLOCK):
+        place = first + tl.arange(0, BLOCK)
+        g = round_to(_load(address, place, length, DTYPE, ACC, FULL) * factor, DTYPE)
+        if FULL:
+            tl.store(tl.multiple_of(start, 16) + place, g)
+        else:
+            tl.store(start + place, g, mask=place < length)
+
+
+@triton.jit
 def _squares_kernel(
     TABLE,
     OUT,
@@ -44,14 +105,13 @@ def _squares_kernel(
     BLOCK: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
-    start = tl.load(TABLE + 2 * program).to(tl.pointer_type(DTYPE))
+    address = tl.load(TABLE + 2 * program)
     length = tl.load(TABLE + 2 * program + 1)
-    total = tl.zeros([BLOCK], ACC)
-    for first in range(0, CHUNK, BLOCK):
-        place = first + tl.arange(0, BLOCK)
-        g = tl.load(start + place, mask=place < length, other=0.0).to(ACC)
-        total += g * g
-    tl.store(OUT + program, tl.sum(total, 0))
+    if _is_full(address, length, CHUNK):
+        total = _squares(address, length, DTYPE, ACC, CHUNK, BLOCK, True)
+    else:
+        total = _squares(address, length, DTYPE, ACC, CHUNK, BLOCK, False)
+    tl.store(OUT + program, total)
 
 
 @triton.jit
@@ -66,17 +126,16 @@ def _scale_kernel(
     BLOCK: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
-    start = tl.load(TABLE + 2 * program).to(tl.pointer_type(DTYPE))
+    address = tl.load(TABLE + 2 * program)
     length = tl.load(TABLE + 2 * program + 1)
     factor = MAX_NORM / (tl.load(TOTAL) + EPS)
     # A comparison with NaN is false, so that NaN stays the factor.
     factor = tl.where(factor > 1.0, 1.0, factor).to(ACC)
     if factor != 1.0:
-        for first in range(0, CHUNK, BLOCK):
-            place = first + tl.arange(0, BLOCK)
-            inside = place < length
-            g = tl.load(start + place, mask=inside, other=0.0).to(ACC)
-            tl.store(start + place, round_to(g * factor, DTYPE), mask=inside)
+        if _is_full(address, length, CHUNK):
+            _scale(address, length, factor, DTYPE, ACC, CHUNK, BLOCK, True)
+        else:
+            _scale(address, length, factor, DTYPE, ACC, CHUNK, BLOCK, False)
 
 
 @torch.library.custom_op("drivetrain_kernels::total_norm", mutates_args=())
