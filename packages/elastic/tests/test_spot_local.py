@@ -200,7 +200,9 @@ def test_a_supervised_job_loses_nothing_by_a_reclaim(tmp_path, recovery):
 
         def look(supervisor):
             # One is taken as soon as both train, and comes back.
-            if len(job.pool.trace) == 1 and supervisor.view.step > 10:
+            view = supervisor.view
+            trains = len(view.training) == 2 and view.step > 10
+            if len(job.pool.trace) == 1 and trains:
                 now_s = time.monotonic() - job.pool.began_s
                 job.pool.trace += (
                     CapacityChange(now_s, 1),
