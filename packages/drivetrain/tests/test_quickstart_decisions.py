@@ -23,7 +23,7 @@ from drivetrain_core import Choice
 @pytest.mark.parametrize("start_s", [5.0, 30.0])
 def test_parts_fit_into_their_limits(step_s, start_s):
     spent_s = 2 * start_s + 2 * step_s
-    num = steps_of_pair([step_s, step_s], limit_s=120.0, made=1, spent_s=spent_s)
+    num = steps_of_pair(2 * step_s, limit_s=120.0, made=1, spent_s=spent_s)
     assert 1 + num <= MOST_STEPS
     assert spent_s + num * 2 * step_s <= 120.0
     job = steps_of_job(1 + num, step_s, limit_s=150.0, start_s=start_s)
@@ -33,7 +33,7 @@ def test_parts_fit_into_their_limits(step_s, start_s):
 
 
 def test_slow_steps_leave_some_before_and_after_the_kill():
-    num = 1 + steps_of_pair([90.0, 60.0], limit_s=120.0, made=1, spent_s=300.0)
+    num = 1 + steps_of_pair(150.0, limit_s=120.0, made=1, spent_s=300.0)
     assert num == 4
     assert steps_of_job(num, 60.0, limit_s=150.0, start_s=200.0) == 4
     assert 1 < step_of_kill(4) < 4

@@ -44,19 +44,21 @@ def train_in_turns(
     size = min(_FIRST_TURN, steps_of_turn(max(run.first_step_s for run in runs)))
     made, total = 1, steps or size + 1
     while made < total:
-        turn = min(size, total - made)
+        turn, turn_began_s = min(size, total - made), time.monotonic()
         for at in _order(len(runs), len(turns[0])):
             before = len(runs[at].times_s)
             runs[at].train(turn)
             turns[at].append(runs[at].times_s[before:])
         made += turn
-        # What all runs of the last turn took says how many more there may be.
-        step_s = [statistics.median(times_s[-1]) for times_s in turns]
-        spent_s = time.monotonic() - began_s
+        now_s = time.monotonic()
         if steps is None:
-            fit = steps_of_pair(step_s, limit_s=limit_s, made=made, spent_s=spent_s)
-            total = made + fit if len(turns[0]) == 1 else min(total, made + fit)
-        size = steps_of_turn(max(step_s))
+            # A machine may become slower or faster at any time.
+            all_s = (now_s - turn_began_s) / turn
+            spent_s = now_s - began_s
+            total = made + steps_of_pair(
+                all_s, limit_s=limit_s, made=made, spent_s=spent_s
+            )
+        size = steps_of_turn(max(statistics.median(one[-1]) for one in turns))
         on_turn(made, total)
     for run in runs:
         run.complete(made)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import NamedTuple
 
 __all__ = [
     "MOST_STEPS",
@@ -46,24 +43,22 @@ class Limits(NamedTuple):
     job_s: float = 150.0
 
 
-def steps_of_pair(
-    step_s: Sequence[float], *, limit_s: float, made: int, spent_s: float
-) -> int:
+def steps_of_pair(step_s: float, *, limit_s: float, made: int, spent_s: float) -> int:
     """Returns how many more steps each run makes, in turns with the others.
 
     Args:
-        step_s: What a step takes in each run.
+        step_s: What a step takes in all runs together.
         limit_s: How long all of it may take.
         made: How many steps are made.
         spent_s: How long all took so far.
 
     Example:
-        >>> steps_of_pair([0.5, 0.5], limit_s=120.0, made=3, spent_s=20.0)
+        >>> steps_of_pair(1.0, limit_s=120.0, made=3, spent_s=20.0)
         82
-        >>> steps_of_pair([30.0, 30.0], limit_s=120.0, made=2, spent_s=90.0)
+        >>> steps_of_pair(60.0, limit_s=120.0, made=2, spent_s=90.0)
         2
     """
-    fitting = int((limit_s * _RESERVE - spent_s) / max(sum(step_s), 1e-6))
+    fitting = int((limit_s * _RESERVE - spent_s) / max(step_s, 1e-6))
     return max(_FEWEST - made, 0, min(MOST_STEPS - made, fitting))
 
 
