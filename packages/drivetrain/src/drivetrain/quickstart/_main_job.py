@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from drivetrain.quickstart._carry import Carried
     from drivetrain.quickstart._job import Job, Target
     from drivetrain.quickstart._verdict import Promise
     from drivetrain_core import Choice, Plan
@@ -190,52 +191,25 @@ class MainJob:
         """Trains with two workers, of which one is killed."""
         began_s = time.monotonic()
         limit_s = self._job.limits.job_s
-        facts = undisturbed.facts
+        text = f"the same training with {_NUM_WORKERS} workers, one of which is killed"
+        heading(self._console, "c", f"{text}: at most {limit_s:.0f} s")
         share = len(os.sched_getaffinity(0)) // _NUM_WORKERS
         num_threads = max(1, min(torch.get_num_threads(), share))
         carried = carry_over(
             plan.choices, num_workers=_NUM_WORKERS, num_threads=num_threads
         )
-        num_steps = steps_of_job(
-            len(undisturbed.losses),
-            statistics.median(undisturbed.times_s),
-            limit_s=limit_s,
-            start_s=undisturbed.start_s,
-        )
-        text = (
-            f"the same training with {_NUM_WORKERS} workers, one of which is killed: at "
-            f"most {limit_s:.0f} s"
-        )
-        heading(self._console, "c", text)
-        folder = self._work / "elastic"
-        folder.mkdir()
-        spec = ElasticSpec(
-            folder=folder.absolute(),
-            script=str(self._target.script),
-            arguments=self._target.arguments,
-            choices=tuple((one.name, dict(one.config)) for one in carried.choices),
-            order=self._order.absolute(),
-            num_steps=num_steps,
-            global_batch=facts["batch_size"],
-            num_passes=carried.num_passes,
-            num_workers=_NUM_WORKERS,
-            num_standbys=_NUM_STANDBYS,
-            kill_step=step_of_kill(num_steps),
-            victim=_NUM_WORKERS - 1,
-            save_every=save_every(num_steps),
-            job=f"quickstart-{os.getpid()}",
-        )
+        spec = self._elastic_spec(carried, undisturbed)
         with steps_bar(self._console, "two workers") as tell:
             outcome = run_elastic_job(
                 spec,
                 num_threads=num_threads,
                 limit_s=limit_s,
-                on_step=lambda step: tell(step, num_steps),
+                on_step=lambda step: tell(step, spec.num_steps),
                 on_note=lambda note: self._console.print(note, markup=False),
             )
         counted = count(
             outcome.lines,
-            num_steps=num_steps,
+            num_steps=spec.num_steps,
             global_batch=spec.global_batch,
             kill=outcome.kill,
         )
@@ -247,8 +221,34 @@ class MainJob:
             outcome.exit_code,
             counted,
             gap,
-            num_steps=num_steps,
+            num_steps=spec.num_steps,
             has_killed=outcome.kill is not None,
+        )
+
+    def _elastic_spec(self, carried: Carried, undisturbed: Run) -> ElasticSpec:
+        num_steps = steps_of_job(
+            len(undisturbed.losses),
+            statistics.median(undisturbed.times_s),
+            limit_s=self._job.limits.job_s,
+            start_s=undisturbed.start_s,
+        )
+        folder = self._work / "elastic"
+        folder.mkdir()
+        return ElasticSpec(
+            folder=folder.absolute(),
+            script=self._target.script,
+            arguments=self._target.arguments,
+            choices=tuple((one.name, dict(one.config)) for one in carried.choices),
+            order=self._order.absolute(),
+            num_steps=num_steps,
+            global_batch=undisturbed.facts["batch_size"],
+            num_passes=carried.num_passes,
+            num_workers=_NUM_WORKERS,
+            num_standbys=_NUM_STANDBYS,
+            kill_step=step_of_kill(num_steps),
+            victim=_NUM_WORKERS - 1,
+            save_every=save_every(num_steps),
+            job=f"quickstart-{os.getpid()}",
         )
 
     def _close(self, plan: Plan, promises: Sequence[Promise]) -> None:
@@ -281,15 +281,11 @@ class MainJob:
         console.print(self._next(), markup=False)
 
     def _next(self) -> str:
-        plan = self._out / "plan.yaml"
-        script = "SCRIPT" if self._target.held_out else self._target.script
-        return "\n".join(
-            [
-                "next:",
-                f"  drivetrain explain {plan}   # why this plan",
-                f"  drivetrain apply {plan} {script}   # train a script under it"
-                if not self._target.held_out
-                else "  drivetrain quickstart SCRIPT   # the same for a script of yours",
-                "  drivetrain elastic run --nproc-per-node 2 SCRIPT   # with ElasticLoop",
-            ]
-        )
+        """Returns what to do now, in three lines."""
+        plan, script = self._out / "plan.yaml", self._target.script
+        use = f"drivetrain apply {plan} {script}   # train your script under it"
+        if self._target.held_out is not None:
+            use = "drivetrain quickstart SCRIPT   # the same for a script of yours"
+        explain = f"drivetrain explain {plan}   # what it does, and why"
+        run = "drivetrain elastic run --nproc-per-node 2 SCRIPT   # with an ElasticLoop"
+        return f"next:\n  {explain}\n  {use}\n  {run}"

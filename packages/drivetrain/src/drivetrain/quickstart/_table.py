@@ -55,10 +55,7 @@ def fast_grid(result: Mapping[str, Any]) -> Grid:
         if len(runs) == 2:
             cells.append(f"{values[1] / values[0]:.2f}x")
         rows.append((label or pair["unit"], *cells))
-    tried = f"{search['num_trials']} trials"
-    if search["best_tried"] is not None and search["is_baseline"]:
-        tried += f", the fastest other plan {search['best_tried']:.2f}x"
-    rows.append(("tried by the search", tried, *("",) * (len(runs) * 2 - 2)))
+    rows.append(("tried by the search", _tried(search), *("",) * (len(runs) * 2 - 2)))
     if pair["speed_up"] is not None:
         speed = pair["speed_up"]
         text = f"{speed['ratio']:.2f}x +- {speed['half_width']:.2f}"
@@ -71,6 +68,14 @@ def fast_grid(result: Mapping[str, Any]) -> Grid:
             f"fast: the program as written was the fastest; {pair['num_steps']} steps"
         )
     return Grid(title, columns, [row[: len(columns)] for row in rows])
+
+
+def _tried(search: Mapping[str, Any]) -> str:
+    number, best = search["num_trials"], search["best_tried"]
+    tried = "1 trial" if number == 1 else f"{number} trials"
+    if best is None or not search["is_baseline"]:
+        return tried
+    return f"{tried}, the fastest other plan {best:.2f}x in its own"
 
 
 def kill_grid(result: Mapping[str, Any]) -> Grid:
