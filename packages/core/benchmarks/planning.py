@@ -15,7 +15,7 @@ from drivetrain_core.parallel.cost import Hardware, profile_module, rank_meshes
 from drivetrain_core.simulate.clusters import load_cluster
 from drivetrain_core.testing import Row
 
-LIMIT_S = 60.0
+MOST = 1.0
 GPUS, GLOBAL_BATCH, SEQUENCE = 64, 512, 4096
 LAYERS, HIDDEN, HEADS, KV_HEADS, FFN, VOCAB = 32, 4096, 32, 8, 14336, 128256
 
@@ -107,13 +107,14 @@ def measure(quick):
     profiled = time.perf_counter()
     hardware = Hardware.of(load_cluster("h100").nodes[0])
     ranking = rank_meshes(profile, hardware, GPUS, GLOBAL_BATCH)
-    seconds = time.perf_counter() - started
+    ended = time.perf_counter()
+    seconds, ratio = ended - started, (ended - profiled) / (profiled - started)
     best = ranking.best
     return Row(
-        figure=f"{seconds:.1f} s ({origin}, {profile.num_parameters / 1e9:.2f}B: profile "
+        figure=f"{ratio:.2f} x, {seconds:.1f} s ({origin}, {profile.num_parameters / 1e9:.2f}B: profile "
         f"{profiled - started:.1f} s, {ranking.num_predictions} predictions): "
         f"{best.shape}, {best.prediction.mfu:.0%} MFU",
-        holds=seconds <= LIMIT_S,
+        holds=ratio <= MOST,
         proven_on="simulation",
         details={"seconds": seconds, "parameters": profile.num_parameters},
     )

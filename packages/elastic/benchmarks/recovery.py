@@ -1,4 +1,7 @@
-"""Faults in a real job of four workers: how long the others wait, and what is lost."""
+"""Faults in a real job of four workers: how long the others wait, and what is lost.
+
+Bounds count usual steps of the same run, so that a slow machine has as much time as it needs.
+"""
 
 import itertools
 import os
@@ -22,38 +25,36 @@ _PAUSE = ["--pause-s", "0.04", "--steps", "1000000"]
 
 def kills(quick):
     """Kills one of four workers again and again, while another one stands by."""
-    trials = faults(5 if quick else 100, kill, "--standbys", "1")
-    return row(trials, pause_s=0.3, full_s=1.5)
+    return row(faults(5 if quick else 100, kill, "--standbys", "1"), pause=6, full=30)
 
 
 def cold_kills(quick):
     """Kills one of four workers with nobody to take its place; the others need not wait."""
     options = ["--standbys", "0", "--min-workers", "3"]
-    trials = faults(3 if quick else 20, kill, *options)
-    return row(trials, pause_s=0.3, full_s=4.0)
+    return row(faults(3 if quick else 20, kill, *options), pause=6, full=80)
 
 
 def stops(quick):
     """Stops one of four workers, so that only its silence tells."""
-    trials = faults(2 if quick else 20, stop, "--frozen-s", f"{_HEARTBEAT_S}")
-    return row(trials, pause_s=_HEARTBEAT_S + 0.5, full_s=_HEARTBEAT_S + 1.5)
+    found = faults(2 if quick else 20, stop, "--frozen-s", f"{_HEARTBEAT_S}")
+    return row(found, pause=10, full=30, silence_s=_HEARTBEAT_S)
 
 
 def sharded_kills(quick):
     """Kills one of four workers, of which two each hold a copy of the model together."""
     options = ["--standbys", "1", "--workers-per-copy", "2"]
-    trials = faults(3 if quick else 100, kill, *options, unit=2)
-    return row(trials, pause_s=0.3, full_s=1.5)
+    return row(faults(3 if quick else 100, kill, *options, unit=2), pause=6, full=30)
 
 
 def kill_pauses(num):
     """Returns how long the survivors of kills paused."""
-    return [pause_s for pause_s, _, _ in faults(num, kill, "--standbys", "1")]
+    trials, _ = faults(num, kill, "--standbys", "1")
+    return [pause_s for pause_s, _, _ in trials]
 
 
 def stop_pauses(num, silence_s=_HEARTBEAT_S):
     """Returns how long the others of stopped workers paused."""
-    trials = faults(num, stop, "--frozen-s", f"{silence_s}")
+    trials, _ = faults(num, stop, "--frozen-s", f"{silence_s}")
     return [pause_s for pause_s, _, _ in trials]
 
 
@@ -67,6 +68,8 @@ def stop(pid):
 
 def faults(num, fault, *options, unit=1):
     """Returns, for each fault, the survivors' pause and the time to full strength.
+
+    The second result is the usual step of the whole job.
 
     Args:
         num: How many faults.
@@ -101,7 +104,8 @@ def faults(num, fault, *options, unit=1):
             survivors = {m.pid for m in members} - {m.pid for m in copy}
             trials.append((at_s, survivors, status.epoch))
         lines = job.steps()
-    return [measure(lines, *trial) for trial in trials]
+    pids = {one["pid"] for one in lines}
+    return [measure(lines, *trial) for trial in trials], gap(lines, pids, 0.0, 0.0)[1]
 
 
 def is_whole(status, wants_spare):
@@ -140,17 +144,27 @@ def measure(lines, at_s, survivors, epoch):
     return pause_s, max(whole.values()) - at_s, again
 
 
-def row(trials, *, pause_s, full_s):
-    """Compares the 99th percentiles (the worst, of few) with their bounds."""
+def row(found, *, pause, full, silence_s=0.0):
+    """Compares the 99th percentiles (the worst, of few) with their bounds.
+
+    Args:
+        found: What `faults` returns.
+        pause: The survivors' pause, in usual steps.
+        full: The time to full strength, likewise.
+        silence_s: What has to pass before a fault is known.
+    """
+    trials, usual_s = found
     pauses, fulls, again = zip(*trials, strict=True)
-    pause, full = p99(pauses), p99(fulls)
+    pause_s, full_s = p99(pauses), p99(fulls)
+    pause_steps, full_steps = ((s - silence_s) / usual_s for s in (pause_s, full_s))
     return Row(
-        figure=f"survivors' pause {statistics.median(pauses):.2f} s, p99 {pause:.2f} s; "
-        f"four again after {statistics.median(fulls):.2f} s, p99 {full:.2f} s; at most "
+        figure=f"survivors' pause {statistics.median(pauses):.2f} s, p99 {pause_s:.2f} s; "
+        f"four again after {statistics.median(fulls):.2f} s, p99 {full_s:.2f} s: "
+        f"{pause_steps:.1f} and {full_steps:.1f} steps of {usual_s * 1e3:.0f} ms; at most "
         f"{max(again)} step made again ({len(trials)} faults)",
-        holds=pause <= pause_s and full <= full_s and max(again) <= 1,
+        holds=pause_steps <= pause and full_steps <= full and max(again) <= 1,
         proven_on="cpu-gloo",
-        details={"trials": trials},
+        details={"trials": trials, "step_s": usual_s},
     )
 
 
@@ -228,18 +242,25 @@ def gap(lines, pids, from_s, until_s):
 
 def node_kills(quick):
     """Kills all processes of a node at once: only its silence tells."""
-    pauses = node_kill_pauses(1 if quick else 5)
+    gaps = node_kill_gaps(1 if quick else 5)
+    worst = max(pause for pause, _ in gaps)
+    steps = max((pause - _HEARTBEAT_S) / usual for pause, usual in gaps)
     return Row(
-        figure=f"survivors' pause {max(pauses):.2f} s at most, of {len(pauses)}, with a "
-        f"heartbeat time-out of {_HEARTBEAT_S:g} s",
-        holds=max(pauses) <= _HEARTBEAT_S + 1.0,
+        figure=f"survivors' pause {worst:.2f} s at most, of {len(gaps)}, with a "
+        f"heartbeat time-out of {_HEARTBEAT_S:g} s: {steps:.1f} steps more",
+        holds=steps <= 20,
         proven_on="cpu-gloo",
     )
 
 
 def node_kill_pauses(num):
     """Returns for how long the other node paused, each time."""
-    pauses = []
+    return [pause for pause, _ in node_kill_gaps(num)]
+
+
+def node_kill_gaps(num):
+    """Returns for how long the other node paused, and its usual step, each time."""
+    gaps = []
     for _ in range(num):
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -254,25 +275,26 @@ def node_kill_pauses(num):
             job.wait_for(lambda s, e=epoch: s.epoch > e)
             step = max(m.step for m in job.members())
             job.wait_for_step(step + 5)
-            pauses.append(gap(job.steps(), survivors, at_s, time.monotonic())[0])
-    return pauses
+            gaps.append(gap(job.steps(), survivors, at_s, time.monotonic()))
+    return gaps
 
 
 def leaves(quick):
     """Lets a node leave with a signal, and another one come."""
-    leave_s, join_s, stall_s = leave_and_join_times(1 if quick else 5)
+    leave_s, join_s, stall_s, usual_s = leave_and_join_times(1 if quick else 5)
+    step_s = statistics.median(usual_s)
     return Row(
         figure=f"pause of a planned leave {max(leave_s):.2f} s; a node that comes makes "
         f"steps {max(join_s):.2f} s after it is ready, the others wait "
-        f"{max(stall_s):.2f} s (worst of {len(leave_s)})",
-        holds=max(leave_s) <= 0.3 and max(join_s) <= 2.0,
+        f"{max(stall_s):.2f} s (worst of {len(leave_s)}); a step takes {step_s:.3f} s",
+        holds=max(leave_s) <= 6 * step_s and max(join_s) <= 40 * step_s,
         proven_on="cpu-gloo",
     )
 
 
 def leave_and_join_times(num):
-    """Returns pauses of leaves, times from ready to a step, and pauses of those joined."""
-    leave_s, join_s, stall_s = [], [], []
+    """Returns pauses of leaves, times from ready to a step, pauses of those joined, steps."""
+    leave_s, join_s, stall_s, usual_s = [], [], [], []
     for _ in range(num):
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -284,7 +306,9 @@ def leave_and_join_times(num):
             job.wait_for(lambda s: s.world_size == 2 and len(members_of(s)) == 2)
             step = max(m.step for m in job.members())
             job.wait_for_step(step + 5)
-            leave_s.append(gap(job.steps(), survivors, at_s, time.monotonic())[0])
+            longest, usual = gap(job.steps(), survivors, at_s, time.monotonic())
+            leave_s.append(longest)
+            usual_s.append(usual)
             job.start_node()
             job.wait_for(lambda s: any(one.node == "node2" for one in s.nodes))
             job.wait_for(are_ready)
@@ -296,7 +320,7 @@ def leave_and_join_times(num):
             first = [one["at_s"] for one in lines if one["world_size"] == 4]
             join_s.append(min(s for s in first if s > at_s + 1.0) - ready_s)
             stall_s.append(gap(lines, survivors, ready_s - 0.5, time.monotonic())[0])
-    return leave_s, join_s, stall_s
+    return leave_s, join_s, stall_s, usual_s
 
 
 def leave_pauses(num):
@@ -333,6 +357,6 @@ def master_kills(quick):
     return Row(
         figure=f"a new master serves after {max(serves_s):.2f} s at most, of "
         f"{len(serves_s)}; the longest step takes {longest:.3f} s, the usual {usual:.3f} s",
-        holds=max(serves_s) <= 1.0 and longest <= usual + 0.2,
+        holds=max(serves_s) <= 20 * usual and longest <= 5 * usual,
         proven_on="cpu-gloo",
     )
