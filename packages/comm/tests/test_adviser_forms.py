@@ -135,7 +135,11 @@ def command(tmp_path, capsys):
         if not root.exists():
             root.mkdir()
             write_host(root, name)
-        assert main(["doctor", "--root", str(root), *words]) == status
+        try:
+            found = main(["doctor", "--root", str(root), *words])
+        except SystemExit as left:
+            found = left.code
+        assert found == status
         return capsys.readouterr()
 
     return run
@@ -269,19 +273,23 @@ switches:
     ("words", "said"),
     [
         (["--nccl-version", "three"], "three numbers such as 2.29.7"),
-        (["--delay-ms", "-1"], "--delay-ms must be 0 to 60000, got -1"),
-        (["--delay-ms", "nan"], "--delay-ms must be 0 to 60000, got nan"),
-        (["--gbps", "0"], "--gbps must be more than 0"),
-        (["--gbps", "nan"], "--gbps must be more than 0"),
-        (["--flow-gbps", "-2"], "--flow-gbps must be more than 0"),
-        (["--paths", "0"], "--paths must be more than 0"),
-        (["--dscp", "64"], "--dscp must be 0 to 63"),
+        (["--delay-ms", "-1"], "--delay-ms: must be from 0 to 60,000, got -1"),
+        (["--delay-ms", "nan"], "--delay-ms: must be a number, got 'nan'"),
+        (["--gbps", "0"], "--gbps: must be more than 0"),
+        (["--gbps", "nan"], "--gbps: must be a number"),
+        (["--flow-gbps", "-2"], "--flow-gbps: must be more than 0"),
+        (["--paths", "0"], "--paths: must be from 1 to"),
+        (["--dscp", "64"], "--dscp: must be from 0 to 63"),
         (["--nccl-version", "2." + "1" * 5000], "three numbers such as 2.29.7"),
-        (["--cluster", "/nowhere.yaml"], "/nowhere.yaml"),
     ],
 )
 def test_command_refuses_what_cannot_be(command, words, said):
-    assert said in command("virtio", *words, status=1).err
+    assert said in command("virtio", *words, status=2).err
+
+
+def test_command_says_that_a_file_is_missing(command):
+    said = command("virtio", "--cluster", "/nowhere.yaml", status=1).err
+    assert "/nowhere.yaml: cannot be read: No such file or directory" in said
 
 
 def test_command_without_anything_to_read(tmp_path, capsys):

@@ -50,16 +50,18 @@ def test_tune_without_the_plugin_still_makes_the_table(tmp_path, monkeypatch, ca
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("words", "why", "status"),
     [
-        (["--nccl", "none.csv"], "--nccl RESULTS and --out TABLE go together"),
-        (["--out", "table"], "--nccl RESULTS and --out TABLE go together"),
-        (["--nccl", "none.csv", "--out", "table"], "none.csv: it cannot be read"),
+        (["--nccl", "none.csv"], "--nccl RESULTS and --out TABLE go together", 2),
+        (["--out", "table"], "--nccl RESULTS and --out TABLE go together", 2),
+        (["--nccl", "none.csv", "--out", "table"], "none.csv: it cannot be read", 1),
     ],
 )
-def test_tune_says_in_one_line_what_is_wrong(words, why, tmp_path, monkeypatch, capsys):
+def test_tune_says_in_one_line_what_is_wrong(
+    words, why, status, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    assert main(["tune", *words]) == 1
+    assert main(["tune", *words]) == status
     error = capsys.readouterr().err
     assert why in error
     assert error.count("\n") == 1
