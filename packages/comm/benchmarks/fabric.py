@@ -20,15 +20,29 @@ from drivetrain_comm.fabric import (
 )
 from drivetrain_core.testing import Bar, Row, run_bars
 
-_GPUS, _MOST_S, _WITHIN = 12_288, 60.0, 0.01
+_GPUS, _MOST, _WITHIN = 12_288, 16.0, 0.01
 
 
 def twelve_thousand(quick):
+    """How long 12,288 GPUs take, beside an eighth of them."""
+    small, _ = simulated(_GPUS // 8, quick)
+    seconds, slowdown = simulated(_GPUS, quick)
+    ratio = max(took / small[name] for name, took in seconds.items())
+    shown = ", ".join(f"{name} {took:.1f} s" for name, took in seconds.items())
+    return Row(
+        figure=f"{ratio:.1f} x: {shown}; 24 settings each",
+        holds=ratio <= _MOST,
+        proven_on="simulation",
+        details={"seconds": seconds, "eighth": small, "slowdown": slowdown},
+    )
+
+
+def simulated(num_gpus, quick):
     """Every placement, with 1 to 8 queue pairs, and with ports split or not."""
     leaf = Tier(downlinks=64, uplinks=32, uplink_bits_per_s=400e9)
     spine = Tier(downlinks=32, uplinks=32, uplink_bits_per_s=400e9)
     clos = Clos(
-        num_nodes=_GPUS // 8,
+        num_nodes=num_gpus // 8,
         nic_bits_per_s=200e9,
         tiers=(leaf, spine, Tier(downlinks=64)),
     )
@@ -37,9 +51,11 @@ def twelve_thousand(quick):
         num_nodes=clos.num_nodes,
         nics_per_node=8,
         size_bytes=1e9,
-        num_ranks=_GPUS,
+        num_ranks=num_gpus,
     )
-    job = Job(num_gpus=_GPUS, pipeline=8, gradient_bytes=5.4e9, activation_bytes=2.4e9)
+    job = Job(
+        num_gpus=num_gpus, pipeline=8, gradient_bytes=5.4e9, activation_bytes=2.4e9
+    )
     seconds, slowdown = {}, {}
     for name, phases in (("all-reduce", [ring]), ("job", job.phases())):
         if quick and name == "job":
@@ -51,13 +67,7 @@ def twelve_thousand(quick):
             ratio, num = each.uplink_ratio, each.num_queue_pairs
             setting = f"{name}, {each.placement}, {ratio:g} cards a port, {num} QPs"
             slowdown[setting] = each.slowdown
-    shown = ", ".join(f"{name} {took:.1f} s" for name, took in seconds.items())
-    return Row(
-        figure=f"{shown}; 24 settings each",
-        holds=max(seconds.values()) <= _MOST_S,
-        proven_on="simulation",
-        details={"seconds": seconds, "slowdown": slowdown},
-    )
+    return seconds, slowdown
 
 
 def hash_meets_closed_form(quick):
@@ -89,7 +99,7 @@ def hash_meets_closed_form(quick):
 
 
 BARS = [
-    ("fabric-12288", "<= 60 s, 12288 GPUs", twelve_thousand),
+    ("fabric-12288", "<= 16 x an eighth of the GPUs", twelve_thousand),
     ("fabric-ecmp", "<= 1% off the closed form", hash_meets_closed_form),
 ]
 

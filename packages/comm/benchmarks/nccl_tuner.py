@@ -19,7 +19,7 @@ from drivetrain_core.testing import Bar, Row, run_bars
 
 SOURCES = Path(__file__).parents[1] / "csrc" / "nccl_tuner"
 NUM_COMMUNICATORS = 8
-_NUM_RULES, _MOST_NS = 10_000, 1000
+_NUM_RULES, _MOST = 10_000, 8.0
 _RANKS, _NODES, _STEP_BYTES = 16, 2, 4096
 _FLAGS = ["-std=c++17", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
@@ -98,30 +98,36 @@ def table_of_sizes(num_rules):
 
 
 def call(quick):
-    """A decision among 10,000 rules of one communicator, beside an empty call."""
+    """A decision among 10,000 rules of one communicator, beside one among a single rule."""
     if compiler() is None:
         return Row(figure="needs a C++ compiler", holds=None)
     with tempfile.TemporaryDirectory() as folder:
-        program, table = Path(folder, "time_calls"), Path(folder, "table")
+        program = Path(folder, "time_calls")
         source = SOURCES / "checks" / "time_calls.cpp"
         command = [compiler(), *_FLAGS, "-O2", str(source), "-ldl"]
         subprocess.run([*command, "-o", str(program)], check=True)
-        table.write_text(format_table(table_of_sizes(_NUM_RULES)))
-        # An eighth of the sizes is above all rules, where NCCL decides.
-        most = _NUM_RULES * _STEP_BYTES * 8 // 7
-        words = [tuner_library(), _RANKS, _NODES, most]
-        env = {**os.environ, "DRIVETRAIN_COMM_NCCL_TABLE": str(table)}
-        env.pop("DRIVETRAIN_COMM_NCCL_TABLE_HASH", None)
-        command = [str(program), *map(str, words)]
-        text = subprocess.run(
-            command, check=True, capture_output=True, text=True, env=env
-        ).stdout
-    found = json.loads(text)
+        found = {num: call_times(program, folder, num) for num in (_NUM_RULES, 1)}
+    many, one = (found[num]["call_ns"] for num in (_NUM_RULES, 1))
     return Row(
-        figure=f"{found['call_ns']:.0f} ns (empty: {found['empty_ns']:.0f} ns)",
-        holds=found["call_ns"] <= _MOST_NS,
-        details={**found, "rules": _NUM_RULES},
+        figure=f"{many / one:.1f} x ({many:.0f} ns, of a single rule {one:.0f} ns, empty "
+        f"{found[1]['empty_ns']:.0f} ns)",
+        holds=many <= _MOST * one,
+        details={f"{num} rules": times for num, times in found.items()},
     )
+
+
+def call_times(program, folder, num_rules):
+    """What a program that calls the plug-in as NCCL does measured with so many rules."""
+    table = Path(folder, f"table-{num_rules}")
+    table.write_text(format_table(table_of_sizes(num_rules)))
+    # An eighth of the sizes is above all rules, where NCCL decides.
+    most = num_rules * _STEP_BYTES * 8 // 7
+    words = [tuner_library(), _RANKS, _NODES, most]
+    env = {**os.environ, "DRIVETRAIN_COMM_NCCL_TABLE": str(table)}
+    env.pop("DRIVETRAIN_COMM_NCCL_TABLE_HASH", None)
+    command = [str(program), *map(str, words)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
+    return json.loads(done.stdout)
 
 
 def threads(quick):
@@ -141,7 +147,7 @@ def threads(quick):
 
 
 BARS = [
-    ("nccl-tuner-call", "<= 1 us with 10,000 rules", call),
+    ("nccl-tuner-call", "10,000 rules: <= 8 x a single one", call),
     ("nccl-tuner-threads", "no race among 8 communicators", threads),
 ]
 
