@@ -7,6 +7,7 @@ import pytest
 from drivetrain_core import Choice, Code, Measurement, Slot
 from drivetrain_core.search.foresight.foresight import Foresight
 from drivetrain_core.search.foresight.memory_model import Forecast
+from drivetrain_core.search.foresight.time_model import Rates
 from drivetrain_core.search.report.record import TrialRecord
 from drivetrain_core.search.space import SlotSpace
 
@@ -20,6 +21,7 @@ class Table:
     """Stands in for a `Forecaster`: answers from a table."""
 
     overhead_bytes = 0
+    rates = None
 
     def __init__(self, found):
         self.found, self.asked = found, []
@@ -140,3 +142,46 @@ def test_forecasts_stand_by_the_trials():
         TrialRecord(name="t02", choices=SMALL, seconds=1.0),
     ]
     assert seer.of_trials(records) == {"t02": Forecast(peak_bytes=7)}
+
+
+@pytest.mark.parametrize(("slower", "skipped"), [(1.5, False), (20.0, True)])
+def test_format_that_the_device_is_slow_at_is_not_tried_unforeseen(slower, skipped):
+    seer = foresight({})
+    seer._forecaster.rates = Rates(
+        flops_per_s={"float32": 1e12, "bfloat16": 1e12 / slower},
+        bytes_per_s=1e10,
+        overhead_s=1e-6,
+    )
+    for plan in (LOW, PARAMS):
+        reject = seer.skip_reason(plan, best_s=1.0)
+        assert (reject is not None) is skipped
+        if reject:
+            assert (reject.code, "20 times as long" in reject.because) == (
+                Code.SLOWER,
+                True,
+            )
+    assert seer.skip_reason(SMALL, best_s=1.0) is None
+
+
+def test_slot_that_is_expected_to_gain_most_comes_first():
+    threads = (Choice("cpu_threads", {"num": 1}),)
+    seer = foresight(
+        {
+            (): Forecast(step_time_s=1.0),
+            LOW: Forecast(step_time_s=0.6),
+            SMALL: Forecast(step_time_s=0.97),
+            threads: Forecast(step_time_s=1.4),
+        }
+    )
+
+    def entry(slot, choices):
+        return SlotSpace(slot=slot, candidates=choices, monotone=False)
+
+    space = [
+        entry(Slot.CPU_THREADS, threads),
+        entry(Slot.MICRO_BATCH, SMALL),
+        entry(Slot.PRECISION, LOW),
+    ]
+    found = [one.slot for one in seer.in_order(space, ())]
+    # What little is expected of says nothing: these keep their order.
+    assert found == [Slot.PRECISION, Slot.CPU_THREADS, Slot.MICRO_BATCH]

@@ -45,11 +45,11 @@ def test_noise_and_gain_decide_how_long_a_final_is():
     def steps(step_s=0.1, noise=0.15, gain=0.2):
         return final_steps(step_s, noise, gain, 180.0)
 
-    assert steps(noise=0.01) == 2
+    assert steps(noise=0.01) == 1
     assert steps(noise=0.01) < steps() < steps(noise=0.5) == 20
     assert steps(gain=1.0) < steps() < steps(gain=0.1)
     # What the budget allows, however little that shows.
-    assert steps(step_s=5.0, noise=0.3) == 2
+    assert steps(step_s=5.0, noise=0.3) == 1
     assert [warm_steps(s) for s in (0.001, 0.1, 0.7, 30.0)] == [3, 3, 1, 1]
 
 

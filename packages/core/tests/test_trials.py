@@ -169,6 +169,28 @@ def test_plan_that_was_outrun_is_tried_again_where_the_best_is_slower(start):
     assert [plan for plan, _ in runner.opened] == [(), FUSED]
 
 
+def test_only_what_compiles_nothing_has_little_time_for_its_first_pass(start):
+    whole = (Choice("compile", {"scope": "whole"}),)
+    sessions = {plan: Session(5.0, seen()) for plan in ((), FUSED, whole)}
+    trials, runner = start(sessions)
+    for plan in sessions:
+        trials.run(plan)
+    base, fused, compiled = runner.looks
+    assert base.first_pass_s is None
+    assert fused.first_pass_s > 6 * 5.0
+    assert compiled.first_pass_s is None
+
+
+def test_plan_whose_first_pass_took_too_long_is_tried_again_by_another_search(start):
+    late = Failure(Code.SLOWER, "its first step took many times as long")
+    first, _ = start({(): Session(0.1, seen()), FUSED: late})
+    first.run(())
+    assert first.run(FUSED).code == "SLOWER"
+    again, _ = start({(): Session(0.1, seen()), FUSED: Session(0.08, seen())})
+    again.run(())
+    assert again.run(FUSED).usable
+
+
 def test_other_objective_than_speed_drops_no_plan_for_its_steps(start):
     trials, runner = start({(): Session(0.1, seen()), FUSED: Session(0.2, seen())})
     trials._options = dataclasses.replace(trials._options, objective=lambda m: 1.0)

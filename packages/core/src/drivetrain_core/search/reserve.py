@@ -25,7 +25,7 @@ TURNS = 2
 """How often each plan of a final's set has its turn."""
 MIN_SECONDS = 0.5
 """Seconds of a turn at least."""
-LEAST_STEPS = 2
+LEAST_STEPS = 1
 """Steps of a turn at least."""
 
 # Of what a plan's first set-up took beyond the baseline's, this part is taken by each
@@ -52,13 +52,15 @@ def final_steps(step_s: float, noise: float, gain: float, budget_s: float) -> in
 
     Example:
         >>> final_steps(0.1, 0.01, 0.5, 180.0), final_steps(0.1, 0.15, 0.2, 180.0)
-        (2, 9)
+        (1, 9)
         >>> final_steps(1.0, 0.15, 0.2, 180.0), final_steps(9.0, 0.15, 0.2, 180.0)
-        (4, 2)
+        (4, 1)
     """
     telling = _MEDIAN * noise / max(_SHOWS * math.log1p(gain), 1e-3)
     needed = math.ceil(2.0 * telling**2 / (_SETS * TURNS))
-    fits = steps_within(step_s, _TURN_PART * budget_s, least=2, most=_MOST_STEPS)
+    fits = steps_within(
+        step_s, _TURN_PART * budget_s, least=LEAST_STEPS, most=_MOST_STEPS
+    )
     return max(LEAST_STEPS, min(needed, fits))
 
 

@@ -108,8 +108,11 @@ def search(
         trials = stack.enter_context(
             Trials(runner, options, progress, cache, started, memory)
         )
+        forecasts_s = Shares(options.budget.seconds).forecasts_s
         forecaster = stack.enter_context(
-            Forecaster(shipped, folder, context, timeout_s=_FORECAST_S)
+            Forecaster(
+                shipped, folder, context, timeout_s=min(_FORECAST_S, forecasts_s)
+            )
         )
         capacity = context.device.memory_bytes
         if on_cpu:
@@ -119,7 +122,7 @@ def search(
             forecaster,
             capacity,
             on_cpu=on_cpu,
-            limit_s=Shares(options.budget.seconds).forecasts_s,
+            limit_s=forecasts_s,
         )
 
         def choose_meshes(space: Sequence[SlotSpace]) -> Chosen:

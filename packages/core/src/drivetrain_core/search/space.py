@@ -34,13 +34,14 @@ _ORDER = (
     Slot.DATA_PARALLEL,
     Slot.COMPILE,
     Slot.OPTIMIZER_IMPL,
-    Slot.MICRO_BATCH,
-    Slot.ACTIVATION_CHECKPOINT,
     Slot.MEMORY_FORMAT,
     Slot.CPU_THREADS,
     Slot.LOADER,
 )
 """Slots with the largest expected gain first; the others follow in their own order."""
+
+# What saves memory costs time, and gains it back only together with something else.
+_LAST = (Slot.MICRO_BATCH, Slot.ACTIVATION_CHECKPOINT)
 
 # A candidate whose most optimistic estimate is above this cannot pay for its trial.
 _NO_GAIN = 0.995
@@ -111,7 +112,6 @@ def make_space(
                 continue
             by_slot.setdefault(optimization.slot, []).append(choice)
             monotone[optimization.slot] = optimization.monotone
-    order = [*_ORDER, *(slot for slot in Slot if slot not in _ORDER)]
     space = tuple(
         SlotSpace(
             slot=slot,
@@ -119,7 +119,7 @@ def make_space(
             monotone=monotone[slot],
             optional=not (slot is Slot.DATA_PARALLEL and context.world.size > 1),
         )
-        for slot in order
+        for slot in _in_order()
         if slot in by_slot
     )
     return space, tuple(rejected)
@@ -206,8 +206,12 @@ def require(
             monotone=find(name).monotone,
             optional=False,
         )
-    order = [*_ORDER, *(slot for slot in Slot if slot not in _ORDER)]
-    return tuple(by_slot[slot] for slot in order if slot in by_slot)
+    return tuple(by_slot[slot] for slot in _in_order() if slot in by_slot)
+
+
+def _in_order() -> list[Slot]:
+    others = [slot for slot in Slot if slot not in (*_ORDER, *_LAST)]
+    return [*_ORDER, *others, *_LAST]
 
 
 def base_plan(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from drivetrain_core._compose import numerics_of
 from drivetrain_core._errors import Code
-from drivetrain_core._optimization import Reject
+from drivetrain_core._optimization import Reject, Slot
+from drivetrain_core._registry import find
 from drivetrain_core.search.anchor import Anchor
 from drivetrain_core.search.final import fit_together
 from drivetrain_core.search.numerics.guard import Observation, compare, differences
@@ -36,6 +37,21 @@ _FIRST_TRIAL_S = 300.0
 _FIRST_SHARE = 0.25
 _TRIAL_FACTOR = 5.0
 _SHORT_S = 0.05
+# A first pass that takes longer than so many steps of the best plan is not only cold,
+# unless something is compiled in it.
+_FIRST_PASS, _FIRST_PASS_S = 6.0, 10.0
+_COMPILE_NOTHING = frozenset(
+    {
+        Slot.ACTIVATION_CHECKPOINT,
+        Slot.ALLOCATOR,
+        Slot.CPU_THREADS,
+        Slot.LOADER,
+        Slot.MEMORY_FORMAT,
+        Slot.MICRO_BATCH,
+        Slot.OPTIMIZER_IMPL,
+        Slot.PRECISION,
+    }
+)
 
 
 class Trials:
@@ -194,9 +210,11 @@ class Trials:
         if self._cache is None or self._yardstick_s is None:
             return None
         found = self._cache.lookup(choices, self._yardstick_s)
-        if found is None or found.code != Code.SLOWER or found.measurement is None:
+        if found is None or found.code != Code.SLOWER:
             return found
         # It was dropped beside the best plan of another search.
+        if found.measurement is None:
+            return None
         best = self.best_first()[0].measurement
         assert best is not None
         slower = found.measurement.quiet_step_time_s > best.quiet_step_time_s
@@ -243,7 +261,7 @@ class Trials:
         opened = self.runner(choices).open(
             choices,
             baseline=base,
-            look=self._look(leader, base=base),
+            look=self._look(choices, leader, base=base),
             deadline=self.deadline - self.reserved_s,
         )
         session = stack.enter_context(opened)
@@ -270,7 +288,9 @@ class Trials:
             self._anchor = Anchor(session, measured)
             self._anchored = stack.pop_all()
 
-    def _look(self, leader: Measurement | None, *, base: bool) -> Look:
+    def _look(
+        self, choices: Choices, leader: Measurement | None, *, base: bool
+    ) -> Look:
         """Returns how to observe a trial: the baseline in its time, others to the leader's."""
         if base:
             return Look(until_s=self._started + self.shares.observed_s)
@@ -283,7 +303,10 @@ class Trials:
         noise = step_noise(leader.step_times_s)
         width = half_width(noise, len(leader.step_times_s))
         bound_s = leader.quiet_step_time_s * (1.0 + width)
-        return Look(outrun_above_s=bound_s, noise=noise)
+        first_s = None
+        if all(find(choice.name).slot in _COMPILE_NOTHING for choice in choices):
+            first_s = max(_FIRST_PASS * bound_s, _FIRST_PASS_S)
+        return Look(outrun_above_s=bound_s, noise=noise, first_pass_s=first_s)
 
     def _outrun(self, outrun: Outrun) -> dict[str, Any]:
         """Returns what is known of a plan that was looked at no further."""

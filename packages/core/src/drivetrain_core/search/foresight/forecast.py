@@ -123,6 +123,8 @@ class Forecaster:
             measurement: How it ran.
         """
         self._factor, self._waiting_s = 1.0, 0.0
+        # First, since it takes little time, whatever the program is.
+        self._rates_with(self._context.device.num_threads)
         found = self.forecast(choices)
         if found.peak_bytes is not None:
             self.overhead_bytes = max(

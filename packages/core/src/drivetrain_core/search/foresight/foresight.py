@@ -29,6 +29,8 @@ _GIB = 1 << 30
 _TELLING = 0.05
 # An estimate is no measurement: only a plan that would be far behind goes untried.
 _HOPELESS = 2.0
+# A format whose products are this much slower cannot make a step faster.
+_SLOW_FORMAT = 3.0
 # Fake runs are those of a CPU: elsewhere an excess must be larger to be believed.
 _ELSEWHERE = 1.25
 
@@ -111,13 +113,36 @@ class Foresight:
                 f"{self._capacity / _GIB:.2f} GiB that there are",
             )
         at_best = forecast.optimistic_step_time_s
-        if at_best is None or at_best <= _HOPELESS * best_s:
+        if at_best is None:
+            return self._slow_format(choices)
+        if at_best <= _HOPELESS * best_s:
             return None
         return Rejected(
             plan=describe(choices),
             code=Code.SLOWER,
             because=f"no trial: estimated at {at_best / best_s:.1f} times the best "
             "plan's step, even at best",
+        )
+
+    def _slow_format(self, choices: Choices) -> Rejected | None:
+        """Returns why a plan is slow whose step could not be estimated, or None.
+
+        Where there was no time to follow the program, the rates of the device are known.
+        """
+        low = any(
+            str(choice.config.get("dtype", "")).startswith("bf16") for choice in choices
+        )
+        rates = self._forecaster.rates if low else None
+        if rates is None:
+            return None
+        slower = rates.rate("float32") / rates.rate("bfloat16")
+        if slower <= _SLOW_FORMAT:
+            return None
+        return Rejected(
+            plan=describe(choices),
+            code=Code.SLOWER,
+            because=f"no trial: products in bf16 take {slower:.0f} times as long here as "
+            "in fp32",
         )
 
     def mildest_first(self, plans: Sequence[Choices]) -> list[Choices]:

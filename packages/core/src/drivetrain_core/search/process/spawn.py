@@ -174,7 +174,7 @@ class Processes:
         Args:
             deadline: When to give up, in the seconds of `time.monotonic`; a function
                 where what ranks tell on their way may put it off.
-            told: Called with each message that tells of a pass, and is no answer.
+            told: Called with each message that tells how far a rank is, and is no answer.
 
         Raises:
             RankFailure: A rank ended or the deadline passed; the log is in it.
@@ -191,7 +191,7 @@ class Processes:
                     continue
                 if message.get("event") == "failed":
                     return [message]
-                if message.get("event") == "pass":
+                if message.get("event") in ("built", "pass"):
                     if told is not None:
                         told(message)
                     continue

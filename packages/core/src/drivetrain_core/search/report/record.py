@@ -58,11 +58,11 @@ class TrialRecord:
 
     @property
     def reason(self) -> str:
-        """Code and first line of the reason, for one line of a table; empty if usable.
+        r"""Code and first line of the reason, for one line of a table; empty if usable.
 
         Example:
             >>> failed = TrialRecord(name="t02", choices=(), seconds=1.0, code="ERROR",
-            ...     because="RuntimeError: no kernel\\nof this kind")
+            ...     because="RuntimeError: no kernel\nof this kind")
             >>> failed.reason
             'ERROR: RuntimeError: no kernel'
         """
