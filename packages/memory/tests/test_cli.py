@@ -87,6 +87,7 @@ def test_no_allocator_needs_less_than_what_is_live():
     [
         (["replay", "nowhere"], "drivetrain memory list"),
         (["compare", "island", "nowhere"], "no program 'nowhere'"),
+        (["plot", "nowhere", "-o", "x.png"], "no file and no program 'nowhere'"),
         (["replay", "island", "--model", "other"], "--model must be one of ours, "),
         (["replay", "island", "--capacity", "0"], "--capacity: a device has more than"),
         (["plot", "island", "-o", "a.gif"], "-o/--output: pictures are .png or .html"),
