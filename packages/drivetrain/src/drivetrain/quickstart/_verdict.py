@@ -10,9 +10,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Promise", "fast", "hard_to_kill", "mfu"]
 
-# By so much single-precision sums of another order may lead two runs apart over some
-# hundred steps, where losses are of the order of one. A step too many or too few is a
-# hundred times as far.
+# Losses are of the order of one, and single precision has some 1e-7 of that. A step too
+# many or too few is a hundred times as far.
 _ROUNDING = 1e-5
 
 
