@@ -22,6 +22,7 @@ class Table:
 
     overhead_bytes = 0
     rates = None
+    timeout_s = 30.0
 
     def __init__(self, found):
         self.found, self.asked = found, []

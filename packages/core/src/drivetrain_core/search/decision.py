@@ -113,8 +113,11 @@ class Decision:
         first = set_seconds(base, measured, finalists, steps)
         later = set_seconds(base, measured, min(finalists, 2), steps)
         least = first + self._check_seconds(base, best)
-        # Where steps are long, further sets get what trials leave.
-        return max(least, min(least + (_SETS - 1) * later, self._trials.shares.end_s))
+        shares = self._trials.shares
+        if later > shares.set_s:
+            # Where steps are long, one more plan is worth more than one more set.
+            return least
+        return max(least, min(least + (_SETS - 1) * later, shares.end_s))
 
     def seconds_if_best(self, choices: Choices, setup_s: float) -> float:
         """Returns what the end will take, should a plan turn out to be the best.

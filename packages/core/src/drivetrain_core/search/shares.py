@@ -17,8 +17,8 @@ _OBSERVED, _BASELINE = 0.11, 0.15
 _FORECASTS = 0.08
 # What the turns of one trial may take, within limits.
 _TURNS, _LEAST_TURNS_S, _MOST_TURNS_S = 0.02, 1.0, 5.0
-# What is kept for the end of a search for a second look.
-_END = 0.3
+# What is kept for the end of a search for a second look, and what that may take.
+_END, _SET = 0.3, 0.1
 # The baseline runs beside trials while one of its steps is this part of the budget.
 _BESIDE = 0.01
 
@@ -63,6 +63,11 @@ class Shares:
     def end_s(self) -> float:
         """What may be kept for the end, beyond what it takes at least."""
         return _END * self.seconds
+
+    @property
+    def set_s(self) -> float:
+        """What a second set of processes may take, for time to be kept for it."""
+        return _SET * self.seconds
 
 
 def fits_beside(step_s: float, budget_s: float) -> bool:

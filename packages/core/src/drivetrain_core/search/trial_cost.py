@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING
 from drivetrain_core._optimization import Slot
 from drivetrain_core._registry import find
 from drivetrain_core.search.numerics.pace import FIRST_STEPS
+from drivetrain_core.search.shares import fits_beside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from drivetrain_core.search.descent import Choices
     from drivetrain_core.search.report.record import TrialRecord
+    from drivetrain_core.search.shares import Shares
 
 __all__ = ["TrialCost"]
 
 # What compiles for the first time takes seconds, whatever is compiled, and more of them
 # for a program that takes long to be made.
 _COMPILE_S, _COMPILE_FACTOR = 12.0, 4.0
-# Passes beside the first steps: whether it obeys, dropout, a warm step.
-_OTHER_PASSES = 2
+# Beside the first steps: the pass that shows whether it obeys.
+_OTHER_PASSES = 1
 # Usual turns, and what the baseline takes between them.
 _TURNS, _TURN_S, _BESIDE = 3, 0.35, 1.5
 _FIRST_TRIAL_S = 60.0
@@ -31,13 +33,13 @@ class TrialCost:
 
     Args:
         records: The trials so far, that of the program as written first.
-        turns_s: What the turns of a trial may take.
+        shares: The parts of the budget.
     """
 
-    def __init__(self, records: Sequence[TrialRecord], turns_s: float) -> None:
+    def __init__(self, records: Sequence[TrialRecord], shares: Shares) -> None:
         """Keeps both."""
         self._records = records
-        self._turns_s = turns_s
+        self._shares = shares
 
     def seconds(self, choices: Choices) -> float:
         """Returns the seconds of a plan's trial, from its start to its end.
@@ -50,8 +52,11 @@ class TrialCost:
             return _FIRST_TRIAL_S
         step_s = base.step_time_s
         passes = FIRST_STEPS + _OTHER_PASSES
-        turns_s = min(_TURNS * max(step_s, _TURN_S), max(self._turns_s, step_s))
-        return self.setup_seconds(choices) + passes * step_s + _BESIDE * turns_s
+        most_s = max(self._shares.turns_s, step_s)
+        turns_s = min(_TURNS * max(step_s, _TURN_S), most_s)
+        if fits_beside(step_s, self._shares.seconds):
+            turns_s *= _BESIDE
+        return self.setup_seconds(choices) + passes * step_s + turns_s
 
     def setup_seconds(self, choices: Choices) -> float:
         """Returns what a plan takes until it is ready, but for its passes."""

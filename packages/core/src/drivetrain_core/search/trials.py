@@ -198,7 +198,7 @@ class Trials:
     @property
     def cost(self) -> TrialCost:
         """What trials are expected to take."""
-        return TrialCost(self.records, self.shares.turns_s)
+        return TrialCost(self.records, self.shares)
 
     def _keep(self, record: TrialRecord) -> None:
         # The first program that ran is the one as written, whatever is required now.

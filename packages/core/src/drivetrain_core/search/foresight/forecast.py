@@ -78,6 +78,7 @@ class Forecaster:
 
     Attributes:
         overhead_bytes: Memory of a trial beside its tensors, once calibrated.
+        timeout_s: What the next answer may take.
 
     Not thread-safe. The child is started by the first question, never before, and
     rests between questions: it does not disturb a trial that is being measured.
@@ -91,7 +92,7 @@ class Forecaster:
         self._payload = payload
         self._folder = folder
         self._context = context
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._processes: Processes | None = None
         self._deaths = 0
         self._broken = ""
@@ -123,8 +124,6 @@ class Forecaster:
             measurement: How it ran.
         """
         self._factor, self._waiting_s = 1.0, 0.0
-        # First, since it takes little time, whatever the program is.
-        self._rates_with(self._context.device.num_threads)
         found = self.forecast(choices)
         if found.peak_bytes is not None:
             self.overhead_bytes = max(
@@ -244,7 +243,7 @@ class Forecaster:
             return self._all_reduce
         self._probed_ranks = True
         folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=self._folder))
-        limit_s = self._timeout_s * _IN_TIME
+        limit_s = self.timeout_s * _IN_TIME
         spec = folder / "spec.json"
         fields = {
             "store": str(folder / "store"),
@@ -265,7 +264,7 @@ class Forecaster:
         """Returns the child's answer, or why there is none under `because`."""
         if self._broken:
             return {"because": self._broken}
-        deadline = time.monotonic() + self._timeout_s * _IN_TIME
+        deadline = time.monotonic() + self.timeout_s * _IN_TIME
         try:
             if self._processes is None:
                 self._processes = self._started()
@@ -277,7 +276,7 @@ class Forecaster:
 
     def _explained(self, failure: RankFailure | OSError) -> str:
         if isinstance(failure, RankFailure) and failure.kind == "timeout":
-            because = f"the estimate took longer than {self._timeout_s:g} s"
+            because = f"the estimate took longer than {self.timeout_s:g} s"
             self._broken = f"{because} for a plan before"
             logger.info("no more forecasts: %s", because)
             return because

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._compose import arrange
@@ -13,7 +15,7 @@ from drivetrain_core._registry import find
 from drivetrain_core.search.foresight.memory_model import Fits, Forecast, fits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from drivetrain_core._measurement import Measurement
     from drivetrain_core._optimization import Choice
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from drivetrain_core.search.space import SlotSpace
 
 __all__ = ["Foresight"]
+
+logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
 # Below this part of a step, what is expected of a slot says little.
@@ -62,7 +66,12 @@ class Foresight:
 
     def calibrate(self, baseline: Choices, measurement: Measurement) -> None:
         """Learns from the baseline how this machine compares with the estimates."""
-        self._forecaster.calibrate(baseline, measurement)
+        # First the rates, which take little time whatever the program is.
+        with self._timed():
+            known = self._forecaster.rates
+        logger.debug("rates of this device: %s", known)
+        with self._timed():
+            self._forecaster.calibrate(baseline, measurement)
         self._known.clear()
 
     def in_order(
@@ -179,11 +188,21 @@ class Foresight:
     def _fits(self, forecast: Forecast) -> Fits:
         return fits(forecast, self._believed, self._forecaster.overhead_bytes)
 
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Lets what is asked inside take the time that is left, and counts it."""
+        begin = time.monotonic()
+        most_s = min(self._forecaster.timeout_s, max(self._left_s, 0.0))
+        self._forecaster.timeout_s = most_s
+        try:
+            yield
+        finally:
+            self._left_s -= time.monotonic() - begin
+
     def _of(self, choices: Choices) -> Forecast:
         if choices not in self._known:
             if self._left_s <= 0:
                 return Forecast(because="the time for forecasts was used")
-            begin = time.monotonic()
-            self._known[choices] = self._forecaster.forecast(choices)
-            self._left_s -= time.monotonic() - begin
+            with self._timed():
+                self._known[choices] = self._forecaster.forecast(choices)
         return self._known[choices]
