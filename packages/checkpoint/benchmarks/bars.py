@@ -71,7 +71,7 @@ TABLE = [
         planning(cached=True, most=0.001),
     ),
     ("host-memory", "<= 2 x the state + 32 MiB", host_memory),
-    ("daemon-start", "<= 5 x an empty interpreter", start),
+    ("daemon-start", "<= 8 x an empty interpreter", start),
     ("stall-10gb-gpu", "<= 1.15 x a pinned copy", gpu.stall),
     ("overlap-gpu", "<= 3% slower", gpu.overlap),
 ]

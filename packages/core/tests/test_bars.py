@@ -168,3 +168,11 @@ def test_commit_is_unknown_outside_of_a_repository(monkeypatch, tmp_path):
     assert _bars._commit() == "unknown"
     monkeypatch.setenv("PATH", "")
     assert _bars._commit() == "unknown"
+
+
+def test_quick_run_leaves_out_what_would_begin_late(monkeypatch, capsys):
+    monkeypatch.setattr("drivetrain_core.testing._bars._QUICK_S", 0.0)
+    assert run_bars([MISS], ["--quick"]) == 0
+    assert "left out: the minute" in capsys.readouterr().out
+    assert run_bars([MISS], ["--quick", "--only", MISS.name]) == 1
+    assert run_bars([MISS], []) == 1

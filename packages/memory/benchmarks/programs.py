@@ -127,7 +127,9 @@ def orders(quick):
 
 
 def sanitizers(quick):
-    operations = 5_000 if quick else 100_000
+    if quick:
+        return Row(figure="six programs compile for longer than that", holds=None)
+    operations = 100_000
     reports = []
     for kind in ("address,undefined", "thread"):
         flags = ("-O1", "-g", f"-fsanitize={kind}", "-fno-omit-frame-pointer")
