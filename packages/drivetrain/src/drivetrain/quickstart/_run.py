@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    import drivetrain_core
     from drivetrain.quickstart._channel import Child
     from drivetrain.quickstart._job import Target
-    from drivetrain_core import Choice
 
 __all__ = ["Run"]
 
@@ -43,7 +43,7 @@ class Run:
     peak_bytes: list[int] = field(default_factory=list)
     peak_flops_per_s: list[float] = field(default_factory=list)
 
-    def build(self, target: Target, choices: Sequence[Choice]) -> None:
+    def build(self, target: Target, choices: Sequence[drivetrain_core.Choice]) -> None:
         """Runs the script up to its `accelerate`.
 
         Args:
