@@ -12,12 +12,12 @@ from importlib import import_module
 from drivetrain_core.testing import Bar, Row, run_bars
 
 MODULES = (
-    "selector",
     "losses",
     "allocations",
     "replace",
     "window",
     "blocks",
+    "selector",
     "gpu",
 )
 
