@@ -13,12 +13,7 @@ from torch import nn
 from drivetrain_core import Code
 from drivetrain_core.search.process import trial
 from drivetrain_core.search.process.payload import Payload, write_payload
-from drivetrain_core.search.process.trial import (
-    Failure,
-    Look,
-    Outrun,
-    TrialRunner,
-)
+from drivetrain_core.search.process.trial import Look, Outrun, TrialRunner
 
 PASS_S = 0.05
 PASS = {"event": "pass", "seconds": 50.0}
@@ -106,23 +101,6 @@ def test_limit_that_was_given_stays(clock):
     limit.saw(PASS)
     assert limit.end == 60.0
     assert limit.again(4).end == 50.0 + 60.0
-
-
-def test_first_pass_may_have_a_time_of_its_own(clock):
-    limit = trial._Limit(60.0, 55.0, grows=True, first_pass_s=10.0)
-    # Setting up is no pass.
-    assert (limit.end, limit.code) == (55.0, Code.BUDGET)
-    clock.s = 20.0
-    limit.saw({"event": "built"})
-    assert (limit.end, limit.code) == (30.0, Code.SLOWER)
-    limit.saw(PASS)
-    assert (limit.end, limit.code) == (55.0, Code.BUDGET)
-
-
-def test_plan_whose_first_pass_takes_too_long_is_slower(runner):
-    look = Look(first_pass_s=PASS_S / 100)
-    with pytest.raises(Failure, match="SLOWER: its first step took many times"):
-        runner.open((), look=look).__enter__()
 
 
 def test_end_of_the_search_is_nobodys_fault(clock):

@@ -24,6 +24,7 @@ __all__ = ["Anchor", "corrected"]
 _STEADY = 0.03
 _MOST = 2.0
 _PART = 2
+_FEW = 2
 
 
 class Anchor:
@@ -38,6 +39,17 @@ class Anchor:
         """Keeps both."""
         self._session: Session | None = session
         self._first_s = first.quiet_step_time_s
+
+    def slowdown_now(self) -> float:
+        """Returns by what factor a step takes longer than in the baseline's trial."""
+        if self._session is None:
+            return 1.0
+        try:
+            now = self._session.measure(_FEW, 0.0)
+        except Failure:
+            self._session = None
+            return 1.0
+        return max(1.0, now.quiet_step_time_s / self._first_s)
 
     def speed_now(self, turn: Turn) -> float:
         """Returns the machine's speed over that of the baseline's trial.

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from drivetrain_core._compose import numerics_of
 from drivetrain_core._errors import Code
-from drivetrain_core._optimization import Reject, Slot
-from drivetrain_core._registry import find
+from drivetrain_core._optimization import Reject
 from drivetrain_core.search.anchor import Anchor
 from drivetrain_core.search.final import fit_together
 from drivetrain_core.search.numerics.guard import Observation, compare, differences
@@ -20,7 +19,7 @@ from drivetrain_core.search.race import quiet_score, race
 from drivetrain_core.search.report.record import TrialRecord
 from drivetrain_core.search.reserve import warm_steps
 from drivetrain_core.search.shares import Shares, fits_beside
-from drivetrain_core.search.stopping import half_width, step_noise
+from drivetrain_core.search.stopping import half_width, is_outrun, step_noise
 from drivetrain_core.search.trial_cost import TrialCost
 
 if TYPE_CHECKING:
@@ -37,21 +36,6 @@ _FIRST_TRIAL_S = 300.0
 _FIRST_SHARE = 0.25
 _TRIAL_FACTOR = 5.0
 _SHORT_S = 0.05
-# A first pass that takes longer than so many steps of the best plan is not only cold,
-# unless something is compiled in it.
-_FIRST_PASS, _FIRST_PASS_S = 6.0, 10.0
-_COMPILE_NOTHING = frozenset(
-    {
-        Slot.ACTIVATION_CHECKPOINT,
-        Slot.ALLOCATOR,
-        Slot.CPU_THREADS,
-        Slot.LOADER,
-        Slot.MEMORY_FORMAT,
-        Slot.MICRO_BATCH,
-        Slot.OPTIMIZER_IMPL,
-        Slot.PRECISION,
-    }
-)
 
 
 class Trials:
@@ -220,13 +204,15 @@ class Trials:
         slower = found.measurement.quiet_step_time_s > best.quiet_step_time_s
         return found if slower else None
 
-    def _measured(self, choices: Choices) -> dict[str, Any]:
+    def _measured(self, choices: Choices, *, in_a_race: bool = True) -> dict[str, Any]:
         base = self.reference is None
         fields = dict[str, Any]()
         try:
             with contextlib.ExitStack() as stack:
-                self._raced(choices, fields, stack, base=base)
+                self._raced(choices, fields, stack, base=base, in_a_race=in_a_race)
         except Outrun as outrun:
+            if in_a_race and self._is_slow_now(outrun):
+                return self._measured(choices, in_a_race=False)
             fields |= self._outrun(outrun)
         except Failure as failure:
             if base and failure.program is not None:
@@ -249,6 +235,7 @@ class Trials:
         stack: contextlib.ExitStack,
         *,
         base: bool,
+        in_a_race: bool,
     ) -> None:
         """Fills in what a trial's own process shows.
 
@@ -261,7 +248,7 @@ class Trials:
         opened = self.runner(choices).open(
             choices,
             baseline=base,
-            look=self._look(choices, leader, base=base),
+            look=self._look(leader, base=base) if in_a_race else Look(),
             deadline=self.deadline - self.reserved_s,
         )
         session = stack.enter_context(opened)
@@ -288,9 +275,7 @@ class Trials:
             self._anchor = Anchor(session, measured)
             self._anchored = stack.pop_all()
 
-    def _look(
-        self, choices: Choices, leader: Measurement | None, *, base: bool
-    ) -> Look:
+    def _look(self, leader: Measurement | None, *, base: bool) -> Look:
         """Returns how to observe a trial: the baseline in its time, others to the leader's."""
         if base:
             return Look(until_s=self._started + self.shares.observed_s)
@@ -303,10 +288,18 @@ class Trials:
         noise = step_noise(leader.step_times_s)
         width = half_width(noise, len(leader.step_times_s))
         bound_s = leader.quiet_step_time_s * (1.0 + width)
-        first_s = None
-        if all(find(choice.name).slot in _COMPILE_NOTHING for choice in choices):
-            first_s = max(_FIRST_PASS * bound_s, _FIRST_PASS_S)
-        return Look(outrun_above_s=bound_s, noise=noise, first_pass_s=first_s)
+        return Look(outrun_above_s=bound_s, noise=noise)
+
+    def _is_slow_now(self, outrun: Outrun) -> bool:
+        """Returns whether it is the machine that is slow, and perhaps not the plan."""
+        if self._anchor is None:
+            return False
+        slowdown = self._anchor.slowdown_now()
+        look = self._look(self.best_first()[0].measurement, base=False)
+        assert look.outrun_above_s is not None
+        return not is_outrun(
+            outrun.step_times_s, slowdown * look.outrun_above_s, look.noise
+        )
 
     def _outrun(self, outrun: Outrun) -> dict[str, Any]:
         """Returns what is known of a plan that was looked at no further."""

@@ -191,7 +191,7 @@ class Processes:
                     continue
                 if message.get("event") == "failed":
                     return [message]
-                if message.get("event") in ("built", "pass"):
+                if message.get("event") == "pass":
                     if told is not None:
                         told(message)
                     continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import signal
 import tempfile
@@ -90,15 +89,12 @@ class Look:
         outrun_above_s: The step of the best plan, at the slow end of its interval: one
             that is slower for sure is looked at no further. None to look at any.
         noise: By what part the steps of the best plan differ.
-        first_pass_s: What the first pass may take, which tells nothing of the later ones
-            but where it takes many times as long; None for as long as a trial may take.
     """
 
     steps: int = FIRST_STEPS
     until_s: float | None = None
     outrun_above_s: float | None = None
     noise: float = USUAL_NOISE
-    first_pass_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,10 +157,7 @@ class TrialRunner:
         }
         path = folder / "spec.json"
         path.write_text(json.dumps(spec), encoding="utf-8")
-        first_s = None if look is None else look.first_pass_s
-        limit = _Limit(
-            self.timeout_s, deadline, grows=not self.is_strict, first_pass_s=first_s
-        )
+        limit = _Limit(self.timeout_s, deadline, grows=not self.is_strict)
         env = meeting_place() if self.world_size > 1 else {}
         with self._started(path, folder, env) as processes:
             answers = _receive(processes, limit, choices)
@@ -243,42 +236,29 @@ class _Limit:
         timeout_s: What an answer may take.
         deadline: The end of the whole search, if there is one.
         grows: Whether each pass that is told of gives the next one time.
-        first_pass_s: What the first pass may take after the set-up; None for any time.
     """
 
     def __init__(
-        self,
-        timeout_s: float,
-        deadline: float | None,
-        *,
-        grows: bool,
-        first_pass_s: float | None = None,
+        self, timeout_s: float, deadline: float | None, *, grows: bool
     ) -> None:
         self._timeout_s, self._deadline, self._grows = timeout_s, deadline, grows
-        self._first_pass_s = first_pass_s
         self._longest_s = 0.0
         self._end = time.monotonic() + timeout_s
-        self._first_end = math.inf
 
     @property
     def end(self) -> float:
         """When to give up, in `time.monotonic` seconds."""
-        return min(self._end, self._first_end, self._deadline or math.inf)
+        return self._end if self._deadline is None else min(self._end, self._deadline)
 
     @property
     def code(self) -> Code:
         """Why: the trial's own time was over, or that of the whole search."""
-        if self.end == self._first_end:
-            return Code.SLOWER
         late = self._deadline is not None and self._deadline < self._end
         return Code.BUDGET if late else Code.HANG
 
     def saw(self, message: Mapping[str, Any]) -> None:
         """Learns from what a rank tells between its answers."""
-        self._first_end = math.inf
-        if message["event"] == "built" and self._first_pass_s is not None:
-            self._first_end = time.monotonic() + self._first_pass_s
-        self._longest_s = max(self._longest_s, float(message.get("seconds", 0.0)))
+        self._longest_s = max(self._longest_s, float(message["seconds"]))
         if self._grows:
             self._end = max(self._end, time.monotonic() + self._patience_s(1))
 
@@ -310,9 +290,6 @@ def _from_rank(failure: RankFailure, plan: str, late: Code) -> Failure:
     if failure.kind == "timeout" and late is Code.BUDGET:
         because = f"the budget of the search had no more time for {plan}"
         return Failure(Code.BUDGET, because)
-    if failure.kind == "timeout" and late is Code.SLOWER:
-        because = "its first step took many times as long as those of the best plan"
-        return Failure(Code.SLOWER, because)
     if failure.kind == "timeout":
         because = f"{plan} did not answer in time; rank {failure.rank} was in "
         return Failure(late, because + _deepest_frame(failure.log), failure.log)

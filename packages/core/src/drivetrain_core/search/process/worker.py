@@ -184,7 +184,6 @@ def _run(
         parallel = agreed_plan(program, model, first, plan.choices, context.world)
     accelerated = build(program, model, source, plan, context, device, parallel)
     _meters.reset_peak_memory(device)
-    _tell(channel, {"event": "built"})
 
     def told(seconds: float) -> None:
         # A process that answers pass after pass does not hang.
