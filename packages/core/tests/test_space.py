@@ -26,7 +26,9 @@ from drivetrain_core import (
 from drivetrain_core._registry import find
 from drivetrain_core.builtin import BUILTINS
 from drivetrain_core.search.space import (
+    SlotSpace,
     base_plan,
+    calm_plans,
     make_space,
     reference_plans,
     require,
@@ -344,3 +346,12 @@ def test_base_plan_holds_the_mildest_form_of_what_is_required(context):
     mildest = next(e for e in space if e.slot is Slot.COMPILE).candidates[0]
     assert base_plan(space, (), ["compile"]) == (mildest,)
     assert base_plan(space, (), []) == ()
+
+
+def test_busy_machine_is_asked_with_fewer_threads():
+    threads = tuple(Choice("cpu_threads", {"num": n}) for n in (4, 1))
+    entry = SlotSpace(slot=Slot.CPU_THREADS, candidates=threads, monotone=False)
+    low = Choice("precision", {"dtype": "bf16_autocast"})
+    (plan,) = calm_plans([entry], (threads[0], low))
+    assert set(plan) == {threads[1], low}
+    assert calm_plans([], (low,)) == []

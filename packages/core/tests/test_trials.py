@@ -294,6 +294,20 @@ def test_plan_that_is_remembered_needs_neither_trials_nor_time(
     assert not found.is_finished
 
 
+@pytest.mark.parametrize(("is_busy", "first"), [(True, THREAD), (False, PARTS)])
+def test_busy_machine_tries_fewer_threads_first(start, context, is_busy, first):
+    sessions = {plan: Session(0.1, seen()) for plan in ((), THREAD, PARTS)}
+    sessions[(*THREAD, *PARTS)] = sessions[(*PARTS, *THREAD)] = Session(0.1, seen())
+    trials, _ = start(sessions)
+    base = trials.run(())
+    options = SearchOptions(budget=Budget(seconds=600.0, trials=2))
+    found = Search(context, (), options, trials, Foresight(), 0.0, is_busy=is_busy)
+    parts = SlotSpace(slot=Slot.MICRO_BATCH, candidates=PARTS, monotone=False)
+    threads = SlotSpace(slot=Slot.CPU_THREADS, candidates=THREAD, monotone=False)
+    found._descend((parts, threads), base)
+    assert [record.choices for record in trials.records] == [(), first]
+
+
 def record_of(choices, step_s, **fields):
     measured = Measurement(step_times_s=(step_s,) * 4, samples_per_step=8)
     return TrialRecord(

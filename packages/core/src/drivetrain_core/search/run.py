@@ -30,6 +30,7 @@ from drivetrain_core.search.shares import Shares
 from drivetrain_core.search.space import (
     SlotSpace,
     base_plan,
+    calm_plans,
     make_space,
     reference_plans,
     require,
@@ -55,6 +56,8 @@ logger = logging.getLogger(__name__)
 _FIRST_TRIAL_S = 300.0
 _FORECAST_S = 30.0
 _LEAVE_FREE = 0.95
+# How long the machine is looked at before the first trial, and when it is busy.
+_LOOK_S, _BUSY_PERCENT = 0.2, 40.0
 # A plan that compiles is begun with where its trial takes at most this part of the time.
 _FIRST_PART = 0.12
 
@@ -81,6 +84,7 @@ def search(
     """
     started = time.monotonic()
     context, on_cpu = payload.context, payload.device_type == "cpu"
+    is_busy = on_cpu and psutil.cpu_percent(_LOOK_S) > _BUSY_PERCENT
     with contextlib.ExitStack() as stack:
         try:
             folder = stack.enter_context(search_folder())
@@ -131,7 +135,14 @@ def search(
             return likely_meshes(space, payload, forecaster.rates if meshes else None)
 
         return Search(
-            context, written, options, trials, foresight, started, choose_meshes
+            context,
+            written,
+            options,
+            trials,
+            foresight,
+            started,
+            choose_meshes,
+            is_busy=is_busy,
         ).run()
 
 
@@ -146,6 +157,7 @@ class Search:
         foresight: What is expected of a plan before its trial.
         started: When the search began, in `time.monotonic` seconds.
         choose_meshes: Leaves the meshes that are worth a trial; None leaves all.
+        is_busy: Whether others compute on the cores that the program trains on.
     """
 
     def __init__(
@@ -157,9 +169,12 @@ class Search:
         foresight: Foresight,
         started: float,
         choose_meshes: Callable[[Sequence[SlotSpace]], Chosen] | None = None,
+        *,
+        is_busy: bool = False,
     ) -> None:
         """Keeps the parts."""
         self.context = context
+        self.is_busy = is_busy
         self.choose_meshes = choose_meshes
         self.written = written
         self.options = options
@@ -304,7 +319,7 @@ class Search:
             space,
             base.choices,
             self.trials.score(base) or 0.0,
-            seeds[:1],
+            [*(calm_plans(space, base.choices) if self.is_busy else []), *seeds[:1]],
             self._skip_reason,
             clock,
         )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SlotSpace",
     "base_plan",
+    "calm_plans",
     "make_space",
     "reference_plans",
     "require",
@@ -249,6 +250,23 @@ def seed_plans(
         if plan != tuple(baseline) and plan not in found:
             found.append(plan)
     return [plan for plan in found if not problems(plan, context)]
+
+
+def calm_plans(
+    space: Sequence[SlotSpace], baseline: Sequence[Choice]
+) -> list[tuple[Choice, ...]]:
+    """Returns the baseline with fewer threads, as a busy machine may want it.
+
+    Where others compute on the same cores, threads wait for each other at the end of
+    each operator for as long as a scheduler gives a core away.
+    """
+    rest = [c for c in baseline if find(c.name).slot is not Slot.CPU_THREADS]
+    return [
+        arrange([*rest, choice])
+        for entry in space
+        if entry.slot is Slot.CPU_THREADS
+        for choice in entry.candidates[-1:]
+    ]
 
 
 def _seed(
