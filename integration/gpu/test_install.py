@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from conftest import PROJECT
 from install import (
     SetupError,
     find_packages,
@@ -13,6 +12,7 @@ from install import (
     resolve,
     wheels_of,
 )
+from small_package import PROJECT
 
 
 def test_packages_are_found_with_what_they_need(checkout):

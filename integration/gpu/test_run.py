@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import run
-from conftest import make_package
+from small_package import make_package
 
 SCRIPT = Path(__file__).with_name("run.py")
 STUCK = "import time\ntime.sleep(3600)"
