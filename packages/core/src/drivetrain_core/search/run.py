@@ -56,6 +56,8 @@ logger = logging.getLogger(__name__)
 _FIRST_TRIAL_S = 300.0
 _FORECAST_S = 30.0
 _LEAVE_FREE = 0.95
+# Of what is expected of the first trial after the baseline's, so much must fit.
+_DOUBT = 0.5
 # How long the machine is looked at before the first trial, and when it is busy.
 _LOOK_S, _BUSY_PERCENT = 0.2, 40.0
 # A plan that compiles is begun with where its trial takes at most this part of the time.
@@ -380,23 +382,30 @@ class _Clock:
 
     def affords(self, plan: Choices) -> bool:
         """Returns whether there is time for a plan's trial, or none is needed."""
-        while self.seconds(plan) > self._left_s(plan):
-            if self._trials.remembers(plan):
+        # What one trial on a busy machine says of the next may be far too much.
+        doubt = _DOUBT if len(self._trials.records) == 1 else 1.0
+        while True:
+            self._trials.reserved_s = doubt * self._decision.seconds()
+            fits = doubt * self._needed_s(plan) <= self._left_s()
+            if fits or self._trials.remembers(plan):
                 return True
             if not self._decision.insure_leader():
                 self.was_short = True
                 return False
-        return True
 
     def may_begin_with(self, plan: Choices) -> bool:
         """Returns whether a plan's trial leaves time for others."""
         if self._trials.remembers(plan):
             return True
-        return self.seconds(plan) <= _FIRST_PART * self._left_s(plan)
+        trial_s = self.seconds(plan)
+        return trial_s <= _FIRST_PART * (
+            self._left_s() - self._needed_s(plan) + trial_s
+        )
 
-    def _left_s(self, plan: Choices) -> float:
-        """Returns the time for a trial, without that of the end if the plan is the best."""
-        self._trials.reserved_s = self._decision.seconds()
+    def _needed_s(self, plan: Choices) -> float:
+        """Returns what a trial takes, and the end if the plan is the best."""
         setup_s = self._trials.cost.setup_seconds(plan)
-        end_s = self._decision.seconds_if_best(plan, setup_s)
-        return self._trials.deadline - end_s - time.monotonic()
+        return self.seconds(plan) + self._decision.seconds_if_best(plan, setup_s)
+
+    def _left_s(self) -> float:
+        return self._trials.deadline - time.monotonic()
