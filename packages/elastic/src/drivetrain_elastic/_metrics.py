@@ -56,8 +56,8 @@ class MetricsServer:
     """
 
     def __init__(self, address: str, get_status: Callable[[], pb.Status]) -> None:
-        prometheus_client = import_prometheus()
         host, port = split_address(address)
+        prometheus_client = import_prometheus()
         registry = prometheus_client.registry.CollectorRegistry()
         registry.register(_Collector(get_status))
         try:
