@@ -44,6 +44,18 @@ def test_anchor_that_dies_is_left_alone():
     assert session.asked == 1
 
 
+@pytest.mark.parametrize(("now", "slowdown"), [(0.1, 1.0), (0.05, 1.0), (0.9, 9.0)])
+def test_anchor_tells_by_how_much_the_machine_is_slower(now, slowdown):
+    assert Anchor(Session(now), FIRST).slowdown_now() == pytest.approx(slowdown)
+
+
+def test_anchor_that_is_gone_knows_of_no_slowdown():
+    session = Session(None)
+    anchor = Anchor(session, FIRST)
+    assert [anchor.slowdown_now() for _ in range(2)] == [1.0, 1.0]
+    assert session.asked == 1
+
+
 def test_plan_on_a_slow_minute_is_given_back_what_it_lost():
     plan, anchor = Session(0.1), Anchor(Session(0.2), FIRST)
     measured, outrun = race(plan, throughput, LEADER, anchor, step_s=0.1, limit_s=3.0)

@@ -11,7 +11,8 @@ import pytest
 from torch import nn
 
 from drivetrain_core import Code
-from drivetrain_core.search.process import trial
+from drivetrain_core.search.numerics import checksum
+from drivetrain_core.search.process import trial, worker
 from drivetrain_core.search.process.payload import Payload, write_payload
 from drivetrain_core.search.process.trial import Look, Outrun, TrialRunner
 
@@ -75,6 +76,13 @@ def test_plan_that_is_slower_for_sure_is_looked_at_no_further(runner):
     assert 1 <= len(outrun.value.step_times_s) <= 2
     assert min(outrun.value.step_times_s) > PASS_S
     assert outrun.value.peak_memory_bytes > 0
+
+
+def test_ranks_agree_on_one_more_warm_step(monkeypatch):
+    assert worker._has_short_passes([PASS_S, PASS_S, 9.0])
+    # Another rank's passes are long: all of them go without it, or one waits for ever.
+    monkeypatch.setattr(checksum, "gathered", lambda mine: [mine, 3.0])
+    assert not worker._has_short_passes([PASS_S, PASS_S, 9.0])
 
 
 @pytest.fixture

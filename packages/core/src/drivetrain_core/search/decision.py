@@ -324,17 +324,27 @@ class Decision:
         found = []
         believed = self._believed(base, better, sets, beliefs)
         for record, prediction in zip(better, believed, strict=True):
-            mine = [one for one in sets if record.choices in one]
-            if not mine:
-                continue
-            comparison = compare(
-                merge([one[base.choices] for one in mine]),
-                merge([one[record.choices] for one in mine]),
-                self._objective,
-            )
-            found.append((record, comparison, prediction.mean))
+            comparison = self._beside(base, record, sets)
+            if comparison is not None:
+                found.append((record, comparison, prediction.mean))
         found.sort(key=lambda one: -one[2])
         return [(record, comparison) for record, comparison, _ in found]
+
+    def _beside(
+        self,
+        base: TrialRecord,
+        record: TrialRecord,
+        sets: Sequence[dict[Choices, Measurement]],
+    ) -> Comparison | None:
+        """Compares a plan with the baseline in the sets that it ran in; None in none."""
+        mine = [one for one in sets if record.choices in one]
+        if not mine:
+            return None
+        return compare(
+            merge([one[base.choices] for one in mine]),
+            merge([one[record.choices] for one in mine]),
+            self._objective,
+        )
 
     def _is_clear(
         self,
@@ -343,14 +353,9 @@ class Decision:
         sets: Sequence[dict[Choices, Measurement]],
     ) -> bool:
         """Returns whether it shows that a plan is faster than the baseline, or is not."""
-        mine = [one for one in sets if best.choices in one]
-        if not mine:
+        found = self._beside(base, best, sets)
+        if found is None:
             return False
-        found = compare(
-            merge([one[base.choices] for one in mine]),
-            merge([one[best.choices] for one in mine]),
-            self._objective,
-        )
         return found.low >= _ACCEPT_LOW or found.speedup < _ACCEPT_MEDIAN
 
     def _is_shown(

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from drivetrain_core.search.objective import Objective
     from drivetrain_core.search.stopping import Turn
 
-__all__ = ["Measurable", "quiet_score", "race", "surely_reached", "surely_within"]
+__all__ = [
+    "Measurable",
+    "quiet_score",
+    "race",
+    "step_bounds_s",
+    "surely_reached",
+    "surely_within",
+]
 
 
 class Measurable(Protocol):
@@ -92,18 +99,24 @@ def quiet_score(objective: Objective, measurement: Measurement) -> float:
 
 def surely_within(objective: Objective, measurement: Measurement) -> float:
     """Returns the score at the fast end of a plan's interval."""
-    width = _width(measurement)
-    step_s = measurement.quiet_step_time_s / (1.0 + width)
-    return score_of(objective, measurement, step_s)
+    return score_of(objective, measurement, step_bounds_s(measurement)[0])
 
 
 def surely_reached(objective: Objective, measurement: Measurement) -> float:
     """Returns the score at the slow end of a plan's interval."""
-    width = _width(measurement)
-    step_s = measurement.quiet_step_time_s * (1.0 + width)
-    return score_of(objective, measurement, step_s)
+    return score_of(objective, measurement, step_bounds_s(measurement)[1])
 
 
-def _width(measurement: Measurement) -> float:
-    times_s = measurement.step_times_s
-    return half_width(step_noise(times_s), len(times_s))
+def step_bounds_s(measurement: Measurement) -> tuple[float, float]:
+    """Returns the fast and the slow end of the interval of a plan's quiet step.
+
+    Example:
+        >>> from drivetrain_core import Measurement
+        >>> steady = Measurement(step_times_s=(1.0,) * 50, samples_per_step=1)
+        >>> low, high = step_bounds_s(steady)
+        >>> 0.9 < low < 1.0 < high < 1.1
+        True
+    """
+    times_s, quiet_s = measurement.step_times_s, measurement.quiet_step_time_s
+    width = half_width(step_noise(times_s), len(times_s))
+    return quiet_s / (1.0 + width), quiet_s * (1.0 + width)

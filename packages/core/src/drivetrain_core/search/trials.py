@@ -15,11 +15,11 @@ from drivetrain_core.search.final import fit_together
 from drivetrain_core.search.numerics.guard import Observation, compare, differences
 from drivetrain_core.search.objective import throughput
 from drivetrain_core.search.process.trial import Failure, Look, Outrun, TrialRunner
-from drivetrain_core.search.race import quiet_score, race
+from drivetrain_core.search.race import quiet_score, race, step_bounds_s
 from drivetrain_core.search.report.record import TrialRecord
 from drivetrain_core.search.reserve import warm_steps
 from drivetrain_core.search.shares import Shares, fits_beside
-from drivetrain_core.search.stopping import half_width, is_outrun, step_noise
+from drivetrain_core.search.stopping import is_outrun, step_noise
 from drivetrain_core.search.trial_cost import TrialCost
 
 if TYPE_CHECKING:
@@ -285,10 +285,8 @@ class Trials:
         # The first steps of a process say little where steps are short, nor cost much.
         if leader.quiet_step_time_s < _SHORT_S:
             return Look()
-        noise = step_noise(leader.step_times_s)
-        width = half_width(noise, len(leader.step_times_s))
-        bound_s = leader.quiet_step_time_s * (1.0 + width)
-        return Look(outrun_above_s=bound_s, noise=noise)
+        _, slow_s = step_bounds_s(leader)
+        return Look(outrun_above_s=slow_s, noise=step_noise(leader.step_times_s))
 
     def _is_slow_now(self, outrun: Outrun) -> bool:
         """Returns whether it is the machine that is slow, and perhaps not the plan."""

@@ -192,7 +192,7 @@ def _run(
     try:
         if spec["look"] is not None:
             seen = _observed(spec, payload, program, accelerated, told)
-            if statistics.median(seen.passes_s) <= _WARM_S:
+            if _has_short_passes(seen.passes_s):
                 accelerated.train_step(next(seen.batches))
         else:
             seen = _warmed(accelerated, spec["warm_steps"], told)
@@ -219,6 +219,13 @@ def _run(
             command["min_seconds"], command["max_steps"] = 0.0, command["min_steps"]
         measured = _meters.measure_steps(accelerated, batches, **command)
         yield {"event": "measured", "measurement": measured.to_dict()}
+
+
+def _has_short_passes(passes_s: Sequence[float]) -> bool:
+    """Returns whether one more warm step costs little; the same on every rank."""
+    from drivetrain_core.search.numerics.checksum import gathered
+
+    return bool(max(gathered(statistics.median(passes_s))) <= _WARM_S)
 
 
 class _Seen(NamedTuple):
