@@ -26,7 +26,7 @@ from drivetrain_core.search.process.leftovers import search_folder
 from drivetrain_core.search.process.payload import Payload, write_payload
 from drivetrain_core.search.process.trial import TrialRunner
 from drivetrain_core.search.report.report import Report
-from drivetrain_core.search.shares import Shares
+from drivetrain_core.search.shares import Shares, fits_beside
 from drivetrain_core.search.space import (
     SlotSpace,
     base_plan,
@@ -34,6 +34,7 @@ from drivetrain_core.search.space import (
     make_space,
     reference_plans,
     require,
+    savers_last,
     seed_plans,
     skip_reason,
     with_unused_parameters,
@@ -199,6 +200,10 @@ class Search:
             self.context = self.context.with_baseline(base.measurement)
             self.foresight.calibrate(base.choices, base.measurement)
             space = self.foresight.in_order(space, base.choices)
+            budget_s = self.options.budget.seconds
+            if not fits_beside(base.measurement.step_time_s, budget_s):
+                # There is time for few trials.
+                space = savers_last(space)
             if self.choose_meshes is not None:
                 space, unlikely = self.choose_meshes(space)
                 self.skipped.extend(unlikely)

@@ -24,6 +24,7 @@ __all__ = [
     "make_space",
     "reference_plans",
     "require",
+    "savers_last",
     "seed_plans",
     "skip_reason",
     "with_unused_parameters",
@@ -35,6 +36,8 @@ _ORDER = (
     Slot.DATA_PARALLEL,
     Slot.COMPILE,
     Slot.OPTIMIZER_IMPL,
+    Slot.MICRO_BATCH,
+    Slot.ACTIVATION_CHECKPOINT,
     Slot.MEMORY_FORMAT,
     Slot.CPU_THREADS,
     Slot.LOADER,
@@ -42,7 +45,7 @@ _ORDER = (
 """Slots with the largest expected gain first; the others follow in their own order."""
 
 # What saves memory costs time, and gains it back only together with something else.
-_LAST = (Slot.MICRO_BATCH, Slot.ACTIVATION_CHECKPOINT)
+_SAVERS = frozenset({Slot.MICRO_BATCH, Slot.ACTIVATION_CHECKPOINT})
 
 # A candidate whose most optimistic estimate is above this cannot pay for its trial.
 _NO_GAIN = 0.995
@@ -211,8 +214,23 @@ def require(
 
 
 def _in_order() -> list[Slot]:
-    others = [slot for slot in Slot if slot not in (*_ORDER, *_LAST)]
-    return [*_ORDER, *others, *_LAST]
+    return [*_ORDER, *(slot for slot in Slot if slot not in _ORDER)]
+
+
+def savers_last(space: Sequence[SlotSpace]) -> tuple[SlotSpace, ...]:
+    """Returns a space in the order for few trials: what saves memory alone comes last.
+
+    Example:
+        >>> parts = Choice("micro_batch", {"num": 2})
+        >>> one = Choice("cpu_threads", {"num": 1})
+        >>> space = [
+        ...     SlotSpace(slot=find(c.name).slot, candidates=(c,), monotone=False)
+        ...     for c in (parts, one)
+        ... ]
+        >>> [entry.slot.value for entry in savers_last(space)]
+        ['cpu_threads', 'micro_batch']
+    """
+    return tuple(sorted(space, key=lambda entry: entry.slot in _SAVERS))
 
 
 def base_plan(

@@ -39,7 +39,7 @@ _PROCESS_NOISE = 0.03
 _QUARTILE = 1.36
 _Z = 1.96
 # An interval this narrow is narrower than what processes differ by.
-_NARROW = 0.015
+_NARROW = 0.01
 # One turn may fall into a quiet moment.
 _LEAST_TURNS = 3
 _TURN_S = 0.35
