@@ -57,7 +57,8 @@ TorchError find_error() {
     construct = find_symbol(std::string("_ZN3c105Error") + kMessage);
   }
   found.construct = reinterpret_cast<decltype(found.construct)>(construct);
-  found.type = static_cast<std::type_info*>(find_symbol("_ZTIN3c1016OutOfMemoryErrorE"));
+  found.type =
+      static_cast<std::type_info*>(find_symbol("_ZTIN3c1016OutOfMemoryErrorE"));
   return found;
 }
 
