@@ -1,4 +1,4 @@
-"""The end of a search: finalists in turns, and a thorough check of the winner."""
+"""The end of a search: finalists in turns, of which the best that is sound is chosen."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ from drivetrain_core.search.final import (
     merge,
     run_in_turns,
 )
-from drivetrain_core.search.numerics.verify import (
-    passes_of_check,
-    structure_of,
-    verify,
-)
+from drivetrain_core.search.last_check import LastCheck
 from drivetrain_core.search.objective import score_of
 from drivetrain_core.search.process.trial import Failure
 from drivetrain_core.search.race import surely_reached, surely_within
@@ -36,7 +32,6 @@ from drivetrain_core.search.reserve import (
     LEAST_STEPS,
     MIN_SECONDS,
     TURNS,
-    check_seconds,
     final_steps,
     set_seconds,
 )
@@ -46,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from drivetrain_core._measurement import Measurement
-    from drivetrain_core._optimization import Choice
     from drivetrain_core.search.belief import Beliefs
     from drivetrain_core.search.descent import Choices
     from drivetrain_core.search.objective import Objective
@@ -90,8 +84,7 @@ class Decision:
         self._trials = trials
         self._objective = objective
         self._memory_bytes = memory_bytes
-        self._structures: dict[Choices, Ok | Reject] = {}
-        self._verdicts: dict[Choices, Ok | Reject] = {}
+        self._check = LastCheck(trials)
 
     def seconds(
         self, finalists: int = 1, *, leader: TrialRecord | None = None
@@ -112,7 +105,7 @@ class Decision:
         steps = self._steps([base, measured])
         first = set_seconds(base, measured, finalists, steps)
         later = set_seconds(base, measured, min(finalists, 2), steps)
-        least = first + self._check_seconds(base, best)
+        least = first + self._check.seconds(base, best)
         shares = self._trials.shares
         if later > shares.set_s:
             # Where steps are long, one more plan is worth more than one more set.
@@ -145,17 +138,14 @@ class Decision:
             Whether anything was checked.
         """
         best = self._trials.best_first()
-        if not best or best[0].choices in self._verdicts:
-            return False
-        structure = self._unseen_structure(best[0].choices)
-        if structure is None or not _what_compiles(structure):
+        if not best or not self._check.compiles_anew(best[0].choices):
             return False
         beside = [self._trials.records[0].measurement, *(2 * [best[0].measurement])]
         if not fit_together([m for m in beside if m], self._memory_bytes):
             # The baseline stays beside trials; without low precision the plan is larger.
             self._trials.let_go()
         try:
-            answer = self._verified(best[0])
+            answer = self._check.verdict(best[0])
         except Failure:
             # The time is over: the final's own check of the next best may be shorter.
             return False
@@ -198,7 +188,7 @@ class Decision:
                     because = f"{describe(best.choices)} was only {text}"
                     return base.choices, comparison, because
                 try:
-                    answer = self._verified(best)
+                    answer = self._check.verdict(best)
                 except Failure as failure:
                     # The next best may have stood it already.
                     because = broken_off = (
@@ -224,7 +214,7 @@ class Decision:
         assert base.measurement is not None
         most = surely_within(self._objective, base.measurement)
         for record in better:
-            if not isinstance(self._verdicts.get(record.choices), Ok):
+            if not self._check.passed(record.choices):
                 continue
             assert record.measurement is not None
             least = surely_reached(self._objective, record.measurement)
@@ -266,7 +256,7 @@ class Decision:
         assert base is not None
         assert record.measurement is not None
         final_s = set_seconds(base, record.measurement, 1, LEAST_STEPS)
-        return final_s + self._check_seconds(base, record)
+        return final_s + self._check.seconds(base, record)
 
     def _better(self, base: TrialRecord, beliefs: Beliefs) -> list[TrialRecord]:
         """Returns the trials that are believed to beat the baseline, the best first."""
@@ -407,7 +397,7 @@ class Decision:
         base, *others = (r.measurement for r in records if r.measurement is not None)
         steps = self._steps([base, *others])
         left = self._trials.deadline - time.monotonic()
-        left -= self._check_seconds(base, records[1])
+        left -= self._check.seconds(base, records[1])
         while steps > LEAST_STEPS:
             if set_seconds(base, others[0], len(others), steps) <= left:
                 break
@@ -426,8 +416,8 @@ class Decision:
         """
         assert base.measurement is not None
         needed = (1 + len(racing)) * took_s
-        if not any(isinstance(v, Ok) for v in self._verdicts.values()):
-            needed += self._check_seconds(base.measurement, racing[0])
+        if not self._check.has_passed:
+            needed += self._check.seconds(base.measurement, racing[0])
         return time.monotonic() + needed > self._trials.deadline
 
     def _racing(
@@ -438,8 +428,7 @@ class Decision:
         beliefs: Beliefs,
     ) -> list[TrialRecord]:
         """Returns those that another set may still show to be the fastest."""
-        refused = {p for p, v in self._verdicts.items() if isinstance(v, Reject)}
-        standing = [record for record in better if record.choices not in refused]
+        standing = [r for r in better if not self._check.refused(r.choices)]
         if not standing:
             return []
         return _in_the_race(standing, self._believed(base, standing, sets, beliefs))
@@ -449,7 +438,7 @@ class Decision:
     ) -> None:
         """Checks the best that ran, so that a search that runs late has a plan."""
         for record in racing:
-            if record.choices in ran and isinstance(self._verified(record), Ok):
+            if record.choices in ran and isinstance(self._check.verdict(record), Ok):
                 return
 
     def _believed(
@@ -485,58 +474,6 @@ class Decision:
             for plan in tried
         ]
 
-    def _check_seconds(self, base: Measurement, best: TrialRecord) -> float:
-        """Returns what the check of a plan will take."""
-        assert best.measurement is not None
-        if isinstance(self._verdicts.get(best.choices), Ok):
-            return 0.0
-        structure = self._unseen_structure(best.choices)
-        reference = self._trials.reference
-        assert reference is not None
-        passes = passes_of_check(reference, structure_is_due=structure is not None)
-        if structure is None:
-            return check_seconds(base, best.measurement, None, passes)
-        # The trial of the plan may have found its code compiled, by one much like it;
-        # without low precision it is other code.
-        compiled = _what_compiles(structure)
-        setups = [
-            record.measurement.setup_s
-            for record in self._trials.records
-            if compiled
-            and record.measurement is not None
-            and compiled <= set(record.choices)
-        ]
-        longest = max([base.setup_s, best.measurement.setup_s, *setups])
-        return check_seconds(base, best.measurement, longest, passes)
-
-    def _unseen_structure(self, choices: Choices) -> Choices | None:
-        """Returns a plan without its low precision, if that is to be looked at yet."""
-        structure = structure_of(choices, self._trials.runner(choices).world_size)
-        if structure in ((), choices) or structure in self._structures:
-            return None
-        return structure
-
-    def _verified(self, best: TrialRecord) -> Ok | Reject:
-        """Returns what the thorough check says, or has said.
-
-        Raises:
-            Failure: Its time was over.
-        """
-        known = self._verdicts.get(best.choices)
-        if known is not None:
-            return known
-        reference = self._trials.reference
-        assert reference is not None
-        self._trials.announce("check", best.choices)
-        verdict = self._verdicts[best.choices] = verify(
-            self._trials.runner(best.choices),
-            best.choices,
-            reference,
-            deadline=self._trials.deadline,
-            structures=self._structures,
-        )
-        return verdict
-
 
 def _unless_near(final: float, trial: float) -> str:
     """Returns what to add where a final and a trial saw very different speed-ups.
@@ -550,10 +487,6 @@ def _unless_near(final: float, trial: float) -> str:
     if max(final, trial) <= _MOST_APART * min(final, trial):
         return ""
     return f" (its trial: {trial:.2f}x; the machine was not quiet)"
-
-
-def _what_compiles(choices: Choices) -> set[Choice]:
-    return {choice for choice in choices if choice.name == "compile"}
 
 
 def _in_the_race(
