@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -40,6 +41,7 @@ BUDGET_S = 180
 # Sets of processes: at least, and at most while the interval is wider than this.
 SETS, NARROW = (5, 8), 0.03
 TURNS, STEPS, SECONDS = 3, 2, 0.7
+PRELOADED = ["torch._inductor.compile_fx", "table_programs"]
 # The best of a sweep were measured once, and the best of these was partly lucky.
 AGAIN = 4
 OF_BEST, MOST_BELOW, FIRST_PART = 0.95, 1, 1 / 3
@@ -88,11 +90,12 @@ def accelerated_of(program, strategy, **more):
     )
 
 
-def serve(name, plan):
+def serve(pipe, name, plan):
     """Steps under a plan as often as it is asked, in a process of its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    prepare()
     torch.manual_seed(0)
-    strategy = [Choice(*pair) for pair in json.loads(plan)]
-    accelerated = accelerated_of(program_of(name), Plan(choices=tuple(strategy)))
+    accelerated = accelerated_of(program_of(name), Plan(choices=choices_of(plan)))
     batches = iter(accelerated.batches())
 
     def step():
@@ -103,41 +106,44 @@ def serve(name, plan):
     warm = [step()]
     while len(warm) < 3 and sum(warm[1:]) < 1.0:
         warm.append(step())
-    print("ready", flush=True)
-    for _ in sys.stdin:
+    pipe.send("ready")
+    while True:
+        pipe.recv()
         times = []
         while len(times) < STEPS or sum(times) < SECONDS:
             times.append(step())
-        print(json.dumps(times), flush=True)
+        pipe.send(times)
 
 
 class Stepper:
     """A process that steps under a plan when it is asked."""
 
-    def __init__(self, stack, name, plan):
-        choices = json.dumps([[c.name, dict(c.config)] for c in plan])
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", name, choices],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        stack.callback(self.process.wait)
-        stack.callback(self.process.kill)
+    def __init__(self, stack, start, name, plan):
+        context = multiprocessing.get_context(start)
+        self.pipe, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(theirs, name, plain(plan)))
+        process.start()
+        theirs.close()
+        stack.callback(process.join)
+        stack.callback(process.kill)
         self.times = []
-        self.works = self.process.stdout.readline().strip() == "ready"
+        try:
+            self.works = self.pipe.recv() == "ready"
+        except EOFError:
+            self.works = False
 
     def turn(self):
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        self.times += json.loads(self.process.stdout.readline())
+        self.pipe.send("go")
+        self.times += self.pipe.recv()
 
 
 def alone(name, plan):
-    """Returns the median step of a plan in a process of its own; None if it fails."""
+    """Returns the median step of a plan in a process of its own; None if it fails.
+
+    The process is forked from one that has imported torch: there are many.
+    """
     with ExitStack() as stack:
-        stepper = Stepper(stack, name, plan)
+        stepper = Stepper(stack, "forkserver", name, plan)
         if not stepper.works:
             return None
         for _ in range(2):
@@ -223,7 +229,7 @@ def search(name, budget_s):
 def one_set(name, plans):
     """Returns the median step of each plan, of processes that took turns."""
     with ExitStack() as stack:
-        steppers = {key: Stepper(stack, name, plan) for key, plan in plans.items()}
+        steppers = {k: Stepper(stack, "spawn", name, p) for k, p in plans.items()}
         for turn in range(TURNS):
             order = list(steppers.values())
             for stepper in order if turn % 2 == 0 else order[::-1]:
@@ -397,9 +403,8 @@ def main():
 
 if __name__ == "__main__":
     prepare()
-    if sys.argv[1:2] == ["--serve"]:
-        serve(*sys.argv[2:])
-    elif sys.argv[1:2] == ["--search"]:
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    if sys.argv[1:2] == ["--search"]:
         search(*sys.argv[2:])
     else:
         sys.exit(main())

@@ -341,6 +341,17 @@ def test_what_the_budget_left_no_time_for_is_named(context, unfinished):
     )
 
 
+def test_answer_that_failed_in_its_trial_is_a_reason(context):
+    threads = SlotSpace(slot=Slot.CPU_THREADS, candidates=THREAD, monotone=False)
+    slower = "2.0 times the best plan's step, seen after 3 steps"
+    dropped = record_of(THREAD, 0.2, code="SLOWER", because=f"{slower}\nmore of it")
+    plan = make_plan(
+        context, [record_of((), 0.1), dropped], (), None, "", (threads,), (), 1.0
+    )
+    because = {reason.slot: reason.because for reason in plan.why}
+    assert because["cpu_threads"] == f"{THREAD[0]}: {slower}"
+
+
 def test_what_is_asked_for_and_not_tried_is_found():
     trials = [record_of((), 0.1), record_of(THREAD, 0.2)]
     skipped = [Rejected(plan="micro_batch(num=2)", code=Code.SLOWER, because="")]

@@ -152,11 +152,15 @@ def _why(
     chose = str(mine) if mine else "off"
     speed = _speeds(trials)
     rivals = []
-    for choices, steps_per_s in speed.items():
-        if _differ_in(choices, chosen) == {entry.slot}:
-            ratio = steps_per_s / speed[chosen]
-            other = _answer(entry, choices) or "off"
+    for trial in trials:
+        if _differ_in(trial.choices, chosen) != {entry.slot}:
+            continue
+        other = _answer(entry, trial.choices) or "off"
+        if trial.choices in speed:
+            ratio = speed[trial.choices] / speed[chosen]
             rivals.append((ratio, f"{other} measured {ratio:.2f}x of it"))
+        elif trial.because:
+            rivals.append((0.0, f"{other}: {trial.because.splitlines()[0]}"))
     if rivals:
         because = "; ".join(text for _, text in sorted(rivals, reverse=True))
         return Reason(slot=entry.slot.value, chose=chose, because=because)
