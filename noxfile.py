@@ -152,6 +152,16 @@ def folders(*names: str) -> list[str]:
     return [str(folder.relative_to(ROOT)) for folder in found if folder.is_dir()]
 
 
+def places(area: str) -> list[str]:
+    """Returns where the tests of a package lie, or those of several at a time."""
+    if area == "integration":
+        found = sorted(ROOT.glob("integration/**/test_*.py"))
+    else:
+        here = [ROOT / "packages" / area / name for name in ("tests", "src")]
+        found = [folder for folder in here if folder.is_dir()]
+    return [str(place.relative_to(ROOT)) for place in found]
+
+
 def marked(*names: str) -> list[str]:
     """Returns the files of tests, of all packages, in which any of the marks stands.
 
@@ -188,23 +198,39 @@ def quickstart(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("package", [nox.param(p, id=p) for p in [*PACKAGES, "integration"]])
-def tests(session: nox.Session, package: str) -> None:
-    """Runs each package's tests with only what it declares, then the integration."""
-    if package == "integration":
-        groups = ["test", "test-extra"]
-        install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
-        # Together, since many of these tests wait, and others compute.
-        select = ["-m", "integration or (extra and not interpreter)"]
-        where = ["integration", *marked("integration", "extra")]
-        session.run(*PYTEST, *SIDE_BY_SIDE, *select, *where, *session.posargs)
-        interpret(session)
-        return
+def tests(session: nox.Session) -> None:
+    """Runs all tests in one environment; `-- core` those of a package alone.
+
+    Packages are `integration` as well, and what else is given goes to pytest.
+    """
+    groups = ["test", "test-extra"]
+    install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
+    areas = [*PACKAGES, "integration"]
+    asked = [name for name in areas if name in session.posargs] or areas
+    options = [option for option in session.posargs if option not in areas]
+    where = [place for name in asked for place in places(name)]
+    select = ["--doctest-modules", "-m", "not interpreter"]
+    session.run(*PYTEST, *SIDE_BY_SIDE, *select, *where, *options)
+    if asked == areas:
+        interpret(session, *options)
+
+
+@nox.session
+@nox.parametrize("package", [nox.param(p, id=p) for p in PACKAGES])
+def isolated(session: nox.Session, package: str) -> None:
+    """Shows that each package stands alone, with only what it declares.
+
+    Its modules are imported, and the examples in them and in its README run. `-- whole`
+    runs all of its tests as well.
+    """
     install(session, package, groups=["test"])
-    here = [f"packages/{package}/tests", f"packages/{package}/src"]
-    mine = [folder for folder in here if (ROOT / folder).is_dir()]
-    select = ["--doctest-modules", "-m", "not extra"]
-    session.run(*PYTEST, *SIDE_BY_SIDE, *select, *mine, *session.posargs)
+    options = [option for option in session.posargs if option != "whole"]
+    readme = "integration/tests/test_readme_examples.py::test_examples_of_a_page_run"
+    where = [f"packages/{package}/src", f"{readme}[packages/{package}/README.md]"]
+    if options != session.posargs:
+        where.append(f"packages/{package}/tests")
+    select = ["--doctest-modules", "-m", "not extra and not integration"]
+    session.run(*PYTEST, *SIDE_BY_SIDE, *select, *where, *options)
 
 
 @nox.session
