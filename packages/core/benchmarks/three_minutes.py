@@ -42,8 +42,10 @@ BUDGET_S = 180
 SETS, NARROW = (5, 8), 0.03
 TURNS, STEPS, SECONDS = 3, 2, 0.7
 PRELOADED = ["torch._inductor.compile_fx", "table_programs"]
-# The best of a sweep were measured once, and the best of these was partly lucky.
-AGAIN = 4
+# The best of a sweep were measured once, and the best of these was partly lucky. A plan
+# that takes so many times as long as the program is measured by its second step; a choice
+# that does alone is left out of other plans: none of the others gains as much.
+AGAIN, SLOW, HOPELESS = 4, 3.0, 10.0
 OF_BEST, MOST_BELOW, FIRST_PART = 0.95, 1, 1 / 3
 NEAR_FINAL, PROMISE = 1.10, 0.03
 
@@ -90,8 +92,11 @@ def accelerated_of(program, strategy, **more):
     )
 
 
-def serve(pipe, name, plan):
-    """Steps under a plan as often as it is asked, in a process of its own."""
+def serve(pipe, name, plan, limit_s):
+    """Steps under a plan as often as it is asked, in a process of its own.
+
+    One whose second step takes longer than a limit is not asked.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     prepare()
     torch.manual_seed(0)
@@ -103,10 +108,13 @@ def serve(pipe, name, plan):
         accelerated.train_step(next(batches))
         return time.perf_counter() - begin
 
+    step()
     warm = [step()]
-    while len(warm) < 3 and sum(warm[1:]) < 1.0:
+    while len(warm) < 2 and sum(warm) < 1.0:
         warm.append(step())
-    pipe.send("ready")
+    pipe.send(warm[0])
+    if warm[0] > limit_s:
+        return
     while True:
         pipe.recv()
         times = []
@@ -118,45 +126,54 @@ def serve(pipe, name, plan):
 class Stepper:
     """A process that steps under a plan when it is asked."""
 
-    def __init__(self, stack, start, name, plan):
+    def __init__(self, stack, start, name, plan, limit_s=math.inf):
         context = multiprocessing.get_context(start)
         self.pipe, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs, name, plain(plan)))
+        process = context.Process(
+            target=serve, args=(theirs, name, plain(plan), limit_s)
+        )
         process.start()
         theirs.close()
         stack.callback(process.join)
         stack.callback(process.kill)
         self.times = []
         try:
-            self.works = self.pipe.recv() == "ready"
+            self.warm_s = self.pipe.recv()
         except EOFError:
-            self.works = False
+            self.warm_s = None
 
     def turn(self):
         self.pipe.send("go")
         self.times += self.pipe.recv()
 
 
-def alone(name, plan):
+def alone(name, plan, limit_s=math.inf):
     """Returns the median step of a plan in a process of its own; None if it fails.
 
     The process is forked from one that has imported torch: there are many.
     """
     with ExitStack() as stack:
-        stepper = Stepper(stack, "forkserver", name, plan)
-        if not stepper.works:
-            return None
+        stepper = Stepper(stack, "forkserver", name, plan, limit_s)
+        if stepper.warm_s is None or stepper.warm_s > limit_s:
+            return stepper.warm_s
         for _ in range(2):
             stepper.turn()
         return statistics.median(stepper.times)
 
 
 def sweep(name):
-    """Measures every plan of a space."""
+    """Measures every plan of a space, those with few choices first."""
     begin = time.monotonic()
-    plans = plans_of(name)
-    found = {describe(plan): alone(name, plan) for plan in plans}
-    ran = [plan for plan in plans if found[describe(plan)]]
+    plans = sorted(plans_of(name), key=len)
+    found, hopeless = {}, set()
+    for plan in plans:
+        if not hopeless.isdisjoint(plan):
+            continue
+        limit_s = SLOW * found[describe(())] if plan else math.inf
+        step_s = found[describe(plan)] = alone(name, plan, limit_s)
+        if len(plan) == 1 and step_s and step_s > HOPELESS / SLOW * limit_s:
+            hopeless |= set(plan)
+    ran = [plan for plan in plans if found.get(describe(plan))]
     best = sorted(ran, key=lambda plan: found[describe(plan)])[:AGAIN]
     again = {describe(plan): alone(name, plan) for plan in best}
     chosen = min(
@@ -166,6 +183,7 @@ def sweep(name):
         ),
     )
     return {
+        "plans": len(plans),
         "step_s": found,
         "again_s": again,
         "best": plain(chosen),
@@ -295,7 +313,7 @@ def row_of(name, found):
         "useful_part": found["search"]["useful_part"],
         "baseline_part": found["search"]["baseline_part"],
         "trials": found["search"]["trials"],
-        "plans": len(found["sweep"]["step_s"]),
+        "plans": found["sweep"]["plans"],
         "sweep_s": found["sweep"]["seconds"],
     }
 
