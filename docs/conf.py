@@ -31,23 +31,30 @@ extensions = [
 ]
 public_modules = [p["name"].replace("-", "_") for p in PACKAGES]
 public_modules += [
-    f"drivetrain_core.{name}" for name in ("commands", "lazy", "services", "testing")
+    f"drivetrain_core.{name}"
+    for name in (
+        "commands",
+        "lazy",
+        "moved",
+        "services",
+        "strict_json",
+        "tables",
+        "testing",
+    )
 ]
 public_modules += [
     f"drivetrain_comm.{name}"
     for name in (
-        "adviser",
         "compiler",
-        "fabric",
         "groups",
         "horovod",
         "nccl",
         "overlap",
         "stores",
         "testing",
-        "topology",
     )
 ]
+public_modules += [f"drivetrain_fabric.{n}" for n in ("adviser", "network", "topology")]
 public_modules += [
     f"drivetrain_elastic.{n}"
     for n in (

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core.lazy import load_export as _load_export
+from drivetrain_core.moved import forward_modules as _forward_modules
 
 if TYPE_CHECKING:
     from drivetrain_comm._choice import Choice
@@ -56,6 +57,14 @@ def __dir__() -> list[str]:
     """Returns the public names."""
     return list(__all__)
 
+
+_forward_modules(
+    {
+        "drivetrain_comm.adviser": "drivetrain_fabric.adviser",
+        "drivetrain_comm.fabric": "drivetrain_fabric.network",
+        "drivetrain_comm.topology": "drivetrain_fabric.topology",
+    }
+)
 
 if "torch" in sys.modules:
     from drivetrain_comm._enable import register
