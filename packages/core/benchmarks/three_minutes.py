@@ -39,7 +39,7 @@ from drivetrain_core.testing import Row, surroundings
 FOLDER = Path(__file__).parent / "table"
 BUDGET_S = 180
 # Sets of processes: at least, and at most while the interval is wider than this.
-SETS, NARROW = (5, 8), 0.03
+SETS, NARROW = (5, 20), 0.03
 TURNS, STEPS, SECONDS = 3, 2, 0.7
 PRELOADED = ["torch._inductor.compile_fx", "table_programs"]
 # The best of a sweep were measured once, and the best of these was partly lucky. A plan
@@ -255,19 +255,29 @@ def one_set(name, plans):
         return {key: statistics.median(s.times) for key, s in steppers.items()}
 
 
-def compared(name, plan, best):
-    """Runs plan, best of the sweep and program in sets of processes."""
-    plans = {"written": (), "plan": plan, "best": best}
+def compared(name, found, sets):
+    """Runs plan, best of the sweep and program in sets of processes, after earlier ones."""
+    plans = plans_beside(found)
     different = {}
     for key, choices in plans.items():
         if choices not in different.values():
             different[key] = choices
-    sets = []
-    while len(sets) < SETS[1]:
+    sets = list(sets)
+    while is_open(sets, plans):
         sets.append(one_set(name, different))
-        if len(sets) >= SETS[0] and widest(sets, plans) <= NARROW:
-            break
     return {"step_s": sets}
+
+
+def plans_beside(found):
+    """Returns what runs beside each other, of a program's sweep and search."""
+    plan, best = found["search"]["plan"], found["sweep"]["best"]
+    return {"written": (), "plan": choices_of(plan), "best": choices_of(best)}
+
+
+def is_open(sets, plans):
+    """Returns whether more sets may make the interval narrow."""
+    least, most = SETS
+    return len(sets) < least or (len(sets) < most and widest(sets, plans) > NARROW)
 
 
 def step_in(one, plans, key):
@@ -292,9 +302,8 @@ def widest(sets, plans):
 
 def row_of(name, found):
     """Returns what a program's row says."""
-    plan = choices_of(found["search"]["plan"])
-    plans = {"written": (), "plan": plan, "best": choices_of(found["sweep"]["best"])}
-    sets = found["compared"]["step_s"]
+    plans = plans_beside(found)
+    plan, sets = plans["plan"], found["compared"]["step_s"]
     of_written, width = ratio(sets, plans, "written")
     of_best, width_of_best = ratio(sets, plans, "best")
     seen = [step_in(one, plans, "plan") for one in sets]
@@ -318,6 +327,10 @@ def row_of(name, found):
     }
 
 
+def sets_of(found):
+    return found.get("compared", {}).get("step_s", [])
+
+
 def measure_all(names, *, resume):
     """Measures programs; what is there of an earlier run stays if it shall."""
     path = path_of_table()
@@ -333,14 +346,13 @@ def measure_all(names, *, resume):
             ("search", lambda name=name: searched(name)),
             (
                 "compared",
-                lambda name=name, mine=mine: compared(
-                    name,
-                    choices_of(mine["search"]["plan"]),
-                    choices_of(mine["sweep"]["best"]),
-                ),
+                lambda name=name, mine=mine: compared(name, mine, sets_of(mine)),
             ),
         ):
-            if key in mine:
+            known = key in mine
+            if key == "compared" and known:
+                known = not is_open(sets_of(mine), plans_beside(mine))
+            if known:
                 continue
             mine[key] = part()
             FOLDER.mkdir(exist_ok=True)
