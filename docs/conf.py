@@ -36,6 +36,7 @@ public_modules += [
         "commands",
         "lazy",
         "moved",
+        "processes",
         "services",
         "strict_json",
         "tables",
@@ -56,14 +57,13 @@ public_modules += [
 ]
 public_modules += [f"drivetrain_fabric.{n}" for n in ("adviser", "network", "topology")]
 public_modules += [
+    f"drivetrain_health.{n}" for n in ("checks", "diagnosis", "failures", "faults")
+]
+public_modules += [
     f"drivetrain_elastic.{n}"
     for n in (
         "cost",
-        "decisions.failures",
-        "diagnosis",
-        "faults",
         "goodput",
-        "health",
         "horovod",
         "journal",
         "kubernetes.double",

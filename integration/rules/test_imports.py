@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 # What a package stands on besides core.
-FLOORS: dict[str, set[str]] = {}
+FLOORS = {"drivetrain_elastic": {"drivetrain_health"}}
 # Distributions whose import name is another one.
 IMPORT_NAMES = {
     "common-expression-language": "cel",

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from drivetrain_core import ProgramError
 from drivetrain_core.services import ClusterSpec
-from drivetrain_elastic.decisions.failures import Action, FailureClass
 from drivetrain_elastic.goodput import (
     CheckpointPlan,
     FailureMode,
@@ -27,6 +26,7 @@ from drivetrain_elastic.goodput import (
 )
 from drivetrain_elastic.goodput._fleet import Fleet
 from drivetrain_elastic.goodput._track import CheckpointTrack
+from drivetrain_health.failures import Action, FailureClass
 
 HOUR_S = 3600.0
 PROCESS = {

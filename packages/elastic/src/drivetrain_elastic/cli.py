@@ -6,10 +6,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from drivetrain_core.commands import number, run_program
+from drivetrain_core.moved import forward_command
 from drivetrain_elastic._check_command import populate_check_parser
 from drivetrain_elastic._cost_command import populate_cost_parser
 from drivetrain_elastic._demo_command import populate_demo_parser
-from drivetrain_elastic._diagnose_command import populate_diagnose_parser
 from drivetrain_elastic._goodput_command import populate_goodput_parser
 from drivetrain_elastic._master_command import populate_master_parser
 from drivetrain_elastic._operator_command import populate_operator_parser
@@ -21,7 +21,6 @@ from drivetrain_elastic._status_command import (
     populate_status_parsers,
 )
 from drivetrain_elastic._supervise_command import populate_supervise_parser
-from drivetrain_elastic.faults import cli as faults_cli
 
 if TYPE_CHECKING:
     import argparse
@@ -81,7 +80,6 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
             )
     for name, help_text, populate in (
         ("check", "find faulty nodes before they train", populate_check_parser),
-        ("diagnose", "say why something has failed", populate_diagnose_parser),
         ("goodput", "simulate what failures cost", populate_goodput_parser),
         ("supervise", "train on nodes that may go", populate_supervise_parser),
         ("operator", "look after the jobs of a cluster", populate_operator_parser),
@@ -93,10 +91,8 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         ),
     ):
         populate(commands.add_parser(name, help=help_text, allow_abbrev=False))
-    faults = commands.add_parser(
-        "faults", help="make faults, to see what survives them", allow_abbrev=False
-    )
-    faults_cli.populate_parser(faults)
+    for word in ("diagnose", "faults"):
+        forward_command(commands, word, f"health {word}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,8 +104,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Example:
         >>> main(["status", "--token-file", "none"])
         1
-        >>> main(["diagnose"])
-        2
     """
     return run_program(
         "drivetrain-elastic",

@@ -16,6 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core import ProgramError
+from drivetrain_core.processes import (
+    adopt_orphans,
+    children,
+    kill_adopted,
+    reap_orphans,
+)
 from drivetrain_elastic._address import split_addresses, stays_here
 from drivetrain_elastic._agent._crew import Crew
 from drivetrain_elastic._agent._diagnostician import Diagnostician, first_line
@@ -30,12 +36,6 @@ from drivetrain_elastic._agent._node_check import NodeCheck
 from drivetrain_elastic._agent._node_watch import NodeWatch
 from drivetrain_elastic._agent._notice_listener import NoticeListener
 from drivetrain_elastic._agent._output import Output
-from drivetrain_elastic._agent._parent import (
-    adopt_orphans,
-    children,
-    kill_adopted,
-    reap_orphans,
-)
 from drivetrain_elastic._secret import check_token, make_token, write_token
 from drivetrain_elastic._stacks import take_stacks
 from drivetrain_elastic.decisions.ending import Ending

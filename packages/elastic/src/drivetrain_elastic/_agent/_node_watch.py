@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from drivetrain_elastic._agent._diagnostician import Diagnostician
-    from drivetrain_elastic.decisions.failures import GpuReading
+    from drivetrain_health.failures import GpuReading
 
 __all__ = ["NodeWatch"]
 

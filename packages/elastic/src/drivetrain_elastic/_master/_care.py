@@ -13,7 +13,7 @@ from drivetrain_elastic._master._time_keeper import TimeKeeper
 from drivetrain_elastic._master._training_watch import TrainingWatch
 from drivetrain_elastic._sections import OUTSIDE
 from drivetrain_elastic.decisions.check_votes import convicted
-from drivetrain_elastic.decisions.failures import Action, Diagnosis, FailureClass
+from drivetrain_health.failures import Action, Diagnosis, FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
-from drivetrain_elastic.decisions.failures import ResponseConfig
 from drivetrain_elastic.goodput._checks import check_number, check_whole
 from drivetrain_elastic.goodput._modes import (
     LLAMA3_MTBF_GPU_H,
     FailureMode,
     usual_failures,
 )
+from drivetrain_health.failures import ResponseConfig
 
 if TYPE_CHECKING:
     from drivetrain_core.services import ClusterSpec

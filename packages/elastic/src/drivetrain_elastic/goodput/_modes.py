@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from drivetrain_core import ProgramError
-from drivetrain_elastic.decisions.failures import Action, FailureClass
 from drivetrain_elastic.goodput._checks import check_number, check_whole
+from drivetrain_health.failures import Action, FailureClass
 
 __all__ = ["LLAMA3_MTBF_GPU_H", "FailureMode", "Sign", "usual_failures"]
 

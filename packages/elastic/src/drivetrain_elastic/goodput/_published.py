@@ -10,12 +10,12 @@ import functools
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_elastic.decisions.failures import Action, FailureClass
 from drivetrain_elastic.goodput._config import GoodputConfig
 from drivetrain_elastic.goodput._modes import FailureMode, Sign
 from drivetrain_elastic.goodput._presets import Origin, Sourced, preset
 from drivetrain_elastic.goodput._profile import CheckpointPlan, RecoveryProfile
 from drivetrain_elastic.goodput._summary import simulate_many
+from drivetrain_health.failures import Action, FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

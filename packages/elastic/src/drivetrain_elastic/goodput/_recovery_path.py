@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from drivetrain_elastic.decisions.failures import (
+from drivetrain_elastic.decisions.liveness import Health, Signs, judge_liveness
+from drivetrain_elastic.decisions.presence import judge_presence
+from drivetrain_elastic.decisions.respawn import judge_respawn
+from drivetrain_elastic.goodput._ledger import Loss
+from drivetrain_elastic.goodput._modes import Sign
+from drivetrain_health.failures import (
     Action,
     Diagnosis,
     FailureClass,
     Incident,
     respond,
 )
-from drivetrain_elastic.decisions.liveness import Health, Signs, judge_liveness
-from drivetrain_elastic.decisions.presence import judge_presence
-from drivetrain_elastic.decisions.respawn import judge_respawn
-from drivetrain_elastic.goodput._ledger import Loss
-from drivetrain_elastic.goodput._modes import Sign
 
 if TYPE_CHECKING:
     import random

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from drivetrain_elastic.decisions.failures import Action
 from drivetrain_elastic.goodput._checks import check_number
 from drivetrain_elastic.goodput._fleet import Fleet
 from drivetrain_elastic.goodput._ledger import Loss
 from drivetrain_elastic.goodput._modes import Sign
 from drivetrain_elastic.goodput._recovery_path import Paths
 from drivetrain_elastic.goodput._track import CheckpointTrack
+from drivetrain_health.failures import Action
 
 if TYPE_CHECKING:
     from collections.abc import Callable
