@@ -10,15 +10,16 @@ import argparse
 import sys
 import warnings
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._command_parser import CommandParser
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import ModuleType
+    from types import CodeType, ModuleType
 
 __all__ = ["forward_command", "forward_modules", "run_moved"]
 
@@ -80,37 +81,49 @@ def run_moved(old: str, new: str, arguments: Sequence[str]) -> int:
 class _Forwarder(MetaPathFinder, Loader):
     def __init__(self) -> None:
         self.moved: dict[str, str] = {}
-        self._specs: dict[str, ModuleSpec | None] = {}
 
     def find_spec(
         self, fullname: str, path: object = None, target: object = None
     ) -> ModuleSpec | None:
         del path, target
-        if self._new_name(fullname) is None:
+        new = self._new_name(fullname)
+        if new is None:
             return None
-        return ModuleSpec(fullname, self, is_package=True)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        new = self._new_name(spec.name)
-        assert new is not None
         package = new.partition(".")[0]
         try:
-            module = import_module(new)
+            found = find_spec(new)
         except ModuleNotFoundError as error:
             if error.name != package:
                 raise
             message = (
-                f"{spec.name} is now {new}: pip install {package.replace('_', '-')}"
+                f"{fullname} is now {new}: pip install {package.replace('_', '-')}"
             )
             raise ModuleNotFoundError(message, name=package) from error
+        if found is None:
+            return None
+        is_package = found.submodule_search_locations is not None
+        return ModuleSpec(fullname, self, loader_state=found, is_package=is_package)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        new = spec.loader_state.name
         warnings.warn(f"{spec.name} is now {new}", DeprecationWarning, stacklevel=2)
-        self._specs[spec.name] = module.__spec__
-        return module
+        return import_module(new)
 
     def exec_module(self, module: ModuleType) -> None:
         # The import has given the module the specification of its old name.
         assert module.__spec__ is not None
-        module.__spec__ = self._specs.pop(module.__spec__.name)
+        module.__spec__ = module.__spec__.loader_state
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Returns what `python -m` runs under the old name."""
+        new = self._new_name(fullname)
+        spec = find_spec(new) if new else None
+        assert spec is not None
+        return (
+            spec.loader.get_code(spec.name)
+            if isinstance(spec.loader, InspectLoader)
+            else None
+        )
 
     def _new_name(self, name: str) -> str | None:
         head, tail = name, ""
