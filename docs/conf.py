@@ -48,7 +48,6 @@ public_modules += [
     for name in (
         "compiler",
         "groups",
-        "horovod",
         "nccl",
         "overlap",
         "stores",
@@ -57,14 +56,17 @@ public_modules += [
 ]
 public_modules += [f"drivetrain_fabric.{n}" for n in ("adviser", "network", "topology")]
 public_modules += [
+    f"drivetrain_horovod.{n}" for n in ("on_comm", "on_elastic", "on_elastic.elastic")
+]
+public_modules += [
     f"drivetrain_health.{n}" for n in ("checks", "diagnosis", "failures", "faults")
 ]
 public_modules += [
     f"drivetrain_elastic.{n}"
     for n in (
         "cost",
+        "extending",
         "goodput",
-        "horovod",
         "journal",
         "kubernetes.double",
         "notices",

@@ -11,7 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 # What a package stands on besides core.
-FLOORS = {"drivetrain_elastic": {"drivetrain_health"}}
+FLOORS = {
+    "drivetrain_elastic": {"drivetrain_health"},
+    "drivetrain_horovod": {"drivetrain_comm", "drivetrain_elastic"},
+}
 # Distributions whose import name is another one.
 IMPORT_NAMES = {
     "common-expression-language": "cel",

@@ -23,7 +23,7 @@ from drivetrain_core.services import DcpCheckpointer
 from drivetrain_core.testing import Row
 from drivetrain_elastic import ElasticLoop, Schedule
 from drivetrain_elastic._schedule import Position
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 from drivetrain_elastic.spot import JobPhase, NodePhase, Recovery, SpotConfig
 from drivetrain_elastic.spot.local_job import LocalSpotJob
 from drivetrain_elastic.spot.local_pool import CapacityChange

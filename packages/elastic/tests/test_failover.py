@@ -18,7 +18,7 @@ from drivetrain_elastic import Master, MasterError, ShardClient
 from drivetrain_elastic._client import MasterClient
 from drivetrain_elastic._secret import make_token, write_token
 from drivetrain_elastic.cli import main
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 # Only so that a test which fails ends.
 LONG_S = 60

@@ -31,7 +31,7 @@ from drivetrain_elastic.kubernetes.observed import Memory
 from drivetrain_elastic.kubernetes.operator_actions import CreateObject, SetStatus
 from drivetrain_elastic.kubernetes.reconcile import reconcile
 from drivetrain_elastic.kubernetes.worker_fit import fit_workers
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 from drivetrain_elastic.spot.job_control import JobView, NodeUse
 from drivetrain_elastic.spot.master_job import MasterJob
 

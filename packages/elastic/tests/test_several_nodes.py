@@ -12,11 +12,11 @@ import pytest
 from command_line import ending, wrong_use
 
 from drivetrain_elastic import Master
-from drivetrain_elastic._local_job import LocalJob, members_of
 from drivetrain_elastic._run_command import _agent, populate_run_parser
 from drivetrain_elastic._secret import write_token
 from drivetrain_elastic.cli import main
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
+from drivetrain_elastic.testing import LocalJob, members_of
 from drivetrain_health import faults
 
 ENDLESS = ["--steps", "1000000", "--pause-s", "0.02"]

@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from drivetrain_core import ProgramError
-from drivetrain_elastic._local_job import LocalJob, members_of
 from drivetrain_elastic._sigterm import HeldSigterm
 from drivetrain_elastic.notices import FakeCloud
 from drivetrain_elastic.spot import Recovery, SpotConfig
 from drivetrain_elastic.spot.local_job import LocalSpotJob
 from drivetrain_elastic.spot.local_pool import CapacityChange
+from drivetrain_elastic.testing import LocalJob, members_of
 
 pytestmark = pytest.mark.faults
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from operator_samples import RunningOperator, account, status
-from test_horovod import check_steps, expected, sizes_of
+from test_on_elastic import check_steps, expected, sizes_of
 from test_training_controller import Both, phase, written
 from training_samples import scaler, training_job
 

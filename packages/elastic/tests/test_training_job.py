@@ -112,7 +112,7 @@ def test_training_job_becomes_an_elastic_job():
             "--standbys",
             "0",
             "-m",
-            "drivetrain_elastic.horovod",
+            "drivetrain_horovod.on_elastic",
         ),
         *("--reset-limit", "9", "train.py", "--lr", "1"),
     ]

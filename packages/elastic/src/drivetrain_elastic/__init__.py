@@ -71,6 +71,7 @@ _forward_modules(
         "drivetrain_elastic.diagnosis": "drivetrain_health.diagnosis",
         "drivetrain_elastic.faults": "drivetrain_health.faults",
         "drivetrain_elastic.health": "drivetrain_health.checks",
+        "drivetrain_elastic.horovod": "drivetrain_horovod.on_elastic",
     }
 )
 

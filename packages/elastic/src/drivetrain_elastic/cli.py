@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave(arguments: argparse.Namespace) -> int:
-    from drivetrain_elastic.protocol import _messages as pb
+    from drivetrain_elastic.protocol import messages as pb
 
     request = pb.LeaveRequest(
         node=arguments.node, within_s=arguments.within_s, reason=arguments.reason
@@ -125,7 +125,7 @@ def _leave(arguments: argparse.Namespace) -> int:
 
 
 def _readmit(arguments: argparse.Namespace) -> int:
-    from drivetrain_elastic.protocol import _messages as pb
+    from drivetrain_elastic.protocol import messages as pb
 
     with client_of(arguments) as client:
         client.call("Readmit", pb.ReadmitRequest(machine=arguments.machine))
@@ -133,7 +133,7 @@ def _readmit(arguments: argparse.Namespace) -> int:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    from drivetrain_elastic.protocol import _messages as pb
+    from drivetrain_elastic.protocol import messages as pb
 
     with client_of(arguments) as client:
         client.call("Stop", pb.StopRequest(reason=arguments.reason))

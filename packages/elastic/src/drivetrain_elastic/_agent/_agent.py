@@ -41,7 +41,7 @@ from drivetrain_elastic._stacks import take_stacks
 from drivetrain_elastic.decisions.ending import Ending
 from drivetrain_elastic.decisions.liveness import Health
 from drivetrain_elastic.decisions.past_ending import judge_past_ending
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

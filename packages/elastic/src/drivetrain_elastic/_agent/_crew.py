@@ -22,7 +22,7 @@ from drivetrain_elastic._fit import NOT_ELASTIC
 from drivetrain_elastic._stacks import DUMP_SIGNAL
 from drivetrain_elastic.decisions.liveness import Health, judge_liveness
 from drivetrain_elastic.decisions.respawn import judge_respawn
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 from drivetrain_health.diagnosis import count_oom_kills
 from drivetrain_health.failures import FailureClass
 

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core.processes import describe_exit
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

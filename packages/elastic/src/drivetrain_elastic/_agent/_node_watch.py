@@ -26,7 +26,7 @@ from drivetrain_elastic.decisions.traffic import (
     TrafficState,
     judge_traffic,
 )
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain_core import DistributedError
 from drivetrain_elastic.notices import NoticeWatch, cloud_of, find_cloud
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic.decisions.membership import MembershipState, World
     from drivetrain_elastic.journal import Record
-    from drivetrain_elastic.protocol import _messages as pb
+    from drivetrain_elastic.protocol import messages as pb
 
 __all__ = ["Care", "Check", "Exclude", "Look", "ShowStacks", "StopJob"]
 

@@ -22,7 +22,7 @@ from drivetrain_health.failures import (
 )
 
 if TYPE_CHECKING:
-    from drivetrain_elastic.protocol import _messages as pb
+    from drivetrain_elastic.protocol import messages as pb
 
 __all__ = ["Diagnoses", "Excluded", "Judged"]
 

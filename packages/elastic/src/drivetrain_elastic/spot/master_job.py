@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from drivetrain_elastic._client import RefusedError
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 from drivetrain_elastic.spot.job_control import (
     HeardNotice,
     JobView,

@@ -80,7 +80,7 @@ def translate(
         ...     "launcher": {"template": {"spec": {"containers": [launch]}}}}}}
         >>> made = translate(job)["spec"]
         >>> made["replicas"], made["template"]["spec"]["containers"][0]["args"]
-        (2, ['--nproc-per-node', '1', '--standbys', '0', '-m', 'drivetrain_elastic.horovod', 'train.py'])
+        (2, ['--nproc-per-node', '1', '--standbys', '0', '-m', 'drivetrain_horovod.on_elastic', 'train.py'])
     """
     spec = job["spec"]
     worker = spec["etReplicaSpecs"]["worker"]
@@ -227,7 +227,7 @@ def _run_agent(container: _Item, command: LauncherCommand, slots: int) -> None:
         horovod += ["--reset-limit", str(command.reset_limit)]
     container["args"] = [
         *options,
-        *("-m", "drivetrain_elastic.horovod"),
+        *("-m", "drivetrain_horovod.on_elastic"),
         *horovod,
         *command.program,
     ]
