@@ -55,6 +55,10 @@ public_modules += [
     )
 ]
 public_modules += [f"drivetrain_fabric.{n}" for n in ("adviser", "network", "topology")]
+public_modules += ["drivetrain_cluster_double"]
+public_modules += [
+    f"drivetrain_cloud.{n}" for n in ("cost", "goodput", "notices", "spot")
+]
 public_modules += [
     f"drivetrain_horovod.{n}" for n in ("on_comm", "on_elastic", "on_elastic.elastic")
 ]
@@ -64,13 +68,8 @@ public_modules += [
 public_modules += [
     f"drivetrain_elastic.{n}"
     for n in (
-        "cost",
         "extending",
-        "goodput",
         "journal",
-        "kubernetes.double",
-        "notices",
-        "spot",
         "testing",
     )
 ]

@@ -12,6 +12,7 @@ import pytest
 
 # What a package stands on besides core.
 FLOORS = {
+    "drivetrain_cloud": {"drivetrain_elastic", "drivetrain_health"},
     "drivetrain_elastic": {"drivetrain_health"},
     "drivetrain_horovod": {"drivetrain_comm", "drivetrain_elastic"},
 }

@@ -36,7 +36,16 @@ TURNS, STEPS, SECONDS = 5, 4, 1.0
 # Sets of processes: so many, and up to the second while a plan may be slower.
 SETS = (3, 8)
 # Student's t for an interval of 95%, by the number of sets.
-STUDENT = {3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
+STUDENT = dict(
+    zip(
+        range(2, 21),
+        (
+            *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+            *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
+        ),
+        strict=True,
+    )
+)
 BUDGET = {"seconds": 300, "trials": 24}
 NOT_SLOWER, AIM = 0.98, 1.1
 SETTINGS = ("fp32", "bf16", "compile", "bf16-compile")

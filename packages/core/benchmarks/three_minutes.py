@@ -255,17 +255,17 @@ def one_set(name, plans):
         return {key: statistics.median(s.times) for key, s in steppers.items()}
 
 
-def compared(name, found, sets):
-    """Runs plan, best of the sweep and program in sets of processes, after earlier ones."""
+def compare(name, found, keep):
+    """Runs plan, best of the sweep and program in sets of processes, and keeps each set."""
     plans = plans_beside(found)
     different = {}
     for key, choices in plans.items():
         if choices not in different.values():
             different[key] = choices
-    sets = list(sets)
+    sets = found.setdefault("compared", {"step_s": []})["step_s"]
     while is_open(sets, plans):
         sets.append(one_set(name, different))
-    return {"step_s": sets}
+        keep()
 
 
 def plans_beside(found):
@@ -327,46 +327,40 @@ def row_of(name, found):
     }
 
 
-def sets_of(found):
-    return found.get("compared", {}).get("step_s", [])
-
-
 def measure_all(names, *, resume):
     """Measures programs; what is there of an earlier run stays if it shall."""
     path = path_of_table()
     table = json.loads(path.read_text()) if path.exists() else {"programs": {}}
     table |= {"processor": processor(), **surroundings()}
     records = table["programs"]
+
+    def keep():
+        FOLDER.mkdir(exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(table, indent=1) + "\n")
+        part.rename(path)
+
     for name in names:
         if not resume:
             records.pop(name, None)
         mine = records.setdefault(name, {})
-        for key, part in (
-            ("sweep", lambda name=name: sweep(name)),
-            ("search", lambda name=name: searched(name)),
-            (
-                "compared",
-                lambda name=name, mine=mine: compared(name, mine, sets_of(mine)),
-            ),
-        ):
-            known = key in mine
-            if key == "compared" and known:
-                known = not is_open(sets_of(mine), plans_beside(mine))
-            if known:
-                continue
-            mine[key] = part()
-            FOLDER.mkdir(exist_ok=True)
-            part_path = path.with_suffix(".part")
-            part_path.write_text(json.dumps(table, indent=1) + "\n")
-            part_path.rename(path)
-            sys.stderr.write(f"{name}: {key}\n")
+        for key, measure in (("sweep", sweep), ("search", searched)):
+            if key not in mine:
+                mine[key] = measure(name)
+                keep()
+        compare(name, mine, keep)
         sys.stderr.write(f"{name}: {json.dumps(row_of(name, mine))}\n")
     return rows(table)
 
 
 def rows(table):
     records = table["programs"]
-    return {n: row_of(n, found) for n, found in records.items() if "compared" in found}
+    return {
+        name: row_of(name, found)
+        for name, found in records.items()
+        if "compared" in found
+        and not is_open(found["compared"]["step_s"], plans_beside(found))
+    }
 
 
 def recorded():

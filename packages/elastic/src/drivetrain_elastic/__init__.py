@@ -67,11 +67,16 @@ _forward_modules(
             f"drivetrain_elastic.decisions.{name}": f"drivetrain_health.decisions.{name}"
             for name in ("node_check", "node_pairs", "node_results", "node_simulation")
         },
+        **{
+            f"drivetrain_elastic.{name}": f"drivetrain_cloud.{name}"
+            for name in ("cost", "goodput", "kubernetes", "notices", "spot")
+        },
         "drivetrain_elastic.decisions.failures": "drivetrain_health.failures",
         "drivetrain_elastic.diagnosis": "drivetrain_health.diagnosis",
         "drivetrain_elastic.faults": "drivetrain_health.faults",
         "drivetrain_elastic.health": "drivetrain_health.checks",
         "drivetrain_elastic.horovod": "drivetrain_horovod.on_elastic",
+        "drivetrain_elastic.kubernetes.double": "drivetrain_cluster_double",
     }
 )
 

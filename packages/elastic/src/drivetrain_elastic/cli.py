@@ -8,19 +8,14 @@ from typing import TYPE_CHECKING
 from drivetrain_core.commands import number, run_program
 from drivetrain_core.moved import forward_command
 from drivetrain_elastic._check_command import populate_check_parser
-from drivetrain_elastic._cost_command import populate_cost_parser
 from drivetrain_elastic._demo_command import populate_demo_parser
-from drivetrain_elastic._goodput_command import populate_goodput_parser
 from drivetrain_elastic._master_command import populate_master_parser
-from drivetrain_elastic._operator_command import populate_operator_parser
 from drivetrain_elastic._run_command import populate_run_parser
-from drivetrain_elastic._simulate_spot_command import populate_simulate_spot_parser
 from drivetrain_elastic._status_command import (
     add_master_options,
     client_of,
     populate_status_parsers,
 )
-from drivetrain_elastic._supervise_command import populate_supervise_parser
 
 if TYPE_CHECKING:
     import argparse
@@ -78,21 +73,14 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
                 metavar="SECONDS",
                 help="after which its workers are ended",
             )
-    for name, help_text, populate in (
-        ("check", "find faulty nodes before they train", populate_check_parser),
-        ("goodput", "simulate what failures cost", populate_goodput_parser),
-        ("supervise", "train on nodes that may go", populate_supervise_parser),
-        ("operator", "look after the jobs of a cluster", populate_operator_parser),
-        ("cost", "say what a run has cost", populate_cost_parser),
-        (
-            "simulate-spot",
-            "simulate what strategies on spot nodes cost",
-            populate_simulate_spot_parser,
-        ),
-    ):
-        populate(commands.add_parser(name, help=help_text, allow_abbrev=False))
+    check = commands.add_parser(
+        "check", help="find faulty nodes before they train", allow_abbrev=False
+    )
+    populate_check_parser(check)
     for word in ("diagnose", "faults"):
         forward_command(commands, word, f"health {word}")
+    for word in ("goodput", "supervise", "operator", "cost", "simulate-spot"):
+        forward_command(commands, word, f"cloud {word}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

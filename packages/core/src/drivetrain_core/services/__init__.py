@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     )
     from drivetrain_core.services.checkpointer import Checkpointer, SaveHandle
     from drivetrain_core.services.chunked_tensor import Chunk, ChunkedTensor
+    from drivetrain_core.services.cloud_notices import (
+        CloudNotices,
+        NoCloud,
+        NoticeWatch,
+    )
     from drivetrain_core.services.cluster_spec import (
         ClusterSpec,
         Device,
@@ -68,6 +73,7 @@ __all__ = [
     "Checkpointer",
     "Chunk",
     "ChunkedTensor",
+    "CloudNotices",
     "ClusterSpec",
     "DcpCheckpointer",
     "Device",
@@ -77,8 +83,10 @@ __all__ = [
     "MembershipListener",
     "ModelState",
     "Nic",
+    "NoCloud",
     "NodeGroup",
     "NoticeSource",
+    "NoticeWatch",
     "PackedState",
     "Price",
     "ProcessGroupFactory",
@@ -113,6 +121,7 @@ _HOME = {
     "Checkpointer": "checkpointer",
     "Chunk": "chunked_tensor",
     "ChunkedTensor": "chunked_tensor",
+    "CloudNotices": "cloud_notices",
     "ClusterSpec": "cluster_spec",
     "DcpCheckpointer": "_dcp_checkpointer",
     "Device": "cluster_spec",
@@ -123,7 +132,9 @@ _HOME = {
     "ModelState": "_model_state",
     "Nic": "cluster_spec",
     "NodeGroup": "cluster_spec",
+    "NoCloud": "cloud_notices",
     "NoticeSource": "capacity",
+    "NoticeWatch": "cloud_notices",
     "PackedState": "packed_state",
     "Price": "cluster_spec",
     "ProcessGroupFactory": "process_group",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         check_notice_source,
     )
     from drivetrain_core.testing._checkpointer import check_checkpointer
+    from drivetrain_core.testing._cloud_notices import check_cloud_notices
     from drivetrain_core.testing._cluster_spec import check_cluster_spec
     from drivetrain_core.testing._faults import FAULTS, FaultyOptimization
     from drivetrain_core.testing._optimization import check_optimization
@@ -36,6 +37,7 @@ __all__ = [
     "Row",
     "check_batch_plan",
     "check_checkpointer",
+    "check_cloud_notices",
     "check_cluster_spec",
     "check_membership_listener",
     "check_notice_source",
@@ -56,6 +58,7 @@ _HOME = {
     "Row": "_bars",
     "check_batch_plan": "_batch_plan",
     "check_checkpointer": "_checkpointer",
+    "check_cloud_notices": "_cloud_notices",
     "check_cluster_spec": "_cluster_spec",
     "check_membership_listener": "_capacity",
     "check_notice_source": "_capacity",
