@@ -240,6 +240,15 @@ def search(name, budget_s):
         "baseline_part": round(report.baseline.seconds / float(budget_s), 3),
         "useful_part": round(useful / float(budget_s), 3),
         "stopped": report.stopped,
+        "tried": [
+            [
+                describe(t.choices),
+                t.measurement and round(1e3 * t.measurement.quiet_step_time_s, 3),
+                round(t.seconds, 1),
+                t.because,
+            ]
+            for t in report.trials
+        ],
     }
     print(json.dumps(answer))
 
