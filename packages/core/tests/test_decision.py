@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from drivetrain_core import Choice, Code, Measurement, Ok, Reject
-from drivetrain_core.search import decision
+from drivetrain_core.search import last_check
 from drivetrain_core.search.decision import Decision
 from drivetrain_core.search.numerics.observation import Observation
 from drivetrain_core.search.numerics.verify import structure_of
@@ -110,7 +110,7 @@ def checked_by(monkeypatch, stage, check):
         return answer
 
     monkeypatch.setattr("time.monotonic", lambda: stage.now)
-    monkeypatch.setattr(decision, "verify", verify)
+    monkeypatch.setattr(last_check, "verify", verify)
 
 
 @pytest.fixture
@@ -367,7 +367,7 @@ def test_check_of_a_structure_that_was_never_compiled_is_kept_time_for():
     stage.records[2] = dataclasses.replace(stage.records[2], measurement=slow)
     assert found.seconds() > soon + 29.0
     # What was looked at before needs no compiler again.
-    found._structures[(whole,)] = Ok()
+    found._check._structures[(whole,)] = Ok()
     assert found.seconds() <= soon
 
 

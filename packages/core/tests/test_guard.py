@@ -17,7 +17,7 @@ from drivetrain_core.search.numerics.observation import (
     Liveness,
     Observation,
 )
-from drivetrain_core.search.numerics.observe import observe, without_dropout
+from drivetrain_core.search.numerics.observe import nudge, observe, without_dropout
 
 BASE = Observation(
     losses=(2.0, 1.5, 1.2),
@@ -169,6 +169,22 @@ def test_guard_holds_an_unstable_program_to_its_own_sway():
     assert isinstance(compare(swayed, seen, Numerics.REORDER), Reject)
 
 
+@pytest.mark.parametrize("numerics", [Numerics.EXACT, Numerics.REORDER])
+def test_guard_holds_a_chaotic_program_to_what_rounding_does_to_it(numerics):
+    seen = changed(losses=(2.0, 1.5, 1.206))
+    assert isinstance(compare(BASE, seen, numerics), Reject)
+    calm = changed(nudged=(2.0, 1.5, 1.2000001))
+    assert isinstance(compare(calm, seen, numerics), Reject)
+    chaotic = changed(nudged=(2.0, 1.5, 1.202))
+    assert isinstance(compare(chaotic, seen, numerics), Ok)
+    # What rounding does to a later step is no excuse for an earlier one.
+    early = changed(losses=(2.0, 1.51, 1.2))
+    assert isinstance(compare(chaotic, early, numerics), Reject)
+    wild = changed(nudged=(2.0, 1.5, 9.0))
+    lost = changed(losses=(2.0, 1.5, 1.8))
+    assert isinstance(compare(wild, lost, numerics), Reject)
+
+
 def test_guard_holds_the_way_of_an_unstable_program_to_its_own_sway():
     low = Numerics.LOW_PRECISION
     long = changed(journey=BASE.updates)
@@ -246,6 +262,18 @@ def test_observe_sees_gradients_and_motion(built):
     assert set(seen.norms) == names == seen.moved
     assert len(seen.losses) == 3
     assert seen.noise == 0.0
+
+
+def test_nudge_moves_each_weight_by_its_last_bits_and_always_the_same(built):
+    plain, nudged, again = built(), built(), built()
+    nudge(nudged)
+    nudge(again)
+    for before, after, same in zip(
+        *(one.module.parameters() for one in (plain, nudged, again)), strict=True
+    ):
+        away = ((after - before) / before).abs().max()
+        assert 0 < away <= 5 * torch.finfo(torch.float32).eps
+        assert torch.equal(after, same)
 
 
 def test_observe_sees_sparse_gradients(built):

@@ -104,6 +104,33 @@ def test_verify_finds_what_only_a_trajectory_shows():
     assert "of the baseline's way" in answer.because
 
 
+AWAY = dataclasses.replace(GOOD, losses=(2.0, 1.5, 1.2, 1.1022))
+
+
+@pytest.mark.parametrize(("last", "passes"), [(1.101, True), (1.1001, False)])
+def test_verify_holds_a_chaotic_program_to_what_rounding_does_to_it(last, passes):
+    chaotic = dataclasses.replace(GOOD, nudged=(2.0, 1.5, 1.2, last))
+    runner = Runner(compile=AWAY)
+    answer = verify(runner, (WHOLE,), GOOD, deadline=9.0, nudged=lambda: chaotic)
+    assert isinstance(answer, Ok) == passes
+    assert isinstance(verify(runner, (WHOLE,), GOOD, deadline=9.0), Reject)
+
+
+def test_verify_asks_what_rounding_does_only_for_a_plan_that_is_too_far():
+    def never():
+        raise AssertionError
+
+    assert isinstance(verify(Runner(), (WHOLE,), GOOD, deadline=9.0, nudged=never), Ok)
+
+
+def test_verify_leaves_a_plan_out_where_the_program_does_not_run_again():
+    def fails():
+        raise Failure(Code.MEMORY, "no room for it")
+
+    answer = verify(Runner(compile=AWAY), (WHOLE,), GOOD, deadline=9.0, nudged=fails)
+    assert answer.code is Code.MEMORY
+
+
 def test_verify_makes_a_failure_a_reject():
     failure = Failure(Code.CRASH, "rank 0 was killed by SIGSEGV")
     answer = verify(Runner(compile=failure), (LOW, WHOLE), GOOD, deadline=9.0)

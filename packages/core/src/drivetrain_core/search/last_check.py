@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from drivetrain_core._optimization import Ok, Reject
@@ -10,12 +11,14 @@ from drivetrain_core.search.numerics.verify import (
     structure_of,
     verify,
 )
+from drivetrain_core.search.process.trial import Look
 from drivetrain_core.search.reserve import check_seconds
 
 if TYPE_CHECKING:
     from drivetrain_core._measurement import Measurement
     from drivetrain_core._optimization import Choice
     from drivetrain_core.search.descent import Choices
+    from drivetrain_core.search.numerics.observation import Observation
     from drivetrain_core.search.report.record import TrialRecord
     from drivetrain_core.search.trials import Trials
 
@@ -74,8 +77,30 @@ class LastCheck:
             trials.reference,
             deadline=trials.deadline,
             structures=self._structures,
+            nudged=self._nudged,
         )
         return found
+
+    def _nudged(self) -> Observation:
+        """Returns the reference with what rounding alone does to the program as written.
+
+        Raises:
+            Failure: The program did not run a second time, or its time was over.
+        """
+        trials = self._trials
+        reference = trials.reference
+        assert reference is not None
+        if not reference.nudged:
+            written = trials.records[0].choices
+            look = Look(steps=len(reference.losses), nudges=True)
+            opened = trials.runner(written).open(
+                written, look=look, deadline=trials.deadline
+            )
+            with opened as session:
+                assert session.observation is not None
+                nudged = session.observation.losses
+            reference = trials.reference = replace(reference, nudged=nudged)
+        return reference
 
     def seconds(self, base: Measurement, record: TrialRecord) -> float:
         """Returns what the check of a plan will take.

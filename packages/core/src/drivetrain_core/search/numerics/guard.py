@@ -37,6 +37,9 @@ __all__ = ["Observation", "Tolerance", "compare", "differences"]
 # Gradients this much smaller than the largest one are rounding noise themselves.
 _NEGLIGIBLE_NORM = 1e-4
 
+# What rounding alone does to a loss, once, bounds what it does all the time, by this factor.
+_NUDGES = 4.0
+
 # A loss near zero is compared with this part of the largest one: a small model learns
 # the few batches by heart, and the rest is rounding.
 _LOSS_FLOOR = 0.1
@@ -142,9 +145,11 @@ def _scaled_alike(baseline: Observation, plan: Observation, bound: float) -> boo
 
 
 def _same_losses(baseline: Observation, plan: Observation, bound: Tolerance) -> str:
-    sways = _sways(baseline)
+    sways = _apart_so_far(baseline, baseline.swayed)
+    nudges = _apart_so_far(baseline, baseline.nudged)
+    own = [bound.sway * s + _NUDGES * n for s, n in zip(sways, nudges, strict=True)]
     for index, away in enumerate(_loss_gaps(baseline, plan)):
-        allowed = min(bound.loss + bound.sway * sways[index], MOST_SLACK)
+        allowed = min(bound.loss + own[index], MOST_SLACK)
         if not away <= allowed:
             return (
                 f"the loss differs at step {index + 1} by {away:.1e} of its value, "
@@ -156,16 +161,15 @@ def _same_losses(baseline: Observation, plan: Observation, bound: Tolerance) -> 
     expected, got = fsum(baseline.losses[:number]), fsum(plan.losses[:number])
     size = max(abs(expected), _LOSS_FLOOR * fsum(map(abs, baseline.losses[:number])))
     away = abs(got - expected) / max(size, 1e-30)
-    allowed = min(bound.mean_loss + bound.sway * sways[number - 1], MOST_SLACK)
+    allowed = min(bound.mean_loss + own[number - 1], MOST_SLACK)
     if not away <= allowed:
         return f"the mean loss differs by {away:.1e}, allowed is {allowed:.0e}"
     return ""
 
 
-def _sways(baseline: Observation) -> list[float]:
+def _apart_so_far(baseline: Observation, losses: tuple[float, ...]) -> list[float]:
     """Returns how far a small change of the weights took each loss at most so far."""
-    swayed = replace(baseline, losses=baseline.swayed)
-    gaps = _loss_gaps(baseline, swayed)
+    gaps = _loss_gaps(baseline, replace(baseline, losses=losses))
     gaps += [0.0] * (len(baseline.losses) - len(gaps))
     return list(accumulate(gaps, max))
 

@@ -80,6 +80,8 @@ class Observation:
             such a small difference matters to this program.
         swayed_updates: How far the parameters went then within the first steps.
         swayed_journey: The same over the whole trajectory.
+        nudged: The losses after the weights were moved by some of their last bits once:
+            how far rounding alone takes this program. Empty unless it was asked for.
         accounting: Which samples were consumed.
         liveness: What trains, and what it obeys.
     """
@@ -96,6 +98,7 @@ class Observation:
     swayed: tuple[float, ...] = ()
     swayed_updates: _Values = field(default_factory=dict)
     swayed_journey: _Values = field(default_factory=dict)
+    nudged: tuple[float, ...] = ()
     accounting: Accounting = field(default_factory=Accounting)
     liveness: Liveness = field(default_factory=Liveness)
 
@@ -117,6 +120,7 @@ class Observation:
             noise=float(data["noise"]),
             gradient_noise=float(data["gradient_noise"]),
             swayed=tuple(data["swayed"]),
+            nudged=tuple(data["nudged"]),
             **{name: _values(data[name]) for name in _VALUES},
             accounting=Accounting(
                 **{**accounting, "drawn": _rows(accounting["drawn"])}

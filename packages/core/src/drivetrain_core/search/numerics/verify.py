@@ -8,7 +8,7 @@ whole plan is followed over a trajectory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain_core._compose import arrange, numerics_of
 from drivetrain_core._errors import Code
@@ -20,7 +20,7 @@ from drivetrain_core.search.numerics.pace import FIRST_STEPS
 from drivetrain_core.search.process.trial import Failure, Look
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Callable, MutableMapping
 
     from drivetrain_core.search.numerics.observation import Observation
     from drivetrain_core.search.process.trial import TrialRunner
@@ -37,6 +37,7 @@ def verify(
     *,
     deadline: float,
     structures: MutableMapping[_Choices, Ok | Reject] | None = None,
+    nudged: Callable[[], Observation] | None = None,
 ) -> Ok | Reject:
     """Says whether a plan may be chosen.
 
@@ -46,6 +47,9 @@ def verify(
         reference: The baseline's observation, over its whole trajectory.
         deadline: When to give up, in `time.monotonic` seconds.
         structures: What was found out of structures before; it is added to.
+        nudged: Returns the reference with what rounding alone does to it. It is called
+            for a plan that is too far from the reference without that: a program may
+            be chaotic itself.
 
     Returns:
         `Ok`, or a `Reject` that says which of both looks it did not stand.
@@ -54,12 +58,11 @@ def verify(
         Failure: The deadline passed; its code is `BUDGET`.
     """
     known = {} if structures is None else structures
+    check = _Check(runner, reference, deadline, nudged)
     structure = structure_of(choices, runner.world_size)
     if structure and structure != choices:
         if structure not in known:
-            known[structure] = _look(
-                runner, structure, reference, deadline, FIRST_STEPS
-            )
+            known[structure] = check.look(structure, FIRST_STEPS)
         answer = known[structure]
         if isinstance(answer, Reject):
             without = f"without its low precision, {describe(structure)}: "
@@ -67,7 +70,7 @@ def verify(
     steps = len(reference.losses)
     if steps <= FIRST_STEPS:
         return Ok("its trial saw as many steps as the program as written had time for")
-    return _look(runner, choices, reference, deadline, steps)
+    return check.look(choices, steps)
 
 
 def passes_of_check(reference: Observation, *, structure_is_due: bool) -> int:
@@ -107,19 +110,25 @@ def structure_of(choices: _Choices, world_size: int = 1) -> _Choices:
     return arrange(kept)
 
 
-def _look(
-    runner: TrialRunner,
-    choices: _Choices,
-    reference: Observation,
-    deadline: float,
-    steps: int,
-) -> Ok | Reject:
-    try:
-        look = Look(steps=steps)
-        with runner.open(choices, look=look, deadline=deadline) as session:
-            assert session.observation is not None
-            return compare(reference, session.observation, numerics_of(choices))
-    except Failure as failure:
-        if failure.code is Code.BUDGET:
-            raise
-        return Reject(failure.code, failure.because, "drop the optimization")
+class _Check(NamedTuple):
+    runner: TrialRunner
+    reference: Observation
+    deadline: float
+    nudged: Callable[[], Observation] | None
+
+    def look(self, choices: _Choices, steps: int) -> Ok | Reject:
+        """Runs a plan for so many steps, and compares it with the reference."""
+        try:
+            look = Look(steps=steps)
+            opened = self.runner.open(choices, look=look, deadline=self.deadline)
+            with opened as session:
+                seen = session.observation
+            assert seen is not None
+            answer = compare(self.reference, seen, numerics_of(choices))
+            if isinstance(answer, Reject) and self.nudged is not None:
+                answer = compare(self.nudged(), seen, numerics_of(choices))
+        except Failure as failure:
+            if failure.code is Code.BUDGET:
+                raise
+            return Reject(failure.code, failure.because, "drop the optimization")
+        return answer

@@ -89,12 +89,14 @@ class Look:
         outrun_above_s: The step of the best plan, at the slow end of its interval: one
             that is slower for sure is looked at no further. None to look at any.
         noise: By what part the steps of the best plan differ.
+        nudges: Whether the weights are first moved by some of their last bits.
     """
 
     steps: int = FIRST_STEPS
     until_s: float | None = None
     outrun_above_s: float | None = None
     noise: float = USUAL_NOISE
+    nudges: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

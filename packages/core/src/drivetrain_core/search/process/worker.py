@@ -257,6 +257,7 @@ def _observed(
     from drivetrain_core.search.numerics.draw import draw, is_repeatable
     from drivetrain_core.search.numerics.observe import (
         TRAJECTORY_STEPS,
+        nudge,
         observe,
         timed_passes,
     )
@@ -278,6 +279,8 @@ def _observed(
         if bound_s is not None and is_outrun(steps_s[1:], bound_s, look["noise"]):
             raise _Outrun(steps_s[1:])
 
+    if look["nudges"]:
+        nudge(accelerated)
     with timed_passes(accelerated, told) as times:
         observation = observe(
             accelerated,
