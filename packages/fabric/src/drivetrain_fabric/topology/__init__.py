@@ -29,7 +29,11 @@ from drivetrain_fabric.topology._file import (
     topology_from_json,
     topology_to_json,
 )
-from drivetrain_fabric.topology._graph import (
+from drivetrain_fabric.topology._graph import Topology
+from drivetrain_fabric.topology._matrix import LinkMatrix
+from drivetrain_fabric.topology._nvml import Nvml, NvmlFacts, read_nvml
+from drivetrain_fabric.topology._order import ring_cost, ring_order
+from drivetrain_fabric.topology._parts import (
     Gpu,
     HostBridge,
     Nic,
@@ -40,11 +44,7 @@ from drivetrain_fabric.topology._graph import (
     PciLink,
     PciSlot,
     RdmaPort,
-    Topology,
 )
-from drivetrain_fabric.topology._matrix import LinkMatrix
-from drivetrain_fabric.topology._nvml import Nvml, NvmlFacts, read_nvml
-from drivetrain_fabric.topology._order import ring_cost, ring_order
 from drivetrain_fabric.topology._read import read_topology
 
 if TYPE_CHECKING:

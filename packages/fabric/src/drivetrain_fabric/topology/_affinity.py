@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING
 from drivetrain_fabric.topology._errors import TopologyError
 
 if TYPE_CHECKING:
-    from drivetrain_fabric.topology._graph import Gpu, Nic, PciSlot, Topology
+    from drivetrain_fabric.topology._graph import Topology
+    from drivetrain_fabric.topology._parts import (
+        Gpu,
+        Nic,
+        PciSlot,
+    )
 
 __all__ = [
     "closeness",

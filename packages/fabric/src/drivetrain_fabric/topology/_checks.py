@@ -11,14 +11,14 @@ from drivetrain_fabric.topology._errors import TopologyError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from drivetrain_fabric.topology._graph import PciSlot, Topology
+    from drivetrain_fabric.topology._parts import HostParts, PciSlot
 
 __all__ = ["check_topology"]
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
-def check_topology(host: Topology) -> None:
+def check_topology(host: HostParts) -> None:
     """Raises unless all parts of a host fit together.
 
     Args:
@@ -45,13 +45,13 @@ def check_topology(host: Topology) -> None:
     _check_nvlinks(host)
 
 
-def _labels(host: Topology) -> Iterable[str]:
+def _labels(host: HostParts) -> Iterable[str]:
     yield from (gpu.label for gpu in host.gpus)
     yield from (switch.label for switch in host.nvswitches)
     yield from (nic.name for nic in host.nics)
 
 
-def _addresses(host: Topology) -> Iterable[str]:
+def _addresses(host: HostParts) -> Iterable[str]:
     """Returns the PCI address of each device; interfaces may be ports of one device."""
     yield from (bridge.slot.address for bridge in host.bridges)
     yield from (gpu.slot.address for gpu in host.gpus)
@@ -59,7 +59,7 @@ def _addresses(host: Topology) -> Iterable[str]:
     yield from {nic.slot.address for nic in host.nics if nic.slot is not None}
 
 
-def _check_numbers(host: Topology) -> None:
+def _check_numbers(host: HostParts) -> None:
     for node in host.numa_nodes:
         _check_least(f"numa_nodes: index of {node.index}", node.index, 0)
         _check_least(f"memory_bytes of NUMA node {node.index}", node.memory_bytes, 0)
@@ -91,7 +91,7 @@ def _check_unique(what: str, names: Iterable[str]) -> None:
             raise TopologyError(message)
 
 
-def _check_numa(host: Topology, label: str, node: int | None) -> None:
+def _check_numa(host: HostParts, label: str, node: int | None) -> None:
     known = [one.index for one in host.numa_nodes]
     if node is not None and node not in known:
         there = ", ".join(map(str, known))
@@ -99,7 +99,7 @@ def _check_numa(host: Topology, label: str, node: int | None) -> None:
         raise TopologyError(message)
 
 
-def _check_slot(host: Topology, label: str, slot: PciSlot) -> None:
+def _check_slot(host: HostParts, label: str, slot: PciSlot) -> None:
     if not _ADDRESS.fullmatch(slot.address):
         message = (
             f"{label} has the PCI address {slot.address!r}; one looks like 0000:18:00.0"
@@ -116,7 +116,7 @@ def _check_slot(host: Topology, label: str, slot: PciSlot) -> None:
         raise TopologyError(message)
 
 
-def _check_no_cycle(host: Topology) -> None:
+def _check_no_cycle(host: HostParts) -> None:
     above = {bridge.slot.address: bridge.slot.parent for bridge in host.bridges}
     for start, parent in above.items():
         path, at = [start], parent
@@ -129,7 +129,7 @@ def _check_no_cycle(host: Topology) -> None:
             at = above[at]
 
 
-def _check_nvlinks(host: Topology) -> None:
+def _check_nvlinks(host: HostParts) -> None:
     gpus = {gpu.label for gpu in host.gpus}
     ends = gpus | {switch.label for switch in host.nvswitches}
     for link in host.nvlinks:

@@ -45,7 +45,7 @@ def from_plain(schema: type[_T], plain: object, path: str = "") -> _T:
         TopologyError: A key is unknown or missing, or a value is of another type.
 
     Example:
-        >>> from drivetrain_fabric.topology._graph import NumaNode
+        >>> from drivetrain_fabric.topology._parts import NumaNode
         >>> from_plain(NumaNode, {"index": "0"}, "numa_nodes[0]")
         Traceback (most recent call last):
         ...

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from drivetrain_fabric.topology._graph import Nic, RdmaPort
+from drivetrain_fabric.topology._parts import (
+    Nic,
+    RdmaPort,
+)
 from drivetrain_fabric.topology._sysfs import entries, read_int, read_text
 
 if TYPE_CHECKING:

@@ -16,8 +16,12 @@ from drivetrain_fabric.topology._sysfs import read_numa_nodes, read_pci
 if TYPE_CHECKING:
     import os
 
-    from drivetrain_fabric.topology._graph import Gpu, PciLink, PciSlot
     from drivetrain_fabric.topology._nvml import Nvml
+    from drivetrain_fabric.topology._parts import (
+        Gpu,
+        PciLink,
+        PciSlot,
+    )
     from drivetrain_fabric.topology._sysfs import PciTree
 
 __all__ = ["read_topology"]

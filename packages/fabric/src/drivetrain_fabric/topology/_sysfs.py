@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from drivetrain_fabric.topology._graph import (
+from drivetrain_fabric.topology._parts import (
     Gpu,
     HostBridge,
     NumaNode,

@@ -6,12 +6,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from drivetrain_fabric.topology._affinity import numa_node_of
-from drivetrain_fabric.topology._graph import Gpu, Nic
+from drivetrain_fabric.topology._parts import (
+    Gpu,
+    Nic,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from drivetrain_fabric.topology._graph import NumaNode, PciSlot, Topology
+    from drivetrain_fabric.topology._graph import Topology
+    from drivetrain_fabric.topology._parts import (
+        NumaNode,
+        PciSlot,
+    )
 
 __all__ = ["Branch", "Device", "NumaBranch", "numa_tree"]
 
