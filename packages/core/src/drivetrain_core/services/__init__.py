@@ -14,12 +14,14 @@ from drivetrain_core.lazy import load_export as _load_export
 
 if TYPE_CHECKING:
     from drivetrain_core.services._dcp_checkpointer import DcpCheckpointer
+    from drivetrain_core.services._local_cluster import local_cluster
     from drivetrain_core.services._lookup import (
         ServiceFactory,
         get_service,
         service_factory,
     )
     from drivetrain_core.services._model_state import ModelState
+    from drivetrain_core.services._plan_restoration import plan_restoration
     from drivetrain_core.services._torch_process_group import (
         TorchProcessGroupFactory,
         destroy_process_group,
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from drivetrain_core.services.packed_state import PackedState
     from drivetrain_core.services.plain_json import from_json, to_json
     from drivetrain_core.services.process_group import ProcessGroupFactory
-    from drivetrain_core.services.restoration import Restoration, plan_restoration
+    from drivetrain_core.services.restoration import Restoration
     from drivetrain_core.services.state_entry import (
         StateEntry,
         is_partial,
@@ -106,6 +108,7 @@ __all__ = [
     "get_service",
     "init_process_group",
     "is_partial",
+    "local_cluster",
     "merge_entries",
     "pack_state",
     "plan_restoration",
@@ -154,9 +157,10 @@ _HOME = {
     "get_service": "_lookup",
     "init_process_group": "_torch_process_group",
     "is_partial": "state_entry",
+    "local_cluster": "_local_cluster",
     "merge_entries": "state_entry",
     "pack_state": "state_packer",
-    "plan_restoration": "restoration",
+    "plan_restoration": "_plan_restoration",
     "service_factory": "_lookup",
     "to_json": "plain_json",
     "unwritable": "_unwritable",
