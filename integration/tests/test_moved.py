@@ -18,7 +18,9 @@ def modules():
     return {
         old: new
         for old, new in json.loads(RENAMED.read_text()).items()
-        if not any(part.startswith("_") for part in old.split("."))
+        if not any(
+            part.startswith("_") or not part.islower() for part in old.split(".")
+        )
     }
 
 

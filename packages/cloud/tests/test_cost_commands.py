@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from functools import partial
 
 import pytest
-from command_line import run_one, wrong_use
 
 from drivetrain_cloud._commands.cost import populate_cost_parser
 from drivetrain_cloud._commands.simulate_spot import populate_simulate_spot_parser
@@ -19,6 +19,10 @@ from drivetrain_cloud.cost import (
 )
 from drivetrain_cloud.spot import JobPhase, Market
 from drivetrain_cloud.spot.cost_observability import NodeUse, PhaseTime, Usage
+from drivetrain_core.testing import check_wrong_use, run_subcommand
+
+run_one = partial(run_subcommand, "drivetrain-cloud")
+wrong_use = partial(check_wrong_use, "drivetrain-cloud")
 
 BEGIN = 1_780_272_000.0  # 2026-06-01
 OFFER = "example/zone-a/gpu-8"

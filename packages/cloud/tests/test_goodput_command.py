@@ -3,11 +3,15 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
-from command_line import run_one, wrong_use
 
 from drivetrain_cloud._commands.goodput import populate_goodput_parser
+from drivetrain_core.testing import check_wrong_use, run_subcommand
+
+run_one = partial(run_subcommand, "drivetrain-cloud")
+wrong_use = partial(check_wrong_use, "drivetrain-cloud")
 
 SMALL = ["--gpus", "128", "--days", "5", "--seeds", "2"]
 CLUSTER = """

@@ -7,13 +7,17 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import pytest
 import yaml
-from command_line import ending, wrong_use
 
 from drivetrain_cloud.cli import main
 from drivetrain_cloud.kubernetes import agent
+from drivetrain_core.testing import check_wrong_use, exit_status
+
+ending = partial(exit_status, main)
+wrong_use = partial(check_wrong_use, "drivetrain-cloud")
 
 
 def test_definitions_and_manifests_need_no_library():

@@ -99,7 +99,7 @@ def test_command_of_the_deployment_is_understood():
     for made in (base(), chart()):
         item = made["Deployment", "drivetrain-operator"]
         command = item["spec"]["template"]["spec"]["containers"][0]["command"]
-        assert command[0] == "drivetrain-elastic"
+        assert command[0] == "drivetrain-cloud"
         parser = argparse.ArgumentParser()
         populate_parser(parser)
         assert parser.parse_args(command[1:]).leader_election

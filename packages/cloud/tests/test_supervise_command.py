@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import signal
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
-from command_line import ending, wrong_use
 from rich.console import Console
 
 from drivetrain_cloud._commands.supervise_table import supervise_table
@@ -28,6 +28,10 @@ from drivetrain_cloud.spot import (
 from drivetrain_cloud.spot.job_control import JobView
 from drivetrain_cloud.spot.supervisor import Done, Supervisor
 from drivetrain_core import DistributedError
+from drivetrain_core.testing import check_wrong_use, exit_status
+
+ending = partial(exit_status, main)
+wrong_use = partial(check_wrong_use, "drivetrain-cloud")
 
 
 @pytest.mark.parametrize(

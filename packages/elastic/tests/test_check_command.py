@@ -2,17 +2,21 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
-from command_line import run_one, wrong_use
 from torch.distributed import FileStore
 
+from drivetrain_core.testing import check_wrong_use, run_subcommand
 from drivetrain_elastic import _check_command as command
 from drivetrain_elastic._secret import write_token
 from drivetrain_health.checks import NodeReport
 from drivetrain_health.checks._check_nodes import Together
 from drivetrain_health.decisions.node_check import judge
 from drivetrain_health.decisions.node_results import NodeCheckConfig, Result
+
+run_one = partial(run_subcommand, "drivetrain-elastic")
+wrong_use = partial(check_wrong_use, "drivetrain-elastic")
 
 QUICK = ["--checks", "loopback", "--measure-s", "0.05", "--join-s", "60"]
 

@@ -44,7 +44,7 @@ def test_json_of_a_job_has_its_phases(capsys):
     words = (*SMALL, "--traffic", "job", "--pipeline", "4", "--hash", "random")
     found = report(capsys, *words)
     assert found["gpus"] == 512
-    assert found["fabric"]["num_nodes"] == 64
+    assert found["simulate"]["num_nodes"] == 64
     measures = found["measures"]
     assert len(measures) == 3 * 2 * 2
     for measure in measures:
@@ -56,21 +56,21 @@ def test_json_of_a_job_has_its_phases(capsys):
 def test_cluster_file_is_the_fabric(capsys, tmp_path):
     path = tmp_path / "cluster.yaml"
     path.write_text(SPEC)
-    words = ("fabric", "--queue-pairs", "1,4", "--failed", "2")
+    words = ("simulate", "--queue-pairs", "1,4", "--failed", "2")
     found = report(capsys, *words, "--spec", str(path), "--traffic", "tree")
     assert found["gpus"] == 256
-    assert found["fabric"]["tiers"][0]["uplinks"] == 8
-    assert len(found["fabric"]["tiers"]) == 2
-    assert len(found["fabric"]["failed"]) == 2
+    assert found["simulate"]["tiers"][0]["uplinks"] == 8
+    assert len(found["simulate"]["tiers"]) == 2
+    assert len(found["simulate"]["failed"]) == 2
 
 
 def test_failed_links_are_drawn_by_the_seed(capsys):
     words = (*SMALL, "--failed", "3", "--placements", "random")
     one, again = report(capsys, *words), report(capsys, *words)
     assert one == again
-    assert len(one["fabric"]["failed"]) == 3
+    assert len(one["simulate"]["failed"]) == 3
     other = report(capsys, *words, "--seed", "5")
-    assert other["fabric"]["failed"] != one["fabric"]["failed"]
+    assert other["simulate"]["failed"] != one["simulate"]["failed"]
 
 
 def test_picture_and_advice_are_written(tmp_path, capsys):
@@ -83,7 +83,7 @@ def test_picture_and_advice_are_written(tmp_path, capsys):
 
 
 def test_incast_shows_what_pauses_do(capsys, tmp_path):
-    words = ["fabric", "--incast", "8"]
+    words = ["simulate", "--incast", "8"]
     picture = tmp_path / "incast.svg"
     assert main([*words, "--svg", str(picture)]) == 0
     # Three panels with a line a run, and the line of each run in the legend.

@@ -1,12 +1,16 @@
 """`drivetrain-health diagnose` explains files that a user has."""
 
 import json
+from functools import partial
 
 import pytest
-from command_line import run_one, wrong_use
 from failure_samples import load
 
+from drivetrain_core.testing import check_wrong_use, run_subcommand
 from drivetrain_health._diagnose_command import populate_diagnose_parser
+
+run_one = partial(run_subcommand, "drivetrain-health")
+wrong_use = partial(check_wrong_use, "drivetrain-health")
 
 
 @pytest.fixture

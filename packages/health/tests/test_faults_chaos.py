@@ -9,14 +9,15 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
-from command_line import ending
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain_core import ProgramError
+from drivetrain_core.testing import exit_status
 from drivetrain_health.cli import main
 from drivetrain_health.faults import (
     Chaos,
@@ -26,6 +27,8 @@ from drivetrain_health.faults import (
 )
 from drivetrain_health.faults._chaos import Player
 from drivetrain_health.faults._chaos_plan import strikes
+
+ending = partial(exit_status, main)
 
 KINDS = st.dictionaries(
     st.sampled_from(["kill", "stop", "slow", "flood"]),

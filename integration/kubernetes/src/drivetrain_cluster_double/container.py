@@ -9,14 +9,22 @@ import sys
 from typing import TYPE_CHECKING
 
 from drivetrain_cluster_double import launcher
+from drivetrain_core import processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Container"]
+__all__ = ["Container", "launcher_command"]
 
 _PATIENCE_S = 5.0
+
+
+def launcher_command() -> list[str]:
+    """Returns what starts a command that leaves nothing behind; the command follows."""
+    # Isolated and without site-packages, since it needs neither and has to be quick.
+    start = [sys.executable, "-I", "-S", launcher.__file__]
+    return [*start, processes.__file__, str(os.getpid())]
 
 
 class Container:
@@ -43,8 +51,7 @@ class Container:
         path = os.pathsep.join(
             [os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]  # noqa: PTH120
         )
-        # Isolated and without site-packages, since it needs neither and has to be quick.
-        start = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid())]
+        start = launcher_command()
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [*start, *command],

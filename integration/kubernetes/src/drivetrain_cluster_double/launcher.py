@@ -1,6 +1,6 @@
 """Runs the main process of a pod, and leaves nothing of it behind.
 
-It is a program of its own, which is started by path: `launcher.py PARENT COMMAND...`. It
+It is a program of its own, which is started by path: `launcher.py PROCESSES PARENT COMMAND...`. It
 adopts whatever the command's processes leave, hands on SIGTERM, kills everything at
 SIGUSR1 or when its parent is gone, and ends with the status of the command as a shell
 would: 128 and the number of the signal that ended it.
@@ -14,7 +14,6 @@ import importlib.util
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,10 +35,11 @@ def main(arguments: list[str]) -> int:
     """Runs a command; returns what to end with.
 
     Args:
-        arguments: The number of the parent, and the command.
+        arguments: The file of `drivetrain_core.processes`, the number of the parent, and
+            the command.
     """
-    parent, command = int(arguments[0]), arguments[1:]
-    family = _family()
+    parent, command = int(arguments[1]), arguments[2:]
+    family = _family(arguments[0])
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     # Not to be killed but told, so that what it has started does not outlive it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(KILL), 0, 0, 0)
@@ -62,10 +62,9 @@ def main(arguments: list[str]) -> int:
             return code
 
 
-def _family() -> ModuleType:
+def _family(path: str) -> ModuleType:
     """Returns the module of parents and children, without the package around it."""
-    path = Path(__file__).parents[2] / "_agent" / "_parent.py"
-    spec = importlib.util.spec_from_file_location("_parent", path)
+    spec = importlib.util.spec_from_file_location("processes", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import http.client
-import os
 import socket
 import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_cluster_double import launcher
+from drivetrain_cluster_double.container import launcher_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +74,7 @@ class Prober:
 
     def _execute(self, command: list[str], timeout_s: float) -> bool:
         # So that it does not outlive this process.
-        start = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid())]
+        start = launcher_command()
         process = subprocess.Popen(
             [*start, *command],
             stdin=subprocess.DEVNULL,

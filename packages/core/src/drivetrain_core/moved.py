@@ -141,6 +141,8 @@ _FORWARDER = _Forwarder()
 class _ForwardParser(CommandParser):
     """Takes all arguments as they are."""
 
+    is_moved = True
+
     def __init__(self, *, new: str, **options: Any) -> None:
         super().__init__(**options, add_help=False)
         self._new = new

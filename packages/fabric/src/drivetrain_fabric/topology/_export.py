@@ -102,7 +102,7 @@ def _device(topology: Topology) -> Device:
     if len(sizes) < len(topology.gpus):
         message = (
             f"the memory of {kinds[0]} is not known: ask NVML for it, with "
-            "pip install 'drivetrain-comm[nvml]'"
+            "pip install 'drivetrain-fabric[nvml]'"
         )
         raise TopologyError(message)
     return Device(kind=kinds[0], count=len(topology.gpus), memory_bytes=min(sizes))

@@ -17,7 +17,7 @@ from drivetrain_fabric.topology._parts import (
 
 __all__ = ["Nvml", "NvmlFacts", "read_nvml"]
 
-_INSTALL = "pip install 'drivetrain-comm[nvml]'"
+_INSTALL = "pip install 'drivetrain-fabric[nvml]'"
 _MAX_LINKS = 36
 _IS_SWITCH = 2
 # What a link carries one way, by the enumeration of versions, whose 6 is NVLink 4.
