@@ -155,7 +155,7 @@ def test_cluster_file_that_is_missing_is_a_failure(goodput):
     assert goodput("--cluster", "missing.yaml") == (
         1,
         "",
-        f"drivetrain-elastic: {said}\n",
+        f"drivetrain-cloud: {said}\n",
     )
 
 

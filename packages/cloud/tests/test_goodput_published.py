@@ -278,7 +278,7 @@ def test_plot_path_that_cannot_be_is_refused(tmp_path, name):
 
 def test_plot_without_matplotlib_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingLibraryError, match=r"drivetrain-elastic\[plot\]"):
+    with pytest.raises(MissingLibraryError, match=r"drivetrain-cloud\[plot\]"):
         check_plot_path(tmp_path / "plot.svg")
 
 

@@ -44,7 +44,7 @@ def test_json_of_a_job_has_its_phases(capsys):
     words = (*SMALL, "--traffic", "job", "--pipeline", "4", "--hash", "random")
     found = report(capsys, *words)
     assert found["gpus"] == 512
-    assert found["simulate"]["num_nodes"] == 64
+    assert found["fabric"]["num_nodes"] == 64
     measures = found["measures"]
     assert len(measures) == 3 * 2 * 2
     for measure in measures:
@@ -59,18 +59,18 @@ def test_cluster_file_is_the_fabric(capsys, tmp_path):
     words = ("simulate", "--queue-pairs", "1,4", "--failed", "2")
     found = report(capsys, *words, "--spec", str(path), "--traffic", "tree")
     assert found["gpus"] == 256
-    assert found["simulate"]["tiers"][0]["uplinks"] == 8
-    assert len(found["simulate"]["tiers"]) == 2
-    assert len(found["simulate"]["failed"]) == 2
+    assert found["fabric"]["tiers"][0]["uplinks"] == 8
+    assert len(found["fabric"]["tiers"]) == 2
+    assert len(found["fabric"]["failed"]) == 2
 
 
 def test_failed_links_are_drawn_by_the_seed(capsys):
     words = (*SMALL, "--failed", "3", "--placements", "random")
     one, again = report(capsys, *words), report(capsys, *words)
     assert one == again
-    assert len(one["simulate"]["failed"]) == 3
+    assert len(one["fabric"]["failed"]) == 3
     other = report(capsys, *words, "--seed", "5")
-    assert other["simulate"]["failed"] != one["simulate"]["failed"]
+    assert other["fabric"]["failed"] != one["fabric"]["failed"]
 
 
 def test_picture_and_advice_are_written(tmp_path, capsys):

@@ -354,7 +354,7 @@ def _run(arguments: argparse.Namespace, folder: str) -> int:
         _say(_summary(job))
         show_cost(job.record(), prices)
         if code and job.supervisor.view.ended:
-            sys.stderr.write(f"drivetrain-elastic: {job.supervisor.view.ended}\n")
+            sys.stderr.write(f"drivetrain-cloud: {job.supervisor.view.ended}\n")
         return code
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["check_plot_path", "plot_losses", "plot_sensitivity", "plot_sweep"]
 
 _KINDS = frozenset({".png", ".svg", ".pdf"})
-_NEEDS_PLOT = 'plots need matplotlib, which is not installed: pip install "drivetrain-elastic[plot]"'
+_NEEDS_PLOT = 'plots need matplotlib, which is not installed: pip install "drivetrain-cloud[plot]"'
 _COLOURS = dict(
     zip(Loss, ("C3", "C1", "C5", "C7", "C0", "C4", "C2", "C8"), strict=True)
 )
