@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_comm.compiler._errors import LinkGraphError
 from drivetrain_comm.compiler._graph import LinkGraph, Wire
@@ -21,6 +20,11 @@ __all__ = ["graph_from_json", "graph_to_json", "load_graph"]
 _HEADER = "drivetrain_links"
 _VERSION = 1
 _WIRE = {"source": str, "target": str, "bytes_per_s": float, "delay_s": float}
+
+
+class _Links(NamedTuple):
+    delay_s: tuple[tuple[float, ...], ...]
+    bytes_per_s: tuple[tuple[float, ...], ...]
 
 
 def graph_to_json(graph: LinkGraph) -> str:
@@ -108,7 +112,7 @@ def _measured(links: dict[str, Any], source: str) -> LinkGraph:
             tuple(tuple(map(float, row)) for row in links[name])
             for name in ("delay_s", "bytes_per_s")
         )
-        return from_matrix(SimpleNamespace(delay_s=delay_s, bytes_per_s=bytes_per_s))
+        return from_matrix(_Links(delay_s, bytes_per_s))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         message = f"{source}: these are no measured links: {error}"
         raise LinkGraphError(message) from error
