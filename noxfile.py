@@ -35,6 +35,8 @@ PYTEST = ("python", "-P", "-m", "pytest")
 # Files of tests run side by side; those of one file share what they set up. One more than
 # there are cores, since many tests wait.
 WORKERS = str(min(4, len(os.sched_getaffinity(0)) + 1))
+# Areas with files of tests that take minutes each.
+_LONG = ("drivetrain", "integration")
 SIDE_BY_SIDE = ("-n", WORKERS, "--dist", "loadfile")
 TOOLS = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = {
@@ -208,7 +210,8 @@ def tests(session: nox.Session) -> None:
     """
     groups = ["test", "test-extra"]
     install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
-    areas = [*PACKAGES, "integration"]
+    # What takes longest begins first.
+    areas = sorted([*PACKAGES, "integration"], key=lambda name: name not in _LONG)
     asked = [name for name in areas if name in session.posargs] or areas
     options = [option for option in session.posargs if option not in areas]
     where = [place for name in asked for place in places(name)]

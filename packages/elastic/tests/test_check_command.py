@@ -48,7 +48,7 @@ def reports(monkeypatch):
         verdict = judge("abcd", [groups, groups], results, NodeCheckConfig())
         report = NodeReport("a", {"x_gflops": 100.0})
         monkeypatch.setattr(
-            "drivetrain_health.checks._check_nodes.check_together",
+            "drivetrain_health.checks.check_together",
             lambda *_, **__: Together(verdict, tuple(results), report),
         )
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain_cloud.goodput._ledger import Loss
 from drivetrain_cloud.goodput._modes import Sign
-from drivetrain_elastic.decisions.liveness import Health, Signs, judge_liveness
+from drivetrain_elastic.decisions.liveness import Signs, judge_liveness
 from drivetrain_elastic.decisions.presence import judge_presence
 from drivetrain_elastic.decisions.respawn import judge_respawn
 from drivetrain_health.failures import (
     Action,
     Diagnosis,
     FailureClass,
+    Health,
     Incident,
     respond,
 )

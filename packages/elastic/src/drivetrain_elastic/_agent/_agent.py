@@ -39,9 +39,9 @@ from drivetrain_elastic._agent._output import Output
 from drivetrain_elastic._secret import check_token, make_token, write_token
 from drivetrain_elastic._stacks import take_stacks
 from drivetrain_elastic.decisions.ending import Ending
-from drivetrain_elastic.decisions.liveness import Health
 from drivetrain_elastic.decisions.past_ending import judge_past_ending
 from drivetrain_elastic.protocol import messages as pb
+from drivetrain_health.failures import Health
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

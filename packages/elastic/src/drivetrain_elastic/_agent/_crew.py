@@ -20,11 +20,11 @@ from drivetrain_elastic._agent._process import ChildProcess
 from drivetrain_elastic._agent._worker import LocalWorker, Stage
 from drivetrain_elastic._fit import NOT_ELASTIC
 from drivetrain_elastic._stacks import DUMP_SIGNAL
-from drivetrain_elastic.decisions.liveness import Health, judge_liveness
+from drivetrain_elastic.decisions.liveness import judge_liveness
 from drivetrain_elastic.decisions.respawn import judge_respawn
 from drivetrain_elastic.protocol import messages as pb
 from drivetrain_health.diagnosis import count_oom_kills
-from drivetrain_health.failures import FailureClass
+from drivetrain_health.failures import FailureClass, Health
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -11,7 +11,7 @@ from drivetrain_elastic._seat import Seat
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from torch.distributed import Store
+    from torch.distributed.distributed_c10d import Store
 
 __all__ = ["ScriptedWorlds", "write_worlds"]
 
