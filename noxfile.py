@@ -35,6 +35,8 @@ PYTEST = ("python", "-P", "-m", "pytest")
 # Files of tests run side by side; those of one file share what they set up. One more than
 # there are cores, since many tests wait.
 WORKERS = str(min(4, len(os.sched_getaffinity(0)) + 1))
+# Areas with files of tests that take minutes each.
+_LONG = ("drivetrain", "integration")
 SIDE_BY_SIDE = ("-n", WORKERS, "--dist", "loadfile")
 TOOLS = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = {
@@ -138,8 +140,11 @@ def install(
 
 
 def examples() -> list[str]:
-    """Returns pip's arguments for the examples, each with the library that it wraps."""
-    arguments = []
+    """Returns pip's arguments for the examples, each with the library that it wraps.
+
+    The double of a cluster, which tests and tutorials use, is among them.
+    """
+    arguments = ["-e", "integration/kubernetes"]
     for file in sorted(ROOT.glob("integration/examples/*/pyproject.toml")):
         extras = nox.project.load_toml(file)["project"]["optional-dependencies"]
         arguments += ["-e", f"{file.parent.relative_to(ROOT)}[{','.join(extras)}]"]
@@ -205,7 +210,8 @@ def tests(session: nox.Session) -> None:
     """
     groups = ["test", "test-extra"]
     install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
-    areas = [*PACKAGES, "integration"]
+    # What takes longest begins first.
+    areas = sorted([*PACKAGES, "integration"], key=lambda name: name not in _LONG)
     asked = [name for name in areas if name in session.posargs] or areas
     options = [option for option in session.posargs if option not in areas]
     where = [place for name in asked for place in places(name)]
@@ -273,8 +279,9 @@ def typing(session: nox.Session) -> None:
     """Checks the types of all packages strictly."""
     # Types are those of the sources: what is compiled is not looked at.
     session.env["SKBUILD_WHEEL_CMAKE"] = "false"
-    install(session, *PACKAGES, groups=["typing"], extras=True)
-    session.run("python", "-m", "mypy", *folders("src"), *session.posargs)
+    install(session, *PACKAGES, groups=["typing"], extras=True, pip=examples())
+    where = [*folders("src"), "integration/kubernetes/src"]
+    session.run("python", "-m", "mypy", *where, *session.posargs)
 
 
 @nox.session
@@ -311,7 +318,7 @@ def searches(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Builds the documentation, where a warning is an error, and runs its examples."""
-    install(session, *PACKAGES, groups=["docs"], extras=True)
+    install(session, *PACKAGES, groups=["docs"], extras=True, pip=examples())
     sphinx = ["python", "-m", "sphinx", "-nWE", "--keep-going", "docs"]
     session.run(*sphinx, "-b", "html", "docs/_build/html", *session.posargs)
     session.run(*sphinx, "-b", "doctest", "docs/_build/doctest", *session.posargs)
@@ -344,7 +351,7 @@ def build(session: nox.Session) -> None:
 @nox.session
 def dev(session: nox.Session) -> None:
     """Makes `.venv`, with every package in place and every tool, to work in."""
-    install(session, *PACKAGES, groups=["dev"], extras=True)
+    install(session, *PACKAGES, groups=["dev"], extras=True, pip=examples())
     link = ROOT / ".venv"
     link.unlink(missing_ok=True)
     link.symlink_to(session.virtualenv.location, target_is_directory=True)

@@ -31,37 +31,45 @@ extensions = [
 ]
 public_modules = [p["name"].replace("-", "_") for p in PACKAGES]
 public_modules += [
-    f"drivetrain_core.{name}" for name in ("commands", "lazy", "services", "testing")
+    f"drivetrain_core.{name}"
+    for name in (
+        "commands",
+        "lazy",
+        "moved",
+        "processes",
+        "services",
+        "strict_json",
+        "tables",
+        "testing",
+    )
 ]
 public_modules += [
     f"drivetrain_comm.{name}"
     for name in (
-        "adviser",
         "compiler",
-        "fabric",
         "groups",
-        "horovod",
         "nccl",
         "overlap",
         "stores",
         "testing",
-        "topology",
     )
+]
+public_modules += [f"drivetrain_fabric.{n}" for n in ("adviser", "network", "topology")]
+public_modules += ["drivetrain_cluster_double"]
+public_modules += [
+    f"drivetrain_cloud.{n}" for n in ("cost", "goodput", "notices", "spot")
+]
+public_modules += [
+    f"drivetrain_horovod.{n}" for n in ("on_comm", "on_elastic", "on_elastic.elastic")
+]
+public_modules += [
+    f"drivetrain_health.{n}" for n in ("checks", "diagnosis", "failures", "faults")
 ]
 public_modules += [
     f"drivetrain_elastic.{n}"
     for n in (
-        "cost",
-        "decisions.failures",
-        "diagnosis",
-        "faults",
-        "goodput",
-        "health",
-        "horovod",
+        "extending",
         "journal",
-        "kubernetes.double",
-        "notices",
-        "spot",
         "testing",
     )
 ]

@@ -88,7 +88,7 @@ FIRST = (
            select="(contract and not compile) or memory or peak or driver"),
     _tests("checkpoint", _GPU, estimate_s=40),
     _tests("comm", ["test_gpu", "test_nccl_gpu"], estimate_s=40),
-    _tests("elastic-health", ["test_health_gpu"], estimate_s=40),
+    _tests("health", ["test_checks_gpu"], estimate_s=40),
     _tests("elastic", _GPU, estimate_s=60),
     _bars("optim", ["agd-bandwidth-gpu", "lamb-bandwidth-gpu",
                     "host-1000-tensors-gpu"], estimate_s=35),
@@ -126,6 +126,8 @@ SECOND = (
 
 _SETS = {"first": FIRST, "second": SECOND}
 _NEW_S = 30.0
+# Packages of which nothing runs on a GPU.
+_WITHOUT = {"cloud", "fabric", "horovod"}
 
 
 def whole(folders: Mapping[str, Path], estimate_s: float | None = None) -> list[Row]:
@@ -160,7 +162,7 @@ def choose(names: Sequence[str], folders: Mapping[str, Path]) -> list[Row]:
     Raises:
         ValueError: There is no row of a name.
     """
-    listed = {row.package for rows in _SETS.values() for row in rows}
+    listed = _WITHOUT | {row.package for rows in _SETS.values() for row in rows}
     new = {name: path for name, path in folders.items() if name not in listed}
     sets = {**_SETS, "first": (*FIRST, *whole(new, _NEW_S))}
     known = {row.name: row for rows in sets.values() for row in rows}

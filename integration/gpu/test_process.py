@@ -77,7 +77,7 @@ def test_process_over_its_limit_is_ended(start, program):
 
 
 def test_process_over_its_limit_may_say_what_it_has(start):
-    ended, printed = start(LAST_WORDS, 5)
+    ended, printed = start(LAST_WORDS, 15)
     assert ended.stopped
     assert printed == "measured\n"
 

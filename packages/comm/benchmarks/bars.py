@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 
 import ddp
-import fabric
 import gpu
 import links
 import nccl_tuner
@@ -38,7 +37,6 @@ TABLE = [
     *schedules.BARS,
     *overlap.BARS,
     *nccl_tuner.BARS,
-    *fabric.BARS,
     ("gpu-overhead", "<= 1% of a step", gpu.overhead),
 ]
 BARS = [Bar(name=name, bound=bound, measure=run) for name, bound, run in TABLE]

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from drivetrain_core import (
     BaseOptimization,
     Choice,
-    ClusterSpec,
     ClusterSpecError,
     DataExhaustedError,
     DistributedError,
@@ -33,6 +32,7 @@ from drivetrain_core import (
     register,
     unregister,
 )
+from drivetrain_core.services import local_cluster
 
 SMALL = {"seconds": 120, "trials": 3, "trial_seconds": 40}
 
@@ -434,7 +434,7 @@ def test_launched_without_a_process_group_says_what_to_call(monkeypatch):
 
 
 def test_cluster_is_read_and_checked(tmp_path):
-    spec = ClusterSpec.local()
+    spec = local_cluster()
     path = tmp_path / "cluster.yaml"
     spec.dump(path)
     assert str(run([], cluster=path).plan) == "baseline"

@@ -17,6 +17,7 @@ from drivetrain_core.services import (
     NodeGroup,
     Price,
     Switch,
+    local_cluster,
 )
 from drivetrain_core.testing import check_cluster_spec
 
@@ -266,7 +267,7 @@ def test_file_goes_through_the_disk(tmp_path):
 
 
 def test_local_describes_this_machine():
-    spec = ClusterSpec.local()
+    spec = local_cluster()
     check_cluster_spec(spec)
     assert spec.num_nodes == 1
     assert spec.nodes[0].memory_bytes > 2**28
@@ -287,7 +288,12 @@ def test_local_asks_torch_for_accelerators(monkeypatch):
         cuda = Cuda
 
     monkeypatch.setitem(sys.modules, "torch", Torch)
-    device = ClusterSpec.local().nodes[0].devices
+    device = local_cluster().nodes[0].devices
     assert (device.kind, device.count, device.type) == ("NVIDIA H200", 4, "cuda")
     assert device.peak_flops["bfloat16"] == 989.4e12
-    assert ClusterSpec.local(use_torch=False).nodes[0].devices.type == "cpu"
+    assert local_cluster(use_torch=False).nodes[0].devices.type == "cpu"
+
+
+def test_old_name_of_the_local_cluster_warns():
+    with pytest.warns(DeprecationWarning, match="services.local_cluster"):
+        assert ClusterSpec.local(use_torch=False) == local_cluster(use_torch=False)

@@ -145,10 +145,10 @@ def test_module_is_looked_through_like_a_script(reach):
 
 
 def test_modules_of_ours_that_come_to_it_are_not_known(reach):
-    script = "import drivetrain_elastic.horovod.torch as hvd"
+    script = "import drivetrain_horovod.on_elastic.torch as hvd"
     assert reach(script).is_never
-    found = reach(script, modules=["drivetrain_elastic.horovod"])
-    assert found.unknown == "it imports drivetrain_elastic.horovod.torch"
+    found = reach(script, modules=["drivetrain_horovod.on_elastic"])
+    assert found.unknown == "it imports drivetrain_horovod.on_elastic.torch"
 
 
 def test_modules_are_found_where_python_finds_them(reach, tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from drivetrain_core.services import (
     RankBatch,
     TensorPart,
     TorchProcessGroupFactory,
+    local_cluster,
 )
 from drivetrain_core.services._checkpoint_folder import Folder
 from drivetrain_core.services._dcp_checkpointer import DurableSave
@@ -239,7 +240,7 @@ class LaxSpec(ClusterSpec):
     [(Lossy, "read back as an equal object"), (LaxSpec, "an unknown key is refused")],
 )
 def test_broken_cluster_spec_is_found(spec_type, clause):
-    spec = ClusterSpec.local()
+    spec = local_cluster()
     with breaks(clause):
         check_cluster_spec(spec_type(name=spec.name, nodes=spec.nodes))
 

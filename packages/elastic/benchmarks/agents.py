@@ -20,7 +20,7 @@ from drivetrain_elastic.decisions.membership import (
     Worker,
     next_world,
 )
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 from drivetrain_elastic.protocol._service import METHODS, credentials
 
 _PER_CHANNEL = 50

@@ -12,24 +12,14 @@ import peers
 import recovery
 from agents import agents, decisions
 from care_overhead import care_overhead
-from diagnosis import decision_layer, network_overhead
 from effective_time import effective_time
 from failover import failover
-from goodput import predicted, published, speed
 from journal_kills import journal_kills
 from losses import losses_fp32, losses_fp64
-from node_check import real as real_check
-from node_check import simulated as simulated_check
-from operator_crashes import crashes, refusals, spot_crashes
-from operator_scale import reaction, scale
-from operator_train import image_model, language_model
 from overhead import overhead
 from real_faults import real_faults
 from sampler import sampler
 from shards import batches, singles
-from spot_cost import saving as spot_saving
-from spot_cost import speed as spot_speed
-from spot_run import spot_notices, spot_run, spot_wait
 from transfer import transfer
 
 from drivetrain_core.testing import Bar, Row, run_bars
@@ -71,32 +61,9 @@ TABLE = [
     ("failover", "<= 1 s more than the lease; <= 1 s after a stop", whole(failover)),
     ("agents", "1,000: world <= 5 s, p99 of a call <= 100 ms", whole(agents)),
     ("decisions", "10,000 workers: <= 3 x adding them", decisions),
-    ("diagnosis", "1,000 faults: node and class, both >= 99%", decision_layer),
     ("real-faults", "50 faults: node and class, both >= 99%", whole(real_faults)),
-    ("goodput-published", "within 3 points of each source", published),
-    ("goodput-12288", ">= 98% with our measured recovery", predicted),
-    ("goodput-speed", "ten times the GPUs: <= 20 x the time", speed),
     ("effective-time", "a fault a minute: >= 95%", whole(effective_time)),
-    ("node-check-256", "1 bad in 2 rounds, 2 in 4, no other", simulated_check),
-    ("node-check", "1 bad of 4 processes <= 10 s", whole(real_check)),
     ("care-overhead", "< 0.5% of a step of 50 ms", whole(care_overhead)),
-    ("network-counters", "every 10 ms, <= 2% of a core", whole(network_overhead)),
-    (
-        "spot-trace",
-        "none lost, same loss, >= 95% of node time in steps",
-        whole(spot_run),
-    ),
-    ("spot-wait-full", "none lost or made again, same loss", whole(spot_wait)),
-    ("spot-notices", "100 of 100 durable before 30 s and 120 s", whole(spot_notices)),
-    ("spot-speed", "30 days of trace for 100 jobs <= 60 s", spot_speed),
-    ("spot-saving", "fault tolerance saves more than none", whole(spot_saving)),
-    ("operator-crashes", "killed at each call: all ends well", whole(crashes)),
-    ("operator-spot-crashes", "the same in a reclaim", whole(spot_crashes)),
-    ("operator-refusals", "each call refused or cut: all ends well", whole(refusals)),
-    ("operator-scale", "1,000 jobs of 8 pods <= 60 s", whole(scale)),
-    ("operator-reaction", "p99 <= 1 s from a loss to the next pod", reaction),
-    ("operator-byte-lm", "<= 1e-9 from the undisturbed loss", whole(language_model)),
-    ("operator-resnet", "<= 1e-9, the same accuracy", whole(image_model)),
     *((name, bound, whole(measure)) for name, bound, measure in peers.PEERS),
 ]
 BARS = [Bar(name=name, bound=bound, measure=run) for name, bound, run in TABLE]

@@ -23,7 +23,7 @@ from peer_toy import Toy
 
 from drivetrain_core.testing import Row
 from drivetrain_elastic import ElasticLoop, Schedule
-from drivetrain_elastic._local_job import LocalJob
+from drivetrain_elastic.testing import LocalJob
 
 _RANKS = 4
 _EVERY_S = 60.0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from drivetrain_core.testing import Row
 from drivetrain_elastic._client import MasterClient
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 _LEASE_S = 1.0
 _MORE_S = 1.0

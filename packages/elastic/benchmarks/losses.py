@@ -9,7 +9,7 @@ import sys
 import tempfile
 
 from drivetrain_core.testing import Row
-from drivetrain_elastic._local_job import LocalJob, members_of
+from drivetrain_elastic.testing import LocalJob, members_of
 
 _MODULE = "drivetrain_elastic.examples.byte_lm"
 

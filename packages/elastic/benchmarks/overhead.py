@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from drivetrain_core.testing import Row, run_ranks
 from drivetrain_elastic import ElasticLoop, Schedule
-from drivetrain_elastic._local_job import LocalJob
+from drivetrain_elastic.testing import LocalJob
 
 _STEP_S = 0.05
 _NUM_RANKS = 2

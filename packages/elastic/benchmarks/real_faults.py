@@ -22,7 +22,7 @@ import torch
 from drivetrain_core.testing import Row
 from drivetrain_elastic import ElasticLoop, Schedule
 from drivetrain_elastic._client import MasterError
-from drivetrain_elastic._local_job import LocalJob, members_of
+from drivetrain_elastic.testing import LocalJob, members_of
 
 _SILENCE_S = 1.5
 _NUM = 50

@@ -14,7 +14,7 @@ import time
 import psutil
 
 from drivetrain_core.testing import Row
-from drivetrain_elastic._local_job import LocalJob, members_of
+from drivetrain_elastic.testing import LocalJob, members_of
 
 _FOUR = ["--nproc-per-node", "4", "--max-restarts", "1000"]
 _HEARTBEAT_S = 2.0

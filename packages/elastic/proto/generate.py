@@ -30,7 +30,7 @@ def generate(out: Path) -> None:
     )
     if code:
         sys.exit(code)
-    (out / "elastic_pb2.pyi").rename(out / "_messages.pyi")
+    (out / "elastic_pb2.pyi").rename(out / "messages.pyi")
 
 
 if __name__ == "__main__":

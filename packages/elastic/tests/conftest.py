@@ -15,8 +15,6 @@ from drivetrain_elastic import Master, ShardClient
 
 # Modules that tests share lie beside them.
 sys.path.insert(0, str(Path(__file__).parent))
-# A script that is run, and imports what only its launcher can.
-collect_ignore = ["horovod_story.py"]
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import time
 import grpc
 
 from drivetrain_elastic._client import MasterClient
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 from drivetrain_elastic.protocol._service import METHODS, credentials
 
 STARTING, READY = pb.WorkerReport.STARTING, pb.WorkerReport.READY

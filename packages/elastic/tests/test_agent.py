@@ -14,8 +14,8 @@ import psutil
 import pytest
 import torch
 
-from drivetrain_elastic._local_job import LocalJob, LocalJobError, members_of
 from drivetrain_elastic.cli import main
+from drivetrain_elastic.testing import LocalJob, LocalJobError, members_of
 
 NUM_STEPS = 60
 PAUSE = ["--steps", str(NUM_STEPS), "--dtype", "float64", "--pause-s", "0.02"]

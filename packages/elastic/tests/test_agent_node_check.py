@@ -10,9 +10,9 @@ from torch.distributed import HashStore
 from drivetrain_core import DrivetrainError
 from drivetrain_elastic._agent import _node_check
 from drivetrain_elastic._agent._node_check import NodeCheck
-from drivetrain_elastic.health import CheckConfig
-from drivetrain_elastic.health._check_node import NodeReport
-from drivetrain_elastic.health._check_nodes import confer
+from drivetrain_health.checks import CheckConfig
+from drivetrain_health.checks._check_node import NodeReport
+from drivetrain_health.checks._check_nodes import confer
 
 ALONE = {"failures": {}, "network_failure": "", "wrong_bits": ""}
 ALONE |= {"is_good": True, "is_checked": True, "not_made": {"memory": "none was left"}}

@@ -9,8 +9,8 @@ from drivetrain_elastic.decisions.alerts import (
     judge_node,
     news_of,
 )
-from drivetrain_elastic.decisions.failures import GpuReading, NicReading
 from drivetrain_elastic.decisions.progress import ProgressConfig, judge_progress
+from drivetrain_health.failures import GpuReading, NicReading
 
 CONFIG = AlertConfig()
 

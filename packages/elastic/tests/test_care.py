@@ -17,8 +17,8 @@ from fake_agent import (
 
 from drivetrain_elastic._client import RefusedError
 from drivetrain_elastic._master._diagnoses import Diagnoses
-from drivetrain_elastic.decisions.failures import Diagnosis, FailureClass
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
+from drivetrain_health.failures import Diagnosis, FailureClass
 
 GPU = pb.Failure(
     failure_class="gpu-hardware",

@@ -9,8 +9,8 @@ import pytest
 
 from drivetrain_elastic import Master
 from drivetrain_elastic._client import MasterClient, MasterError
-from drivetrain_elastic._local_job import LocalJob
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
+from drivetrain_elastic.testing import LocalJob
 
 SCRIPT = """
 import os, sys, time

@@ -14,7 +14,7 @@ from fake_agent import (
 
 from drivetrain_elastic._master._training_watch import TrainingWatch
 from drivetrain_elastic.decisions.progress import ProgressConfig
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 
 def test_silent_node_is_late_before_it_is_lost(agent):

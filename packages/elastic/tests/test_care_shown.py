@@ -14,7 +14,7 @@ from drivetrain_elastic import Master
 from drivetrain_elastic._client import MasterClient
 from drivetrain_elastic._live_table import show_live
 from drivetrain_elastic._master._time_keeper import TimeKeeper
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 
 def test_time_is_accounted_for_also_by_the_next_master(pair, job, agent):

@@ -2,17 +2,21 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
-from command_line import run_one, wrong_use
 from torch.distributed import FileStore
 
+from drivetrain_core.testing import check_wrong_use, run_subcommand
 from drivetrain_elastic import _check_command as command
 from drivetrain_elastic._secret import write_token
-from drivetrain_elastic.decisions.node_check import judge
-from drivetrain_elastic.decisions.node_results import NodeCheckConfig, Result
-from drivetrain_elastic.health import NodeReport
-from drivetrain_elastic.health._check_nodes import Together
+from drivetrain_health.checks import NodeReport
+from drivetrain_health.checks._check_nodes import Together
+from drivetrain_health.decisions.node_check import judge
+from drivetrain_health.decisions.node_results import NodeCheckConfig, Result
+
+run_one = partial(run_subcommand, "drivetrain-elastic")
+wrong_use = partial(check_wrong_use, "drivetrain-elastic")
 
 QUICK = ["--checks", "loopback", "--measure-s", "0.05", "--join-s", "60"]
 
@@ -28,7 +32,7 @@ def reports(monkeypatch):
     def of_one(**said):
         report = NodeReport("a", {"x_gflops": 12.345}, **said)
         monkeypatch.setattr(
-            "drivetrain_elastic.health.check_node", lambda *_, **__: report
+            "drivetrain_health.checks.check_node", lambda *_, **__: report
         )
 
     def of_four(**said):
@@ -44,7 +48,7 @@ def reports(monkeypatch):
         verdict = judge("abcd", [groups, groups], results, NodeCheckConfig())
         report = NodeReport("a", {"x_gflops": 100.0})
         monkeypatch.setattr(
-            "drivetrain_elastic.health._check_nodes.check_together",
+            "drivetrain_health.checks.check_together",
             lambda *_, **__: Together(verdict, tuple(results), report),
         )
 
@@ -170,7 +174,7 @@ def test_check_of_nothing_has_not_passed(capsys):
 
 def test_threads_that_computed_are_shown(reports, capsys, monkeypatch):
     report = NodeReport("a", {"compute_gflops": 12.0})
-    monkeypatch.setattr("drivetrain_elastic.health.check_node", lambda *_, **__: report)
+    monkeypatch.setattr("drivetrain_health.checks.check_node", lambda *_, **__: report)
     assert run("--num-threads", "3") == 0
     assert "threads 3" in capsys.readouterr().out.splitlines()
 

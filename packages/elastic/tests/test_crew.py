@@ -12,7 +12,7 @@ from drivetrain_elastic._agent._crew import Crew
 from drivetrain_elastic._agent._diagnostician import Diagnostician
 from drivetrain_elastic._agent._output import Output
 from drivetrain_elastic._stacks import DUMP_SIGNAL
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 
 def sleeper():

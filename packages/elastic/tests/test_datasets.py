@@ -12,7 +12,7 @@ from drivetrain_elastic._master._datasets import Datasets
 from drivetrain_elastic._master._ledger import Ledger
 from drivetrain_elastic.decisions.shards import DatasetSpec
 from drivetrain_elastic.journal import JournalFullError, Record
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 
 class MemoryJournal:

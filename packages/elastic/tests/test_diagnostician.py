@@ -13,9 +13,9 @@ from drivetrain_elastic._agent._fork_server import _run
 from drivetrain_elastic._agent._node_watch import NodeWatch
 from drivetrain_elastic._agent._output import Output
 from drivetrain_elastic._agent._worker import LocalWorker
-from drivetrain_elastic.decisions.failures import Diagnosis, FailureClass
-from drivetrain_elastic.diagnosis import read_error_record, write_error_record
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
+from drivetrain_health.diagnosis import read_error_record, write_error_record
+from drivetrain_health.failures import Diagnosis, FailureClass
 
 
 def worker(name):

@@ -9,16 +9,20 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
-from command_line import ending, wrong_use
 
 from drivetrain_core import ProgramError
+from drivetrain_core.testing import check_wrong_use, exit_status
 from drivetrain_elastic import Master, MasterError, ShardClient
 from drivetrain_elastic._client import MasterClient
 from drivetrain_elastic._secret import make_token, write_token
 from drivetrain_elastic.cli import main
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
+
+ending = partial(exit_status, main)
+wrong_use = partial(check_wrong_use, "drivetrain-elastic")
 
 # Only so that a test which fails ends.
 LONG_S = 60

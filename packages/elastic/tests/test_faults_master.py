@@ -13,9 +13,9 @@ import pytest
 
 from drivetrain_elastic import Master, MasterError, ShardClient
 from drivetrain_elastic._client import MasterClient
-from drivetrain_elastic.faults import Network, missing_because, skew_clock, small_disk
 from drivetrain_elastic.journal import JournalFullError, Record, SqliteJournal
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
+from drivetrain_health.faults import Network, missing_because, skew_clock, small_disk
 
 
 def needs(kind):

@@ -1,7 +1,7 @@
 """Ends of workers are said again until a world takes account of them."""
 
 from drivetrain_elastic._agent._final_reports import FinalReports
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 STATES = {
     "a": pb.WorkerReport.FINISHED,

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 
 from drivetrain_elastic import ShardClient
 from drivetrain_elastic._client import MasterClient
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 from drivetrain_elastic.protocol._service import METHODS, credentials
 
 # Few, so that messages speak of the same things.

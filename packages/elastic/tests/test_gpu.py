@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from drivetrain_elastic._local_job import LocalJob
+from drivetrain_elastic.testing import LocalJob
 
 pytestmark = [
     pytest.mark.gpu,

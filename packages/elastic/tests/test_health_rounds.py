@@ -15,13 +15,13 @@ from torch.distributed import DistNetworkError, FileStore, HashStore, PrefixStor
 from drivetrain_core import DistributedError, ProgramError
 from drivetrain_elastic._client import MasterClient
 from drivetrain_elastic._store import MasterStore
-from drivetrain_elastic.decisions.node_check import Outcome
-from drivetrain_elastic.decisions.node_results import Result
-from drivetrain_elastic.health import CheckConfig, NodeReport
-from drivetrain_elastic.health._check_nodes import confer
-from drivetrain_elastic.health._round_table import RoundTable
-from drivetrain_elastic.health._tcp_meeting import tcp_meeting
-from drivetrain_elastic.health._wire import read_result, write_result
+from drivetrain_health.checks import CheckConfig, NodeReport
+from drivetrain_health.checks._check_nodes import confer
+from drivetrain_health.checks._round_table import RoundTable
+from drivetrain_health.checks._tcp_meeting import tcp_meeting
+from drivetrain_health.checks._wire import read_result, write_result
+from drivetrain_health.decisions.node_check import Outcome
+from drivetrain_health.decisions.node_results import Result
 
 CHECKS = ("loopback", "exchange")
 CONFIG = CheckConfig(checks=CHECKS, limit_s=5.0, round_s=20.0, join_s=20.0)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from drivetrain_core import DistributedError
+from drivetrain_core.processes import adopt_orphans, reap_orphans
 from drivetrain_elastic._agent import _launcher
 from drivetrain_elastic._agent._launcher import Launcher, Program
-from drivetrain_elastic._agent._parent import adopt_orphans, reap_orphans
 
 WRITES = "import os, sys; open(sys.argv[1], 'w').write(os.environ['LONG'])"
 

@@ -11,9 +11,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from scripted_worlds import Worlds, connect, make_factory, master
 
 from drivetrain_core import DistributedError, ProgramError
+from drivetrain_core.services import TorchProcessGroupFactory
 from drivetrain_core.services._dcp_checkpointer import DurableSave
 from drivetrain_core.testing import RankError, run_ranks
 from drivetrain_elastic import _loop
@@ -22,6 +22,23 @@ from drivetrain_elastic._connection import Connection
 from drivetrain_elastic._loop import ElasticLoop
 from drivetrain_elastic._schedule import Position, Schedule
 from drivetrain_elastic._seat import SaveOrder, Seat
+from drivetrain_elastic.testing import ScriptedWorlds as Worlds
+from drivetrain_elastic.testing import write_worlds
+
+
+def connect():
+    return dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
+
+
+def make_factory():
+    return TorchProcessGroupFactory("gloo")
+
+
+def master(store, script):
+    write_worlds(store, script["first"], script["events"])
+
 
 NUM_STEPS, BATCH, NUM_SAMPLES = 40, 12, 100
 

@@ -19,7 +19,7 @@ from drivetrain_elastic._client import MasterClient
 from drivetrain_elastic._secret import write_token
 from drivetrain_elastic.cli import main
 from drivetrain_elastic.journal import JournalError, Record, SqliteJournal
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 from drivetrain_elastic.protocol._service import METHODS, credentials
 
 
@@ -383,5 +383,5 @@ def test_what_python_has_of_the_protocol_is_what_the_file_says(tmp_path):
     spec.loader.exec_module(module)
     module.generate(tmp_path)
     kept = Path(protocol.__file__).parent
-    for name in ("elastic.desc", "_messages.pyi"):
+    for name in ("elastic.desc", "messages.pyi"):
         assert (tmp_path / name).read_bytes() == (kept / name).read_bytes(), name

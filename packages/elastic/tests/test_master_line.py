@@ -12,7 +12,7 @@ from drivetrain_elastic._agent import _master_line
 from drivetrain_elastic._agent._master_line import MasterLine
 from drivetrain_elastic._client import RefusedError, split_addresses
 from drivetrain_elastic._secret import make_token
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 
 @pytest.fixture(autouse=True)

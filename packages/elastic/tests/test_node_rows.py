@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from drivetrain_elastic._live_table import table_of
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 
 def drawn(width, *, name="node0", slowness=1.02, alerts=()):

@@ -24,7 +24,7 @@ from drivetrain_elastic._client import MasterClient
 from drivetrain_elastic.decisions.ending import Ending
 from drivetrain_elastic.decisions.past_ending import describe_past_ending
 from drivetrain_elastic.journal import JournalFullError
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 from drivetrain_elastic.protocol._service import METHODS, credentials
 
 

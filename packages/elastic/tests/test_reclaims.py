@@ -11,7 +11,7 @@ from drivetrain_elastic._master import _reclaims
 from drivetrain_elastic._master._node import Node
 from drivetrain_elastic._master._reclaims import Reclaims
 from drivetrain_elastic.decisions.reclaims import Reclaim, judge_reclaims
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 GOING = {"a": Reclaim(heard_s=10.0, deadline_s=40.0)}
 

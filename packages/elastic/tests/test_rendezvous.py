@@ -15,7 +15,7 @@ from drivetrain_elastic._rendezvous import MasterRendezvous
 from drivetrain_elastic._secret import write_token
 from drivetrain_elastic._torchrun_end import CLOSED, AgentEnd, end_of
 from drivetrain_elastic.cli import main
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 SCRIPT = """
 import os, sys, time

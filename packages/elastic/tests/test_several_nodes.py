@@ -9,14 +9,18 @@ from functools import partial
 
 import psutil
 import pytest
-from command_line import ending, wrong_use
 
-from drivetrain_elastic import Master, faults
-from drivetrain_elastic._local_job import LocalJob, members_of
+from drivetrain_core.testing import check_wrong_use, exit_status
+from drivetrain_elastic import Master
 from drivetrain_elastic._run_command import _agent, populate_run_parser
 from drivetrain_elastic._secret import write_token
 from drivetrain_elastic.cli import main
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
+from drivetrain_elastic.testing import LocalJob, members_of
+from drivetrain_health import faults
+
+ending = partial(exit_status, main)
+wrong_use = partial(check_wrong_use, "drivetrain-elastic")
 
 ENDLESS = ["--steps", "1000000", "--pause-s", "0.02"]
 STEPS = ["--steps", "100", "--dtype", "float64", "--pause-s", "0.02"]

@@ -14,7 +14,7 @@ import pytest
 from drivetrain_core import ProgramError
 from drivetrain_elastic import LostLeaseError, RefusedError, ShardClient
 from drivetrain_elastic._client import MasterClient
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 
 @pytest.mark.parametrize("shuffle", ["none", "samples", "shards"])

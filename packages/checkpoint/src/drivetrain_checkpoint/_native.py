@@ -13,10 +13,9 @@ import logging
 import os
 from array import array
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import drivetrain_checkpoint
+from drivetrain_core.native_library import find_library
 
 if TYPE_CHECKING:
     import mmap
@@ -71,9 +70,7 @@ class _WriteResult(ctypes.Structure):
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
     """Returns the library, or None and the reason."""
-    # In an editable installation the library and the sources lie in two folders.
-    folders = [Path(folder) for folder in drivetrain_checkpoint.__path__]
-    file = next((f / _FILE for f in folders if (f / _FILE).exists()), None)
+    file = find_library("drivetrain_checkpoint", _FILE)
     if file is None:
         return None, "the package was installed without a C++ compiler"
     try:

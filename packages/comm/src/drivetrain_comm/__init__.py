@@ -11,10 +11,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core.lazy import load_export as _load_export
+from drivetrain_core.moved import forward_modules as _forward_modules
 
 if TYPE_CHECKING:
     from drivetrain_comm._choice import Choice
-    from drivetrain_comm._enable import disable, enable, is_enabled, register
+    from drivetrain_comm._enable import (
+        BACKEND,
+        disable,
+        enable,
+        is_enabled,
+        register,
+    )
     from drivetrain_comm._process_group import (
         TunedProcessGroup,
         TunedProcessGroupFactory,
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
     from drivetrain_comm._version import __version__
 
 __all__ = [
+    "BACKEND",
     "Choice",
     "Settings",
     "TunedProcessGroup",
@@ -36,6 +44,7 @@ __all__ = [
 
 _HOMES = {
     "__version__": "_version",
+    "BACKEND": "_enable",
     "Choice": "_choice",
     "Settings": "_settings",
     "TunedProcessGroup": "_process_group",
@@ -56,6 +65,15 @@ def __dir__() -> list[str]:
     """Returns the public names."""
     return list(__all__)
 
+
+_forward_modules(
+    {
+        "drivetrain_comm.adviser": "drivetrain_fabric.adviser",
+        "drivetrain_comm.fabric": "drivetrain_fabric.network",
+        "drivetrain_comm.horovod": "drivetrain_horovod.on_comm",
+        "drivetrain_comm.topology": "drivetrain_fabric.topology",
+    }
+)
 
 if "torch" in sys.modules:
     from drivetrain_comm._enable import register

@@ -12,11 +12,10 @@ import os
 import secrets
 import threading
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import drivetrain_comm
 from drivetrain_core import DistributedError
+from drivetrain_core.native_library import find_library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,9 +69,7 @@ class Call(ctypes.Structure):
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
     """Returns the library, or None and the reason."""
-    # In an editable installation the library and the sources lie in two folders.
-    folders = [Path(folder) for folder in drivetrain_comm.__path__]
-    file = next((f / _FILE for f in folders if (f / _FILE).exists()), None)
+    file = find_library("drivetrain_comm", _FILE)
     if file is None:
         return None, "the package was installed without a C++ compiler"
     try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from drivetrain_comm._cli import bench, doctor, fabric, schedules, tune
-from drivetrain_comm.topology._command import populate_topo
+from drivetrain_comm._cli import bench, doctor, schedules, tune
 from drivetrain_core.commands import run_program
+from drivetrain_core.moved import forward_command
 
 if TYPE_CHECKING:
     import argparse
@@ -25,9 +25,10 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         parser: The parser, empty or a sub-parser of another command.
     """
     commands = parser.add_subparsers(metavar="COMMAND")
-    for module in (bench, tune, doctor, fabric, schedules):
+    for module in (bench, tune, doctor, schedules):
         module.populate(commands)
-    populate_topo(commands)
+    forward_command(commands, "topo", "fabric topo")
+    forward_command(commands, "fabric", "fabric simulate")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 __all__ = ["load_export"]
 
 
-def load_export(package: str, homes: Mapping[str, str], name: str) -> Any:
+def load_export(
+    package: str, homes: Mapping[str, str], name: str, base: str | None = None
+) -> Any:
     """Returns a public name of a package, and keeps it there.
 
     Args:
         package: The package, as its `__name__`.
-        homes: The module of each public name, relative to the package.
+        homes: The module of each public name, relative to the base.
         name: The name that was asked for.
+        base: The package in which the modules lie; by default the package itself.
 
     Raises:
         AttributeError: The package has no such name.
@@ -34,6 +37,6 @@ def load_export(package: str, homes: Mapping[str, str], name: str) -> Any:
     if name not in homes:
         message = f"module {package!r} has no attribute {name!r}"
         raise AttributeError(message, name=name, obj=sys.modules.get(package))
-    value = getattr(import_module(f"{package}.{homes[name]}"), name)
+    value = getattr(import_module(f"{base or package}.{homes[name]}"), name)
     setattr(sys.modules[package], name, value)
     return value

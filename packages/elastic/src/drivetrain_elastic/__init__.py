@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core.lazy import load_export as _load_export
+from drivetrain_core.moved import forward_modules as _forward_modules
 
 if TYPE_CHECKING:
     from drivetrain_elastic._agent._agent import Agent
@@ -58,6 +59,26 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Imports what needs torch when it is first used."""
     return _load_export(__name__, _HOMES, name)
+
+
+_forward_modules(
+    {
+        **{
+            f"drivetrain_elastic.decisions.{name}": f"drivetrain_health.decisions.{name}"
+            for name in ("node_check", "node_pairs", "node_results", "node_simulation")
+        },
+        **{
+            f"drivetrain_elastic.{name}": f"drivetrain_cloud.{name}"
+            for name in ("cost", "goodput", "kubernetes", "notices", "spot")
+        },
+        "drivetrain_elastic.decisions.failures": "drivetrain_health.failures",
+        "drivetrain_elastic.diagnosis": "drivetrain_health.diagnosis",
+        "drivetrain_elastic.faults": "drivetrain_health.faults",
+        "drivetrain_elastic.health": "drivetrain_health.checks",
+        "drivetrain_elastic.horovod": "drivetrain_horovod.on_elastic",
+        "drivetrain_elastic.kubernetes.double": "drivetrain_cluster_double",
+    }
+)
 
 
 def __dir__() -> list[str]:

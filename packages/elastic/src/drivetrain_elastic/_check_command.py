@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-    from drivetrain_elastic.health import CheckConfig, NodeReport
-    from drivetrain_elastic.health._check_nodes import Together
+    from drivetrain_health.checks import CheckConfig, NodeReport, Together
 
 __all__ = ["populate_check_parser"]
 
@@ -118,7 +117,7 @@ def populate_check_parser(parser: argparse.ArgumentParser) -> None:
 def _check(arguments: argparse.Namespace) -> int:
     import socket
 
-    from drivetrain_elastic.health import check_node
+    from drivetrain_health.checks import check_node
 
     config = _config(arguments)
     if arguments.nodes > 1:
@@ -131,8 +130,7 @@ def _check(arguments: argparse.Namespace) -> int:
         else:
             _show_report(report, config.num_threads)
         return 0 if report.is_good and report.is_checked else 1
-    from drivetrain_elastic.health._bench import Bench
-    from drivetrain_elastic.health._check_nodes import check_together
+    from drivetrain_health.checks import Bench, check_together
 
     with Bench(config) as bench:
         # Before there is a connection to a master, with threads of its own.
@@ -147,7 +145,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> CheckConfig:
-    from drivetrain_elastic.health import CheckConfig
+    from drivetrain_health.checks import CheckConfig
 
     names = [name.replace("-", "_") for name, *_ in _NUMBERS] + ["folder", "address"]
     given = {name: getattr(arguments, name) for name in names}
@@ -232,7 +230,7 @@ def _at_master(arguments: argparse.Namespace, node: str) -> Iterator[Store]:
 def _by_url(arguments: argparse.Namespace, node: str) -> Iterator[Store]:
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-    from drivetrain_elastic.health._tcp_meeting import tcp_meeting
+    from drivetrain_health.checks import tcp_meeting
 
     url = urlsplit(arguments.init_method)
     if url.scheme == "file":

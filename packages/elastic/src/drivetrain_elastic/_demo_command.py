@@ -16,7 +16,7 @@ from drivetrain_core.commands import integer
 if TYPE_CHECKING:
     import argparse
 
-    from drivetrain_elastic._local_job import LocalJob
+    from drivetrain_elastic.testing import LocalJob
 
 __all__ = ["populate_demo_parser"]
 
@@ -36,7 +36,7 @@ def populate_demo_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from drivetrain_elastic._local_job import LocalJob, LocalJobError
+    from drivetrain_elastic.testing import LocalJob, LocalJobError
 
     options = ["--nproc-per-node", str(arguments.workers)]
     program = ["--steps", str(arguments.steps), "--pause-s", "0.04"]

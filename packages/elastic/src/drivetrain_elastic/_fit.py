@@ -41,7 +41,7 @@ def require_elastic(
     reach = reach_of(
         script,
         names=["ElasticLoop"],
-        modules=["drivetrain_elastic.horovod"],
+        modules=["drivetrain_horovod.on_elastic", "drivetrain_elastic.horovod"],
         in_children=True,
         is_module=is_module,
     )

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from drivetrain_elastic._client import MasterClient, MasterError
 from drivetrain_elastic._node_rows import FittingTable, rows_of
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -99,9 +99,9 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _serve_until(arguments: argparse.Namespace, ending: set[signal.Signals]) -> int:
     from pathlib import Path
 
+    from drivetrain_core.processes import end_with_parent
     from drivetrain_elastic import Master
     from drivetrain_elastic._address import check_host
-    from drivetrain_elastic._agent._parent import end_with_parent
     from drivetrain_elastic._metrics import import_prometheus
     from drivetrain_elastic._secret import make_token, read_token, write_token
     from drivetrain_elastic._tls import server_credentials

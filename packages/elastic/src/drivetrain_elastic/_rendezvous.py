@@ -38,7 +38,7 @@ from drivetrain_elastic._store import MasterStore
 from drivetrain_elastic._tls import channel_credentials
 from drivetrain_elastic._torchrun_end import CLOSED, AgentEndError, end_of
 from drivetrain_elastic._world import call_roll
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from drivetrain_elastic._client import (
     address_and_token,
 )
 from drivetrain_elastic.decisions.shards import DatasetSpec, indices_of
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -93,7 +93,7 @@ def client_of(arguments: argparse.Namespace) -> MasterClient:
 
 
 def _get_status(arguments: argparse.Namespace) -> Any:
-    from drivetrain_elastic.protocol import _messages as pb
+    from drivetrain_elastic.protocol import messages as pb
 
     with client_of(arguments) as client:
         return client.call("GetStatus", pb.StatusRequest())
@@ -182,7 +182,7 @@ def _time_line(time: Any) -> str:
 
 
 def _events(arguments: argparse.Namespace) -> int:
-    from drivetrain_elastic.protocol import _messages as pb
+    from drivetrain_elastic.protocol import messages as pb
 
     with client_of(arguments) as client:
         request = pb.EventsRequest(follow=arguments.follow)

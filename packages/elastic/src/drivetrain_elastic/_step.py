@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from drivetrain_core import ProgramError
 
@@ -10,11 +10,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
-    from drivetrain_elastic._loop import ElasticLoop
     from drivetrain_elastic._schedule import Part
     from drivetrain_elastic._seat import Seat
 
-__all__ = ["Step"]
+__all__ = ["Step", "StepMaker"]
+
+
+class StepMaker(Protocol):
+    """What a step asks of the loop that makes it."""
+
+    def _parts(self) -> Iterator[Part]: ...
+
+    def _begin(self) -> None: ...
+
+    def _break(self, reason: str) -> None: ...
+
+    def _finish(self) -> None: ...
 
 
 class Step:
@@ -27,7 +38,7 @@ class Step:
         rank: This one.
     """
 
-    def __init__(self, loop: ElasticLoop, number: int, seat: Seat) -> None:
+    def __init__(self, loop: StepMaker, number: int, seat: Seat) -> None:
         self.number = number
         self.epoch = seat.epoch
         self.world_size = len(seat.members)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import Store
 
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

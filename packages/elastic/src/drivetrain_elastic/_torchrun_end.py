@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from drivetrain_elastic.decisions.ending import Ending
 from drivetrain_elastic.decisions.past_ending import judge_past_ending
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from typing import Self

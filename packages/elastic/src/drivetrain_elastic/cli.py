@@ -6,22 +6,16 @@ import sys
 from typing import TYPE_CHECKING
 
 from drivetrain_core.commands import number, run_program
+from drivetrain_core.moved import forward_command
 from drivetrain_elastic._check_command import populate_check_parser
-from drivetrain_elastic._cost_command import populate_cost_parser
 from drivetrain_elastic._demo_command import populate_demo_parser
-from drivetrain_elastic._diagnose_command import populate_diagnose_parser
-from drivetrain_elastic._goodput_command import populate_goodput_parser
 from drivetrain_elastic._master_command import populate_master_parser
-from drivetrain_elastic._operator_command import populate_operator_parser
 from drivetrain_elastic._run_command import populate_run_parser
-from drivetrain_elastic._simulate_spot_command import populate_simulate_spot_parser
 from drivetrain_elastic._status_command import (
     add_master_options,
     client_of,
     populate_status_parsers,
 )
-from drivetrain_elastic._supervise_command import populate_supervise_parser
-from drivetrain_elastic.faults import cli as faults_cli
 
 if TYPE_CHECKING:
     import argparse
@@ -79,24 +73,14 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
                 metavar="SECONDS",
                 help="after which its workers are ended",
             )
-    for name, help_text, populate in (
-        ("check", "find faulty nodes before they train", populate_check_parser),
-        ("diagnose", "say why something has failed", populate_diagnose_parser),
-        ("goodput", "simulate what failures cost", populate_goodput_parser),
-        ("supervise", "train on nodes that may go", populate_supervise_parser),
-        ("operator", "look after the jobs of a cluster", populate_operator_parser),
-        ("cost", "say what a run has cost", populate_cost_parser),
-        (
-            "simulate-spot",
-            "simulate what strategies on spot nodes cost",
-            populate_simulate_spot_parser,
-        ),
-    ):
-        populate(commands.add_parser(name, help=help_text, allow_abbrev=False))
-    faults = commands.add_parser(
-        "faults", help="make faults, to see what survives them", allow_abbrev=False
+    check = commands.add_parser(
+        "check", help="find faulty nodes before they train", allow_abbrev=False
     )
-    faults_cli.populate_parser(faults)
+    populate_check_parser(check)
+    for word in ("diagnose", "faults"):
+        forward_command(commands, word, f"health {word}")
+    for word in ("goodput", "supervise", "operator", "cost", "simulate-spot"):
+        forward_command(commands, word, f"cloud {word}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,8 +92,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Example:
         >>> main(["status", "--token-file", "none"])
         1
-        >>> main(["diagnose"])
-        2
     """
     return run_program(
         "drivetrain-elastic",
@@ -120,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave(arguments: argparse.Namespace) -> int:
-    from drivetrain_elastic.protocol import _messages as pb
+    from drivetrain_elastic.protocol import messages as pb
 
     request = pb.LeaveRequest(
         node=arguments.node, within_s=arguments.within_s, reason=arguments.reason
@@ -131,7 +113,7 @@ def _leave(arguments: argparse.Namespace) -> int:
 
 
 def _readmit(arguments: argparse.Namespace) -> int:
-    from drivetrain_elastic.protocol import _messages as pb
+    from drivetrain_elastic.protocol import messages as pb
 
     with client_of(arguments) as client:
         client.call("Readmit", pb.ReadmitRequest(machine=arguments.machine))
@@ -139,7 +121,7 @@ def _readmit(arguments: argparse.Namespace) -> int:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    from drivetrain_elastic.protocol import _messages as pb
+    from drivetrain_elastic.protocol import messages as pb
 
     with client_of(arguments) as client:
         client.call("Stop", pb.StopRequest(reason=arguments.reason))

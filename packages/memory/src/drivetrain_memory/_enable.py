@@ -14,11 +14,13 @@ from drivetrain_memory._native import (
     library_path,
     num_cuda_devices,
 )
+from drivetrain_memory._pluggable import require_pluggable
+from drivetrain_memory._torch_functions import replace_functions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["enable", "is_enabled", "pool", "require_pluggable"]
+__all__ = ["enable", "is_enabled", "pool"]
 
 _ALLOCATE, _FREE = "drivetrain_memory_torch_allocate", "drivetrain_memory_torch_free"
 # Setters of PyTorch's pluggable allocator, and what they are given. Without
@@ -101,8 +103,6 @@ def enable(
     allocator = _pluggable()
     torch.cuda.memory.change_current_allocator(allocator)
     _state["allocator"] = allocator
-    from drivetrain_memory._torch_functions import replace_functions
-
     replace_functions()
 
 
@@ -133,15 +133,6 @@ def pool(device: int | None = None) -> Iterator[Any]:
     mem_pool = torch.cuda.MemPool(_pluggable().allocator())
     with torch.cuda.use_mem_pool(mem_pool, device):
         yield mem_pool
-
-
-def require_pluggable() -> None:
-    """Raises DeviceError where this PyTorch was built without CUDA."""
-    import torch
-
-    if not hasattr(torch._C, "_cuda_customAllocator"):
-        message = f"PyTorch {torch.__version__} was built without CUDA"
-        raise DeviceError(message)
 
 
 def _pluggable() -> Any:

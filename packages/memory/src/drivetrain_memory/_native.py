@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import drivetrain_memory
+from drivetrain_core.native_library import find_library
 from drivetrain_memory._errors import DeviceError, DeviceMemoryError, MemoryUseError
 from drivetrain_memory._limits import MOST_NUMBER, require_integer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
     "CUDA_LIBRARY",
@@ -113,9 +115,7 @@ def library_path() -> Path:
     Raises:
         DeviceError: The package was installed without it.
     """
-    # In an editable installation the library and the sources lie in two folders.
-    folders = [Path(folder) for folder in drivetrain_memory.__path__]
-    file = next((f / _FILE for f in folders if (f / _FILE).exists()), None)
+    file = find_library("drivetrain_memory", _FILE)
     if file is None:
         message = (
             "drivetrain-memory was installed without its library; install it again"

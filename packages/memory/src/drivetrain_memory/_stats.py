@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from drivetrain_memory._enable import require_pluggable
 from drivetrain_memory._errors import MemoryUseError
 from drivetrain_memory._native import of_device
+from drivetrain_memory._pluggable import require_pluggable
 
 if TYPE_CHECKING:
     from drivetrain_memory._native import Inspector

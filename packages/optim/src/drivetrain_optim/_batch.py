@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from drivetrain_optim._hash import mix
 from drivetrain_optim._signature import Signature
 from drivetrain_optim._state import local_part
-from drivetrain_optim._table import mix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

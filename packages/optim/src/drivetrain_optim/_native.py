@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-import drivetrain_optim
+from drivetrain_core.native_library import find_library
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +37,7 @@ _PREFIX = "drivetrain_optim_v1_"
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
     """Returns the library, or None and the reason."""
-    # In an editable installation the library and the sources lie in two folders.
-    folders = [Path(folder) for folder in drivetrain_optim.__path__]
-    file = next((f / _FILE for f in folders if (f / _FILE).exists()), None)
+    file = find_library("drivetrain_optim", _FILE)
     if file is None:
         return None, "its C++ library was not built when the package was installed"
     try:

@@ -8,12 +8,11 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from drivetrain_optim._batch import Batch
 
-__all__ = ["COLUMNS", "DTYPE_CODES", "Table", "is_dense", "mix"]
+__all__ = ["COLUMNS", "DTYPE_CODES", "Table", "is_dense"]
 
 COLUMNS = (
     "weight",
@@ -105,19 +104,3 @@ def is_dense(tensor: Tensor) -> bool:
             return tensor.numel() == 0
         size *= length
     return True
-
-
-def mix(values: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Returns 32 well-mixed bits for each value: the finalizer of MurmurHash3.
-
-    Example:
-        >>> mix(np.array([0, 1, 2], dtype=np.uint32)).tolist()
-        [0, 1364076727, 821347078]
-    """
-    h = values.astype(np.uint32)
-    h ^= h >> np.uint32(16)
-    h *= np.uint32(0x85EBCA6B)
-    h ^= h >> np.uint32(13)
-    h *= np.uint32(0xC2B2AE35)
-    h ^= h >> np.uint32(16)
-    return h

@@ -8,8 +8,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_comm._cli.common import group_of_ranks, human, print_table, sizes
+from drivetrain_comm._cli.common import group_of_ranks, human, sizes
 from drivetrain_core.commands import integer
+from drivetrain_core.tables import print_table
 
 if TYPE_CHECKING:
     import argparse

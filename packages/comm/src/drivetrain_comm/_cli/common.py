@@ -1,24 +1,20 @@
-"""What commands share: the group of the ranks that run them, sizes, and tables."""
+"""What commands share: the group of the ranks that run them, and sizes."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-from rich.console import Console
-from rich.table import Table
 
 from drivetrain_core.commands import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from drivetrain_comm._process_group import TunedProcessGroup
 
-__all__ = ["group_of_ranks", "human", "print_table", "size", "sizes"]
+__all__ = ["group_of_ranks", "human", "size", "sizes"]
 
 _UNITS = {"k": 10, "m": 20, "g": 30}
 
@@ -94,13 +90,3 @@ def human(size_bytes: int) -> str:
         if size_bytes >= 1 << shift:
             return f"{size_bytes / (1 << shift):g} {unit}"
     return f"{size_bytes} B"
-
-
-def print_table(title: str, rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows under the first one, on standard output."""
-    table = Table(title=title, title_justify="left")
-    for at, name in enumerate(rows[0]):
-        table.add_column(name, justify="right" if at else "left")
-    for row in rows[1:]:
-        table.add_row(*row)
-    Console(file=sys.stdout).print(table)

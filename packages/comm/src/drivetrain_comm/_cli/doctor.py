@@ -1,140 +1,65 @@
-"""`drivetrain comm doctor`: what would make a start slow, or fail, and what to set."""
+"""`drivetrain comm doctor`: what would make a start slow, or fail."""
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from drivetrain_comm import _native
-from drivetrain_comm._cli.common import print_table
 from drivetrain_comm._resolver import Finding, startup_findings
-from drivetrain_comm.adviser import (
-    advise,
-    as_diff,
-    as_env,
-    gather,
-    with_cluster,
-    with_given,
-    with_measured,
-)
-from drivetrain_comm.adviser._draw import report_tables
-from drivetrain_core import DistributedError
-from drivetrain_core.commands import as_wrong_use, integer, number
-from drivetrain_core.services import ClusterSpec
+from drivetrain_core.commands import integer
+from drivetrain_core.moved import run_moved
+from drivetrain_core.tables import print_table
 
 if TYPE_CHECKING:
-    import argparse
-
-    from drivetrain_comm.adviser import Facts, Report
+    from collections.abc import Callable
 
 __all__ = ["populate"]
 
 _DEFAULT_RANKS = 8
 _MOST = 10**9
+# Options that are those of `drivetrain fabric advise` now.
+_MOVED = (
+    *("--as", "--nccl-version", "--delay-ms", "--gbps", "--flow-gbps", "--paths"),
+    *("--dscp", "--measured", "--cluster", "--root"),
+)
 
 
 def populate(commands: Any) -> None:
     """Adds the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        help="look for what makes a start slow, or fail, on this host, and what to set",
+        help="look for what makes a start slow, or fail, on this host",
         allow_abbrev=False,
     )
     text = f"of the job (the default: {_DEFAULT_RANKS})"
-    parser.add_argument("--ranks", type=integer(1, _MOST), help=text)
-    parser.add_argument("--master", metavar="HOST", help="where rank 0 runs")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument(
-        "--as",
-        dest="form",
-        choices=("table", "env", "diff"),
-        default="table",
-        help="a table, lines for a shell, or what changes (the default: %(default)s)",
+    parser.add_argument(
+        "--ranks", type=integer(1, _MOST), default=_DEFAULT_RANKS, help=text
     )
-    form.add_argument("--json", action="store_true", help="print JSON")
-    _populate_facts(parser)
+    parser.add_argument("--master", metavar="HOST", help="where rank 0 runs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    for option in _MOVED:
+        parser.add_argument(
+            option,
+            dest="moved",
+            action="append",
+            type=_with(option),
+            help=argparse.SUPPRESS,
+        )
     parser.set_defaults(run=_run)
 
 
-def _populate_facts(parser: argparse.ArgumentParser) -> None:
-    facts = parser.add_argument_group(
-        "what a host cannot see; given by hand, it counts more than what is read"
-    )
-    facts.add_argument("--nccl-version", metavar="2.29.7", help="of NCCL")
-    for option, kind, text in (
-        ("delay-ms", number(0, 60_000), "of a message to another host, one way"),
-        ("gbps", number(above=0, most=_MOST), "what a card sends, in Gbit/s"),
-        (
-            "flow-gbps",
-            number(above=0, most=_MOST),
-            "what one TCP connection carries, in Gbit/s",
-        ),
-        (
-            "paths",
-            integer(1, _MOST),
-            "over how many equal ways switches spread connections",
-        ),
-        ("dscp", integer(0, 63), "the mark of packets that switches do not drop"),
-    ):
-        facts.add_argument(f"--{option}", type=kind, help=text)
-    facts.add_argument(
-        "--measured", metavar="FILE", help="what drivetrain comm tune --json printed"
-    )
-    facts.add_argument("--cluster", metavar="FILE", help="the cluster, as YAML")
-    facts.add_argument(
-        "--root", metavar="DIR", help="a copy of another host's sys, proc and etc"
-    )
+def _with(option: str) -> Callable[[str], tuple[str, str]]:
+    return lambda value: (option, value)
 
 
 def _run(args: argparse.Namespace) -> int:
-    facts = _facts(args)
-    report = advise(facts)
-    if not args.json and args.form != "table":
-        form = as_env if args.form == "env" else as_diff
-        sys.stdout.write(form(facts, report))
-        return 0
-    ranks = facts.ranks or _DEFAULT_RANKS
-    found = [] if args.root is not None else _start(ranks, args.master)
-    levels = [one.level for one in found] + [one.level for one in report.advice]
-    if args.json:
-        print(json.dumps(_plain(found, report), indent=2))
-    else:
-        _print(found, report, ranks)
-    return int("bad" in levels)
-
-
-def _facts(args: argparse.Namespace) -> Facts:
-    if args.root is not None and not Path(args.root).is_dir():
-        message = f"--root {args.root}: there is no such folder"
-        raise DistributedError(message)
-    # The variables are those of this host, not of one whose files were copied.
-    facts = gather() if args.root is None else gather(args.root, environment={})
-    if args.cluster is not None:
-        facts = with_cluster(facts, ClusterSpec.load(args.cluster))
-    if args.measured is not None:
-        facts = with_measured(facts, args.measured)
-    ranks = args.ranks
-    if ranks is None and facts.ranks is None:
-        ranks = _DEFAULT_RANKS
-    with as_wrong_use(args, "--nccl-version"):
-        return with_given(
-            facts,
-            nccl_version=args.nccl_version,
-            delay_ms=args.delay_ms,
-            gbps=args.gbps,
-            flow_gbps=args.flow_gbps,
-            ranks=ranks,
-            paths=args.paths,
-            dscp=args.dscp,
-        )
-
-
-def _start(ranks: int, master: str | None) -> list[Finding]:
+    if args.moved:
+        words = [word for pair in args.moved for word in pair]
+        words += [f"--ranks={args.ranks}", *(["--json"] if args.json else [])]
+        return run_moved("drivetrain comm doctor with --as", "fabric advise", words)
     lacks = _native.missing_because()
     engine = Finding(
         name="engine",
@@ -142,36 +67,12 @@ def _start(ranks: int, master: str | None) -> list[Finding]:
         because=lacks or "the native engine is there",
         fix="install the package again, with a C++ compiler" if lacks else "",
     )
-    return [engine, *startup_findings(world_size=ranks, master=master)]
-
-
-def _plain(found: list[Finding], report: Report) -> list[dict[str, Any]]:
-    """Returns all that was found in one list; each has a kind, a name and a level."""
-    about = {
-        "kind": "about",
-        "name": "network",
-        "level": "ok",
-        "because": f"{report.nccl}, {report.transport}",
-    }
-    return [
-        *({"kind": "finding", **asdict(one)} for one in found),
-        about,
-        *({"kind": "advice", "name": a.setting, **asdict(a)} for a in report.advice),
-        *({"kind": "problem", "level": "warn", **asdict(p)} for p in report.problems),
-        *(
-            {"kind": "gap", "name": f"{g.subject} (gap)", "level": "ok", **asdict(g)}
-            for g in report.gaps
-        ),
-    ]
-
-
-def _print(found: list[Finding], report: Report, ranks: int) -> None:
-    if found:
+    found = [engine, *startup_findings(world_size=args.ranks, master=args.master)]
+    if args.json:
+        plain = [{"kind": "finding", **asdict(one)} for one in found]
+        print(json.dumps(plain, indent=2))
+    else:
         rows = [["what", "state", "because", "what helps"]]
         rows += [[one.name, one.level, one.because, one.fix or ""] for one in found]
-        print_table(f"before a job of {ranks} ranks", rows)
-    if not report.advice:
-        print(f"nothing to set for {report.nccl}, {report.transport}")
-    console = Console(file=sys.stdout)
-    for table in report_tables(report):
-        console.print(table)
+        print_table(f"before a job of {args.ranks} ranks", rows)
+    return int("bad" in [one.level for one in found])

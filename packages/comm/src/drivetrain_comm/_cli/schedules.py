@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from drivetrain_comm._cli.common import human, print_table, size
+from drivetrain_comm._cli.common import human, size
 from drivetrain_comm._cost import MESSAGE_S
 from drivetrain_comm.compiler import (
     COLLECTIVES,
@@ -20,6 +20,7 @@ from drivetrain_comm.compiler import (
     to_msccl,
 )
 from drivetrain_core.commands import UsageError, integer, number
+from drivetrain_core.tables import print_table
 
 if TYPE_CHECKING:
     from drivetrain_comm.compiler import Compiled, LinkGraph

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_comm._cli.common import group_of_ranks, human, print_table, sizes
+from drivetrain_comm._cli.common import group_of_ranks, human, sizes
 from drivetrain_comm.nccl import (
     environment_of,
     find_winners,
@@ -21,6 +21,7 @@ from drivetrain_comm.nccl import (
 )
 from drivetrain_core import DistributedError, MissingLibraryError
 from drivetrain_core.commands import UsageError
+from drivetrain_core.tables import print_table
 
 if TYPE_CHECKING:
     import argparse

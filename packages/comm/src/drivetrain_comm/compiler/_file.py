@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from drivetrain_comm._twins import without_twins
 from drivetrain_comm.compiler._errors import LinkGraphError
 from drivetrain_comm.compiler._graph import LinkGraph, Wire
 from drivetrain_comm.compiler._topologies import from_matrix
-from drivetrain_comm.topology import LinkMatrix
 from drivetrain_core.commands import reason_of
+from drivetrain_core.strict_json import unique_keys
 
 if TYPE_CHECKING:
     import os
@@ -21,6 +20,11 @@ __all__ = ["graph_from_json", "graph_to_json", "load_graph"]
 _HEADER = "drivetrain_links"
 _VERSION = 1
 _WIRE = {"source": str, "target": str, "bytes_per_s": float, "delay_s": float}
+
+
+class _Links(NamedTuple):
+    delay_s: tuple[tuple[float, ...], ...]
+    bytes_per_s: tuple[tuple[float, ...], ...]
 
 
 def graph_to_json(graph: LinkGraph) -> str:
@@ -57,7 +61,7 @@ def graph_from_json(text: str, source: str = "graph") -> LinkGraph:
         LinkGraphError: It is no such text, or no valid graph; the message says where.
     """
     try:
-        content = json.loads(text, object_pairs_hook=without_twins)
+        content = json.loads(text, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         message = f"{source}: it is no JSON: {error}"
         raise LinkGraphError(message) from error
@@ -67,7 +71,7 @@ def graph_from_json(text: str, source: str = "graph") -> LinkGraph:
     if type(version) is not int or version != _VERSION:
         message = (
             f'{source}: it must be an object with "{_HEADER}": {_VERSION}, or what '
-            "drivetrain comm topo --measure --json prints"
+            "drivetrain fabric topo --measure --json prints"
         )
         raise LinkGraphError(message)
     known = {_HEADER, "name", "num_ranks", "wires"}
@@ -108,11 +112,10 @@ def _measured(links: dict[str, Any], source: str) -> LinkGraph:
             tuple(tuple(map(float, row)) for row in links[name])
             for name in ("delay_s", "bytes_per_s")
         )
-        matrix = LinkMatrix(delay_s=delay_s, bytes_per_s=bytes_per_s)
+        return from_matrix(_Links(delay_s, bytes_per_s))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         message = f"{source}: these are no measured links: {error}"
         raise LinkGraphError(message) from error
-    return from_matrix(matrix)
 
 
 def _wires(entry: Any, where: str) -> list[Wire]:

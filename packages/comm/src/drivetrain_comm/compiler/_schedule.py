@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_comm._steps import Kind, Step
-from drivetrain_comm._twins import without_twins
 from drivetrain_comm.compiler._errors import ScheduleError
+from drivetrain_core.strict_json import unique_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -139,7 +139,7 @@ class Schedule:
             ScheduleError: The text is no schedule; the message says where.
         """
         try:
-            content = json.loads(text, object_pairs_hook=without_twins)
+            content = json.loads(text, object_pairs_hook=unique_keys)
         except (ValueError, RecursionError) as error:
             message = (
                 f"a schedule is JSON, as compile --out NAME.json writes it: {error}"

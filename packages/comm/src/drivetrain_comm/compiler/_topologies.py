@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import product
-from typing import TYPE_CHECKING
+from itertools import permutations, product
+from typing import TYPE_CHECKING, Protocol
 
 from drivetrain_comm.compiler._errors import LinkGraphError
 from drivetrain_comm.compiler._graph import LinkGraph, Wire
@@ -11,9 +11,31 @@ from drivetrain_comm.compiler._graph import LinkGraph, Wire
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from drivetrain_comm.topology import LinkMatrix
+__all__ = [
+    "MeasuredLinks",
+    "from_matrix",
+    "full_mesh",
+    "hosts",
+    "ring",
+    "star",
+    "torus",
+]
 
-__all__ = ["from_matrix", "full_mesh", "hosts", "ring", "star", "torus"]
+
+class MeasuredLinks(Protocol):
+    """What was measured between ranks, such as drivetrain-fabric's `LinkMatrix`.
+
+    Attributes:
+        delay_s: How long a short message takes from the rank of a row to the rank of a
+            column, one way, in seconds.
+        bytes_per_s: What long messages carry from row to column.
+    """
+
+    @property
+    def delay_s(self) -> Sequence[Sequence[float]]: ...
+
+    @property
+    def bytes_per_s(self) -> Sequence[Sequence[float]]: ...
 
 
 def _both(a: str, b: str, bytes_per_s: float, delay_s: float) -> tuple[Wire, Wire]:
@@ -103,16 +125,24 @@ def hosts(
     )
 
 
-def from_matrix(matrix: LinkMatrix, *, shares_ports: bool = True) -> LinkGraph:
+def from_matrix(matrix: MeasuredLinks, *, shares_ports: bool = True) -> LinkGraph:
     """Returns the graph of measured links.
 
     Args:
         matrix: What was measured between ranks.
         shares_ports: Whether all that a rank sends shares what its fastest link
             carries, and all that it receives likewise, as on one network card.
+
+    Raises:
+        LinkGraphError: The two are not square, not of one size, or hold a number that is
+            out of range.
     """
-    size = len(matrix)
     rates, delays = matrix.bytes_per_s, matrix.delay_s
+    size = len(rates)
+    if len(delays) != size or any(len(row) != size for row in (*rates, *delays)):
+        message = f"bytes_per_s and delay_s must both have {size} rows and columns"
+        raise LinkGraphError(message)
+    pairs = list(permutations(range(size), 2))
     wires: list[Wire] = []
     if not shares_ports:
         wires = [
@@ -122,7 +152,7 @@ def from_matrix(matrix: LinkMatrix, *, shares_ports: bool = True) -> LinkGraph:
                 bytes_per_s=rates[a][b],
                 delay_s=delays[a][b],
             )
-            for a, b in matrix.pairs()
+            for a, b in pairs
         ]
         return LinkGraph(name=f"{size} ranks", num_ranks=size, wires=tuple(wires))
     for rank in range(size):
@@ -130,7 +160,7 @@ def from_matrix(matrix: LinkMatrix, *, shares_ports: bool = True) -> LinkGraph:
         back = max(row[rank] for row in rates)
         wires.append(Wire(source=f"r{rank}", target=f"out{rank}", bytes_per_s=out))
         wires.append(Wire(source=f"in{rank}", target=f"r{rank}", bytes_per_s=back))
-    for a, b in matrix.pairs():
+    for a, b in pairs:
         wires.append(
             Wire(
                 source=f"out{a}",

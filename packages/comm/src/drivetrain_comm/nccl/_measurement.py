@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_comm._twins import without_twins
 from drivetrain_comm.nccl._errors import NcclTableError
 from drivetrain_comm.nccl._rule import (
     ALGORITHMS,
@@ -22,6 +21,7 @@ from drivetrain_comm.nccl._rule import (
     wanted_name,
 )
 from drivetrain_core.commands import reason_of
+from drivetrain_core.strict_json import unique_keys
 
 if TYPE_CHECKING:
     import os
@@ -197,7 +197,7 @@ def _csv_lines(text: str, source: str) -> Iterator[tuple[str, Sequence[str]]]:
 
 def _json_rows(text: str, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
-        rows = json.loads(text, object_pairs_hook=without_twins)
+        rows = json.loads(text, object_pairs_hook=unique_keys)
     # A number of very many digits is a ValueError too.
     except (ValueError, RecursionError) as error:
         message = f"{source}: it is no JSON: {error}"

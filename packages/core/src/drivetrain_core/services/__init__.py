@@ -14,12 +14,14 @@ from drivetrain_core.lazy import load_export as _load_export
 
 if TYPE_CHECKING:
     from drivetrain_core.services._dcp_checkpointer import DcpCheckpointer
+    from drivetrain_core.services._local_cluster import local_cluster
     from drivetrain_core.services._lookup import (
         ServiceFactory,
         get_service,
         service_factory,
     )
     from drivetrain_core.services._model_state import ModelState
+    from drivetrain_core.services._plan_restoration import plan_restoration
     from drivetrain_core.services._torch_process_group import (
         TorchProcessGroupFactory,
         destroy_process_group,
@@ -37,6 +39,11 @@ if TYPE_CHECKING:
     )
     from drivetrain_core.services.checkpointer import Checkpointer, SaveHandle
     from drivetrain_core.services.chunked_tensor import Chunk, ChunkedTensor
+    from drivetrain_core.services.cloud_notices import (
+        CloudNotices,
+        NoCloud,
+        NoticeWatch,
+    )
     from drivetrain_core.services.cluster_spec import (
         ClusterSpec,
         Device,
@@ -49,7 +56,7 @@ if TYPE_CHECKING:
     from drivetrain_core.services.packed_state import PackedState
     from drivetrain_core.services.plain_json import from_json, to_json
     from drivetrain_core.services.process_group import ProcessGroupFactory
-    from drivetrain_core.services.restoration import Restoration, plan_restoration
+    from drivetrain_core.services.restoration import Restoration
     from drivetrain_core.services.state_entry import (
         StateEntry,
         is_partial,
@@ -68,6 +75,7 @@ __all__ = [
     "Checkpointer",
     "Chunk",
     "ChunkedTensor",
+    "CloudNotices",
     "ClusterSpec",
     "DcpCheckpointer",
     "Device",
@@ -77,8 +85,10 @@ __all__ = [
     "MembershipListener",
     "ModelState",
     "Nic",
+    "NoCloud",
     "NodeGroup",
     "NoticeSource",
+    "NoticeWatch",
     "PackedState",
     "Price",
     "ProcessGroupFactory",
@@ -98,6 +108,7 @@ __all__ = [
     "get_service",
     "init_process_group",
     "is_partial",
+    "local_cluster",
     "merge_entries",
     "pack_state",
     "plan_restoration",
@@ -113,6 +124,7 @@ _HOME = {
     "Checkpointer": "checkpointer",
     "Chunk": "chunked_tensor",
     "ChunkedTensor": "chunked_tensor",
+    "CloudNotices": "cloud_notices",
     "ClusterSpec": "cluster_spec",
     "DcpCheckpointer": "_dcp_checkpointer",
     "Device": "cluster_spec",
@@ -123,7 +135,9 @@ _HOME = {
     "ModelState": "_model_state",
     "Nic": "cluster_spec",
     "NodeGroup": "cluster_spec",
+    "NoCloud": "cloud_notices",
     "NoticeSource": "capacity",
+    "NoticeWatch": "cloud_notices",
     "PackedState": "packed_state",
     "Price": "cluster_spec",
     "ProcessGroupFactory": "process_group",
@@ -143,9 +157,10 @@ _HOME = {
     "get_service": "_lookup",
     "init_process_group": "_torch_process_group",
     "is_partial": "state_entry",
+    "local_cluster": "_local_cluster",
     "merge_entries": "state_entry",
     "pack_state": "state_packer",
-    "plan_restoration": "restoration",
+    "plan_restoration": "_plan_restoration",
     "service_factory": "_lookup",
     "to_json": "plain_json",
     "unwritable": "_unwritable",

@@ -23,6 +23,10 @@ _PACKAGE = "drivetrain_core.services"
 # Service, the fallback that makes it, and the protocol that a provider's must follow.
 _FALLBACKS = {
     "checkpointer": ("_dcp_checkpointer:DcpCheckpointer", "checkpointer:Checkpointer"),
+    "cloud_notices": (
+        "cloud_notices:NoCloud",
+        "cloud_notices:CloudNotices",
+    ),
     "notices": ("capacity:LocalNotices", "capacity:NoticeSource"),
     "process_group": (
         "_torch_process_group:TorchProcessGroupFactory",
@@ -74,8 +78,8 @@ def get_service(name: str, *args: Any, **kwargs: Any) -> Any:
     Which one it is, and why, is logged.
 
     Args:
-        name: `checkpointer`, `notices`, `process_group`, `state_source`, or what an
-            installed package declares; `distribution:name` picks one of several
+        name: `checkpointer`, `cloud_notices`, `notices`, `process_group`,
+            `state_source`, or what an installed package declares; `distribution:name` picks one of several
             providers, and `drivetrain-core:name` the fallback.
         *args: What the provider is called with.
         **kwargs: What the provider is called with.

@@ -23,8 +23,10 @@ cost report. A file looks like this; quantities carry their units:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -311,16 +313,18 @@ class ClusterSpec(_Checked):
 
     @classmethod
     def local(cls, *, use_torch: bool | None = None) -> ClusterSpec:
-        """Returns what can be found out about this machine.
+        """Returns what `local_cluster` returns; the old name of it.
 
         Args:
-            use_torch: Whether torch is asked for accelerators; by default only if the
-                program has imported it.
+            use_torch: As `local_cluster` takes it.
         """
-        # Imported here: describing another cluster needs no psutil.
-        from drivetrain_core.services._local_cluster import local_cluster
-
-        return local_cluster(use_torch=use_torch)
+        message = "ClusterSpec.local is now drivetrain_core.services.local_cluster"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        # It stands above this file.
+        found: ClusterSpec = import_module("drivetrain_core.services").local_cluster(
+            use_torch=use_torch
+        )
+        return found
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "cluster") -> ClusterSpec:

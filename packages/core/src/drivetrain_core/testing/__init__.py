@@ -20,7 +20,13 @@ if TYPE_CHECKING:
         check_notice_source,
     )
     from drivetrain_core.testing._checkpointer import check_checkpointer
+    from drivetrain_core.testing._cloud_notices import check_cloud_notices
     from drivetrain_core.testing._cluster_spec import check_cluster_spec
+    from drivetrain_core.testing._command_line import (
+        check_wrong_use,
+        exit_status,
+        run_subcommand,
+    )
     from drivetrain_core.testing._faults import FAULTS, FaultyOptimization
     from drivetrain_core.testing._optimization import check_optimization
     from drivetrain_core.testing._process_group import check_process_group_factory
@@ -36,14 +42,18 @@ __all__ = [
     "Row",
     "check_batch_plan",
     "check_checkpointer",
+    "check_cloud_notices",
     "check_cluster_spec",
     "check_membership_listener",
     "check_notice_source",
     "check_optimization",
     "check_process_group_factory",
     "check_state_source",
+    "check_wrong_use",
+    "exit_status",
     "run_bars",
     "run_ranks",
+    "run_subcommand",
     "surroundings",
 ]
 
@@ -56,14 +66,18 @@ _HOME = {
     "Row": "_bars",
     "check_batch_plan": "_batch_plan",
     "check_checkpointer": "_checkpointer",
+    "check_cloud_notices": "_cloud_notices",
     "check_cluster_spec": "_cluster_spec",
     "check_membership_listener": "_capacity",
     "check_notice_source": "_capacity",
     "check_optimization": "_optimization",
     "check_process_group_factory": "_process_group",
     "check_state_source": "_state_source",
+    "check_wrong_use": "_command_line",
+    "exit_status": "_command_line",
     "run_bars": "_bars",
     "run_ranks": "_processes",
+    "run_subcommand": "_command_line",
     "surroundings": "_bars",
 }
 

@@ -24,8 +24,8 @@ def check_cluster_spec(spec: ClusterSpec) -> None:
         AssertionError: A clause of the contract is broken.
 
     Example:
-        >>> from drivetrain_core.services import ClusterSpec
-        >>> check_cluster_spec(ClusterSpec.local())
+        >>> from drivetrain_core.services import local_cluster
+        >>> check_cluster_spec(local_cluster())
     """
     kind = type(spec)
     text = spec.to_yaml()

@@ -16,6 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core import ProgramError
+from drivetrain_core.processes import (
+    adopt_orphans,
+    children,
+    kill_adopted,
+    reap_orphans,
+)
 from drivetrain_elastic._address import split_addresses, stays_here
 from drivetrain_elastic._agent._crew import Crew
 from drivetrain_elastic._agent._diagnostician import Diagnostician, first_line
@@ -30,18 +36,12 @@ from drivetrain_elastic._agent._node_check import NodeCheck
 from drivetrain_elastic._agent._node_watch import NodeWatch
 from drivetrain_elastic._agent._notice_listener import NoticeListener
 from drivetrain_elastic._agent._output import Output
-from drivetrain_elastic._agent._parent import (
-    adopt_orphans,
-    children,
-    kill_adopted,
-    reap_orphans,
-)
 from drivetrain_elastic._secret import check_token, make_token, write_token
 from drivetrain_elastic._stacks import take_stacks
 from drivetrain_elastic.decisions.ending import Ending
-from drivetrain_elastic.decisions.liveness import Health
 from drivetrain_elastic.decisions.past_ending import judge_past_ending
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
+from drivetrain_health.failures import Health
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass, field
 
 from drivetrain_core import ProgramError
-from drivetrain_elastic.notices.find_cloud import cloud_of
+from drivetrain_core.services import get_service
 
 __all__ = ["AgentConfig"]
 
@@ -138,9 +138,9 @@ class AgentConfig:
         if self.on_notice not in {"save", "tell"}:
             message = f"on_notice must be 'save' or 'tell', got {self.on_notice!r}"
             raise ProgramError(message)
-        if self.notices not in {"none", "auto"}:
+        if self.notices != "none":
             try:
-                cloud_of(self.notices)
+                get_service("cloud_notices").check(self.notices)
             except ValueError as error:
                 message = f"notices must be 'none', 'auto' or a cloud: {error}"
                 raise ProgramError(message) from None

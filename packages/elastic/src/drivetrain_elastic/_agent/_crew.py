@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import DistributedError
+from drivetrain_core.processes import describe_exit
 from drivetrain_elastic._agent._diagnostician import clean_text, first_line
-from drivetrain_elastic._agent._process import ChildProcess, describe_exit
+from drivetrain_elastic._agent._process import ChildProcess
 from drivetrain_elastic._agent._worker import LocalWorker, Stage
 from drivetrain_elastic._fit import NOT_ELASTIC
 from drivetrain_elastic._stacks import DUMP_SIGNAL
-from drivetrain_elastic.decisions.failures import FailureClass
-from drivetrain_elastic.decisions.liveness import Health, judge_liveness
+from drivetrain_elastic.decisions.liveness import judge_liveness
 from drivetrain_elastic.decisions.respawn import judge_respawn
-from drivetrain_elastic.diagnosis import count_oom_kills
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
+from drivetrain_health.diagnosis import count_oom_kills
+from drivetrain_health.failures import FailureClass, Health
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -9,7 +9,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain_elastic.decisions.failures import (
+from drivetrain_elastic.protocol import messages as pb
+from drivetrain_health.diagnosis import (
+    GpuWatch,
+    KernelLog,
+    NetworkSampler,
+    count_oom_kills,
+    read_error_record,
+)
+from drivetrain_health.failures import (
     Diagnosis,
     Evidence,
     FailureClass,
@@ -17,21 +25,13 @@ from drivetrain_elastic.decisions.failures import (
     diagnose,
     root_cause,
 )
-from drivetrain_elastic.diagnosis import (
-    GpuWatch,
-    KernelLog,
-    NetworkSampler,
-    count_oom_kills,
-    read_error_record,
-)
-from drivetrain_elastic.protocol import _messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from drivetrain_elastic._agent._output import Output
     from drivetrain_elastic._agent._worker import LocalWorker
-    from drivetrain_elastic.decisions.failures import ErrorRecord, GpuReading
+    from drivetrain_health.failures import ErrorRecord, GpuReading
 
 __all__ = ["Diagnostician", "clean_text", "failure_message", "first_line"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain_elastic._agent_seats import flight_path
 from drivetrain_elastic._flight_record import read_flight_record
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -23,8 +23,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from drivetrain_elastic._agent._parent import end_with_parent
-from drivetrain_elastic.diagnosis import install_error_record, write_error_record
+from drivetrain_core.processes import end_with_parent
+from drivetrain_health.diagnosis import install_error_record, write_error_record
 
 __all__ = ["main"]
 

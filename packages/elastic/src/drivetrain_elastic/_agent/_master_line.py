@@ -13,7 +13,7 @@ import grpc
 
 from drivetrain_elastic._address import split_addresses
 from drivetrain_elastic._client import MasterError, RefusedError
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, credentials
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_elastic._agent._process import describe_exit
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_core.processes import describe_exit
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -26,13 +26,13 @@ from drivetrain_elastic.decisions.traffic import (
     TrafficState,
     judge_traffic,
 )
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from drivetrain_elastic._agent._diagnostician import Diagnostician
-    from drivetrain_elastic.decisions.failures import GpuReading
+    from drivetrain_health.failures import GpuReading
 
 __all__ = ["NodeWatch"]
 

@@ -7,14 +7,14 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from drivetrain_core import DistributedError
-from drivetrain_elastic.notices import NoticeWatch, cloud_of, find_cloud
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_core import DrivetrainError
+from drivetrain_core.services import get_service
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from drivetrain_core.services import CapacityNotice
+    from drivetrain_core.services import CapacityNotice, CloudNotices, NoticeWatch
     from drivetrain_elastic._agent._config import AgentConfig
 
 __all__ = ["NoticeListener"]
@@ -64,23 +64,24 @@ class NoticeListener:
         def publish(notice: CapacityNotice) -> None:
             loop.call_soon_threadsafe(self._take, notice)
 
-        cloud, wait_s = None, _FIRST_WAIT_S
-        while cloud is None:
-            if self._config.notices == "auto":
-                cloud = await asyncio.to_thread(find_cloud)
-            else:
-                cloud = cloud_of(self._config.notices)
-            if cloud is None:
+        clouds: CloudNotices = get_service("cloud_notices")
+        wait_s = _FIRST_WAIT_S
+        while self._watch is None:
+            self._watch = await asyncio.to_thread(
+                clouds.open,
+                self._config.notices,
+                self._config.node,
+                publish,
+                interval_s=self._config.notices_s,
+            )
+            if self._watch is None:
                 logger.log(
                     logging.WARNING if wait_s == _FIRST_WAIT_S else logging.DEBUG,
                     "no cloud answers here, which would say that this node is taken away",
                 )
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-        logger.info("%s says if this node is taken away", cloud.name)
-        self._watch = NoticeWatch(
-            cloud, self._config.node, publish, interval_s=self._config.notices_s
-        )
+        logger.info("%s says if this node is taken away", self._watch.name)
         self._watch.start()
         try:
             await asyncio.Event().wait()
@@ -105,5 +106,5 @@ class NoticeListener:
         try:
             await asyncio.to_thread(self._watch.acknowledge)
         # The node goes in any case, a little later.
-        except (OSError, DistributedError) as error:
+        except (OSError, DrivetrainError) as error:
             logger.warning("the cloud was not told that this node may go: %s", error)

@@ -13,7 +13,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from drivetrain_elastic.diagnosis import read_output_tail
+from drivetrain_health.diagnosis import read_output_tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ChildProcess", "describe_exit"]
+__all__ = ["ChildProcess"]
 
 
 class ChildProcess:
@@ -72,19 +72,3 @@ class ChildProcess:
         if ticks != self._cpu_ticks:
             self._cpu_ticks, self._cpu_s = ticks, now_s
         return fields[0], now_s - self._cpu_s
-
-
-def describe_exit(exit_code: int) -> str:
-    """Returns how a process has ended, in words.
-
-    Example:
-        >>> describe_exit(3), describe_exit(-9)
-        ('ended with exit code 3', 'was killed by SIGKILL')
-    """
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:
-        name = f"signal {-exit_code}"
-    return f"was killed by {name}"

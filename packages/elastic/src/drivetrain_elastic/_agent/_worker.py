@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_elastic.decisions.liveness import Health, Signs
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.decisions.liveness import Signs
+from drivetrain_elastic.protocol import messages as pb
+from drivetrain_health.failures import Health
 
 if TYPE_CHECKING:
     from drivetrain_elastic._agent._link import Link

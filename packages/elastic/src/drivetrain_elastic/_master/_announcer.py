@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_elastic._master._node import stop_message, world_message
 from drivetrain_elastic.journal import JournalFullError, Record
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable

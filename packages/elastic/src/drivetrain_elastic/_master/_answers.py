@@ -18,7 +18,7 @@ from drivetrain_elastic.decisions.shards import (
     num_with_indices,
 )
 from drivetrain_elastic.journal import JournalError
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

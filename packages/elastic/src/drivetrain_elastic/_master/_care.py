@@ -13,14 +13,14 @@ from drivetrain_elastic._master._time_keeper import TimeKeeper
 from drivetrain_elastic._master._training_watch import TrainingWatch
 from drivetrain_elastic._sections import OUTSIDE
 from drivetrain_elastic.decisions.check_votes import convicted
-from drivetrain_elastic.decisions.failures import Action, Diagnosis, FailureClass
+from drivetrain_health.failures import Action, Diagnosis, FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from drivetrain_elastic.decisions.membership import MembershipState, World
     from drivetrain_elastic.journal import Record
-    from drivetrain_elastic.protocol import _messages as pb
+    from drivetrain_elastic.protocol import messages as pb
 
 __all__ = ["Care", "Check", "Exclude", "Look", "ShowStacks", "StopJob"]
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain_core import ProgramError
-from drivetrain_elastic.decisions.failures import (
+from drivetrain_elastic.journal import Record
+from drivetrain_health.failures import (
     Action,
     Diagnosis,
     FailureClass,
@@ -19,10 +20,9 @@ from drivetrain_elastic.decisions.failures import (
     respond,
     root_cause,
 )
-from drivetrain_elastic.journal import Record
 
 if TYPE_CHECKING:
-    from drivetrain_elastic.protocol import _messages as pb
+    from drivetrain_elastic.protocol import messages as pb
 
 __all__ = ["Diagnoses", "Excluded", "Judged"]
 

@@ -21,7 +21,7 @@ from drivetrain_elastic._metrics import MetricsServer
 from drivetrain_elastic._secret import make_token
 from drivetrain_elastic.journal import JournalError
 from drivetrain_elastic.journal._open import open_journal
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     import os

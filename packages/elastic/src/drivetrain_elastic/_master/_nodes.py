@@ -32,7 +32,7 @@ from drivetrain_elastic.decisions.membership import (
 from drivetrain_elastic.decisions.past_ending import describe_past_ending
 from drivetrain_elastic.decisions.presence import judge_presence
 from drivetrain_elastic.journal import Record
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
 from drivetrain_elastic.decisions.reclaims import Reclaim, judge_reclaims
-from drivetrain_elastic.protocol import _messages as pb
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

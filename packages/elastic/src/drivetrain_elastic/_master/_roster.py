@@ -12,7 +12,7 @@ from drivetrain_elastic._master._node import Node
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from drivetrain_elastic.protocol import _messages as pb
+    from drivetrain_elastic.protocol import messages as pb
 
 __all__ = ["DuplicateNodeError", "Roster"]
 

@@ -10,7 +10,7 @@ from drivetrain_elastic.decisions.membership import MembershipConfig
 from drivetrain_elastic.journal import Record
 
 if TYPE_CHECKING:
-    from drivetrain_elastic.protocol import _messages as pb
+    from drivetrain_elastic.protocol import messages as pb
 
 __all__ = ["AgreedTerms"]
 

@@ -17,7 +17,7 @@ from drivetrain_elastic.journal import Record
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from drivetrain_elastic.protocol import _messages as pb
+    from drivetrain_elastic.protocol import messages as pb
 
 __all__ = ["TimeKeeper"]
 

@@ -21,7 +21,7 @@ from drivetrain_elastic.decisions.stragglers import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from drivetrain_elastic.protocol import _messages as pb
+    from drivetrain_elastic.protocol import messages as pb
 
 __all__ = ["Slowness", "TrainingWatch"]
 

@@ -11,7 +11,7 @@ from drivetrain_core import ProgramError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from drivetrain_elastic.decisions.failures import GpuReading, NicReading
+    from drivetrain_health.failures import GpuReading, NicReading
 
 __all__ = ["AlertConfig", "AlertNews", "NodeReading", "judge_node", "news_of"]
 

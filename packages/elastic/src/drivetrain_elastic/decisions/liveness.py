@@ -7,18 +7,11 @@ no processor for it: those are running, or have run, and are given more time.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import NamedTuple
 
-__all__ = ["Health", "Signs", "judge_liveness"]
+from drivetrain_health.failures import Health
 
-
-class Health(StrEnum):
-    """What a worker is."""
-
-    WELL = "well"
-    FROZEN = "frozen"
-    STUCK = "stuck"
+__all__ = ["Signs", "judge_liveness"]
 
 
 class Signs(NamedTuple):

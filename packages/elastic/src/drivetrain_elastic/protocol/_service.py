@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf import message_factory
 
-from drivetrain_elastic.protocol import _messages
+from drivetrain_elastic.protocol import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ def _methods(service: Any) -> dict[str, Method]:
     return found
 
 
-(_described,) = _messages.DESCRIPTOR.services_by_name.values()
+(_described,) = messages.DESCRIPTOR.services_by_name.values()
 
 SERVICE: str = _described.full_name
 """What gRPC calls the service."""

@@ -21,13 +21,13 @@ from drivetrain_kernels._available import triton_missing
 from drivetrain_kernels._check import check_at_least, check_floating
 from drivetrain_kernels._dispatch import Implementation, Op
 from drivetrain_kernels._errors import DtypeError, OptionError
+from drivetrain_kernels.ops._clip_epsilon import EPS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["EPS", "OP", "ClipFacts", "check_finite", "clip_grad_norm_", "facts"]
+__all__ = ["OP", "ClipFacts", "check_finite", "clip_grad_norm_", "facts"]
 
-EPS = 1e-6  # as torch has it
 _TRITON_FROM = 16  # tensors, from where on launches cost more than a table does
 
 

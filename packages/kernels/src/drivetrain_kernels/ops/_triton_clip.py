@@ -22,7 +22,7 @@ from torch import Tensor
 
 from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._triton_blocks import TRITON_DTYPES, on_device_of, round_to
-from drivetrain_kernels.ops._clip_grad_norm import EPS
+from drivetrain_kernels.ops._clip_epsilon import EPS
 
 __all__ = ["scale", "total_norm"]
 

@@ -1,0 +1,343 @@
+"""Carries out what a reconciliation asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_cloud.kubernetes.api_client import ApiError
+from drivetrain_cloud.kubernetes.job_secret import (
+    make_secret,
+    read_secret,
+    secret_item,
+)
+from drivetrain_cloud.kubernetes.operator_actions import (
+    AdmitWorkers,
+    CreateObject,
+    DeleteObject,
+    EnsureSecret,
+    LetLeave,
+    PatchObject,
+    SaveState,
+    SetStatus,
+    StopTraining,
+    TellEvent,
+)
+from drivetrain_cloud.kubernetes.pod_templates import master_name, owner_of
+from drivetrain_cloud.kubernetes.pods import JOB_LABEL, ROLE_LABEL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from concurrent.futures import Executor
+
+    from drivetrain_cloud.kubernetes.api_client import ApiClient
+    from drivetrain_cloud.kubernetes.informer import Informer
+    from drivetrain_cloud.kubernetes.job_secret import JobSecret
+    from drivetrain_cloud.kubernetes.operator_actions import OperatorAction
+    from drivetrain_cloud.spot.job_control import JobControl
+
+__all__ = ["Carrier", "StrangerError"]
+
+logger = logging.getLogger(__name__)
+
+_NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
+_COMPONENT = "drivetrain-operator"
+_Item = dict[str, Any]
+
+
+class StrangerError(ApiError):
+    """An object that a job needs is there, and is not the job's."""
+
+
+class Carrier:
+    """Carries out actions, one after the other; of one event loop.
+
+    Args:
+        client: Of the API server.
+        informers: Copies of objects, by kind, which are told of what is written.
+        executor: Where calls of masters wait.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        informers: Mapping[str, Informer],
+        executor: Executor,
+    ) -> None:
+        self._client = client
+        self._informers = informers
+        self._executor = executor
+
+    async def carry_out(
+        self,
+        job: _Item,
+        actions: Iterable[OperatorAction],
+        control: JobControl | None,
+    ) -> JobSecret | None:
+        """Carries out what is asked for a job; every action may be repeated.
+
+        Args:
+            job: The job.
+            actions: What is asked for, in this order.
+            control: Of its training; None where that does not answer.
+
+        Returns:
+            Its secret, if that was asked for.
+
+        Raises:
+            ApiError: A call was refused; what comes after it was not done.
+            DistributedError: The job's master does not answer.
+        """
+        secret = None
+        for action in actions:
+            if isinstance(action, EnsureSecret):
+                secret = await self._ensure_secret(job, action)
+            elif isinstance(action, AdmitWorkers | SaveState | LetLeave | StopTraining):
+                if control is not None:
+                    await self._call_master(control, action)
+            else:
+                await self._call_api(job, action)
+        return secret
+
+    async def _call_master(
+        self,
+        control: JobControl,
+        action: AdmitWorkers | SaveState | LetLeave | StopTraining,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        logger.info("%s: %s", type(action).__name__, action.reason)
+        await loop.run_in_executor(self._executor, _ask, control, action)
+
+    async def _call_api(
+        self,
+        job: _Item,
+        action: CreateObject | DeleteObject | PatchObject | SetStatus | TellEvent,
+    ) -> None:
+        match action:
+            case CreateObject():
+                await self._create(job, action)
+            case DeleteObject():
+                await self._delete(action)
+            case PatchObject():
+                await self._patch(action)
+            case SetStatus():
+                await self._set_status(job, action)
+            case TellEvent():
+                await self._tell(job, action)
+
+    async def _create(self, job: _Item, action: CreateObject) -> None:
+        data = action.item["metadata"]
+        try:
+            made = await self._client.create(action.kind, action.item)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            made = await self._client.get(action.kind, data["namespace"], data["name"])
+            owners = made["metadata"].get("ownerReferences") or ()
+            if all(one["uid"] != job["metadata"]["uid"] for one in owners):
+                message = (
+                    f"{action.kind} {data['name']} is there and does not belong to the "
+                    f"job: delete it, or name the job differently"
+                )
+                raise StrangerError(message, status=_CONFLICT) from error
+        else:
+            logger.info("made %s %s", action.kind, data["name"])
+        self._put(action.kind, made)
+
+    async def _delete(self, action: DeleteObject) -> None:
+        try:
+            answer = await self._client.delete(
+                action.kind, action.namespace, action.name, uid=action.uid
+            )
+        except ApiError as error:
+            if error.status not in {_NOT_FOUND, _CONFLICT}:
+                raise
+            if error.status == _CONFLICT and await self._is_there(action):
+                raise
+            informer = self._informers.get(action.kind)
+            known = informer.get(action.namespace, action.name) if informer else None
+            if informer and known and known["metadata"]["uid"] == action.uid:
+                informer.forget(known)
+            return
+        logger.info("deleted %s %s: %s", action.kind, action.name, action.reason)
+        if answer.get("metadata", {}).get("deletionTimestamp"):
+            self._put(action.kind, answer)
+
+    async def _is_there(self, action: DeleteObject) -> bool:
+        """Whether a refusal means anything else than that another one has its name."""
+        try:
+            item = await self._client.get(action.kind, action.namespace, action.name)
+        except ApiError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            return False
+        return bool(item["metadata"]["uid"] == action.uid)
+
+    async def _patch(self, action: PatchObject) -> None:
+        try:
+            item = await self._client.patch(
+                action.kind, action.namespace, action.name, action.patch, action.sub
+            )
+        except ApiError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            return
+        self._put(action.kind, item)
+
+    async def _set_status(self, job: _Item, action: SetStatus) -> None:
+        status = _with_times(
+            job.get("status") or {}, action.status, self._now(), job["metadata"]
+        )
+        data = {
+            key: job["metadata"][key]
+            for key in ("name", "namespace", "resourceVersion")
+        }
+        item = {
+            "apiVersion": job["apiVersion"],
+            "kind": job["kind"],
+            "metadata": data,
+            "spec": job["spec"],
+            "status": status,
+        }
+        try:
+            self._put(
+                job["kind"], await self._client.update(job["kind"], item, "status")
+            )
+        except ApiError as error:
+            if error.status != _NOT_FOUND:
+                raise
+
+    async def _tell(self, job: _Item, action: TellEvent) -> None:
+        data = job["metadata"]
+        now = self._client.server_time().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        logger.info("%s/%s: %s", data["namespace"], data["name"], action.note)
+        event = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {
+                "name": f"{data['name']}.{secrets.token_hex(8)}",
+                "namespace": data["namespace"],
+            },
+            "eventTime": now,
+            "type": "Warning" if action.is_warning else "Normal",
+            "reason": action.reason,
+            "note": action.note[:1024],
+            "action": action.reason,
+            "reportingController": f"drivetrain.dev/{_COMPONENT}",
+            "reportingInstance": _COMPONENT,
+            "regarding": {
+                "apiVersion": job["apiVersion"],
+                "kind": job["kind"],
+                "name": data["name"],
+                "namespace": data["namespace"],
+                "uid": data["uid"],
+            },
+        }
+        try:
+            await self._client.create("Event", event)
+        except ApiError as error:
+            # Nothing depends on what people are told.
+            logger.info("an event was not taken: %s", error)
+
+    async def _ensure_secret(self, job: _Item, action: EnsureSecret) -> JobSecret:
+        namespace = job["metadata"]["namespace"]
+        item = make_secret(action.name, namespace, action.address, action.owner)
+        is_new = True
+        try:
+            item = await self._client.create("Secret", item)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            item = await self._client.get("Secret", namespace, action.name)
+            is_new = False
+        owners = item["metadata"].get("ownerReferences") or ()
+        found = None
+        if any(one["uid"] == action.owner["uid"] for one in owners):
+            # Somebody may have written into it.
+            with contextlib.suppress(KeyError, ValueError):
+                found = read_secret(item)
+        if found is None or found.address != action.address:
+            message = (
+                f"the secret {action.name} is there and is not for this job and the "
+                f"address {action.address}: delete it"
+            )
+            raise StrangerError(message, status=_CONFLICT)
+        return replace(found, is_new=is_new)
+
+    async def keep_secret(self, job: _Item, secret: JobSecret) -> None:
+        """Writes a job's secret again if it was deleted: pods do not begin without it.
+
+        Args:
+            job: The job.
+            secret: As it was.
+
+        Raises:
+            ApiError: A call was refused.
+        """
+        namespace, name = job["metadata"]["namespace"], master_name(job)
+        try:
+            await self._client.get("Secret", namespace, name)
+        except ApiError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            item = secret_item(name, namespace, secret.data, owner_of(job))
+            await self._client.create("Secret", item)
+            note = f"the secret {name} was deleted: it is there again, as it was"
+            event = TellEvent(reason="SecretDeleted", note=note, is_warning=True)
+            await self._tell(job, event)
+
+    def _put(self, kind: str, item: _Item) -> None:
+        informer = self._informers.get(kind)
+        labels = item["metadata"].get("labels") or {}
+        is_watched = kind not in {"Pod", "Service"} or {JOB_LABEL, ROLE_LABEL} <= set(
+            labels
+        )
+        if informer is not None and is_watched:
+            informer.put(item)
+
+    def _now(self) -> str:
+        return self._client.server_time().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _ask(
+    control: JobControl, action: AdmitWorkers | SaveState | LetLeave | StopTraining
+) -> None:
+    match action:
+        case AdmitWorkers():
+            control.admit(action.pods, action.reason)
+        case SaveState():
+            control.save(action.request, action.within_s, action.reason)
+        case LetLeave():
+            control.leave(action.pod, action.within_s, action.reason)
+        case StopTraining():
+            control.stop(action.reason, action.exit_code)
+
+
+def _with_times(before: _Item, status: _Item, now: str, data: _Item) -> _Item:
+    """Returns a status with the times at which what it says became so."""
+    known = {one["type"]: one for one in before.get("conditions") or ()}
+    rows = []
+    for one in status.get("conditions") or ():
+        was = known.get(one["type"])
+        same = was is not None and was["status"] == one["status"]
+        rows.append(
+            {
+                **one,
+                "observedGeneration": data.get("generation", 0),
+                "lastTransitionTime": (was.get("lastTransitionTime") if same else now)
+                if was
+                else now,
+            }
+        )
+    status = {**status, "conditions": rows}
+    if status.get("phase") == "Running":
+        status.setdefault("startTime", now)
+    if status.get("phase") in {"Succeeded", "Failed"}:
+        status.setdefault("completionTime", now)
+    if status.get("trainerStatus"):
+        status["trainerStatus"] = {**status["trainerStatus"], "lastUpdatedTime": now}
+    return status

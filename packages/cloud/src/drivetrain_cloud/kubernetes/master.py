@@ -1,0 +1,94 @@
+"""What the pod of a master runs: a master that knows its job from the environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivetrain_core import ProgramError
+from drivetrain_core.commands import run_command
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["main", "master_options"]
+
+_JOURNAL = "DRIVETRAIN_ELASTIC_JOURNAL"
+
+
+def master_options(env: Mapping[str, str], folder: Path) -> list[str]:
+    """Writes what a master reads from files, and returns its options.
+
+    Args:
+        env: Of the pod.
+        folder: A private one.
+
+    Raises:
+        ProgramError: The environment is not that of a master's pod.
+    """
+    from drivetrain_cloud.kubernetes.pod_templates import MASTER_PORT
+    from drivetrain_elastic.extending import write_token
+
+    names = {
+        "token": "DRIVETRAIN_ELASTIC_TOKEN",
+        "tls.crt": "DRIVETRAIN_ELASTIC_TLS_CERTIFICATE_PEM",
+        "tls.key": "DRIVETRAIN_ELASTIC_TLS_KEY_PEM",
+    }
+    missing = [
+        name
+        for name in ("DRIVETRAIN_POD_IP", "DRIVETRAIN_POD_UID", *names.values())
+        if not env.get(name)
+    ]
+    if missing:
+        message = (
+            f"{', '.join(missing)} not set: this is run in the pod of an ElasticJob's "
+            "master; elsewhere, use `drivetrain-elastic master`"
+        )
+        raise ProgramError(message)
+    for file, name in names.items():
+        write_token(folder / file, env[name])
+    address = env["DRIVETRAIN_POD_IP"]
+    address = f"[{address}]" if ":" in address else address
+    return [
+        *("--address", f"{address}:{MASTER_PORT}"),
+        *("--token-file", str(folder / "token")),
+        *("--tls-certificate", str(folder / "tls.crt")),
+        *("--tls-key", str(folder / "tls.key")),
+        *(
+            "--journal",
+            env.get(_JOURNAL) or str(_own_journal(env["DRIVETRAIN_POD_UID"])),
+        ),
+    ]
+
+
+def _own_journal(uid: str) -> Path:
+    """Returns a journal of this pod alone; private to its user."""
+    folder = Path(tempfile.gettempdir(), f"drivetrain-master-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / f"{uid}.db"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the master, and returns its exit status.
+
+    Args:
+        argv: The arguments; None for those of the process.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    return run_command("drivetrain-elastic", _run, argparse.Namespace(given=given))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from drivetrain_elastic import cli
+
+    with tempfile.TemporaryDirectory(prefix="drivetrain-master-") as folder:
+        options = master_options(os.environ, Path(folder))
+        return cli.main(["master", *options, *arguments.given])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,326 @@
+"""The operator: looks after all jobs of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_cloud.kubernetes.api_client import ApiError
+from drivetrain_cloud.kubernetes.carry_out import Carrier, StrangerError
+from drivetrain_cloud.kubernetes.informer import Informer
+from drivetrain_cloud.kubernetes.job_links import link_master
+from drivetrain_cloud.kubernetes.job_status import is_finished
+from drivetrain_cloud.kubernetes.observed import Memory, Observed
+from drivetrain_cloud.kubernetes.operator_actions import CreateObject, TellEvent
+from drivetrain_cloud.kubernetes.pod_templates import master_name
+from drivetrain_cloud.kubernetes.pods import (
+    JOB_LABEL,
+    is_ready,
+    role_of,
+    waits_for_secret,
+)
+from drivetrain_cloud.kubernetes.pool_share import share_pool
+from drivetrain_cloud.kubernetes.reconcile import begin_anew, reconcile
+from drivetrain_cloud.kubernetes.work_queue import WorkQueue
+from drivetrain_core import DistributedError, ProgramError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from drivetrain_cloud.kubernetes.api_client import ApiClient
+    from drivetrain_cloud.kubernetes.job_links import JobLink, Linker
+    from drivetrain_cloud.kubernetes.job_secret import JobSecret
+    from drivetrain_cloud.kubernetes.operator_actions import OperatorAction
+    from drivetrain_cloud.kubernetes.pool_share import Share
+    from drivetrain_cloud.spot.job_control import JobView
+
+__all__ = ["Operator"]
+
+logger = logging.getLogger(__name__)
+
+_Item = dict[str, Any]
+_Key = tuple[str, str]
+
+
+class Operator:
+    """Looks after all jobs of a cluster, or of a namespace; of one event loop.
+
+    It keeps nothing that a new one could not find out: it may be killed at any moment,
+    and another one goes on.
+
+    Args:
+        client: Of the API server.
+        namespace: Of the jobs; all by default.
+        link: Connects to the master of a job.
+        num_workers: How many jobs are looked at together.
+        poll_s: How often the master of a job is asked whose workers the operator decides.
+        progress_s: How often another one is asked how far it is.
+        pool_s: How often it is looked who grows into idle nodes, and who yields.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        *,
+        namespace: str = "",
+        link: Linker = link_master,
+        num_workers: int = 16,
+        poll_s: float = 0.5,
+        progress_s: float = 10.0,
+        pool_s: float = 1.0,
+    ) -> None:
+        self._client = client
+        self._link = link
+        self._num_workers = num_workers
+        self._poll_s, self._progress_s, self._pool_s = poll_s, progress_s, pool_s
+        self._queue: WorkQueue[_Key] = WorkQueue()
+        self._nonce = secrets.token_hex(4)
+        self._memories: dict[_Key, Memory] = {}
+        self._links: dict[_Key, tuple[str, JobLink | None]] = {}
+        self._secrets: dict[_Key, JobSecret] = {}
+        self._shares: dict[_Key, Share] = {}
+        self._told: dict[_Key, str] = {}
+        self._grouped: dict[_Key, str] = {}
+        self._executor = ThreadPoolExecutor(num_workers, "masters")
+        self._jobs = Informer(client, "ElasticJob", self._note_job, namespace=namespace)
+        self._pods = Informer(
+            client,
+            "Pod",
+            self._note_owned,
+            namespace=namespace,
+            selector=JOB_LABEL,
+            index=_job_of,
+        )
+        self._services = Informer(
+            client,
+            "Service",
+            self._note_owned,
+            namespace=namespace,
+            selector=JOB_LABEL,
+            index=_job_of,
+        )
+        self._nodes = Informer(client, "Node", self._note_node)
+        self._informers = {
+            "ElasticJob": self._jobs,
+            "Pod": self._pods,
+            "Service": self._services,
+            "Node": self._nodes,
+        }
+        self._carrier = Carrier(client, self._informers, self._executor)
+
+    async def run(self) -> None:
+        """Looks after jobs until it is cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for informer in self._informers.values():
+                    group.create_task(informer.run())
+                for informer in self._informers.values():
+                    await informer.is_synced.wait()
+                logger.info("the operator looks after %d jobs", len(self._job_keys()))
+                for _ in range(self._num_workers):
+                    group.create_task(self._work())
+                group.create_task(self._watch_pool())
+        finally:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            for _, link in self._links.values():
+                if link is not None:
+                    link.close()
+
+    def _job_keys(self) -> list[_Key]:
+        return [_key(job) for job in self._jobs.items()]
+
+    # ---- what has changed ----
+
+    def _note_job(self, item: _Item) -> None:
+        self._queue.add(_key(item))
+
+    def _note_owned(self, item: _Item) -> None:
+        data = item["metadata"]
+        if name := (data.get("labels") or {}).get(JOB_LABEL):
+            self._queue.add((data["namespace"], name))
+
+    def _note_node(self, item: _Item) -> None:
+        # Nodes say that they are alive all the time; only their end matters here.
+        name = item["metadata"]["name"]
+        if not (item.get("spec") or {}).get("taints"):
+            return
+        for pod in self._pods.items():
+            if pod["spec"].get("nodeName") == name:
+                self._note_owned(pod)
+
+    async def _watch_pool(self) -> None:
+        said = ""
+        while True:
+            try:
+                shares = share_pool(
+                    list(self._jobs.items()), self._pods, list(self._nodes.items())
+                )
+            except Exception as error:
+                # Nobody grows meanwhile, and all jobs are looked after as before.
+                if said != repr(error):
+                    logger.exception("nobody can say who grows")
+                said, shares = repr(error), {}
+            for key in shares.keys() | self._shares.keys():
+                if shares.get(key) != self._shares.get(key):
+                    self._queue.add(key)
+            self._shares = shares
+            await asyncio.sleep(self._pool_s)
+
+    # ---- one job ----
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.get()
+            try:
+                look_again_s = await self._reconcile(key)
+            except DistributedError as error:
+                least_s = error.retry_after_s if isinstance(error, ApiError) else 0.0
+                is_race = isinstance(error, ApiError) and error.reason == "Conflict"
+                level = logging.DEBUG if is_race else logging.WARNING
+                logger.log(level, "%s/%s is looked at again after: %s", *key, error)
+                await self._tell(key, error)
+                self._queue.retry(key, least_s)
+            except Exception as error:
+                # A job that nobody can make sense of must not end all others'.
+                logger.exception("%s/%s cannot be looked after", *key)
+                self._queue.retry(key, 1.0)
+                with contextlib.suppress(Exception):
+                    await self._tell(key, error)
+            else:
+                self._queue.forget(key)
+                self._queue.add_after(key, look_again_s - time.monotonic())
+            finally:
+                self._queue.done(key)
+
+    async def _tell(self, key: _Key, error: Exception) -> None:
+        """Tells people once what the operator cannot get past without them."""
+        job = self._jobs.get(*key)
+        is_unknown = not isinstance(error, DistributedError)
+        needs_somebody = isinstance(error, StrangerError) or (
+            isinstance(error, ApiError) and error.status in {400, 403, 422}
+        )
+        note = str(error)
+        if is_unknown and not isinstance(error, ProgramError):
+            note = f"the operator cannot make sense of the job: {error!r}"
+        if job is None or not (needs_somebody or is_unknown):
+            return
+        if self._told.get(key) == note:
+            return
+        self._told[key] = note
+        event = TellEvent(reason="CannotReconcile", note=note, is_warning=True)
+        await self._carrier.carry_out(job, [event], None)
+
+    async def _reconcile(self, key: _Key) -> float:
+        """Looks at a job and does what is to be done; returns when to look again."""
+        job = self._jobs.get(*key)
+        if job is None:
+            self._forget(key)
+            return math.inf
+        view, has_control = await self._look(key, job)
+        now_s = time.monotonic()
+        pods = self._pods.those("/".join(key))
+        names = {pod["spec"].get("nodeName") or "" for pod in pods} - {""}
+        nodes = {name: self._nodes.get("", name) for name in names}
+        share = self._shares.get(key)
+        known = self._secrets.get(key)
+        has_secret = (
+            known is not None and self._uid_of_link(key) == job["metadata"]["uid"]
+        )
+        observed = Observed(
+            job=job,
+            pods=tuple(pods),
+            service=self._services.get(key[0], master_name(job)),
+            nodes={name: node for name, node in nodes.items() if node is not None},
+            has_group=self._grouped.get(key) == job["metadata"]["uid"],
+            has_secret=has_secret,
+            address=known.address if known is not None and has_secret else "",
+            view=view,
+            has_control=has_control,
+            memory=self._memories.get(key, Memory(nonce=self._nonce)),
+            offered=share.offered if share else 0,
+            wanted_by_others=share.wanted if share else 0,
+            date=self._client.server_time().strftime("%a, %d %b %Y %H:%M:%S GMT"),
+        )
+        plan = reconcile(observed, now_s)
+        link = self._links.get(key, ("", None))[1]
+        control = link.control if link is not None and view is not None else None
+        if known is not None and has_secret and _needs_secret(plan.actions, pods):
+            await self._carrier.keep_secret(job, known)
+        secret = await self._carrier.carry_out(job, plan.actions, control)
+        if secret is not None:
+            self._connect(key, job, secret)
+            if secret.is_new:
+                await self._carrier.carry_out(job, begin_anew(job, pods), None)
+        if any(getattr(one, "kind", "") == "PodGroup" for one in plan.actions):
+            self._grouped[key] = job["metadata"]["uid"]
+        self._memories[key] = plan.memory
+        return min(plan.look_again_s, now_s + self._next_poll_s(job, has_control))
+
+    def _next_poll_s(self, job: _Item, has_control: bool) -> float:
+        if is_finished(job) or not has_control:
+            return math.inf
+        spec = job["spec"]
+        decided = (spec.get("spot") or {}).get("enabled") or spec.get("nodeUnit", 1) > 1
+        is_busy = (job.get("status") or {}).get("phase") in {"Scaling", "Waiting"}
+        return self._poll_s if decided or is_busy else self._progress_s
+
+    async def _look(self, key: _Key, job: _Item) -> tuple[JobView | None, bool]:
+        """Asks the master of a job, if there is one that can be asked."""
+        uid, link = self._links.get(key, ("", None))
+        if uid != job["metadata"]["uid"]:
+            return None, True
+        if link is None:
+            return None, False
+        masters = [p for p in self._pods.those("/".join(key)) if role_of(p) == "master"]
+        if not any(is_ready(pod) for pod in masters):
+            return None, True
+        loop = asyncio.get_running_loop()
+        try:
+            view = await loop.run_in_executor(self._executor, link.control.look)
+        except DistributedError as error:
+            logger.info("the master of %s/%s does not answer: %s", *key, error)
+            return None, True
+        return view, True
+
+    def _uid_of_link(self, key: _Key) -> str:
+        return self._links.get(key, ("", None))[0]
+
+    def _connect(self, key: _Key, job: _Item, secret: JobSecret) -> None:
+        self._disconnect(key)
+        self._links[key] = (job["metadata"]["uid"], self._link(job, secret))
+        self._secrets[key] = secret
+        self._queue.add(key)
+
+    def _disconnect(self, key: _Key) -> None:
+        _, link = self._links.pop(key, ("", None))
+        self._secrets.pop(key, None)
+        if link is not None:
+            link.close()
+
+    def _forget(self, key: _Key) -> None:
+        self._disconnect(key)
+        self._memories.pop(key, None)
+        self._shares.pop(key, None)
+        self._told.pop(key, None)
+        self._grouped.pop(key, None)
+        self._queue.forget(key)
+
+
+def _key(item: _Item) -> _Key:
+    return item["metadata"]["namespace"], item["metadata"]["name"]
+
+
+def _needs_secret(actions: Iterable[OperatorAction], pods: Iterable[_Item]) -> bool:
+    makes = any(isinstance(one, CreateObject) and one.kind == "Pod" for one in actions)
+    return makes or any(waits_for_secret(pod) for pod in pods)
+
+
+def _job_of(item: _Item) -> str:
+    data = item["metadata"]
+    return f"{data['namespace']}/{(data.get('labels') or {}).get(JOB_LABEL, '')}"

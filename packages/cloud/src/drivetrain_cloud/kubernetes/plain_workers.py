@@ -1,0 +1,268 @@
+"""How many workers there are, where the master itself lets all of them train."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from drivetrain_cloud.kubernetes.operator_actions import (
+    CreateObject,
+    DeleteObject,
+    LetLeave,
+    PatchObject,
+    TellEvent,
+)
+from drivetrain_cloud.kubernetes.pod_templates import worker_pod
+from drivetrain_cloud.kubernetes.pods import (
+    LEAVING,
+    has_ended,
+    is_disrupted,
+    is_leaving,
+    is_ready,
+    is_terminating,
+    number_of,
+    phase_of,
+    role_of,
+)
+from drivetrain_cloud.spot.capacity import Market
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+    from drivetrain_cloud.kubernetes.job_spec import JobSpec
+    from drivetrain_cloud.kubernetes.observed import Observed
+    from drivetrain_cloud.kubernetes.operator_actions import OperatorAction
+
+__all__ = [
+    "LEAVE",
+    "MOST_AT_ONCE",
+    "WorkerPlan",
+    "ask_to_leave",
+    "delete_pod",
+    "end_leavers",
+    "end_pending",
+    "has_end",
+    "next_number",
+    "plan_workers",
+    "those_of_role",
+]
+
+LEAVE = "drivetrain.dev/leave"
+"""An annotation of a job: the pods that leave, with commas between them."""
+
+MOST_AT_ONCE = 200
+"""So many pods are made at a time: more come when these are seen."""
+
+_Item = dict[str, "Any"]
+
+
+class WorkerPlan(NamedTuple):
+    """What becomes of the workers.
+
+    Attributes:
+        actions: To be carried out in this order.
+        look_again_s: When to look again if nothing happens; infinite for never.
+    """
+
+    actions: list[OperatorAction]
+    look_again_s: float = math.inf
+
+
+def plan_workers(observed: Observed, spec: JobSpec, now_s: float) -> WorkerPlan:
+    """Decides which workers are made, asked to leave, and deleted.
+
+    Those that are too many, or named by `LEAVE`, are asked to leave first; their pods go
+    when they have left. Those that are too few are made; the master lets them train when
+    they are ready.
+
+    Args:
+        observed: The job and what belongs to it.
+        spec: What it says.
+        now_s: The time.
+    """
+    workers = those_of_role(observed, "worker")
+    here = [pod for pod in workers if not has_ended(pod) and not is_terminating(pod)]
+    named = _named(observed)
+    left = [pod for pod in here if not is_leaving(pod)]
+    staying = [pod for pod in left if pod["metadata"]["name"] not in named]
+    target = _target(observed, spec, len(staying), len(workers) - len(staying))
+    leavers, look_again_s = end_leavers(observed, spec, now_s)
+    plan = WorkerPlan(leavers, look_again_s)
+    for pod in left:
+        if pod["metadata"]["name"] in named:
+            plan.actions.extend(ask_to_leave(observed, pod, "it was named"))
+    missing = target - len(staying)
+    if missing > 0 or has_end(workers):
+        if has_end(workers):
+            plan.actions.extend(end_pending(here))
+            return plan
+        if now_s < observed.memory.hold_until_s:
+            until_s = observed.memory.hold_until_s
+            return WorkerPlan(plan.actions, min(plan.look_again_s, until_s))
+        plan.actions.extend(_make(observed, spec, missing))
+    elif missing < 0:
+        for pod in _first_to_go(staying)[:-missing]:
+            reason = f"{len(staying)} workers are there, and {target} wanted"
+            plan.actions.extend(ask_to_leave(observed, pod, reason))
+    return plan
+
+
+def _target(observed: Observed, spec: JobSpec, num_here: int, num_going: int) -> int:
+    """Returns how many workers there shall be."""
+    unit = spec.spot.unit
+    if observed.wanted_by_others > 0:
+        yielded = max(0, observed.wanted_by_others - num_going)
+        target = min(num_here, spec.max_replicas) - yielded
+        return max(spec.spot.least, target // unit * unit)
+    if num_here >= spec.replicas:
+        room = (num_here + observed.offered) // unit * unit
+        return min(spec.max_replicas, max(spec.replicas, room))
+    return spec.replicas
+
+
+def _make(observed: Observed, spec: JobSpec, count: int) -> list[OperatorAction]:
+    assert observed.service is not None
+    address = observed.service["spec"]["clusterIP"]
+    first = next_number(observed)
+    return [
+        CreateObject(
+            kind="Pod",
+            item=worker_pod(observed.job, spec, number, Market.SPOT, address),
+        )
+        for number in range(first, first + min(count, MOST_AT_ONCE))
+    ]
+
+
+def _named(observed: Observed) -> set[str]:
+    text = (observed.job["metadata"].get("annotations") or {}).get(LEAVE, "")
+    return set(filter(None, text.split(",")))
+
+
+def _first_to_go(pods: Sequence[_Item]) -> list[_Item]:
+    return sorted(pods, key=lambda pod: (is_ready(pod), -number_of(pod)))
+
+
+# ---- what decided jobs share ----
+
+
+def those_of_role(observed: Observed, role: str) -> list[_Item]:
+    """Returns the pods of a role that the job controls."""
+    return [
+        pod
+        for pod in observed.pods
+        if role_of(pod) == role and _controls(observed.job, pod)
+    ]
+
+
+def _controls(job: _Item, pod: _Item) -> bool:
+    return any(
+        owner.get("controller") and owner["uid"] == job["metadata"]["uid"]
+        for owner in pod["metadata"].get("ownerReferences") or ()
+    )
+
+
+def next_number(observed: Observed) -> int:
+    """Returns the first number that no worker of the job has had."""
+    numbers = [number_of(pod) for pod in observed.pods if role_of(pod) == "worker"]
+    last: int = (observed.job.get("status") or {}).get("lastPodNumber", -1)
+    return max([-1, last, *numbers]) + 1
+
+
+def has_end(workers: Iterable[_Item]) -> bool:
+    """Whether training ends: a worker that was not asked to leave has ended well."""
+    return any(
+        has_ended(pod, "Succeeded") and not is_leaving(pod) and not is_disrupted(pod)
+        for pod in workers
+    )
+
+
+def end_pending(workers: Iterable[_Item]) -> list[OperatorAction]:
+    """Returns the actions that delete workers which have not begun when training ends.
+
+    They would wait for a node, and the job for them, for ever.
+
+    Args:
+        workers: Those that have not ended.
+    """
+    reason = "training ends before it has begun"
+    return [delete_pod(pod, reason) for pod in workers if phase_of(pod) == "Pending"]
+
+
+def delete_pod(pod: _Item, reason: str) -> DeleteObject:
+    """Returns the action that deletes a pod."""
+    data = pod["metadata"]
+    return DeleteObject(
+        kind="Pod",
+        namespace=data["namespace"],
+        name=data["name"],
+        uid=data["uid"],
+        reason=reason,
+    )
+
+
+def ask_to_leave(observed: Observed, pod: _Item, reason: str) -> list[OperatorAction]:
+    """Returns the actions that let a worker leave before its pod is deleted.
+
+    It is written down first: an operator that begins anew asks again, and takes no worker
+    that has left for one that has ended.
+
+    Args:
+        observed: The job and what belongs to it.
+        pod: Of the worker.
+        reason: Why.
+    """
+    if not observed.has_control or not is_ready(pod):
+        return [delete_pod(pod, reason)]
+    data = pod["metadata"]
+    return [
+        PatchObject(
+            kind="Pod",
+            namespace=data["namespace"],
+            name=data["name"],
+            patch={"metadata": {"uid": data["uid"], "annotations": {LEAVING: reason}}},
+            reason=reason,
+        ),
+        TellEvent(reason="WorkerLeaves", note=f"{data['name']} leaves: {reason}"),
+    ]
+
+
+def end_leavers(
+    observed: Observed, spec: JobSpec, now_s: float
+) -> tuple[list[OperatorAction], float]:
+    """Asks workers to leave, and deletes the pods of those that have, or take too long.
+
+    Args:
+        observed: The job and what belongs to it.
+        spec: What it says.
+        now_s: The time.
+
+    Returns:
+        The actions, and when to look again.
+    """
+    actions: list[OperatorAction] = []
+    look_again_s = math.inf
+    for pod in those_of_role(observed, "worker"):
+        if not is_leaving(pod) or is_terminating(pod):
+            continue
+        name = pod["metadata"]["name"]
+        seen = observed.memory.workers.get(name)
+        since_s = seen.since_s if seen else now_s
+        end_s = since_s + spec.leave_s
+        if seen is not None and seen.notice is not None:
+            end_s = min(end_s, seen.notice.deadline_s)
+        if has_ended(pod):
+            actions.append(delete_pod(pod, "it has left"))
+        elif observed.view is not None and name not in observed.view.present:
+            actions.append(delete_pod(pod, "the master says that it has left"))
+        elif now_s >= end_s:
+            reason = f"it has not left within {end_s - since_s:g} s"
+            actions.append(delete_pod(pod, reason))
+        else:
+            look_again_s = min(look_again_s, end_s)
+            if observed.view is not None and name not in observed.memory.asked:
+                reason = pod["metadata"]["annotations"][LEAVING]
+                actions.append(
+                    LetLeave(pod=name, within_s=end_s - now_s, reason=reason)
+                )
+    return actions, look_again_s

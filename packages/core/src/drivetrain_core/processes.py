@@ -1,0 +1,124 @@
+"""Processes of Linux: parents, orphans, and how one has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+__all__ = [
+    "adopt_orphans",
+    "children",
+    "describe_exit",
+    "end_with_parent",
+    "kill_adopted",
+    "reap_orphans",
+]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of those of its descendants that lose theirs.
+
+    Raises:
+        OSError: The system cannot do that.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def reap_orphans(own: Container[int]) -> None:
+    """Lets go of adopted processes that have ended.
+
+    Args:
+        own: Children that somebody else here waits for.
+    """
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        # One that is waited for hides those behind it, but not for long.
+        if found is None or found.si_pid in own:
+            return
+        os.waitpid(found.si_pid, 0)
+
+
+def children() -> set[int]:
+    """Returns the processes whose parent is this one."""
+    found: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(errors="replace").rsplit(")", 1)[1].split()
+        except OSError:
+            continue  # it has ended
+        if int(fields[1]) == os.getpid():
+            found.add(int(path.parent.name))
+    return found
+
+
+def kill_adopted(spared: Container[int]) -> int:
+    """Kills children that others have started, and lets go of those that have ended.
+
+    Children in this process's own session are its own: those that it has adopted come
+    from workers, of which each has begun a session.
+
+    Args:
+        spared: Children that others here started, or wait for.
+
+    Returns:
+        How many were found; what these had started is there at the next call.
+    """
+    found = 0
+    for pid in children():
+        if pid in spared:
+            continue
+        # A child keeps its number until it is waited for, here.
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            if os.getsid(pid) != os.getsid(0):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+                found += 1
+    return found
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Lets this process be killed when its parent ends.
+
+    Args:
+        parent: Who that has to be; this process ends now if it is another one.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have ended before.
+    if os.getppid() != (parent or os.getppid()):
+        os._exit(1)
+
+
+def describe_exit(exit_code: int) -> str:
+    """Returns how a process has ended, in words.
+
+    Example:
+        >>> describe_exit(3), describe_exit(-9)
+        ('ended with exit code 3', 'was killed by SIGKILL')
+    """
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    return f"was killed by {name}"
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0):
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl: {os.strerror(code)}")

@@ -1,0 +1,38 @@
+"""Tables on standard output, as all command lines print them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["print_table"]
+
+
+def print_table(title: str, rows: Sequence[Sequence[str]]) -> None:
+    """Prints rows under the first one; columns after the first are aligned right.
+
+    Args:
+        title: What stands above.
+        rows: The names of the columns, then the rows.
+
+    Example:
+        >>> print_table("links", [["link", "Gbit/s"], ["0 - 1", "100"]])
+        links
+        ┏━━━━━━━┳━━━━━━━━┓
+        ┃ link  ┃ Gbit/s ┃
+        ┡━━━━━━━╇━━━━━━━━┩
+        │ 0 - 1 │    100 │
+        └───────┴────────┘
+    """
+    table = Table(title=title, title_justify="left")
+    for at, name in enumerate(rows[0]):
+        table.add_column(name, justify="right" if at else "left")
+    for row in rows[1:]:
+        table.add_row(*row)
+    Console(file=sys.stdout).print(table)

@@ -1,0 +1,78 @@
+"""How a call of a command line ends, wherever it is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain_core.commands import CommandParser, run_command
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+
+__all__ = ["check_wrong_use", "exit_status", "run_subcommand"]
+
+
+def exit_status(
+    main: Callable[[list[str]], int], argv: Sequence[object]
+) -> int | str | None:
+    """Returns the status of a call.
+
+    Args:
+        main: Of the program.
+        argv: The arguments.
+
+    Example:
+        >>> from drivetrain_core.cli import main
+        >>> exit_status(main, ["diff", "/none", "/none"])
+        1
+    """
+    try:
+        return main([str(one) for one in argv])
+    except SystemExit as left:
+        return left.code
+
+
+def run_subcommand(
+    program: str,
+    name: str,
+    populate: Callable[[argparse.ArgumentParser], None],
+    argv: Sequence[object],
+) -> int | str | None:
+    """Returns the status of a call of one command, by its own parser.
+
+    Args:
+        program: The program that it belongs to.
+        name: Of the command.
+        populate: Adds its options to a parser.
+        argv: The arguments.
+    """
+    parser = CommandParser(prog=f"{program} {name}")
+    populate(parser)
+    try:
+        arguments = parser.parse_args([str(one) for one in argv])
+    except SystemExit as left:
+        return left.code
+    return run_command(program, arguments.run, arguments)
+
+
+def check_wrong_use(
+    program: str, status: object, out: str, err: str, says: str
+) -> None:
+    """Checks that a call was refused as wrong use, in its last line.
+
+    Args:
+        program: Its name.
+        status: How the call ended.
+        out: What it wrote on standard output.
+        err: What it wrote on standard error.
+        says: What stands in the last line.
+
+    Raises:
+        AssertionError: It was not.
+    """
+    assert (status, out) == (2, ""), (status, out)
+    last = err.splitlines()[-1]
+    assert last.startswith(f"{program} "), last
+    assert ": error: " in last, last
+    assert says in last, last

@@ -1,0 +1,175 @@
+"""`drivetrain fabric simulate`: what placement, queue pairs and port splitting are worth."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_core.commands import integer, number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["populate_simulate"]
+
+
+_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+
+class _Noted(argparse.Action):
+    """Stores a value, and that the option was given: its default may be the same."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002  (argparse passes it)
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002  (likewise)
+    ) -> None:
+        setattr(namespace, self.dest, values if self.nargs != 0 else True)
+        namespace.given |= {self.option_strings[0]}
+
+
+def populate_simulate(commands: Any) -> None:
+    """Adds the command `simulate`, which sets `run` as other commands do.
+
+    Args:
+        commands: The sub-commands of `drivetrain fabric`.
+    """
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "simulate",
+        help="simulate a job on a data-centre network: placement, ECMP, congestion",
+        allow_abbrev=False,
+    )
+    parser.register("action", None, _Noted)
+    _add_fabric(parser)
+    _add_traffic(parser)
+    parser.add_argument(
+        "--placements",
+        metavar="LIST",
+        default="random,packed,advised",
+        help="of given, random, packed, advised (the default: %(default)s)",
+    )
+    parser.add_argument(
+        "--queue-pairs",
+        type=_counts,
+        metavar="LIST",
+        default="1,2,4,8",
+        help="of a connection (the default: %(default)s)",
+    )
+    parser.add_argument(
+        "--hash",
+        default="crc",
+        help="of switches: crc, unseeded, or random (the default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=integer(0), default=0, help="of hashes and order"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=integer(1),
+        default=1,
+        help="how many are averaged over (default: 1)",
+    )
+    parser.add_argument(
+        "--advice", metavar="FILE", help="write the advised order of nodes, one a line"
+    )
+    parser.add_argument("--svg", metavar="FILE", help="write a picture as well")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run, given=frozenset())
+
+
+def _add_fabric(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("the fabric").add_argument
+    add(
+        "--spec",
+        metavar="FILE",
+        help="a cluster file, instead of all below but --failed",
+    )
+    add("--gpus", type=integer(1), default=12288, help="(default: %(default)s)")
+    add("--gpus-per-node", type=integer(1), default=8, help="(default: %(default)s)")
+    add(
+        "--nics",
+        type=integer(1),
+        default=8,
+        help="network cards of a node (default: 8)",
+    )
+    add("--nic-gbps", type=number(above=0), default=200, help="(default: %(default)s)")
+    add(
+        "--no-rails",
+        action=_Noted,
+        nargs=0,
+        default=False,
+        help="all cards of a node on one leaf",
+    )
+    add("--tiers", type=int, choices=(2, 3), default=3, help="(default: 3)")
+    add("--leaf-downlinks", type=integer(1), default=64, help="(default: %(default)s)")
+    add("--leaf-uplinks", type=integer(1), default=32, help="(default: %(default)s)")
+    add("--spine-downlinks", type=integer(1), help="(default: 32, with two tiers 64)")
+    add("--spine-uplinks", type=integer(1), default=32, help="(default: %(default)s)")
+    add("--core-downlinks", type=integer(1), default=64, help="(default: %(default)s)")
+    add(
+        "--uplink-gbps",
+        type=number(above=0),
+        default=400,
+        help="(default: %(default)s)",
+    )
+    add("--latency-us", type=number(0), default=5, help="node to node (default: 5)")
+    add(
+        "--failed",
+        type=integer(0),
+        default=0,
+        help="ports up of leaves that fail, by chance",
+    )
+
+
+def _add_traffic(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("the traffic").add_argument
+    add(
+        "--traffic",
+        default="all-reduce",
+        help="of all ranks: all-reduce, tree, all-gather, reduce-scatter, all-to-all, "
+        "or a step of a job: job (the default: %(default)s)",
+    )
+    add(
+        "--size",
+        type=_bytes(number(above=0)),
+        default="1G",
+        help="bytes of a rank's vector (default: %(default)s)",
+    )
+    add("--tensor", type=integer(1), default=8, help="of a job (default: %(default)s)")
+    add("--pipeline", type=integer(1), default=8, help="stages of a job (default: 8)")
+    add(
+        "--activations",
+        type=_bytes(number(0)),
+        default="256M",
+        help="bytes that a rank sends on in a step (default: %(default)s)",
+    )
+    add(
+        "--incast",
+        type=integer(1),
+        metavar="SENDERS",
+        help="instead: queues, pauses and a victim when so many send to one",
+    )
+
+
+def _counts(text: str) -> list[int]:
+    """Returns whole numbers of at least 1 out of a list such as `1,2,4`."""
+    return [integer(1)(part) for part in text.split(",")]
+
+
+def _bytes(kind: Callable[[str], float]) -> Callable[[str], float]:
+    """Returns the `type` of an option that takes `256M` or `1.5G`."""
+
+    def parse(text: str) -> float:
+        unit = _UNITS.get(text[-1:].lower())
+        return kind(text) if unit is None else kind(text[:-1]) * unit
+
+    return parse
+
+
+def _run(args: argparse.Namespace) -> int:
+    # Imported here: other commands need no numpy.
+    from drivetrain_fabric.network._command import run_fabric
+
+    return run_fabric(args)

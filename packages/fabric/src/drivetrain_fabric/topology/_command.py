@@ -1,0 +1,138 @@
+"""The command `drivetrain fabric topo`: shows this host, a file, or measured links."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from drivetrain_core.commands import number
+from drivetrain_fabric.topology._cluster import find_flaws, find_hosts
+from drivetrain_fabric.topology._draw_host import host_svg
+from drivetrain_fabric.topology._draw_links import links_svg
+from drivetrain_fabric.topology._draw_text import (
+    host_rich,
+    host_text,
+    links_rich,
+    links_text,
+)
+from drivetrain_fabric.topology._file import load_topology, topology_to_json
+from drivetrain_fabric.topology._json import to_plain
+from drivetrain_fabric.topology._order import ring_order
+from drivetrain_fabric.topology._read import read_topology
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rich.console import RenderableType
+
+    from drivetrain_fabric.topology._matrix import LinkMatrix
+
+__all__ = ["populate_topo"]
+
+
+def populate_topo(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> None:
+    """Adds the command `topo`, which sets `run` as other commands do.
+
+    Args:
+        commands: The sub-commands of `drivetrain fabric`.
+    """
+    parser = commands.add_parser(
+        "topo",
+        help="show GPUs, network cards, and how they hang together",
+        allow_abbrev=False,
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--sysfs",
+        metavar="DIR",
+        help="read a copy of another host's /sys, without NVML",
+    )
+    source.add_argument(
+        "--file", metavar="FILE", help="read what --json has written, of any host"
+    )
+    source.add_argument(
+        "--measure",
+        action="store_true",
+        help="measure the links between ranks; run it on all of them, under torchrun",
+    )
+    parser.add_argument(
+        "--budget",
+        metavar="SECONDS",
+        type=number(above=0),
+        default=5.0,
+        help="how long --measure may take, about (default: 5)",
+    )
+    parser.add_argument("--svg", metavar="FILE", help="write a picture as well")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON, for other programs"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    return _measure(args) if args.measure else _show(args)
+
+
+def _show(args: argparse.Namespace) -> int:
+    if args.file is not None:
+        host = load_topology(args.file)
+    elif args.sysfs is not None:
+        folder = Path(args.sysfs)
+        host = read_topology(folder, use_nvml=False, name=folder.resolve().name)
+    else:
+        host = read_topology()
+    if args.svg is not None:
+        Path(args.svg).write_text(host_svg(host), encoding="utf-8")
+    if args.json:
+        _print(topology_to_json(host))
+    else:
+        _print_either(host_rich(host), host_text(host))
+    return 0
+
+
+def _measure(args: argparse.Namespace) -> int:
+    # Imported here: showing a host needs no torch.
+    from drivetrain_core.services import destroy_process_group, init_process_group
+    from drivetrain_fabric.topology._measure import measure_links
+
+    rank = init_process_group().rank()
+    try:
+        links = measure_links(budget_s=args.budget)
+    finally:
+        destroy_process_group()
+    if rank != 0:
+        return 0
+    if args.svg is not None:
+        Path(args.svg).write_text(links_svg(links), encoding="utf-8")
+    if args.json:
+        _print(json.dumps(_as_json(links), indent=2))
+    else:
+        _print_either(links_rich(links), links_text(links))
+    return 0
+
+
+def _as_json(links: LinkMatrix) -> dict[str, object]:
+    return {
+        "links": to_plain(links),
+        "hosts": find_hosts(links),
+        "ring": ring_order(links),
+        "flaws": to_plain(find_flaws(links)),
+    }
+
+
+def _print_either(rich: list[RenderableType], plain: str) -> None:
+    console = Console()
+    if console.is_terminal:
+        console.print(*rich, sep="\n")
+    else:
+        _print(plain)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")

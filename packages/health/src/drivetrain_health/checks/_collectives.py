@@ -1,0 +1,105 @@
+"""Collectives in a group of nodes: how fast they are, and whether what comes is right."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+
+from drivetrain_health.checks._task import CheckFailedError, Found
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed import ProcessGroup
+
+__all__ = ["exchange", "patience"]
+
+# Rounds are many enough that one slow packet does not count, and few on a slow network.
+_NUM_WORDS = 1 << 19
+_NUM_ROUNDS = 4
+# Only the end of a group's exchange tells who did not take part in it.
+_SOONER = 0.9
+
+
+def patience(limit_s: float) -> timedelta:
+    """Returns how long to wait for others, if this one is killed after a time.
+
+    Args:
+        limit_s: That time.
+    """
+    return timedelta(seconds=limit_s * _SOONER)
+
+
+def exchange(
+    group: ProcessGroup,
+    device: torch.device,
+    *,
+    prefix: str,
+    synchronize: Callable[[], object],
+) -> Found:
+    """All-gathers what each node has drawn at random, and reduces what can be foretold.
+
+    Args:
+        group: Of the nodes.
+        device: Where the group's tensors are.
+        prefix: Of the measures' names.
+        synchronize: Waits for the device.
+
+    Raises:
+        CheckFailedError: What has arrived is wrong.
+    """
+    rank, size = group.rank(), group.size()
+    mine = _words(secrets.randbits(40), _NUM_WORDS).to(device)
+    all_ = [torch.zeros_like(mine) for _ in range(size)]
+    # Also the barrier: nobody's time begins before all are there.
+    group.allgather([all_], [mine]).wait()
+    synchronize()
+    begin_s = time.monotonic()
+    for _ in range(_NUM_ROUNDS):
+        group.allgather([all_], [mine]).wait()
+    synchronize()
+    gather_s = (time.monotonic() - begin_s) / _NUM_ROUNDS
+    _check_gathered(all_, mine, rank)
+    rate = mine.nbytes * (size - 1) / gather_s / 1e9
+    rates = {f"{prefix}_all_gather_gb_per_s": rate}
+    total = torch.zeros_like(mine)
+    group.allreduce([total]).wait()
+    synchronize()
+    begin_s = time.monotonic()
+    for _ in range(_NUM_ROUNDS):
+        total.copy_(mine)
+        group.allreduce([total]).wait()
+    synchronize()
+    reduce_s = (time.monotonic() - begin_s) / _NUM_ROUNDS
+    if not torch.equal(total, sum(all_[1:], all_[0])):
+        message = f"the sum over {size} nodes is not that of what they have sent"
+        raise CheckFailedError(message)
+    # As many bytes cross each node's link as in a ring: 2 (n - 1) / n of the tensor.
+    rate = 2 * mine.nbytes * (size - 1) / size / reduce_s / 1e9
+    rates[f"{prefix}_all_reduce_gb_per_s"] = rate
+    received = hashlib.sha256(torch.stack(all_).cpu().numpy().tobytes())
+    return Found(rates, received=received.hexdigest()[:32])
+
+
+def _words(start: int, num: int) -> torch.Tensor:
+    """Returns words that follow from the first, so that each can be checked.
+
+    Example:
+        >>> _words(7, 3).tolist()
+        [7, 8, 9]
+    """
+    return torch.arange(start, start + num, dtype=torch.int64)
+
+
+def _check_gathered(all_: list[torch.Tensor], mine: torch.Tensor, rank: int) -> None:
+    for sender, words in enumerate(all_):
+        wanted = mine if sender == rank else _words(int(words[0]), len(words)).to(words)
+        if not torch.equal(words, wanted):
+            num = int((words != wanted).sum())
+            message = f"{num} of {len(words)} words of rank {sender} have arrived wrong"
+            raise CheckFailedError(message)

@@ -1,0 +1,44 @@
+"""How fast the CPU multiplies matrices."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from drivetrain_health.checks._task import CheckFailedError, Found
+
+if TYPE_CHECKING:
+    from drivetrain_health.checks._task import Task
+
+__all__ = ["measure"]
+
+_SIZE = 512
+
+
+def measure(task: Task) -> Found:
+    """Multiplies float32 matrices for a time; returns `compute_gflops`.
+
+    Raises:
+        CheckFailedError: A product is wrong.
+    """
+    # Whole numbers that stay exact in float32, so that the product is known.
+    x = (
+        torch.arange(_SIZE * _SIZE, dtype=torch.float32)
+        .remainder_(7)
+        .view(_SIZE, _SIZE)
+    )
+    product = x @ torch.eye(_SIZE)
+    num_products = 0
+    begin_s = time.monotonic()
+    while (took_s := time.monotonic() - begin_s) < task.measure_s:
+        torch.mm(x, x, out=product)
+        num_products += 1
+    wanted = (x[0].double() @ x.double()).float()
+    if num_products and not torch.equal(product[0], wanted):
+        num = int((product[0] != wanted).sum())
+        message = f"{num} of {_SIZE} values in a row of a product are wrong"
+        raise CheckFailedError(message)
+    flops = 2 * _SIZE**3 * num_products
+    return Found({"compute_gflops": flops / took_s / 1e9})

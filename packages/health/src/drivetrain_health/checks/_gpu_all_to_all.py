@@ -1,0 +1,60 @@
+"""How fast the GPUs of a node send to each other, all at once: over NVLink, if there is."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from drivetrain_health.checks._gpus import gpus
+from drivetrain_health.checks._task import CheckFailedError, Found
+
+if TYPE_CHECKING:
+    from drivetrain_health.checks._task import Task
+
+__all__ = ["measure"]
+
+_NUM_WORDS = 8 << 20
+
+
+def measure(task: Task) -> Found:
+    """Has each GPU send to each other one; returns `gpus_all_to_all_gb_per_s` in all.
+
+    Raises:
+        NotHereError: There are fewer than two GPUs.
+        CheckFailedError: What has arrived is not what was sent.
+    """
+    devices = gpus(2)
+    num = len(devices)
+    sent = [
+        torch.full((_NUM_WORDS,), index, device=devices[index]) for index in range(num)
+    ]
+    got = [[torch.zeros_like(sent[to]) for _ in range(num)] for to in range(num)]
+    task.note(f"copying between {num} GPUs")
+    _send_all(sent, got)
+    num_rounds = 0
+    begin_s = time.monotonic()
+    while (took_s := time.monotonic() - begin_s) < task.measure_s:
+        _send_all(sent, got)
+        num_rounds += 1
+    for to, row in enumerate(got):
+        for sender, words in enumerate(row):
+            if sender != to and not bool((words == sender).all()):
+                message = (
+                    f"what {devices[sender]} has sent to {devices[to]} is wrong there"
+                )
+                raise CheckFailedError(message)
+    num_bytes = num_rounds * num * (num - 1) * sent[0].nbytes
+    return Found({"gpus_all_to_all_gb_per_s": num_bytes / took_s / 1e9})
+
+
+def _send_all(sent: list[torch.Tensor], got: list[list[torch.Tensor]]) -> None:
+    num = len(sent)
+    # At any time each sends to another one than the others do.
+    for shift in range(1, num):
+        for sender in range(num):
+            to = (sender + shift) % num
+            got[to][sender].copy_(sent[sender], non_blocking=True)
+    for words in sent:
+        torch.cuda.synchronize(words.device)

@@ -1,0 +1,51 @@
+"""How fast each GPU multiplies matrices."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from drivetrain_health.checks._gpus import gpus
+from drivetrain_health.checks._task import CheckFailedError, Found
+
+if TYPE_CHECKING:
+    from drivetrain_health.checks._task import Task
+
+__all__ = ["measure"]
+
+_SIZE = 4096
+
+
+def measure(task: Task) -> Found:
+    """Multiplies bfloat16 matrices on each GPU; returns `gpu0_compute_tflops` and so on.
+
+    Raises:
+        NotHereError: There is no GPU.
+        CheckFailedError: A product is wrong.
+    """
+    rates = {}
+    for device in gpus():
+        task.note(f"multiplying on {device}")
+        rates[f"gpu{device.index}_compute_tflops"] = _rate(device, task.measure_s)
+    return Found(rates)
+
+
+def _rate(device: torch.device, measure_s: float) -> float:
+    x = torch.ones(_SIZE, _SIZE, device=device, dtype=torch.bfloat16)
+    product = x @ x
+    torch.cuda.synchronize(device)
+    num_products = 0
+    begin_s = time.monotonic()
+    while (took_s := time.monotonic() - begin_s) < measure_s:
+        # Several at a time, so that the device never waits for the host.
+        for _ in range(8):
+            torch.mm(x, x, out=product)
+        torch.cuda.synchronize(device)
+        num_products += 8
+    # A sum of ones that is a power of two is exact in bfloat16.
+    if not bool((product == _SIZE).all()):
+        message = f"a product on {device} is wrong"
+        raise CheckFailedError(message)
+    return 2 * _SIZE**3 * num_products / took_s / 1e12

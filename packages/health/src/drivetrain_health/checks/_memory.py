@@ -1,0 +1,38 @@
+"""How fast memory is copied, and whether the copy is right."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from drivetrain_health.checks._task import CheckFailedError, Found
+
+if TYPE_CHECKING:
+    from drivetrain_health.checks._task import Task
+
+__all__ = ["measure"]
+
+# More than the caches of a processor hold.
+_NUM_BYTES = 64 << 20
+
+
+def measure(task: Task) -> Found:
+    """Copies memory for a time; returns `memory_gb_per_s`, of reads and writes together.
+
+    Raises:
+        CheckFailedError: The copy differs.
+    """
+    source = torch.arange(_NUM_BYTES // 8)
+    target = torch.zeros_like(source)
+    num_copies = 0
+    begin_s = time.monotonic()
+    while (took_s := time.monotonic() - begin_s) < task.measure_s:
+        target.copy_(source)
+        num_copies += 1
+    if num_copies and not torch.equal(source, target):
+        num = int((source != target).sum())
+        message = f"{num} of {source.numel()} words differ after a copy"
+        raise CheckFailedError(message)
+    return Found({"memory_gb_per_s": 2 * _NUM_BYTES * num_copies / took_s / 1e9})

@@ -1,0 +1,15 @@
+"""Health of a worker, as its agent sees it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["Health"]
+
+
+class Health(StrEnum):
+    """What a worker is."""
+
+    WELL = "well"
+    FROZEN = "frozen"
+    STUCK = "stuck"

@@ -1,0 +1,234 @@
+"""The commands `drivetrain-health faults`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_core.commands import CommandParser, integer, number, run_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from drivetrain_health.faults import Happening
+
+__all__ = ["main", "populate_parser"]
+
+_PATIENCE_S = 0.2
+
+
+def populate_parser(parser: argparse.ArgumentParser) -> None:
+    """Adds the commands to a parser.
+
+    Each sets `run`, a function from the parsed arguments to the exit status.
+
+    Args:
+        parser: The parser, empty or a sub-parser of another command.
+    """
+    commands = parser.add_subparsers(metavar="FAULT")
+    for name, help_text, run in (
+        ("kill", "end processes", _kill),
+        ("stop", "let processes hang for a time", _stop),
+        ("slow", "give processes a part of a core for a time", _slow),
+    ):
+        one = commands.add_parser(name, help=help_text, allow_abbrev=False)
+        one.add_argument("pids", type=integer(1), nargs="+", metavar="PID")
+        one.add_argument(
+            "--tree", action="store_true", help="and all their descendants"
+        )
+        one.set_defaults(run=run)
+        if name == "kill":
+            one.add_argument("--signal", type=_signal, default="KILL", metavar="NAME")
+        else:
+            _add_length(one)
+    one.add_argument(
+        "--share",
+        type=number(above=0),
+        default=0.1,
+        metavar="CORES",
+        help="what each gets (the default: %(default)s)",
+    )
+    chaos = commands.add_parser(
+        "chaos",
+        help="make faults at random times in what a process has started",
+        allow_abbrev=False,
+    )
+    text = "whose children are hit"
+    chaos.add_argument("pid", type=integer(1), metavar="PID", help=text)
+    chaos.add_argument("--seed", type=integer(), default=0, metavar="NUMBER")
+    chaos.add_argument(
+        "--every-s",
+        type=number(above=0),
+        default=10.0,
+        metavar="SECONDS",
+        help="between two faults, on average (the default: %(default)s)",
+    )
+    chaos.add_argument(
+        "--kinds",
+        type=_kinds,
+        default="kill,stop,slow",
+        metavar="KINDS",
+        help="the kinds of faults (the default: %(default)s)",
+    )
+    chaos.add_argument("--json", action="store_true", help="print JSON")
+    _add_length(chaos)
+    chaos.set_defaults(run=_chaos)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status.
+
+    Args:
+        argv: The arguments; None for those of the process.
+
+    Example:
+        >>> main(["kill", "1"])
+        1
+    """
+    parser = CommandParser(
+        prog="drivetrain-health faults",
+        description="Make faults, to see what survives them.",
+    )
+    populate_parser(parser)
+    args = parser.parse_args(argv)
+    return run_command("drivetrain-health faults", args.run, args)
+
+
+def _add_length(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--for-s",
+        type=number(0),
+        metavar="SECONDS",
+        help="how long; until a signal ends it",
+    )
+
+
+def _signal(text: str) -> signal.Signals:
+    """Returns a signal by its name, with SIG or without."""
+    name = f"SIG{text.upper().removeprefix('SIG')}"
+    if name not in signal.Signals.__members__:
+        message = f"there is no signal {text}"
+        raise argparse.ArgumentTypeError(message)
+    return signal.Signals[name]
+
+
+def _kinds(text: str) -> list[str]:
+    """Returns kinds of faults, which have commas between them."""
+    from drivetrain_health.faults._chaos import KINDS
+
+    kinds = text.split(",")
+    if not set(kinds) <= set(KINDS):
+        message = f"takes {', '.join(KINDS)}, with commas between them, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return kinds
+
+
+def _kill(arguments: argparse.Namespace) -> int:
+    from drivetrain_health.faults import kill
+
+    number: signal.Signals = arguments.signal
+    for pid in arguments.pids:
+        kill(pid, number, tree=arguments.tree)
+        print(f"process {pid}: {number.name}")
+    return 0
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    from drivetrain_health.faults import stop
+
+    return _last(arguments, lambda pid: stop(pid, tree=arguments.tree), "stopped")
+
+
+def _slow(arguments: argparse.Namespace) -> int:
+    from drivetrain_health.faults import slow
+
+    share = arguments.share
+    return _last(
+        arguments,
+        lambda pid: slow(pid, share, tree=arguments.tree),
+        f"slowed to {share:g} of a core",
+    )
+
+
+def _last(
+    arguments: argparse.Namespace,
+    fault: Callable[[int], AbstractContextManager[None]],
+    what: str,
+) -> int:
+    """Makes a fault of every process until its time is over or a signal comes."""
+    with _signals() as ending, ExitStack() as stack:
+        for pid in arguments.pids:
+            stack.enter_context(fault(pid))
+            print(f"process {pid} is {what}", flush=True)
+        ending.wait(arguments.for_s)
+    print("healed")
+    return 0
+
+
+def _chaos(arguments: argparse.Namespace) -> int:
+    from drivetrain_health.faults import Chaos, ChaosSpec
+    from drivetrain_health.faults._target import Held, children_of
+
+    with _signals() as ending, Held(arguments.pid) as parent:
+        spec = ChaosSpec(
+            seed=arguments.seed,
+            num_targets=max(1, len(children_of(parent.pid))),
+            every_s=arguments.every_s,
+            kinds=dict.fromkeys(arguments.kinds, 1.0),
+        )
+        for_s = float("inf") if arguments.for_s is None else arguments.for_s
+        end_s = time.monotonic() + for_s
+        shown = 0
+        with Chaos(lambda: children_of(parent.pid), spec) as chaos:
+            while not (
+                ending.wait(_PATIENCE_S)
+                or time.monotonic() > end_s
+                or chaos.wait(0)
+                or parent.wait(0)
+            ):
+                shown = _show(chaos.log, shown, arguments)
+    _show(chaos.log, shown, arguments)
+    return 0
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """Yields an event that the signals which end a program set, so that it heals."""
+    ending = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: ending.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield ending
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show(log: Sequence[Happening], shown: int, arguments: argparse.Namespace) -> int:
+    """Prints what has happened since the last time; returns how much that is in all."""
+    for one in log[shown:]:
+        if arguments.json:
+            fields: dict[str, Any] = {**one._asdict(), "strike": one.strike._asdict()}
+            print(json.dumps(fields), flush=True)
+            continue
+        because = f": {one.reason}" if one.reason else ""
+        length = f" for {one.strike.lasts_s:.1f} s" if one.what == "begun" else ""
+        print(
+            f"{one.at_s:8.1f} s {one.what} {one.strike.kind} of {one.target}"
+            f"{length}{because}",
+            flush=True,
+        )
+    return len(log)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

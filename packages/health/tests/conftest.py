@@ -1,0 +1,7 @@
+"""What several files of tests share."""
+
+import sys
+from pathlib import Path
+
+# Modules that tests share lie beside them.
+sys.path.insert(0, str(Path(__file__).parent))

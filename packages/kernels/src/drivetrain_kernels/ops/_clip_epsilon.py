@@ -1,0 +1,7 @@
+"""What keeps a division by a gradient's norm finite."""
+
+from __future__ import annotations
+
+__all__ = ["EPS"]
+
+EPS = 1e-6  # as torch has it
