@@ -93,9 +93,11 @@ BUILTINS = "|".join(name for name in dir(builtins) if name[0] != "_")
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        rf"(?:{STDLIB}|np|numpy|torch|nn|dist|grpc|accelerate|lightning|transformers)\..*",
+        rf"(?:{STDLIB}|np|numpy|torch|nn|dist|grpc|psutil|pb|accelerate|lightning|transformers)\..*",
     ),
     (r"py:.*", rf"{BUILTINS}|\.\.\."),
+    # Messages of the protocol, which are made when they are first used.
+    (r"py:class", r"None\.\w+"),
 ]
 
 html_theme = "furo"

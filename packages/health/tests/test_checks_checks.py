@@ -28,7 +28,7 @@ from drivetrain_health.checks import _collectives as collectives
 from drivetrain_health.checks import _disk as disk
 from drivetrain_health.checks import _loopback as loopback
 from drivetrain_health.checks import _rdma as rdma
-from drivetrain_health.checks._bench import Bench, Outcome
+from drivetrain_health.checks._bench import Bench, BenchResult
 from drivetrain_health.checks._check_node import measure_node
 from drivetrain_health.checks._check_nodes import confer
 from drivetrain_health.checks._nic import Port, read_ports
@@ -159,7 +159,7 @@ def test_error_in_a_measurement_is_its_last_word(bench, tmp_path, monkeypatch):
     # It was checked when it was made: an error that nobody has foreseen.
     object.__setattr__(config, "num_threads", -1)
     monkeypatch.setattr(bench, "_config", config)
-    assert bench.measure("compute", limit_s=60) == Outcome(
+    assert bench.measure("compute", limit_s=60) == BenchResult(
         failed="its process ended with exit code 1: RuntimeError: set_num_threads "
         "expects a positive integer"
     )

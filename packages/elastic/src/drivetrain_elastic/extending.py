@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_core.lazy import load_export as _load_export
 
 if TYPE_CHECKING:
-    from drivetrain_elastic._client import MasterClient, RefusedError
+    from drivetrain_elastic._client import MasterClient
     from drivetrain_elastic._connection import Connection, connect
     from drivetrain_elastic._fit import require_elastic
     from drivetrain_elastic._group import RankLostError, with_others
@@ -33,7 +33,6 @@ __all__ = [
     "MasterClient",
     "RankLostError",
     "Rarely",
-    "RefusedError",
     "Seat",
     "World",
     "addresses",
@@ -58,7 +57,6 @@ _HOMES = {
     "MasterClient": "_client",
     "RankLostError": "_group",
     "Rarely": "_rarely",
-    "RefusedError": "_client",
     "Seat": "_seat",
     "World": "_world",
     "addresses": "_options",

@@ -11,7 +11,7 @@ from drivetrain_cloud.spot.job_control import (
     NodeUse,
     SaveResult,
 )
-from drivetrain_elastic.extending import RefusedError
+from drivetrain_elastic import RefusedError
 from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_core.lazy import load_export as _load_export
 
 if TYPE_CHECKING:
-    from drivetrain_health.checks._bench import Bench
+    from drivetrain_health.checks._bench import Bench, BenchResult
     from drivetrain_health.checks._check_config import CheckConfig
     from drivetrain_health.checks._check_node import NodeReport, check_node
     from drivetrain_health.checks._check_nodes import (
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHECKS",
     "Bench",
+    "BenchResult",
     "BitReport",
     "CheckConfig",
     "NodeReport",
@@ -43,6 +44,7 @@ __all__ = [
 
 _HOMES = {
     "Bench": "_bench",
+    "BenchResult": "_bench",
     "BitReport": "_silent_corruption",
     "CHECKS": "_checks",
     "CheckConfig": "_check_config",

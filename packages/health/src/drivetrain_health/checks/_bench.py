@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from drivetrain_health.checks._check_config import CheckConfig
 
-__all__ = ["Bench", "Outcome"]
+__all__ = ["Bench", "BenchResult"]
 
 _MODULE = "drivetrain_health.checks._measure_server"
 _MOST_BYTES = 1 << 16
@@ -37,7 +37,7 @@ _START_S = 120.0
 _END_S = 5.0
 
 
-class Outcome(NamedTuple):
+class BenchResult(NamedTuple):
     """How a measurement has ended.
 
     Attributes:
@@ -73,7 +73,7 @@ class Bench:
         rank: int = 0,
         num_nodes: int = 1,
         store: Store | None = None,
-    ) -> Outcome:
+    ) -> BenchResult:
         """Makes a measurement and returns how it has ended, after the limit at the latest.
 
         Args:
@@ -110,10 +110,10 @@ class Bench:
             for message in _messages(ours, end_s):
                 if "found" in message:
                     self._end()
-                    return Outcome(found=Found(**message["found"]))
+                    return BenchResult(found=Found(**message["found"]))
                 if message.keys() & {"skipped", "failed", "not_made"}:
                     self._end()
-                    return Outcome(**message)
+                    return BenchResult(**message)
                 if "doing" in message:
                     doing = f", while {message['doing']}"
                 elif "store" in message and store is not None:
@@ -124,15 +124,15 @@ class Bench:
             if code is None:
                 doing += f"; it cannot be killed, for {_END_S:g} s now"
             if is_late or code is None:
-                return Outcome(failed=f"no result within {limit_s:.3g} s{doing}")
+                return BenchResult(failed=f"no result within {limit_s:.3g} s{doing}")
             said = f"{doing}{_last_line(output)}"
             if code == -signal.SIGKILL:
                 # Its limit has not killed it. It is the first that the kernel takes.
                 why = "from outside, as the kernel does when memory is used up"
-                return Outcome(
+                return BenchResult(
                     not_made=f"its process {describe_exit(code)} {why}{said}"
                 )
-            return Outcome(failed=f"its process {describe_exit(code)}{said}")
+            return BenchResult(failed=f"its process {describe_exit(code)}{said}")
 
     def _fork(self, channel: socket.socket, output: IO[bytes]) -> None:
         """Has a process forked, by another server if the one that was there is gone."""
