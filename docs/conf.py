@@ -36,6 +36,8 @@ public_modules += [
         "commands",
         "lazy",
         "moved",
+        "moved_commands",
+        "native_library",
         "processes",
         "services",
         "strict_json",

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from drivetrain_core.commands import CommandParser, run_command
-from drivetrain_core.moved import forward_command, forward_modules
+from drivetrain_core.moved import forward_modules
+from drivetrain_core.moved_commands import forward_command
 
 MOVED = """
 import sys
@@ -83,7 +84,15 @@ def test_old_command_passes_its_help_on(capsys):
     with pytest.raises(SystemExit) as stopped:
         arguments.run(arguments)
     assert stopped.value.code == 0
-    assert "usage: drivetrain list" in capsys.readouterr().out
+    assert "usage: drivetrain-comm look" in capsys.readouterr().out
+
+
+def test_old_command_whose_package_is_not_there_names_the_line_that_installs_it(capsys):
+    parser = CommandParser(prog="drivetrain-comm")
+    forward_command(parser.add_subparsers(), "look", "nowhere list")
+    arguments = parser.parse_args(["look"])
+    assert run_command("drivetrain-comm", arguments.run, arguments) == 1
+    assert "pip install drivetrain-nowhere" in capsys.readouterr().err
 
 
 def test_module_and_package_are_run_under_their_old_names():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain_comm._cli import bench, doctor, schedules, tune
 from drivetrain_core.commands import run_program
-from drivetrain_core.moved import forward_command
+from drivetrain_core.moved_commands import forward_command
 
 if TYPE_CHECKING:
     import argparse

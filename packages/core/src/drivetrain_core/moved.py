@@ -1,4 +1,4 @@
-"""Modules and commands that moved to another package: their old names still work.
+"""Modules that moved to another package: their old names still work.
 
 The old package says what moved; each use of an old name warns. Old names go away in the
 next minor version.
@@ -6,22 +6,19 @@ next minor version.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import warnings
 from importlib import import_module
 from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
-
-from drivetrain_core._command_parser import CommandParser
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from types import CodeType, ModuleType
 
-__all__ = ["forward_command", "forward_modules", "run_moved"]
+__all__ = ["forward_modules"]
 
 
 def forward_modules(moved: Mapping[str, str]) -> None:
@@ -44,38 +41,6 @@ def forward_modules(moved: Mapping[str, str]) -> None:
         # Before the finder of paths, which would load a second copy under the old name.
         sys.meta_path.insert(0, _FORWARDER)
     _FORWARDER.moved.update(moved)
-
-
-def forward_command(commands: Any, word: str, new: str) -> None:
-    """Adds a command that warns, and runs another one with the same arguments.
-
-    Args:
-        commands: The sub-commands of a parser.
-        word: The old name.
-        new: The words of the new command after `drivetrain`.
-
-    Example:
-        >>> parser = CommandParser(prog="drivetrain-comm")
-        >>> forward_command(parser.add_subparsers(), "look", "list")
-        >>> parser.parse_args(["look", "--json"]).rest
-        ['--json']
-    """
-    prog = f"{commands._prog_prefix} {word}"
-    commands.choices[word] = _ForwardParser(prog=prog, new=new)
-
-
-def run_moved(old: str, new: str, arguments: Sequence[str]) -> int:
-    """Warns on standard error, runs a command of `drivetrain`, and returns its status.
-
-    Args:
-        old: What was typed.
-        new: The words of the new command after `drivetrain`.
-        arguments: Its arguments.
-    """
-    from drivetrain_core.cli import main  # it knows the commands of all packages
-
-    sys.stderr.write(f"{old} is now drivetrain {new}; the old name goes away\n")
-    return main([*new.split(), *arguments])
 
 
 class _Forwarder(MetaPathFinder, Loader):
@@ -136,23 +101,3 @@ class _Forwarder(MetaPathFinder, Loader):
 
 
 _FORWARDER = _Forwarder()
-
-
-class _ForwardParser(CommandParser):
-    """Takes all arguments as they are."""
-
-    is_moved = True
-
-    def __init__(self, *, new: str, **options: Any) -> None:
-        super().__init__(**options, add_help=False)
-        self._new = new
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: Any = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        del namespace
-        rest = list(args or [])
-        found = argparse.Namespace(
-            parser=self, rest=rest, run=lambda _: run_moved(self.prog, self._new, rest)
-        )
-        return found, []

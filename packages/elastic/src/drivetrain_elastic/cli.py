@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from drivetrain_core.commands import number, run_program
-from drivetrain_core.moved import forward_command
+from drivetrain_core.moved_commands import forward_command
 from drivetrain_elastic._check_command import populate_check_parser
 from drivetrain_elastic._demo_command import populate_demo_parser
 from drivetrain_elastic._master_command import populate_master_parser

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_comm import _native
 from drivetrain_comm._resolver import Finding, startup_findings
 from drivetrain_core.commands import integer
-from drivetrain_core.moved import run_moved
+from drivetrain_core.moved_commands import run_moved
 from drivetrain_core.tables import print_table
 
 if TYPE_CHECKING:
