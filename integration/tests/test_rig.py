@@ -60,7 +60,8 @@ def test_link_has_its_rate_and_round_trip(rtt_ms):
     for goodput in (found, both):
         # A loaded machine may be slower, never faster.
         assert 50 < goodput.mbit_per_s < 102
-    assert rtt_ms <= found.rtt_s * 1e3 < rtt_ms + 10
+    # What waits for a processor comes on top.
+    assert rtt_ms <= found.rtt_s * 1e3 < rtt_ms + 100
 
 
 @pytest.mark.parametrize("rtt_ms", [0, 10])

@@ -245,7 +245,7 @@ def test_preempted_trainer_leaves_its_memory_on_storage(folder, how):
     )
     assert process.stdout.readline() == "saved\n"
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=300)
     steps = [found.step for found in list_checkpoints(folder)]
     if how == "exit":
         assert process.returncode == 128 + signal.SIGTERM
