@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import threading
 
@@ -76,6 +77,15 @@ def test_process_over_its_limit_is_ended(start, program):
     assert ended.code != 0
 
 
+@pytest.fixture
+def interruptible():
+    """Lets processes be interrupted, whatever whoever started the tests has said."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_process_over_its_limit_may_say_what_it_has(start):
     ended, printed = start(LAST_WORDS, 15)
     assert ended.stopped
