@@ -251,11 +251,13 @@ def faults(session: nox.Session) -> None:
     tests = "packages/checkpoint/tests"
     kills = [f"{tests}/faults", f"{tests}/test_crash.py"]
     session.run(*PYTEST, "-m", "faults", *kills, *options)
-    session.run(*PYTEST, "-m", "faults", "packages/elastic/tests")
     others = [f"--ignore={path}" for path in kills]
     session.run(*PYTEST, "-m", "faults", tests, *others)
-    for package in ("memory", "comm", "core"):
-        session.run(*PYTEST, "-m", "faults", f"packages/{package}/tests")
+    files = marked("faults")
+    for package in PACKAGES:
+        here = [f for f in files if f.startswith(f"packages/{package}/")]
+        if here and package != "checkpoint":
+            session.run(*PYTEST, "-m", "faults", *here)
     session.run(*PYTEST, "-m", "faults", "integration")
 
 
@@ -372,11 +374,12 @@ def minimums(session: nox.Session) -> None:
     file = Path(session.create_tmp(), "oldest.txt")
     file.write_text("".join(f"{name}=={oldest[name]}\n" for name in sorted(oldest)))
     # Compiled here, since old versions may warn when they are, which fails a test.
-    pip = ["--constraint", str(file), "--compile"]
+    pip = ["--constraint", str(file), "--compile", "-e", "integration/kubernetes"]
     install(session, *PACKAGES, groups=["test"], extras=True, pip=pip)
     # Of each other, the oldest and the newest versions warn that they are outdated.
     calm = ["-W", "ignore::DeprecationWarning"]
     select = ["-m", "not interpreter", *folders("tests")]
+    select.append("integration/kubernetes/tests")
     session.run(*PYTEST, *calm, *select, *session.posargs)
     interpret(session, *calm)
 

@@ -87,7 +87,7 @@ def interruptible():
 
 @pytest.mark.usefixtures("interruptible")
 def test_process_over_its_limit_may_say_what_it_has(start):
-    ended, printed = start(LAST_WORDS, 15)
+    ended, printed = start(LAST_WORDS, 5)
     assert ended.stopped
     assert printed == "measured\n"
 

@@ -5,22 +5,33 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from drivetrain_comm._cli import doctor
 from drivetrain_comm.cli import main
 
 RENAMED = Path(__file__).parents[1] / "rules" / "renamed.json"
+
+
+def is_public_module(name):
+    """Returns whether a dotted name is that of a module, and not of what is in one."""
+    if any(part.startswith("_") for part in name.split(".")):
+        return False
+    with suppress(ModuleNotFoundError):
+        return find_spec(name) is not None
+    return False
 
 
 def modules():
     return {
         old: new
         for old, new in json.loads(RENAMED.read_text()).items()
-        if not any(
-            part.startswith("_") or not part.islower() for part in old.split(".")
-        )
+        if not any(part.startswith("_") for part in old.split("."))
+        and is_public_module(new)
     }
 
 
@@ -52,3 +63,25 @@ def test_old_command_leads_to_the_new_one(words, new, capsys):
     said, error = capsys.readouterr().err.splitlines()
     assert f"is now drivetrain {new}" in said
     assert "/nowhere" in error
+
+
+def test_old_command_leaves_to_the_new_one_what_was_not_given(monkeypatch):
+    ran = []
+    monkeypatch.setattr(doctor, "run_moved", lambda *words: ran.append(words) or 0)
+    assert (
+        main(["doctor", "--as", "env"])
+        == main(["doctor", "--dscp", "1", "--json"])
+        == 0
+    )
+    assert main(["doctor", "--ranks", "4", "--as", "diff"]) == 0
+    new = "fabric advise"
+    assert ran == [
+        ("drivetrain-comm doctor --as", new, ["--as", "env"]),
+        ("drivetrain-comm doctor --dscp", new, ["--dscp", "1", "--json"]),
+        ("drivetrain-comm doctor --as", new, ["--as", "diff", "--ranks=4"]),
+    ]
+
+
+def test_old_command_with_options_of_both_is_refused(capsys):
+    assert main(["doctor", "--master", "here", "--as", "env"]) == 2
+    assert "call one after the other" in capsys.readouterr().err

@@ -57,11 +57,13 @@ def test_link_has_its_rate_and_round_trip(rtt_ms):
     with Network(2, link) as network:
         found = measure_goodput(network)
         both = measure_goodput(network, num_flows=2)
+        more = [measure_goodput(network, seconds=0.1) for _ in range(3)]
     for goodput in (found, both):
         # A loaded machine may be slower, never faster.
         assert 50 < goodput.mbit_per_s < 102
-    # What waits for a processor comes on top.
-    assert rtt_ms <= found.rtt_s * 1e3 < rtt_ms + 100
+    # What waits for a processor comes on top: of several the least is the link's.
+    trips_ms = [1e3 * goodput.rtt_s for goodput in (found, both, *more)]
+    assert rtt_ms <= min(trips_ms) < rtt_ms + 10
 
 
 @pytest.mark.parametrize("rtt_ms", [0, 10])

@@ -5,7 +5,6 @@ The rows of the operator need the cluster's double: `pip install -e integration/
 
 from __future__ import annotations
 
-import functools
 import sys
 
 from goodput import predicted, published, speed
@@ -16,20 +15,7 @@ from spot_cost import saving as spot_saving
 from spot_cost import speed as spot_speed
 from spot_run import spot_notices, spot_run, spot_wait
 
-from drivetrain_core.testing import Bar, Row, run_bars
-
-
-def whole(measure):
-    """Leaves a bar out of the quick form, which ends within a minute."""
-
-    @functools.wraps(measure)
-    def run(quick):
-        if quick:
-            return Row(figure="takes longer than the quick form", holds=None)
-        return measure(quick)
-
-    return run
-
+from drivetrain_core.testing import Bar, run_bars, slow
 
 TABLE = [
     ("goodput-published", "within 3 points of each source", published),
@@ -38,19 +24,19 @@ TABLE = [
     (
         "spot-trace",
         "none lost, same loss, >= 95% of node time in steps",
-        whole(spot_run),
+        slow(spot_run),
     ),
-    ("spot-wait-full", "none lost or made again, same loss", whole(spot_wait)),
-    ("spot-notices", "100 of 100 durable before 30 s and 120 s", whole(spot_notices)),
+    ("spot-wait-full", "none lost or made again, same loss", slow(spot_wait)),
+    ("spot-notices", "100 of 100 durable before 30 s and 120 s", slow(spot_notices)),
     ("spot-speed", "30 days of trace for 100 jobs <= 60 s", spot_speed),
-    ("spot-saving", "fault tolerance saves more than none", whole(spot_saving)),
-    ("operator-crashes", "killed at each call: all ends well", whole(crashes)),
-    ("operator-spot-crashes", "the same in a reclaim", whole(spot_crashes)),
-    ("operator-refusals", "each call refused or cut: all ends well", whole(refusals)),
-    ("operator-scale", "1,000 jobs of 8 pods <= 60 s", whole(scale)),
+    ("spot-saving", "fault tolerance saves more than none", slow(spot_saving)),
+    ("operator-crashes", "killed at each call: all ends well", slow(crashes)),
+    ("operator-spot-crashes", "the same in a reclaim", slow(spot_crashes)),
+    ("operator-refusals", "each call refused or cut: all ends well", slow(refusals)),
+    ("operator-scale", "1,000 jobs of 8 pods <= 60 s", slow(scale)),
     ("operator-reaction", "p99 <= 1 s from a loss to the next pod", reaction),
-    ("operator-byte-lm", "<= 1e-9 from the undisturbed loss", whole(language_model)),
-    ("operator-resnet", "<= 1e-9, the same accuracy", whole(image_model)),
+    ("operator-byte-lm", "<= 1e-9 from the undisturbed loss", slow(language_model)),
+    ("operator-resnet", "<= 1e-9, the same accuracy", slow(image_model)),
 ]
 BARS = [Bar(name=name, bound=bound, measure=run) for name, bound, run in TABLE]
 

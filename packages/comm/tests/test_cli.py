@@ -6,7 +6,7 @@ import pytest
 
 from drivetrain_comm import _native
 from drivetrain_comm.cli import main
-from drivetrain_core.testing import run_ranks
+from drivetrain_core.testing import check_wrong_use, exit_status, run_ranks
 
 needs_engine = pytest.mark.skipif(
     _native.missing_because() is not None, reason=str(_native.missing_because())
@@ -88,12 +88,6 @@ def test_doctor_names_what_it_looked_at(capsys):
     ],
 )
 def test_wrong_use_is_told_by_its_command(words, message, capsys):
-    try:
-        status = main(words)
-    except SystemExit as stopped:
-        status = stopped.code
-    out, err = capsys.readouterr()
-    assert (status, out) == (2, "")
-    last = err.splitlines()[-1]
-    assert last.startswith(f"drivetrain-comm {words[0]}: error: ")
-    assert message in last
+    status = exit_status(main, words)
+    program = f"drivetrain-comm {words[0]}: error:"
+    check_wrong_use(program, status, *capsys.readouterr(), message)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from drivetrain_core import Choice, Code, Ok, Reject
+from drivetrain_core.search.last_check import LastCheck
 from drivetrain_core.search.numerics.observation import Liveness, Observation
 from drivetrain_core.search.numerics.verify import (
     passes_of_check,
@@ -123,12 +124,50 @@ def test_verify_asks_what_rounding_does_only_for_a_plan_that_is_too_far():
     assert isinstance(verify(Runner(), (WHOLE,), GOOD, deadline=9.0, nudged=never), Ok)
 
 
-def test_verify_leaves_a_plan_out_where_the_program_does_not_run_again():
+@pytest.mark.parametrize("code", [Code.MEMORY, Code.BUDGET])
+def test_verify_where_the_program_does_not_run_again(code):
     def fails():
-        raise Failure(Code.MEMORY, "no room for it")
+        raise Failure(code, "not a second time")
 
-    answer = verify(Runner(compile=AWAY), (WHOLE,), GOOD, deadline=9.0, nudged=fails)
-    assert answer.code is Code.MEMORY
+    def check():
+        return verify(Runner(compile=AWAY), (WHOLE,), GOOD, deadline=9.0, nudged=fails)
+
+    if code is Code.BUDGET:
+        with pytest.raises(Failure, match="not a second time"):
+            check()
+        return
+    # The plan is refused for its own numbers.
+    answer = check()
+    assert answer.code is Code.NUMERICS
+    assert "the loss differs at step 4" in answer.because
+
+
+def test_last_check_asks_once_what_rounding_does():
+    chaotic = dataclasses.replace(GOOD, losses=(2.0, 1.5, 1.2, 1.101))
+    asked = []
+
+    class Program(Runner):
+        @contextlib.contextmanager
+        def open(self, choices, *, look, deadline):
+            asked.append((choices, look.steps, look.nudges))
+            seen = AWAY if choices else chaotic
+            yield SimpleNamespace(observation=seen)
+
+    trials = SimpleNamespace(
+        reference=GOOD,
+        deadline=9.0,
+        records=[SimpleNamespace(choices=(), measurement=None)],
+        runner=lambda choices: Program(),
+        announce=lambda *_: None,
+    )
+    check = LastCheck(trials)
+    for plan in ((WHOLE,), (FUSED,)):
+        assert isinstance(check.verdict(SimpleNamespace(choices=plan)), Ok)
+        assert check.passed(plan)
+        assert not check.refused(plan)
+    assert trials.reference.nudged == chaotic.losses
+    # The second plan is held to the reference as it is known by then.
+    assert asked == [((WHOLE,), 4, False), ((), 4, True), ((FUSED,), 4, False)]
 
 
 def test_verify_makes_a_failure_a_reject():

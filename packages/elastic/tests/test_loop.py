@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -23,23 +24,9 @@ from drivetrain_elastic._loop import ElasticLoop
 from drivetrain_elastic._schedule import Position, Schedule
 from drivetrain_elastic._seat import SaveOrder, Seat
 from drivetrain_elastic.testing import ScriptedWorlds as Worlds
-from drivetrain_elastic.testing import write_worlds
+from drivetrain_elastic.testing import connect_store, write_worlds
 
-
-def connect():
-    return dist.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
-    )
-
-
-def make_factory():
-    return TorchProcessGroupFactory("gloo")
-
-
-def master(store, script):
-    write_worlds(store, script["first"], script["events"])
-
-
+make_factory = partial(TorchProcessGroupFactory, "gloo")
 NUM_STEPS, BATCH, NUM_SAMPLES = 40, 12, 100
 
 
@@ -106,14 +93,18 @@ class CaughtError(Exception):
 def worker(script):
     """Trains; rank 0 of the processes also plays the master, and follows the script."""
     at = int(os.environ["RANK"])
-    name, store = f"w{at}", connect()
+    name, store = f"w{at}", connect_store()
     plan = script.get(name, {})
     if at == 0:
-        threading.Thread(target=master, args=(connect(), script), daemon=True).start()
+        threading.Thread(
+            target=write_worlds,
+            args=(connect_store(), script["first"], script["events"]),
+            daemon=True,
+        ).start()
     if "joins" in plan:
         store.wait(["midway"])
         store.set(f"ready/{name}", "1")
-    worlds = Worlds(name, connect)
+    worlds = Worlds(name, connect_store)
     model, optimizer = make_model()
     if "joins" in plan or at == 1:
         for one in model.parameters():
@@ -327,11 +318,11 @@ def test_step_whose_parts_are_all_asked_for_first_is_made_or_refused():
 
 
 def comes_too_late():
-    name, store = f"w{os.environ['RANK']}", connect()
+    name, store = f"w{os.environ['RANK']}", connect_store()
     if name == "w0":
         store.set("seats/1", "w0|")
     model, optimizer = make_model()
-    worlds = Worlds(name, connect)
+    worlds = Worlds(name, connect_store)
     connection = Connection(worlds, dist.PrefixStore("job", store), make_factory)
     loop = make_loop((model, optimizer), connection)
     for step in loop:
@@ -395,10 +386,10 @@ def test_collector_waits_until_the_first_step_of_the_next_world():
 
 def fails_on_one_of_a_copy():
     """Both ranks hold one copy; a reduction fails on the second of them alone."""
-    name, store = f"w{os.environ['RANK']}", connect()
+    name, store = f"w{os.environ['RANK']}", connect_store()
     if name == "w0":
         store.set("seats/1", "w0 w1|")
-    worlds = CopyOfTwo(name, connect)
+    worlds = CopyOfTwo(name, connect_store)
     model, optimizer = make_model()
     loop = make_loop((model, optimizer), Connection(worlds, store, make_factory))
     reduce = loop._reduce
@@ -474,9 +465,9 @@ class Saver:
 
 def saves_on_order():
     """Trains on two ranks; the first is asked twice, and each notes when all save."""
-    at, store = int(os.environ["RANK"]), connect()
+    at, store = int(os.environ["RANK"]), connect_store()
     store.set("seats/1", "w0 w1 |")
-    seats, saver = Orders(f"w{at}", connect), Saver()
+    seats, saver = Orders(f"w{at}", connect_store), Saver()
     loop = ElasticLoop(
         *make_model(),
         schedule=Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH),

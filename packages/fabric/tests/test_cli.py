@@ -2,6 +2,7 @@
 
 import pytest
 
+from drivetrain_core.testing import check_wrong_use, exit_status
 from drivetrain_fabric.cli import main
 
 
@@ -24,12 +25,6 @@ from drivetrain_fabric.cli import main
     ],
 )
 def test_wrong_use_is_told_by_its_command(words, message, capsys):
-    try:
-        status = main(words)
-    except SystemExit as stopped:
-        status = stopped.code
-    out, err = capsys.readouterr()
-    assert (status, out) == (2, "")
-    last = err.splitlines()[-1]
-    assert last.startswith(f"drivetrain-fabric {words[0]}: error: ")
-    assert message in last
+    status = exit_status(main, words)
+    program = f"drivetrain-fabric {words[0]}: error:"
+    check_wrong_use(program, status, *capsys.readouterr(), message)

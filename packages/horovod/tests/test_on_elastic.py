@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from drivetrain_core.testing import run_ranks
 from drivetrain_elastic._connection import Connection
 from drivetrain_elastic._order import epoch_order, part_of_rank
 from drivetrain_elastic._seat import Seat
-from drivetrain_elastic.testing import LocalJob, members_of, write_worlds
+from drivetrain_elastic.testing import LocalJob, connect_store, members_of, write_worlds
 from drivetrain_elastic.testing import ScriptedWorlds as Worlds
 from drivetrain_horovod import on_elastic as hvd
 from drivetrain_horovod.on_elastic import _runtime
@@ -34,19 +35,7 @@ from drivetrain_horovod.on_elastic.elastic import (
     run,
 )
 
-
-def connect():
-    return dist.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
-    )
-
-
-def make_factory():
-    return TorchProcessGroupFactory("gloo")
-
-
-def master(store, script):
-    write_worlds(store, script["first"], script["events"])
+make_factory = partial(TorchProcessGroupFactory, "gloo")
 
 
 def load_story():
@@ -107,14 +96,18 @@ def worker(script):
     """Plays a worker of a script; rank 0 of the processes plays the master, too."""
     story = load_story()
     number = int(os.environ["RANK"])
-    name, store = f"w{number}", connect()
+    name, store = f"w{number}", connect_store()
     plan = script.get(name, {})
     if number == 0:
-        threading.Thread(target=master, args=(connect(), script), daemon=True).start()
+        threading.Thread(
+            target=write_worlds,
+            args=(connect_store(), script["first"], script["events"]),
+            daemon=True,
+        ).start()
     if "joins" in plan:
         store.wait(["midway"])
         store.set(f"ready/{name}", "1")
-    worlds = Worlds(name, connect)
+    worlds = Worlds(name, connect_store)
     _runtime.begin(Connection(worlds, dist.PrefixStore("job", store), make_factory))
 
     class GoneError(Exception):
@@ -538,10 +531,10 @@ def test_wrong_options_of_an_optimizer_are_refused(alone, options, says):
 def use_operations():
     """Calls every operation on ranks that the test has numbered anew."""
     number = int(os.environ["RANK"])
-    store = connect()
+    store = connect_store()
     if number == 0:
         store.set("seats/1", "w0 w1 w2|")
-    worlds = Worlds(f"w{number}", connect)
+    worlds = Worlds(f"w{number}", connect_store)
     _runtime.begin(Connection(worlds, dist.PrefixStore("job", store), make_factory))
     # As if the last one had the state.
     place = _runtime.runtime().place

@@ -253,7 +253,7 @@ def _import_cel() -> ModuleType:
     except ImportError as error:
         message = (
             "rules of custom resources need the library common-expression-language: "
-            "pip install 'drivetrain-cloud[kubernetes]'"
+            "pip install integration/kubernetes"
         )
         raise MissingLibraryError(message) from error
     return cel

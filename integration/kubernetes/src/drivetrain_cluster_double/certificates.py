@@ -47,7 +47,7 @@ def make_certificates(folder: Path, *, days: int = 1) -> Certificates:
     except ImportError as error:
         message = (
             "TLS of the double needs the library cryptography: "
-            "pip install 'drivetrain-cloud[kubernetes]'"
+            "pip install integration/kubernetes"
         )
         raise MissingLibraryError(message) from error
     begin = times.now() - timedelta(days=max(1, 1 - days * 2))

@@ -69,7 +69,7 @@ class ClusterDouble:
         token: Of the administrator.
 
     Raises:
-        MissingLibraryError: What `drivetrain-cloud[kubernetes]` brings is missing.
+        MissingLibraryError: What this package declares is missing.
         ProgramError: An option is not valid.
 
     Example:

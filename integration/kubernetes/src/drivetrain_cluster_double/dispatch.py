@@ -101,7 +101,7 @@ def _read_yaml(body: bytes) -> Any:
     except ImportError as error:
         message = (
             "a body of YAML needs the library PyYAML: "
-            "pip install 'drivetrain-cloud[kubernetes]'"
+            "pip install integration/kubernetes"
         )
         raise MissingLibraryError(message) from error
     try:

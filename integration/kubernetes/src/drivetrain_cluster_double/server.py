@@ -300,7 +300,7 @@ def _import_web() -> ModuleType:
     except ImportError as error:
         message = (
             "the double of an API server needs the library aiohttp: "
-            "pip install 'drivetrain-cloud[kubernetes]'"
+            "pip install integration/kubernetes"
         )
         raise MissingLibraryError(message) from error
     found: ModuleType = web

@@ -2,9 +2,8 @@
 
 Membership: `Seat` is the place of a worker in one world, `LoneSeat` that of a process
 without an agent; `Connection`, from `connect()`, is a worker's line to its agent; a `World`
-is who trains together from one change to the next. Masters: `MasterClient` calls one,
-`MasterStore` is a store that a master keeps; tokens say who may. `Rarely` tells
-what would be said again and again when it is due.
+is who trains together from one change to the next. Masters: `MasterClient` calls one;
+tokens say who may. `Rarely` says when words that come again and again are due.
 """
 
 from __future__ import annotations

@@ -7,13 +7,15 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Protocol
 
+from drivetrain_core import DrivetrainError
+
 __all__ = ["BadAnswerError", "Cloud", "Sighting", "seconds_until", "wall_time"]
 
 # No cloud tells so long before; such a time is wrong, or is meant for somebody else.
 _MOST_S = 30 * 24 * 3600.0
 
 
-class BadAnswerError(Exception):
+class BadAnswerError(DrivetrainError):
     """A metadata endpoint answered with what no cloud says."""
 
 

@@ -24,6 +24,7 @@ from drivetrain_comm.compiler._schedule import (
 )
 from drivetrain_comm.compiler._simulate import simulate
 from drivetrain_comm.compiler._topologies import (
+    MeasuredLinks,
     from_matrix,
     full_mesh,
     hosts,
@@ -43,6 +44,7 @@ __all__ = [
     "Compiled",
     "LinkGraph",
     "LinkGraphError",
+    "MeasuredLinks",
     "Schedule",
     "ScheduleError",
     "ScheduleRunner",

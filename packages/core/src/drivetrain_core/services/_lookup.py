@@ -79,8 +79,8 @@ def get_service(name: str, *args: Any, **kwargs: Any) -> Any:
 
     Args:
         name: `checkpointer`, `cloud_notices`, `notices`, `process_group`,
-            `state_source`, or what an installed package declares; `distribution:name` picks one of several
-            providers, and `drivetrain-core:name` the fallback.
+            `state_source`, or what an installed package declares;
+            `distribution:name` picks one of several providers, and `drivetrain-core:name` the fallback.
         *args: What the provider is called with.
         **kwargs: What the provider is called with.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from drivetrain_core.lazy import load_export as _load_export
 
 if TYPE_CHECKING:
-    from drivetrain_core.testing._bars import Bar, Row, run_bars, surroundings
+    from drivetrain_core.testing._bars import Bar, Row, run_bars, slow, surroundings
     from drivetrain_core.testing._batch_plan import check_batch_plan
     from drivetrain_core.testing._capacity import (
         RecordingListener,
@@ -54,6 +54,7 @@ __all__ = [
     "run_bars",
     "run_ranks",
     "run_subcommand",
+    "slow",
     "surroundings",
 ]
 
@@ -78,6 +79,7 @@ _HOME = {
     "run_bars": "_bars",
     "run_ranks": "_processes",
     "run_subcommand": "_command_line",
+    "slow": "_bars",
     "surroundings": "_bars",
 }
 

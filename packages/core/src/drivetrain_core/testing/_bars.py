@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import functools
 import json
 import os
 import platform
@@ -18,12 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = [
-    "Bar",
-    "Row",
-    "run_bars",
-    "surroundings",
-]
+__all__ = ["Bar", "Row", "run_bars", "slow", "surroundings"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +63,26 @@ class Bar:
     name: str
     bound: str
     measure: Callable[[bool], Row]
+
+
+def slow(measure: Callable[[bool], Row]) -> Callable[[bool], Row]:
+    """Leaves a bar out of the quick form, which ends within a minute.
+
+    Args:
+        measure: As of `Bar`.
+
+    Example:
+        >>> slow(lambda quick: Row(figure="2", holds=True))(True).figure
+        'takes longer than the quick form'
+    """
+
+    @functools.wraps(measure)
+    def run(quick: bool) -> Row:
+        if quick:
+            return Row(figure="takes longer than the quick form", holds=None)
+        return measure(quick)
+
+    return run
 
 
 # When the last bar of a quick run of all of them begins.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivetrain_core.commands import CommandParser, run_command
+from drivetrain_core.testing._clauses import require
 
 if TYPE_CHECKING:
     import argparse
@@ -71,8 +72,8 @@ def check_wrong_use(
     Raises:
         AssertionError: It was not.
     """
-    assert (status, out) == (2, ""), (status, out)
-    last = err.splitlines()[-1]
-    assert last.startswith(f"{program} "), last
-    assert ": error: " in last, last
-    assert says in last, last
+    last = (err.splitlines() or [""])[-1]
+    require((status, out) == (2, ""), f"wrong use is status 2, got {status}, {out!r}")
+    is_named = last.startswith(f"{program} ") and ": error: " in last
+    require(is_named, f"the last line names the command and is an error: {last!r}")
+    require(says in last, f"the last line says {says!r}: {last!r}")

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
         LocalJobError,
         members_of,
     )
-    from drivetrain_elastic.testing._scripted_worlds import ScriptedWorlds, write_worlds
+    from drivetrain_elastic.testing._scripted_worlds import (
+        ScriptedWorlds,
+        connect_store,
+        write_worlds,
+    )
 
 __all__ = [
     "LocalJob",
@@ -27,6 +31,7 @@ __all__ = [
     "ScriptedWorlds",
     "check_journal",
     "check_lease",
+    "connect_store",
     "members_of",
     "write_worlds",
 ]
@@ -37,6 +42,7 @@ _HOMES = {
     "ScriptedWorlds": "_scripted_worlds",
     "check_journal": "_journal",
     "check_lease": "_journal",
+    "connect_store": "_scripted_worlds",
     "members_of": "_local_job",
     "write_worlds": "_scripted_worlds",
 }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from drivetrain_elastic._seat import Seat
 
@@ -13,9 +16,15 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["ScriptedWorlds", "write_worlds"]
+__all__ = ["ScriptedWorlds", "connect_store", "write_worlds"]
 
 _MOST_WORLDS = 100
+
+
+def connect_store() -> TCPStore:
+    """Connects to the store of the ranks that `run_ranks` or torchrun has started."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(host, port, is_master=False)
 
 
 class ScriptedWorlds:
