@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import time
@@ -64,6 +65,19 @@ def test_what_is_older_stays(library, tmp_path):
     os.utime(path, (since, since - LONG_AGO_S))
     assert remove_unfinished(tmp_path, since) == []
     assert path.exists()
+
+
+def test_what_another_process_writes_stays_until_it_is_done(library, tmp_path):
+    path = library(WHOLE[:64], "abc.main.so")
+    folder = tmp_path / "inductor"
+    lock = folder / "locks" / "abc.lock"
+    lock.parent.mkdir()
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert remove_unfinished(folder, 0.0) == []
+        assert path.exists()
+    # Its writer has died: the system let go of the lock.
+    assert remove_unfinished(folder, 0.0) == [path]
 
 
 def test_what_is_no_library_stays(library, tmp_path):

@@ -1,12 +1,15 @@
 """Compiled libraries that a killed compiler left half-written in inductor's folder.
 
 Inductor takes a library that is there for whole, so that one of these would make every
-later compilation of the same code fail, the user's own among them.
+later compilation of the same code fail, the user's own among them. All programs of a
+user compile into one folder: what another program writes meanwhile is not whole either,
+and inductor holds a lock for as long as it writes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import getpass
 import os
 import re
@@ -72,6 +75,8 @@ def is_whole(path: Path) -> bool:
 def remove_unfinished(folder: Path, since: float) -> list[Path]:
     """Removes the libraries of a folder that are not whole, and returns them.
 
+    What a process writes now stays: it holds the library's lock.
+
     Args:
         folder: The folder, which is looked through with all that is in it; it may be
             missing.
@@ -82,10 +87,32 @@ def remove_unfinished(folder: Path, since: float) -> list[Path]:
         # Another process may clear the folder meanwhile.
         with contextlib.suppress(OSError):
             changed = path.stat().st_mtime >= since - _CLOCK_LAG_S
-            if changed and path.is_file() and not is_whole(path):
-                path.unlink()
-                removed.append(path)
+            if not changed or not path.is_file() or is_whole(path):
+                continue
+            with _locked(folder, path) as free:
+                if free and not is_whole(path):
+                    path.unlink()
+                    removed.append(path)
     return removed
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, library: Path) -> Iterator[bool]:
+    """Holds a library's lock; gives False if the process that compiles it does."""
+    key, _, _ = library.name.partition(".")
+    try:
+        file = (folder / "locks" / f"{key}.lock").open("rb")
+    except FileNotFoundError:
+        # Nobody compiles it.
+        yield True
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def _libraries(folder: Path) -> Iterator[Path]:
