@@ -312,9 +312,9 @@ def searches(session: nox.Session) -> None:
     programs = {"table": "three_minutes.py", "pairs": "ten_pairs.py"}
     asked = [name for name in programs if name in session.posargs] or list(programs)
     options = [each for each in session.posargs if each not in programs]
-    install(session, "core", extras=True)
+    install(session, "search", extras=True)
     for name in asked:
-        session.run("python", f"packages/core/benchmarks/{programs[name]}", *options)
+        session.run("python", f"packages/search/benchmarks/{programs[name]}", *options)
 
 
 @nox.session

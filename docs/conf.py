@@ -34,10 +34,14 @@ public_modules += [
     f"drivetrain_core.{name}"
     for name in (
         "commands",
+        "extending",
         "lazy",
         "moved",
         "moved_commands",
         "native_library",
+        "numerics.guard",
+        "numerics.observation",
+        "numerics.observe",
         "processes",
         "services",
         "strict_json",
@@ -51,12 +55,12 @@ public_modules += [
         "compiler",
         "groups",
         "nccl",
-        "overlap",
         "stores",
         "testing",
     )
 ]
 public_modules += [f"drivetrain_fabric.{n}" for n in ("adviser", "network", "topology")]
+public_modules += [f"drivetrain_parallel.{name}" for name in ("cost", "overlap")]
 public_modules += ["drivetrain_cluster_double"]
 public_modules += [
     f"drivetrain_cloud.{n}" for n in ("cost", "goodput", "notices", "spot")
@@ -78,6 +82,10 @@ public_modules += [
 exclude_patterns = ["_build", "reports", "tutorials/quickstart/*"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+
+# Two packages have a class of one name, such as `Choice`: where an annotation can be
+# read as text only, a reference to it finds the first of them.
+suppress_warnings = ["ref.python"]
 
 # Docstrings write code between single backticks, as Markdown does.
 default_role = "code"

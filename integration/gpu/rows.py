@@ -84,8 +84,9 @@ FIRST = (
            select="not float32"),
     _tests("kernels", ["test_ops_gpu", "test_losses_gpu"], estimate_s=60, workers=5),
     _tests("optim", ["test_triton_gpu"], estimate_s=40, workers=3),
-    _tests("core", ["test_gpu", "test_cache_key"], estimate_s=60, workers=3,
-           select="(contract and not compile) or memory or peak or driver"),
+    _tests("core", _GPU, estimate_s=60, workers=3, select="contract and not compile"),
+    _tests("search", ["test_gpu", "test_cache_key"], estimate_s=40, workers=2,
+           select="memory or peak or driver"),
     _tests("checkpoint", _GPU, estimate_s=40),
     _tests("comm", ["test_gpu", "test_nccl_gpu"], estimate_s=40),
     _tests("health", ["test_checks_gpu"], estimate_s=40),
@@ -115,7 +116,7 @@ SECOND = (
            select="float32"),
     _bars("kernels-norm-peers", ["rms_norm-peers-gpu", "add_rms_norm-peers-gpu",
                                  "layer_norm-peers-gpu"], estimate_s=60),
-    _tests("core-search", _GPU, estimate_s=180, select="search"),
+    _tests("search-whole", _GPU, estimate_s=180, select="search_runs"),
     _bars("kernels-peers", ["rope-peers-gpu", "swiglu-peers-gpu", "geglu-peers-gpu",
                             "dropout_add_rms_norm-peers-gpu", "cross_entropy-peers-gpu",
                             "linear-cross-entropy-peers-gpu"], estimate_s=120),
@@ -127,7 +128,7 @@ SECOND = (
 _SETS = {"first": FIRST, "second": SECOND}
 _NEW_S = 30.0
 # Packages of which nothing runs on a GPU.
-_WITHOUT = {"cloud", "fabric", "horovod"}
+_WITHOUT = {"cloud", "fabric", "horovod", "parallel"}
 
 
 def whole(folders: Mapping[str, Path], estimate_s: float | None = None) -> list[Row]:

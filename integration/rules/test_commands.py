@@ -47,7 +47,7 @@ def test_no_option_of_any_command_takes_nan(parser):
     takes = []
     for command, action in actions(parser):
         if action.type is None or getattr(action.type, "__module__", "") != (
-            "drivetrain_core._option_values"
+            "drivetrain_core._command_line.option_values"
         ):
             continue
         try:

@@ -93,7 +93,7 @@ def test_package_declares_what_stands_below_it(package, modules):
     ("source", "names"),
     [
         ("import drivetrain_optim", ["drivetrain_optim"]),
-        ("from drivetrain_optim._agd import AGD", ["drivetrain_optim"]),
+        ("from drivetrain_optim.algorithms._agd import AGD", ["drivetrain_optim"]),
         ("def f():\n    import drivetrain_optim.cli", ["drivetrain_optim"]),
         ("import matplotlib.pyplot", ["matplotlib"]),
         ("class A:\n    import matplotlib", ["matplotlib"]),

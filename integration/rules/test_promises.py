@@ -39,7 +39,8 @@ def test_range_of_python_is_the_one_that_pages_promise(package, root):
 
 
 def test_doctor_judges_torch_by_the_same_range(root):
-    source = root / "packages" / "core" / "src" / "drivetrain_core" / "_doctor.py"
+    core = root / "packages" / "core" / "src" / "drivetrain_core"
+    source = core / "_command_line" / "doctor.py"
     limits = re.findall(r"parts [<>] \((\d), (\d+)\)", source.read_text())
     found = tuple(Version(".".join(limit)) for limit in limits)
     assert found == promised((root / "README.md").read_text(), "torch")

@@ -35,19 +35,28 @@ def modules():
     }
 
 
-@pytest.mark.parametrize("old", sorted(modules()))
-def test_old_name_leads_to_the_new_one(old):
-    new = modules()[old]
-    code = f"import {old} as old, {new} as new; assert old is new"
+ASK = """
+import importlib, json, sys, warnings
+for old, new in json.loads(sys.stdin.read()).items():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        there = importlib.import_module(old) is importlib.import_module(new)
+    said = any(f"{old} is now {new}" == str(each.message) for each in caught)
+    if not (there and said):
+        print(old, there, said)
+"""
+
+
+def test_old_names_lead_to_the_new_ones():
     done = subprocess.run(
-        [sys.executable, "-W", "always", "-c", code],
+        [sys.executable, "-c", ASK],
+        input=json.dumps(modules()),
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    assert f"{old} is now {new}" in done.stderr
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -21,15 +21,20 @@ from dcp_planning import planner_cost
 from programs import command_of
 from workload import timed
 
-from drivetrain_checkpoint._commit import decide
-from drivetrain_checkpoint._custody import Custody
-from drivetrain_checkpoint._layout import Layout
-from drivetrain_checkpoint._manifest import RankFile, RankManifest, RootManifest
-from drivetrain_checkpoint._reads import gathered, plan_fills
-from drivetrain_checkpoint._save_plan import EntryTexts, SavePlan, record_text
-from drivetrain_checkpoint._saves import written_ranks
-from drivetrain_checkpoint._sources import saved_image
+from drivetrain_checkpoint._daemon.commit_decision import decide
+from drivetrain_checkpoint._daemon.save_queue import SaveQueue
+from drivetrain_checkpoint._layout.manifest import RankFile, RankManifest, RootManifest
+from drivetrain_checkpoint._layout.tensor_layout import Layout
+from drivetrain_checkpoint._rank_group import RankGroup
+from drivetrain_checkpoint._restore.read_plan import (
+    Wanted,
+    coalesced_reads,
+    plan_copies,
+)
+from drivetrain_checkpoint._save.save_plan import EntryTexts, SavePlan, metadata_text
+from drivetrain_checkpoint._storage.catalog import written_ranks
 from drivetrain_checkpoint._storage.posix import PosixStorage
+from drivetrain_checkpoint._storage.storage_source import saved_image
 from drivetrain_core.testing import Row
 
 _ROWS = 4
@@ -116,13 +121,13 @@ def _tensors(num_tensors, num_ranks, rank):
     }
 
 
-def _plan(tensors, rank, num_ranks, known):
+def _plan(tensors, known):
     """What `save` does before it copies, and what it says of the copy."""
     fits = known is not None and known.renew(tensors)
-    plan = known if fits else SavePlan(tensors, rank, num_ranks)
+    plan = known if fits else SavePlan(tensors, RankGroup())
     fields = {"save_id": "0" * 16, "step": 1, "saved_at_ns": 1, "tasks": []}
     entries = EntryTexts().text({})
-    return plan, record_text(fields, entries, plan.layout_text)
+    return plan, metadata_text(fields, entries, plan.layout_text)
 
 
 def _gathered(folder, plan, num_ranks):
@@ -158,17 +163,19 @@ def _gathered(folder, plan, num_ranks):
     ]
 
     def gather():
-        custody = Custody()
+        queue = SaveQueue()
         for message in messages:
             said = json.loads(message)
-            custody.told(said["save_id"], said["rank"], said["entry"])
-        told = custody.outcomes.of("0" * 16).told
-        told = {rank: RankFile(**entry) for rank, entry in told.items()}
+            queue.report(said["save_id"], said["rank"], said["entry"])
+        known = queue.results.of("0" * 16).reported
+        known = {rank: RankFile(**entry) for rank, entry in known.items()}
         about = {"world_size": num_ranks, "error": "", "absent": [], "limit_s": 600.0}
-        first = decide(told=told, on_storage=[], quiet_s=0, unseen_s=math.inf, **about)
+        first = decide(
+            reported=known, on_storage=[], quiet_s=0, unseen_s=math.inf, **about
+        )
         assert first.action == "look"
-        found = written_ranks(storage, name, told, num_ranks)
-        then = decide(told=told, on_storage=found, quiet_s=0, unseen_s=0, **about)
+        found = written_ranks(storage, name, known, num_ranks)
+        then = decide(reported=known, on_storage=found, quiet_s=0, unseen_s=0, **about)
         assert then.action == "commit"
         return found
 
@@ -184,13 +191,14 @@ def _load(root, num_tensors, num_readers):
     def slots(rank):
         return {slot.name: slot for slot in saved_image(layout, rank).slots}
 
-    fills = []
+    wanted = []
     for entry in layout.tensors:
         step = -(-entry.shape[0] // num_readers)
-        wanted = (((step, step),), *(((0, size),) for size in entry.shape[1:]))
-        fills += plan_fills(layout, entry, wanted, slots)
-    assert len({fill.name for fill in fills}) == num_tensors
-    return gathered(fills)
+        block = (((step, step),), *(((0, size),) for size in entry.shape[1:]))
+        wanted.append(Wanted(entry, block, None))
+    copies = plan_copies(layout, wanted, slots)
+    assert len({copy.target for copy in copies}) == num_tensors
+    return coalesced_reads(copies)
 
 
 def _measure(num_tensors, num_ranks):
@@ -200,7 +208,7 @@ def _measure(num_tensors, num_ranks):
 
     def run(known):
         nonlocal plan
-        plan, _ = _plan(tensors, num_ranks - 1, num_ranks, known)
+        plan, _ = _plan(tensors, known)
 
     first = timed(lambda: run(None))
     again = [timed(lambda: run(plan)) for _ in range(5)]

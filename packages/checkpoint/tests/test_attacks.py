@@ -146,8 +146,8 @@ def test_daemon_without_folder_that_cannot_answer_is_told(
     checkpointer, daemon_of, freeze, monkeypatch
 ):
     checkpointer.save(1, value_of(1), persist=False)
-    monkeypatch.setattr("drivetrain_checkpoint._client._START_S", 4.0)
-    monkeypatch.setattr("drivetrain_checkpoint._client._ATTEMPTS", 1)
+    monkeypatch.setattr("drivetrain_checkpoint._daemon.client._START_S", 4.0)
+    monkeypatch.setattr("drivetrain_checkpoint._daemon.client._ATTEMPTS", 1)
     first = daemon_of()
     freeze(first)
     try:
@@ -220,7 +220,7 @@ def test_stopped_daemon_keeps_nobody_for_ever(
     handle = checkpointer.save(1, value_of(1))
     assert handle.wait(20)
     pid = daemon_of()
-    monkeypatch.setattr("drivetrain_checkpoint._client._ANSWER_S", 0.3)
+    monkeypatch.setattr("drivetrain_checkpoint._daemon.client._ANSWER_S", 0.3)
     freeze(pid)
     try:
         with pytest.raises(CheckpointError, match=r"has not answered for 0\.3 s"):

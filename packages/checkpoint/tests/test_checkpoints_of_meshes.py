@@ -11,8 +11,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from drivetrain_checkpoint import Checkpointer
-from drivetrain_checkpoint._layout import Layout, Mesh, TensorLayout, size_of
-from drivetrain_checkpoint._united import JoinedTensor, has_parts
+from drivetrain_checkpoint._layout.tensor_layout import (
+    Layout,
+    Mesh,
+    TensorLayout,
+    size_of,
+)
+from drivetrain_checkpoint._save.joined_tensor import JoinedTensor, has_partial_entries
 from drivetrain_core import CheckpointError
 from drivetrain_core.services.chunked_tensor import Chunk, ChunkedTensor
 from drivetrain_core.services.state_entry import StateEntry
@@ -164,9 +169,9 @@ def test_sections_are_covered_once_and_found_by_whoever_asks(placements):
 
 
 def test_a_state_without_parts_asks_no_other_rank():
-    assert not has_parts({"model": nn.Linear(2, 2), "position": 3})
-    assert not has_parts(7)
-    assert has_parts({"model": Tensors({})})
+    assert not has_partial_entries({"model": nn.Linear(2, 2), "position": 3})
+    assert not has_partial_entries(7)
+    assert has_partial_entries({"model": Tensors({})})
 
 
 def test_a_joined_tensor_cannot_be_changed():

@@ -21,7 +21,7 @@ from drivetrain_checkpoint import (
     torch_save,
     verify,
 )
-from drivetrain_checkpoint._client import visit
+from drivetrain_checkpoint._daemon.client import visit
 from drivetrain_checkpoint.cli import main
 
 

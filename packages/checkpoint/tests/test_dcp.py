@@ -20,7 +20,7 @@ from drivetrain_checkpoint import (
     list_checkpoints,
     verify,
 )
-from drivetrain_checkpoint._dcp.spread import spread, tell
+from drivetrain_checkpoint._save.remote_shard import describe, merge_tensors
 from drivetrain_checkpoint.dcp import Reader, Stager, Writer
 from drivetrain_core import CheckpointError
 from drivetrain_core.testing import run_ranks
@@ -340,9 +340,9 @@ def test_ranks_save_and_others_load(tmp_path):
 def test_ranks_that_differ_are_told():
     ours, theirs = {"a": torch.ones(2)}, {"a": torch.ones(3)}
     with pytest.raises(ValueError, match=r"a is torch.float32 of \[2\] on rank 0, but"):
-        spread(ours, [tell(ours), tell(theirs)])
+        merge_tensors(ours, [describe(ours), describe(theirs)])
     with pytest.raises(TypeError, match="sparse"):
-        tell({"a": torch.ones(2).to_sparse()})
+        describe({"a": torch.ones(2).to_sparse()})
 
 
 def test_ranks_that_found_different_saves_do_not_mix_them(tmp_path, writer):

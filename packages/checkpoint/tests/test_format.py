@@ -18,9 +18,13 @@ from drivetrain_checkpoint import (
     list_checkpoints,
     verify,
 )
-from drivetrain_checkpoint._image import DTYPE_BYTES, PAGE, plan_image
-from drivetrain_checkpoint._manifest import RootManifest
-from drivetrain_checkpoint._save_plan import EntryTexts
+from drivetrain_checkpoint._layout.manifest import RootManifest
+from drivetrain_checkpoint._layout.safetensors_layout import (
+    DTYPE_BYTES,
+    PAGE,
+    plan_safetensors,
+)
+from drivetrain_checkpoint._save.save_plan import EntryTexts
 from drivetrain_core import CheckpointError
 from drivetrain_core.services import from_json
 
@@ -37,7 +41,7 @@ tensors = st.dictionaries(
 @given(tensors)
 def test_image_has_a_place_for_every_tensor_and_no_gap(wanted):
     triples = [(n, dtype, tuple(shape)) for n, (dtype, shape) in wanted.items()]
-    image = plan_image(triples)
+    image = plan_safetensors(triples)
     assert len(image.header) % PAGE == 0
     at = len(image.header)
     for slot in image.slots:

@@ -5,7 +5,8 @@ import gc
 import pytest
 import torch
 
-from drivetrain_checkpoint import Checkpointer, StorageError, _staging
+from drivetrain_checkpoint import Checkpointer, StorageError
+from drivetrain_checkpoint._save import device_copy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -74,5 +75,5 @@ def test_memory_is_given_back_where_a_checkpointer_is_dropped(tmp_path):
         gc.collect()
     assert int(torch.cuda.cudart().cudaHostUnregister(address)) != 0, size
     # Nothing of that refusal is left for the next kernel to raise.
-    _staging._forget_error()
+    device_copy._forget_error()
     assert float(torch.ones(8, device="cuda").sum()) == 8.0

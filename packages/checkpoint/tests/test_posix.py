@@ -25,7 +25,7 @@ OTHER = "step-0000000008-0123456789abcdef"
 def synced(monkeypatch):
     """The folders that are synced, in order."""
     found = []
-    monkeypatch.setattr(posix, "_sync_folder", found.append)
+    monkeypatch.setattr(posix, "sync_folder", found.append)
     return found
 
 
@@ -61,7 +61,7 @@ def test_commit_that_is_not_synced_is_taken_back(tmp_path, monkeypatch):
             raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(posix, "_sync_folder", fail_second)
+        patch.setattr(posix, "sync_folder", fail_second)
         with pytest.raises(StorageError, match="cannot commit") as caught:
             storage.commit(NAME, "manifest.json", b"root")
     assert caught.value.errno == errno.EIO
@@ -86,11 +86,11 @@ def test_small_file_appears_whole(tmp_path, monkeypatch):
 
 def test_commit_of_another_daemon_is_synced_before_it_is_believed(tmp_path, synced):
     storage = PosixStorage(tmp_path)
-    assert not storage.settle(NAME, "manifest.json")
+    assert not storage.ensure_durable(NAME, "manifest.json")
     assert synced == []
     (tmp_path / NAME).mkdir()
     (tmp_path / NAME / "manifest.json").touch()
-    assert storage.settle(NAME, "manifest.json")
+    assert storage.ensure_durable(NAME, "manifest.json")
     assert synced == [tmp_path / NAME, tmp_path]
 
 

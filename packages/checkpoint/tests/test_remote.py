@@ -15,8 +15,8 @@ from drivetrain_checkpoint import (
     verify,
 )
 from drivetrain_checkpoint._native import Progress, address_of
-from drivetrain_checkpoint._saves import list_saved
 from drivetrain_checkpoint._storage import remote
+from drivetrain_checkpoint._storage.catalog import list_saved
 from drivetrain_checkpoint._storage.open import open_storage, resolve
 from drivetrain_core import CheckpointError
 
@@ -190,7 +190,7 @@ def test_every_storage_does_what_the_others_do(tmp_path, kind):
     assert storage.names() == [NAME]
     assert storage.files(NAME) == {"a": 5000, "b": 5, "manifest.json": 4}
     assert storage.read(NAME, "b") == b"small"
-    assert storage.settle(NAME, "manifest.json")
+    assert storage.ensure_durable(NAME, "manifest.json")
     target = mmap.mmap(-1, 4096)
     storage.read_into(NAME, "a", address_of(target), 300, 4700)
     assert target[:300] == memory[4700:5000]

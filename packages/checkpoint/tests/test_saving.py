@@ -19,7 +19,7 @@ from drivetrain_checkpoint import (
     StorageError,
     list_checkpoints,
 )
-from drivetrain_checkpoint import _rank_memory as rank_memory
+from drivetrain_checkpoint._save import rank_memory
 from drivetrain_core import CheckpointError
 
 
@@ -174,7 +174,7 @@ def test_ranks_that_cannot_agree_keep_no_memory_from_the_next_save(
         raise RuntimeError("a rank is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpointer._job.team, "exchange", lose)
+        patch.setattr(checkpointer._job.group, "all_gather", lose)
         with pytest.raises(RuntimeError, match="a rank is gone"):
             checkpointer.save(2, state_of(2))
     assert checkpointer.save(3, state_of(3)).wait(20)

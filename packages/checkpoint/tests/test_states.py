@@ -143,7 +143,7 @@ def test_values_keep_their_class_in_dcp(tmp_path, value):
 
 
 def test_other_formats_are_given_plain_numbers(checkpointer, tmp_path):
-    from drivetrain_checkpoint._convert import convert
+    from drivetrain_checkpoint._formats.convert import convert
 
     assert checkpointer.save(1, {"rate": np.float64(0.5)}).wait(20)
     convert(tmp_path / "run", tmp_path / "out.pt", "torch")

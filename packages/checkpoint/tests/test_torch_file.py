@@ -13,7 +13,7 @@ from drivetrain_checkpoint import (
     torch_load,
     torch_save,
 )
-from drivetrain_checkpoint import _torch_file as module
+from drivetrain_checkpoint._formats import torch_file as module
 
 
 class Thing:

@@ -32,12 +32,11 @@ _PROGRAM = """
 import asyncio, sys
 from drivetrain_cloud.kubernetes.api_client import ApiClient
 from drivetrain_cloud.kubernetes.cluster_access import read_kubeconfig
-from drivetrain_cloud.kubernetes.job_links import no_link
 from drivetrain_cloud.kubernetes.operator import Operator
 
 async def main():
     async with ApiClient(read_kubeconfig(sys.argv[1])) as client:
-        await Operator(client, link=no_link).run()
+        await Operator(client, connect=lambda *_: None).run()
 
 asyncio.run(main())
 """

@@ -30,7 +30,7 @@ from operator_samples import (
 )
 from tasks import TASKS, collate
 
-from drivetrain_cloud.kubernetes.job_links import link_master
+from drivetrain_cloud.kubernetes.job_connections import connect_master
 from drivetrain_core.testing import Bar, Row, run_bars
 from drivetrain_elastic import ElasticLoop, Schedule
 
@@ -106,7 +106,7 @@ def story(model, folder):
             at = step()
             cluster.wait_for(lambda: step() > at + 3, _LONG_S)
 
-        with RunningOperator(account(cluster), link=link_master, progress_s=0.2):
+        with RunningOperator(account(cluster), connect=connect_master, progress_s=0.2):
             cluster.apply(job)
             trains(2)
             victim = names(live(pods_of(cluster, name)))[0]

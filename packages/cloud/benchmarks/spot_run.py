@@ -25,7 +25,7 @@ from drivetrain_cloud.spot.local_pool import CapacityChange
 from drivetrain_core.services import DcpCheckpointer
 from drivetrain_core.testing import Row
 from drivetrain_elastic import ElasticLoop, Schedule
-from drivetrain_elastic._schedule import Position
+from drivetrain_elastic._data._schedule import Position
 from drivetrain_elastic.protocol import messages as pb
 
 _NODES, _BATCH = 4, 24

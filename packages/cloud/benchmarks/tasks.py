@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from drivetrain_core.examples import byte_lm, digits
+from drivetrain_core.examples import byte_lm
+from drivetrain_search.examples import digits
 
 _LENGTH, _BYTES, _HELD_OUT = 64, 1_000_000, 256
 

@@ -12,7 +12,6 @@ import yaml
 import drivetrain_cloud.kubernetes
 from drivetrain_cloud.kubernetes.api_client import ApiClient
 from drivetrain_cloud.kubernetes.cluster_access import read_kubeconfig
-from drivetrain_cloud.kubernetes.job_links import no_link
 from drivetrain_cloud.kubernetes.operator import Operator
 from drivetrain_cloud.spot.job_control import JobView, SaveResult
 from drivetrain_elastic import MasterError
@@ -61,16 +60,26 @@ def elastic_job(name="job", replicas=2, cpu="1", **spec):
     }
 
 
+def no_connection(job, secret):
+    """Returns none: for pods that have no master, as simulated ones."""
+
+
 class RunningOperator:
     """An operator in a thread of its own, which can be killed at any moment."""
 
     def __init__(
-        self, kubeconfig, *, link=no_link, client=ApiClient, make=Operator, **options
+        self,
+        kubeconfig,
+        *,
+        connect=no_connection,
+        client=ApiClient,
+        make=Operator,
+        **options,
     ):
         self._access = read_kubeconfig(kubeconfig)
         self._client = client
         self._make = make
-        self._options = {"link": link, "pool_s": 0.1, "poll_s": 0.1, **options}
+        self._options = {"connect": connect, "pool_s": 0.1, "poll_s": 0.1, **options}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.error = None

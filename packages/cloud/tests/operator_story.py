@@ -103,9 +103,9 @@ class MortalClient(ApiClient):
 class Lineage:
     """Operators, one after the other: when one is killed, the next one begins."""
 
-    def __init__(self, cluster, link, kill):
+    def __init__(self, cluster, connect, kill):
         self.access = read_kubeconfig(account(cluster))
-        self.link, self.kill = link, kill
+        self.connect, self.kill = connect, kill
         self.num_operators, self.error, self.is_over = 0, None, False
         self.loop = asyncio.new_event_loop()
         self.begun = threading.Event()
@@ -130,7 +130,9 @@ class Lineage:
             client = MortalClient(self.access)
             client.kill = self.kill
             async with client:
-                operator = Operator(client, link=self.link, pool_s=0.1, poll_s=0.1)
+                operator = Operator(
+                    client, connect=self.connect, pool_s=0.1, poll_s=0.1
+                )
                 try:
                     await operator.run()
                 except BaseExceptionGroup as group:

@@ -8,8 +8,10 @@ from functools import partial
 
 import pytest
 
-from drivetrain_cloud._commands.cost import populate_cost_parser
-from drivetrain_cloud._commands.simulate_spot import populate_simulate_spot_parser
+from drivetrain_cloud._commands.cost_options import populate_cost_parser
+from drivetrain_cloud._commands.simulate_spot_options import (
+    populate_simulate_spot_parser,
+)
 from drivetrain_cloud.cost import (
     UsageError,
     UsageRecord,

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from drivetrain_cloud._commands.goodput import populate_goodput_parser
+from drivetrain_cloud._commands.goodput_options import populate_goodput_parser
 from drivetrain_core.testing import check_wrong_use, run_subcommand
 
 run_one = partial(run_subcommand, "drivetrain-cloud")

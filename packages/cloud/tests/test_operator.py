@@ -423,7 +423,7 @@ def spot_job(**options):
 
 def test_reclaimed_worker_is_saved_replaced_and_let_go(cluster):
     training = FakeTraining(cluster)
-    with RunningOperator(account(cluster), link=training):
+    with RunningOperator(account(cluster), connect=training):
         cluster.apply(spot_job())
         phase(cluster, "Running")
         assert training.admitted == {"job-worker-0", "job-worker-1"}
@@ -440,7 +440,7 @@ def test_reclaimed_worker_is_saved_replaced_and_let_go(cluster):
 
 
 def test_job_that_waits_for_too_long_fails_with_the_reason(cluster):
-    with RunningOperator(account(cluster), link=FakeTraining(cluster)):
+    with RunningOperator(account(cluster), connect=FakeTraining(cluster)):
         job = spot_job(maxWaitSeconds=0, nodeSelector={"no": "such"})
         cluster.apply(job)
         phase(cluster, "Failed")
@@ -449,7 +449,7 @@ def test_job_that_waits_for_too_long_fails_with_the_reason(cluster):
 
 
 def test_job_that_waits_for_too_long_is_suspended_until_it_is_touched(cluster):
-    with RunningOperator(account(cluster), link=FakeTraining(cluster)):
+    with RunningOperator(account(cluster), connect=FakeTraining(cluster)):
         job = spot_job(
             maxWaitSeconds=0, afterMaxWait="Suspend", nodeSelector={"no": "such"}
         )
@@ -465,7 +465,7 @@ def test_job_that_waits_for_too_long_is_suspended_until_it_is_touched(cluster):
 
 
 def test_workers_on_demand_fill_the_gap(cluster):
-    with RunningOperator(account(cluster), link=FakeTraining(cluster)):
+    with RunningOperator(account(cluster), connect=FakeTraining(cluster)):
         cluster.apply(
             spot_job(
                 maxWaitSeconds=0, afterMaxWait="OnDemand", nodeSelector={"no": "such"}
@@ -479,7 +479,7 @@ def test_workers_on_demand_fill_the_gap(cluster):
 
 def test_master_that_does_not_answer_changes_nothing(cluster):
     training = FakeTraining(cluster)
-    with RunningOperator(account(cluster), link=training):
+    with RunningOperator(account(cluster), connect=training):
         cluster.apply(spot_job())
         phase(cluster, "Running")
         training.is_down = True

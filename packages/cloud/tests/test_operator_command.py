@@ -102,9 +102,10 @@ class Candidate:
         self.thread.start()
 
     async def main(self):
+        from operator_samples import no_connection
+
         from drivetrain_cloud.kubernetes.api_client import ApiClient
         from drivetrain_cloud.kubernetes.cluster_access import read_kubeconfig
-        from drivetrain_cloud.kubernetes.job_links import no_link
         from drivetrain_cloud.kubernetes.leader_election import LeaderElection
         from drivetrain_cloud.kubernetes.operator import Operator
         from drivetrain_cloud.kubernetes.serve import serve
@@ -118,7 +119,7 @@ class Candidate:
 
             async def work():
                 self.leads.set()
-                await Operator(client, link=no_link, pool_s=0.1).run()
+                await Operator(client, connect=no_connection, pool_s=0.1).run()
 
             self.task = asyncio.current_task()
             try:

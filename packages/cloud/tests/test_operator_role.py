@@ -72,7 +72,9 @@ def test_role_allows_what_the_operator_does_and_nothing_else():
             cluster.faults.add(Fault(verb="delete", resource=resource, status=409))
         policy = {"ttlSecondsAfterFinished": 0}
         gang = {"gang": "Volcano", "queueName": "q"}
-        with RunningOperator(account(cluster), link=FakeTraining(cluster)) as running:
+        with RunningOperator(
+            account(cluster), connect=FakeTraining(cluster)
+        ) as running:
             cluster.apply(elastic_job(replicas=3, runPolicy=policy))
             cluster.wait_for(lambda: status(cluster).get("phase") == "Running")
             cluster.apply(elastic_job("gang", replicas=2, runPolicy=gang))

@@ -17,7 +17,7 @@ from drivetrain_cloud.spot import Recovery, SpotConfig
 from drivetrain_cloud.spot.local_job import LocalSpotJob
 from drivetrain_cloud.spot.local_pool import CapacityChange
 from drivetrain_core import ProgramError
-from drivetrain_elastic._sigterm import HeldSigterm
+from drivetrain_elastic._membership._sigterm import HeldSigterm
 from drivetrain_elastic.testing import LocalJob, members_of
 
 pytestmark = pytest.mark.faults
@@ -148,7 +148,7 @@ def test_a_held_sigterm_is_told_and_ends_the_process_when_it_is_meant(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import os, signal, threading, time\n"
-        "from drivetrain_elastic._sigterm import HeldSigterm\n"
+        "from drivetrain_elastic._membership._sigterm import HeldSigterm\n"
         "held = HeldSigterm(lambda: print('heard', flush=True))\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "threading.Timer(0.2, held.end).start()\n"

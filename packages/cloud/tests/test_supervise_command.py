@@ -23,7 +23,6 @@ from drivetrain_cloud.spot import (
     Notice,
     Request,
     SpotConfig,
-    local_job,
 )
 from drivetrain_cloud.spot.job_control import JobView
 from drivetrain_cloud.spot.supervisor import Done, Supervisor
@@ -114,7 +113,7 @@ made: list[_FakeJob] = []
 @pytest.fixture
 def fake_job(monkeypatch, tmp_path):
     """Puts a job that says what it does in the place of the real one."""
-    monkeypatch.setattr(local_job, "LocalSpotJob", _FakeJob)
+    monkeypatch.setattr("drivetrain_cloud._commands.supervise.LocalSpotJob", _FakeJob)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made.clear()
     return _FakeJob

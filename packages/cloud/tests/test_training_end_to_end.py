@@ -15,7 +15,7 @@ from test_on_elastic import check_steps, expected, sizes_of
 from test_training_controller import Both, phase, written
 from training_samples import scaler, training_job
 
-from drivetrain_cloud.kubernetes.job_links import link_master
+from drivetrain_cloud.kubernetes.job_connections import connect_master
 
 pytestmark = [pytest.mark.extra, pytest.mark.faults]
 
@@ -45,7 +45,7 @@ def test_training_job_is_scaled_and_loses_a_pod_while_its_script_trains(tmp_path
             at = step()
             cluster.wait_for(lambda: step() > at + 5, 60)
 
-        options = {"link": link_master, "progress_s": 0.2}
+        options = {"connect": connect_master, "progress_s": 0.2}
         with RunningOperator(account(cluster), make=Both, **options):
             cluster.apply(job)
             phase(cluster, "TrainingJob", name, "Running")

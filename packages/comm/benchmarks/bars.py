@@ -11,7 +11,6 @@ import ddp
 import gpu
 import links
 import nccl_tuner
-import overlap
 import schedules
 import startup
 from buckets import buckets
@@ -35,7 +34,6 @@ TABLE = [
     *startup.TABLE,
     ("losses", "fp64 <= 1e-9 relative in 200 steps", losses),
     *schedules.BARS,
-    *overlap.BARS,
     *nccl_tuner.BARS,
     ("gpu-overhead", "<= 1% of a step", gpu.overhead),
 ]

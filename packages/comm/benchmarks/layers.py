@@ -1,20 +1,20 @@
 """What tuning some of the layers only, or one after the other, would have come to."""
 
-from drivetrain_comm._choice import STOCK
+from drivetrain_comm.selection._choice import STOCK
 
 _STOCK_BUCKET_BYTES = 25 << 20
 
 
 def layers(every):
-    """Returns the tactics at which tuning in some way ends.
+    """Returns the plans at which tuning in some way ends.
 
     Args:
-        every: The median span of each tactic.
+        every: The median span of each plan.
     """
 
     def best(**fixed):
         return min(
-            (tactic for tactic in every if _agrees(tactic, fixed)),
+            (plan for plan in every if _agrees(plan, fixed)),
             key=every.__getitem__,
         )
 
@@ -32,10 +32,10 @@ def layers(every):
     }
 
 
-def _agrees(tactic, fixed):
+def _agrees(plan, fixed):
     values = {
-        "bucket_bytes": tactic.bucket_bytes,
-        "algorithm": tactic.choice.algorithm,
-        "num_streams": tactic.choice.num_streams,
+        "bucket_bytes": plan.bucket_bytes,
+        "algorithm": plan.choice.algorithm,
+        "num_streams": plan.choice.num_streams,
     }
     return all(values[name] == value for name, value in fixed.items())

@@ -12,7 +12,7 @@ from rig.namespaces import missing_because
 from rig.network import Network
 from rig.shape import Link
 
-from drivetrain_comm._pick import load_of_algorithm
+from drivetrain_comm.selection._select import load_of_algorithm
 from drivetrain_core.testing import Row
 
 _PROGRAM = Path(__file__).with_name("reduce_rank.py")

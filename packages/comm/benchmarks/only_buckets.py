@@ -4,9 +4,10 @@
 the trial finds best.
 """
 
-from drivetrain_comm import Choice, _pilot, auto
-from drivetrain_comm._choice import STOCK
-from drivetrain_comm._tuner import Tactic
+from drivetrain_comm import Choice, auto
+from drivetrain_comm.ddp import _ddp_tuner
+from drivetrain_comm.ddp._reduction_plan import ReductionPlan
+from drivetrain_comm.selection._choice import STOCK
 
 SIZES = tuple(mb << 20 for mb in (1, 4, 8, 25))
 
@@ -14,9 +15,9 @@ SIZES = tuple(mb << 20 for mb in (1, 4, 8, 25))
 def predict(_, __):
     """Takes the place of the model's candidates."""
     choice = Choice(algorithm=STOCK)
-    return [(Tactic(bucket_bytes=size, choice=choice), 0.0) for size in SIZES]
+    return [(ReductionPlan(bucket_bytes=size, choice=choice), 0.0) for size in SIZES]
 
 
 if __name__ == "__main__":
-    _pilot.Pilot._predict = predict
+    _ddp_tuner.DdpTuner._predict = predict
     auto._main()

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from drivetrain_comm import TunedProcessGroupFactory, _native
+from drivetrain_comm import TunedProcessGroupFactory
+from drivetrain_comm.backend import _native
 from drivetrain_comm.compiler import Schedule
 from drivetrain_core.services import destroy_process_group, init_process_group
 

@@ -28,8 +28,11 @@ from drivetrain_comm.compiler import (
 )
 from drivetrain_comm.compiler._compile import _candidates
 from drivetrain_comm.compiler._library import library
-from drivetrain_comm.compiler.testing import MUTATIONS, mutated
 from drivetrain_core.testing import Row
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from schedule_mutations import MUTATIONS, mutated
 
 _PROGRAM = Path(__file__).with_name("schedule_rank.py")
 _GB = 1e9

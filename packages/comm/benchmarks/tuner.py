@@ -16,26 +16,26 @@ from rig.namespaces import missing_because
 from rig.report import Bench
 from rig.scenarios import SCENARIOS
 
-from drivetrain_comm._cache import dump_tactic, load_tactic
+from drivetrain_comm.ddp._cache import dump_plan, load_plan
 from drivetrain_core.testing import Row
 
 _SCENARIOS = ("2x4-1000mbit-even", "4x2-800mbit-embedding")
 _NUM_SEARCH = 50
-# Enough for every tactic of these scenarios, where one stream fills a link.
+# Enough for every plan of these scenarios, where one stream fills a link.
 _MOST_TACTICS = 56
 
 
 @functools.cache
 def compare(name):
-    """Returns the tactics' medians, the tuner's choice, and what finding it took."""
+    """Returns the plans' medians, the tuner's choice, and what finding it took."""
     with tempfile.TemporaryDirectory() as temporary, ddp.kept_apart() as kept:
         file = Path(temporary, "found.json")
         with Bench(SCENARIOS[name], num_steps=_NUM_SEARCH + 10, num_warmup=5) as bench:
             tuned, _ = bench.train("drivetrain_comm.auto")
             cached = json.loads(next(kept.glob("*.json")).read_text())
-            choice = load_tactic(json.dumps(cached["tactic"]))
+            choice = load_plan(json.dumps(cached["tactic"]))
             os.environ["EXHAUSTIVE_FILE"] = str(file)
-            os.environ["EXHAUSTIVE_CHOICE"] = dump_tactic(choice)
+            os.environ["EXHAUSTIVE_CHOICE"] = dump_plan(choice)
             with ddp.kept_apart():
                 steps = exhaustive.num_steps(_MOST_TACTICS)
                 bench.train("exhaustive", num_steps=steps)
@@ -43,7 +43,7 @@ def compare(name):
     steps_s = tuned.steps_s
     usual = statistics.median(steps_s[_NUM_SEARCH:])
     cost = sum(steps_s[:_NUM_SEARCH]) / (_NUM_SEARCH * usual) - 1
-    return {**found, "choice": dump_tactic(choice), "cost": cost, "steps_s": steps_s}
+    return {**found, "choice": dump_plan(choice), "cost": cost, "steps_s": steps_s}
 
 
 def tuner(quick):
@@ -88,17 +88,17 @@ def gains(measured):
     Args:
         measured: What `compare` returned.
     """
-    every, final = _tactics(measured["every"]), _tactics(measured["final"])
+    every, final = _plans_of(measured["every"]), _plans_of(measured["final"])
     ends = layers(every)
     found = {way: every[ends["stock"]] / every[end] for way, end in ends.items()}
     # What the tuner chose and where layer by layer ends were both finalists.
-    layered, chosen = ends["layer by layer"], load_tactic(measured["choice"])
+    layered, chosen = ends["layer by layer"], load_plan(measured["choice"])
     found["joint over layers"] = final[layered] / final[chosen]
     return found
 
 
-def _tactics(spans):
-    return {load_tactic(text): seconds for text, seconds in spans.items()}
+def _plans_of(spans):
+    return {load_plan(text): seconds for text, seconds in spans.items()}
 
 
 def _because(quick):

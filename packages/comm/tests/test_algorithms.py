@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivetrain_comm._choice import ALGORITHMS, STOCK, available, steps_of
-from drivetrain_comm._load import load_of
-from drivetrain_comm._pick import load_of_algorithm
-from drivetrain_comm._steps import Kind, Step
 from drivetrain_comm.algorithms import halving, hierarchical, ring
+from drivetrain_comm.algorithms._steps import Kind, Step
 from drivetrain_comm.compiler import Schedule, find_fault
+from drivetrain_comm.selection._choice import ALGORITHMS, STOCK, available, steps_of
+from drivetrain_comm.selection._load import load_of
+from drivetrain_comm.selection._select import load_of_algorithm
 
 NAMES = [name for name in ALGORITHMS if name != STOCK]
 HOSTS = [

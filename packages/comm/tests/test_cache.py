@@ -5,13 +5,13 @@ import logging
 
 import pytest
 
-from drivetrain_comm import _cache
-from drivetrain_comm._choice import Choice
-from drivetrain_comm._cost import Network
-from drivetrain_comm._tuner import Tactic
+from drivetrain_comm.ddp import _cache
+from drivetrain_comm.ddp._reduction_plan import ReductionPlan
+from drivetrain_comm.selection._choice import Choice
+from drivetrain_comm.selection._cost import Network
 
 FOUND = _cache.Found(
-    tactic=Tactic(bucket_bytes=1 << 20, choice=Choice(algorithm="ring")),
+    plan=ReductionPlan(bucket_bytes=1 << 20, choice=Choice(algorithm="ring")),
     network=Network(
         delay_s=0.0,
         flow_bytes_per_s=1e9,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from drivetrain_comm import _native
+from drivetrain_comm.backend import _native
 from drivetrain_comm.cli import main
 from drivetrain_core.testing import check_wrong_use, exit_status, run_ranks
 

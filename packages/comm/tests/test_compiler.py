@@ -9,6 +9,7 @@ import pytest
 from compiler_graphs import GRAPHS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedule_mutations import follow_at_random
 
 from drivetrain_comm.compiler import (
     COLLECTIVES,
@@ -32,7 +33,6 @@ from drivetrain_comm.compiler import (
 )
 from drivetrain_comm.compiler._compile import _candidates
 from drivetrain_comm.compiler._library import library
-from drivetrain_comm.compiler.testing import follow_at_random
 
 SIZE = 64_000_000
 

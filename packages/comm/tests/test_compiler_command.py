@@ -6,13 +6,7 @@ from dataclasses import replace
 import pytest
 
 from drivetrain_comm.cli import main
-from drivetrain_comm.compiler import (
-    Schedule,
-    from_msccl,
-    graph_to_json,
-    star,
-    verify,
-)
+from drivetrain_comm.compiler import Schedule, from_msccl, graph_to_json, star, verify
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ import random
 
 import pytest
 from compiler_graphs import GRAPHS
+from schedule_mutations import MUTATIONS, mutated
 
-from drivetrain_comm._steps import Kind, Step
+from drivetrain_comm.algorithms._steps import Kind, Step
 from drivetrain_comm.compiler import (
     COLLECTIVES,
     Schedule,
@@ -20,7 +21,6 @@ from drivetrain_comm.compiler import (
     verify,
 )
 from drivetrain_comm.compiler._library import library
-from drivetrain_comm.compiler.testing import MUTATIONS, mutated
 
 SCHEDULES = [
     schedule

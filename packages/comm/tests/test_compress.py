@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from drivetrain_comm import _native
-from drivetrain_comm._low_rank import LowRank, orthogonalize, saves
+from drivetrain_comm.backend import _native
+from drivetrain_comm.ddp._low_rank import LowRank, orthogonalize, saves
 from drivetrain_core.testing import RankError, run_ranks
 
 needs_engine = pytest.mark.skipif(
@@ -218,7 +218,8 @@ def test_powersgd_converges_and_ranks_agree_bit_by_bit(world_size):
 
 
 def fails_on_one_rank():
-    from drivetrain_comm import _enable, _low_rank
+    from drivetrain_comm import _enable
+    from drivetrain_comm.ddp import _low_rank
 
     _enable.enable(compression="powersgd", powersgd_start_after=1)
     dist.init_process_group("gloo")

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from drivetrain_comm import _native
+from drivetrain_comm.backend import _native
 from drivetrain_core.testing import run_ranks
 
 pytestmark = pytest.mark.skipif(
@@ -92,7 +92,7 @@ def train(kind, settings, num_steps=8):
         losses.append(loss.item())
     state = torch.cat([p.detach().flatten() for p in model.parameters()])
     fusion = getattr(ddp, "_drivetrain_fusion", None)
-    phase = fusion.pilot.phase if fusion else None
+    phase = fusion.tuner.phase if fusion else None
     dist.barrier()
     dist.destroy_process_group()
     # A group that is freed while a thread of Gloo still frees a tensor waits for it with
@@ -172,12 +172,12 @@ def test_tuner_has_committed_after_fifty_steps():
 
 def stock_wins(kind, bucket_bytes):
     """Trains where torch's own backend is the only candidate."""
-    from drivetrain_comm._choice import Choice
-    from drivetrain_comm._pilot import Pilot
-    from drivetrain_comm._tuner import Tactic
+    from drivetrain_comm.ddp._ddp_tuner import DdpTuner
+    from drivetrain_comm.ddp._reduction_plan import ReductionPlan
+    from drivetrain_comm.selection._choice import Choice
 
-    tactic = Tactic(bucket_bytes=bucket_bytes, choice=Choice(algorithm="stock"))
-    Pilot._predict = lambda _, __: [(tactic, 1.0)]
+    plan = ReductionPlan(bucket_bytes=bucket_bytes, choice=Choice(algorithm="stock"))
+    DdpTuner._predict = lambda _, __: [(plan, 1.0)]
     return train(kind, {}, 12)
 
 

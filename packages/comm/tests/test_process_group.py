@@ -6,13 +6,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from drivetrain_comm._process_group import TunedProcessGroup, TunedProcessGroupFactory
+from drivetrain_comm.backend._process_group import (
+    TunedProcessGroup,
+    TunedProcessGroupFactory,
+)
 from drivetrain_core.services import get_service, service_factory
 from drivetrain_core.testing import check_process_group_factory, run_ranks
 
 
 def tuned():
-    from drivetrain_comm._process_group import TunedProcessGroupFactory
+    from drivetrain_comm.backend._process_group import TunedProcessGroupFactory
 
     return TunedProcessGroupFactory("gloo")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from drivetrain_comm import _native
+from drivetrain_comm.backend import _native
 from drivetrain_core import DistributedError
 from drivetrain_core.testing import run_ranks
 
@@ -34,7 +34,7 @@ def transport(ranks_per_host, prefix="test", **options):
     """The transport of a rank, in a world whose hosts have so many ranks each."""
     from datetime import timedelta
 
-    from drivetrain_comm._transport import Transport
+    from drivetrain_comm.backend._transport import Transport
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     os.environ["DRIVETRAIN_COMM_HOST"] = str(rank // ranks_per_host)
@@ -47,8 +47,8 @@ def transport(ranks_per_host, prefix="test", **options):
 
 
 def reduces_everything(ranks_per_host):
-    from drivetrain_comm._choice import Choice
-    from drivetrain_comm._transport import is_supported
+    from drivetrain_comm.backend._transport import is_supported
+    from drivetrain_comm.selection._choice import Choice
 
     it = transport(ranks_per_host)
     reduce = {
@@ -86,7 +86,7 @@ def reduces_everything(ranks_per_host):
 
 
 def dist_barrier(it):
-    from drivetrain_comm._probe import agree_on_most
+    from drivetrain_comm.selection._probe import agree_on_most
 
     agree_on_most(it, [0.0], 20.0)
     # Whoever leaves first takes its store's answers along.
@@ -111,7 +111,7 @@ def test_reduction_is_exact(world_size, ranks_per_host):
 
 
 def many_at_once(ranks_per_host):
-    from drivetrain_comm._choice import Choice
+    from drivetrain_comm.selection._choice import Choice
 
     it = transport(ranks_per_host)
     generator = torch.Generator().manual_seed(it.rank)
@@ -143,7 +143,7 @@ def test_results_are_equal_bit_by_bit_on_all_ranks(world_size, ranks_per_host):
 
 
 def contradicts(what):
-    from drivetrain_comm._choice import Choice
+    from drivetrain_comm.selection._choice import Choice
 
     if what == "settings":
         transport(1, settings=f"streams={os.environ['RANK']}")
@@ -172,7 +172,7 @@ def test_ranks_that_contradict_each_other_are_named(what, says):
 
 
 def times_out():
-    from drivetrain_comm._choice import Choice
+    from drivetrain_comm.selection._choice import Choice
 
     it = transport(1)
     if it.rank == 1:
@@ -197,7 +197,7 @@ def survives_strangers():
     import socket
     import struct
 
-    from drivetrain_comm._choice import Choice
+    from drivetrain_comm.selection._choice import Choice
 
     it = transport(1)
     engine = it._engine
@@ -238,7 +238,7 @@ def survives_many_silent_strangers():
     import resource
     import socket
 
-    from drivetrain_comm._choice import Choice
+    from drivetrain_comm.selection._choice import Choice
 
     it = transport(1)
     choice = Choice(algorithm="direct")
@@ -270,7 +270,7 @@ def recovers_from_a_lack_of_descriptors(ranks_per_host):
     import resource
     import time
 
-    from drivetrain_comm._choice import Choice
+    from drivetrain_comm.selection._choice import Choice
 
     it = transport(ranks_per_host)
     choice = Choice(algorithm="direct", num_streams=8)
@@ -309,7 +309,7 @@ def test_group_after_one_that_lacked_descriptors_is_as_any(ranks_per_host):
 
 
 def waits_for_ever():
-    from drivetrain_comm._choice import Choice
+    from drivetrain_comm.selection._choice import Choice
 
     it = transport(1)
     ticket = it.all_reduce([torch.ones(9)], "SUM", Choice(algorithm="direct"), 15.0)
@@ -323,7 +323,7 @@ def test_wait_takes_any_number_of_seconds():
 
 
 def member(**changes):
-    from drivetrain_comm._meeting import Member
+    from drivetrain_comm.backend._rendezvous import Member
 
     usual = {
         "version": "0.1.0",
@@ -343,7 +343,7 @@ def test_rank_of_another_version_is_named():
     import json
     from datetime import timedelta
 
-    from drivetrain_comm._meeting import meet
+    from drivetrain_comm.backend._rendezvous import rendezvous
 
     store = dist.HashStore()
     # It has more to say than this version knows.
@@ -351,13 +351,13 @@ def test_rank_of_another_version_is_named():
     store.set("member/1", json.dumps(other))
     says = r"rank 1 runs drivetrain-comm 0\.2\.0 \(protocol 2\), rank 0 0\.1\.0"
     with pytest.raises(DistributedError, match=says):
-        meet(store, 0, 2, member(), timedelta(seconds=5))
+        rendezvous(store, 0, 2, member(), timedelta(seconds=5))
 
 
 def meets_in_vain():
     from datetime import timedelta
 
-    from drivetrain_comm._meeting import meet
+    from drivetrain_comm.backend._rendezvous import rendezvous
 
     rank = int(os.environ["RANK"])
     store = dist.TCPStore(
@@ -369,7 +369,7 @@ def meets_in_vain():
         time.sleep(3)
         return "slept"
     try:
-        meet(store, rank, 2, member(), timedelta(seconds=1))
+        rendezvous(store, rank, 2, member(), timedelta(seconds=1))
     except DistributedError as error:
         return str(error)
     return "no error"
@@ -381,7 +381,7 @@ def test_rank_that_never_meets_the_others_is_named():
 
 
 def refuses():
-    from drivetrain_comm._choice import Choice
+    from drivetrain_comm.selection._choice import Choice
 
     it = transport(2)
     with pytest.raises(DistributedError, match="complex64"):
@@ -407,7 +407,7 @@ def test_reductions_that_are_not_defined_are_refused():
 
 
 def reduces_all_halves():
-    from drivetrain_comm._choice import Choice
+    from drivetrain_comm.selection._choice import Choice
 
     it = transport(2)
     halves = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.float16)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from drivetrain_core import ProgramError
-from drivetrain_core._batch import (
+from drivetrain_core._data.batch import (
     batch_signature,
     batch_size,
     map_tensors,

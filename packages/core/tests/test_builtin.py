@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from drivetrain_core import BlockFacts, Code, LoopFacts, Phase, WorldFacts
-from drivetrain_core._blocks import find_blocks
-from drivetrain_core._optimization import Ok, Reject
+from drivetrain_core._choice import Ok, Reject
+from drivetrain_core._model.blocks import find_blocks
 from drivetrain_core._registry import find
 from drivetrain_core.builtin import BUILTINS, precision
 from drivetrain_core.testing import check_optimization

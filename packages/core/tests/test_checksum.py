@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drivetrain_core.search.numerics.checksum import (
+from drivetrain_core.numerics.checksum import (
     gathered,
     row_checksums,
     tensor_checksum,
@@ -58,7 +58,7 @@ def test_row_checksums_ignore_the_precision():
 def test_row_checksums_do_not_depend_on_the_chunks(monkeypatch):
     x = torch.randn(5, 40)
     whole = row_checksums(x)
-    monkeypatch.setattr("drivetrain_core.search.numerics.checksum._CHUNK", 20)
+    monkeypatch.setattr("drivetrain_core.numerics.checksum._CHUNK", 20)
     assert row_checksums(x).equal(whole)
 
 

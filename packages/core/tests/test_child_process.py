@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain_core import _child_process
-from drivetrain_core._child_process import ForkedProcess, NewProcess, servers
-from drivetrain_core._fork_server import MARKER
-from drivetrain_core.search.process import spawn
-from drivetrain_core.search.process.spawn import sweep
-from drivetrain_core.search.process.trial import Failure, TrialRunner
+from drivetrain_core._processes import child_process
+from drivetrain_core._processes.child_process import ForkedProcess, NewProcess, servers
+from drivetrain_core._processes.fork_server import MARKER
+from drivetrain_search.process import spawn
+from drivetrain_search.process.spawn import sweep
+from drivetrain_search.process.trial import Failure, TrialRunner
 
 PROGRAM = """
 import json, os, socket, sys, threading
@@ -184,7 +184,7 @@ def test_large_environment_reaches_a_fork(start):
 def test_forks_end_with_their_caller(tmp_path, module):
     code = f"""
 import os, socket, sys
-from drivetrain_core._child_process import ForkedProcess
+from drivetrain_core._processes.child_process import ForkedProcess
 sys.path.append({str(tmp_path)!r})
 ours, theirs = socket.socketpair()
 child = ForkedProcess({module!r}, [], env=dict(os.environ), output=2, channel=theirs,
@@ -212,7 +212,7 @@ def slow(tmp_path, monkeypatch):
     """A module that takes longer to import than a server may."""
     (tmp_path / "a_slow_module.py").write_text("import time; time.sleep(600)")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    monkeypatch.setattr(_child_process, "_START_S", 0.3)
+    monkeypatch.setattr(child_process, "_START_S", 0.3)
     return "a_slow_module"
 
 

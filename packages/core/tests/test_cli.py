@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from drivetrain_core import Choice, Plan, Reason, Rejected
-from drivetrain_core._plugins import COMMANDS, OPTIMIZATIONS
+from drivetrain_core._plugins import CHECKS, COMMANDS, OPTIMIZATIONS
 from drivetrain_core.cli import main
 
 SCRIPT = """
@@ -92,41 +90,7 @@ def words(text):
     return " ".join(text.split())
 
 
-# search and apply
-
-
-def test_search_writes_plan_report_and_picture(script, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    argv, path = sys.argv, sys.path[0]
-    drawn = importlib.util.find_spec("matplotlib") is not None
-    picture = ["--picture", "trials.png"] if drawn else []
-    assert main(["search", "--budget", "90s", *picture, script, "--lr", "3"]) == 0
-    out, err = capsys.readouterr()
-    assert "from the script ['--lr', '3']" in out
-    assert "trained under" not in out
-    assert "baseline" in out
-    assert "plan: baseline" in out
-    assert "written to drivetrain_plan.yaml" in out
-    assert "t01" in err
-    written = Plan.load("drivetrain_plan.yaml")
-    assert (written.choices, written.made["trials"]) == ((), 1)
-    assert not drawn or Path("trials.png").stat().st_size > 5_000
-    assert (sys.argv, sys.path[0]) == (argv, path)
-
-
-@pytest.mark.faults
-def test_search_prints_json_alone_as_a_module(script, tmp_path):
-    command = [sys.executable, "-m", "drivetrain_core.cli", "search", "--json"]
-    command += ["--budget", "90s", "--plan", "deep/plan.yaml", script]
-    done = subprocess.run(
-        command, check=True, cwd=tmp_path, capture_output=True, text=True
-    )
-    found = json.loads(done.stdout)
-    assert "from the script []" in done.stderr
-    assert found["plan"] == Plan.load(tmp_path / "deep" / "plan.yaml").to_dict()
-    (trial,) = found["report"]["trials"]
-    assert trial["measurement"]["samples_per_step"] == 4
-    assert found["report"]["chosen"] == []
+# apply
 
 
 def test_apply_runs_the_script_under_the_plan(script, tmp_path, capsys):
@@ -141,37 +105,39 @@ def test_apply_runs_the_script_under_the_plan(script, tmp_path, capsys):
 MENTION = "import sys\nfrom drivetrain_core import accelerate\nuse = accelerate\n"
 
 
-@pytest.mark.parametrize("command", [["search"], ["apply", "{plan}"]])
+@pytest.fixture
+def apply(tmp_path):
+    """The words that apply a plan to a script."""
+    return ["apply", str(Plan().save(tmp_path / "plan.yaml"))]
+
+
 @pytest.mark.parametrize("body", ["", "sys.exit(0)", "raise SystemExit"])
-def test_script_that_calls_no_accelerate_is_told(command, body, tmp_path, capsys):
-    Plan().save(tmp_path / "plan.yaml")
+def test_script_that_calls_no_accelerate_is_told(apply, body, tmp_path, capsys):
     script = tmp_path / "idle.py"
     script.write_text(MENTION + body)
-    argv = [part.format(plan=tmp_path / "plan.yaml") for part in command]
-    err = failed([*argv, str(script)], capsys)
+    err = failed([*apply, str(script)], capsys)
     assert "idle.py ended without calling drivetrain_core.accelerate" in err
 
 
-@pytest.mark.parametrize("command", [["search"], ["apply", "{plan}"]])
-def test_script_that_cannot_call_accelerate_is_not_run(command, tmp_path, capsys):
-    Plan().save(tmp_path / "plan.yaml")
+def test_script_that_cannot_call_accelerate_is_not_run(apply, tmp_path, capsys):
     script = tmp_path / "plain.py"
     script.write_text("import torch, helper\nopen('ran', 'w').close()\n")
     (tmp_path / "helper.py").write_text("import numpy\n")
-    argv = [part.format(plan=tmp_path / "plan.yaml") for part in command]
-    err = failed([*argv, str(script)], capsys)
+    err = failed([*apply, str(script)], capsys)
     assert "plain.py was not run: neither it nor what it imports calls" in err
     assert not (tmp_path / "ran").exists()
 
 
-def test_script_whose_call_cannot_be_seen_is_run_with_a_warning(tmp_path, caplog):
+def test_script_whose_call_cannot_be_seen_is_run_with_a_warning(
+    apply, tmp_path, caplog
+):
     script, helper = tmp_path / "train.py", tmp_path / "helper.py"
     script.write_text(
         "import importlib\nimportlib.import_module('hel' + 'per').run()\n"
     )
     helper.write_text("from drivetrain_core import accelerate\nrun = accelerate\n")
     with pytest.raises(TypeError, match="required positional arguments"):
-        main(["search", str(script)])
+        main([*apply, str(script)])
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "train.py names drivetrain_core.accelerate, but it imports importlib" in (
@@ -179,60 +145,23 @@ def test_script_whose_call_cannot_be_seen_is_run_with_a_warning(tmp_path, caplog
     )
 
 
-@pytest.mark.parametrize("command", [["search"], ["apply", "{plan}"]])
-def test_script_that_is_missing_is_named(command, tmp_path, capsys):
-    Plan().save(tmp_path / "plan.yaml")
-    argv = [part.format(plan=tmp_path / "plan.yaml") for part in command]
-    assert "no script 'none.py'" in failed([*argv, "none.py"], capsys)
+def test_script_that_is_missing_is_named(apply, capsys):
+    assert "no script 'none.py'" in failed([*apply, "none.py"], capsys)
 
 
-def test_script_that_leaves_with_an_error_keeps_its_code(tmp_path):
+def test_script_that_leaves_with_an_error_keeps_its_code(apply, tmp_path):
     script = tmp_path / "fails.py"
     script.write_text(f"{MENTION}sys.exit(7)")
     with pytest.raises(SystemExit) as caught:
-        main(["search", str(script)])
+        main([*apply, str(script)])
     assert caught.value.code == 7
 
 
-def test_script_that_raises_shows_its_own_error(tmp_path):
+def test_script_that_raises_shows_its_own_error(apply, tmp_path):
     script = tmp_path / "fails.py"
     script.write_text(f"{MENTION}raise KeyError('mine')")
     with pytest.raises(KeyError, match="mine"):
-        main(["search", str(script)])
-
-
-def test_search_that_is_interrupted_says_so(tmp_path, capsys):
-    script = tmp_path / "interrupted.py"
-    script.write_text(f"{MENTION}raise KeyboardInterrupt")
-    assert main(["search", str(script)]) == 130
-    assert capsys.readouterr().err == "drivetrain: interrupted\n"
-
-
-@pytest.mark.parametrize("budget", ["soon", "0", "-5m", "nan", "10 days"])
-def test_search_with_a_budget_that_is_none_is_wrong_use(budget, script, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["search", f"--budget={budget}", script])
-    assert caught.value.code == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("drivetrain search: error: argument --budget: ")
-
-
-@pytest.mark.parametrize("budget", ["600", "0.5", "90s", "1.5h"])
-def test_search_takes_every_budget_that_it_offers(budget, capsys):
-    err = failed(["search", "--budget", budget, "missing.py"], capsys)
-    assert "there is no script 'missing.py'" in err
-
-
-def test_search_asks_for_matplotlib_before_it_begins(script, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    err = failed(["search", "--picture", "a.png", script], capsys)
-    assert "pip install 'drivetrain-core[plot]'" in err
-
-
-def test_search_with_a_picture_of_another_kind_is_a_usage_error(script, capsys):
-    with pytest.raises(SystemExit):
-        main(["search", "--picture", "a.docx", script])
-    assert "must end in .png, got 'a.docx'" in capsys.readouterr().err
+        main([*apply, str(script)])
 
 
 @pytest.mark.parametrize(
@@ -398,28 +327,40 @@ def test_list_shows_a_plugin_that_fails_when_asked(distribute, capsys):
 def test_doctor_finds_this_machine_well(capsys):
     assert main(["doctor", "--json"]) == 0
     checks = {c["name"]: c for c in json.loads(capsys.readouterr().out)}
-    assert {"python", "torch", "device", "isolated trials"} <= set(checks)
+    assert {"python", "torch", "device", "process groups"} <= set(checks)
     assert all(check["state"] in ("ok", "warn") for check in checks.values())
     assert "drivetrain-core" in checks["packages"]["detail"]
 
 
 @pytest.fixture
 def quick_doctor(monkeypatch):
-    """A doctor that starts no process."""
-    from drivetrain_core import _doctor
+    """A doctor that asks no package for a check, which may start a process."""
+    from drivetrain_core._command_line import doctor
 
-    monkeypatch.setattr(_doctor, "_isolation", lambda: ("ok", "not looked at"))
+    monkeypatch.setattr(doctor, "_checks_of_packages", list)
 
 
-def test_doctor_prints_a_table(quick_doctor, capsys, monkeypatch):
-    from drivetrain_core import _doctor
-
-    hint = "no matplotlib: pip install 'drivetrain-core[plot]'"
-    monkeypatch.setattr(_doctor, "_pictures", lambda: ("warn", hint))
+def test_doctor_prints_a_table(quick_doctor, capsys):
     assert main(["doctor"]) == 0
+    assert "ok python" in words(capsys.readouterr().out)
+
+
+CHECK = """
+def check():
+    return "warn", "no acme: pip install 'acme[all]'"
+
+def broken():
+    raise OSError("no such [/device]")
+"""
+
+
+def test_doctor_asks_packages_for_their_checks(distribute, capsys):
+    entries = [("acme_tools", "acme:check"), ("acme_device", "acme:broken")]
+    distribute("acme", entries, module="acme", code=CHECK, group=CHECKS)
+    assert main(["doctor"]) == 1
     out = words(capsys.readouterr().out)
-    assert "ok python" in out
-    assert f"warn pictures {hint}" in out
+    assert "warn acme tools no acme: pip install 'acme[all]'" in out
+    assert "fail acme device OSError: no such [/device]" in out
 
 
 @pytest.mark.parametrize("kind", BROKEN)
@@ -435,13 +376,13 @@ def test_doctor_names_a_broken_plugin_and_fails(distribute, quick_doctor, capsys
 
 
 def test_doctor_survives_a_check_that_raises(quick_doctor, capsys, monkeypatch):
-    from drivetrain_core import _doctor
+    from drivetrain_core._command_line import doctor
 
     def broken():
         message = "no such [/device]"
         raise OSError(message)
 
-    monkeypatch.setattr(_doctor, "_device", broken)
+    monkeypatch.setattr(doctor, "_device", broken)
     assert main(["doctor"]) == 1
     assert "fail device OSError: no such [/device]" in words(capsys.readouterr().out)
 
@@ -496,6 +437,22 @@ def test_command_that_is_broken_fails_alone(distribute, capsys, code):
     assert main(["list"]) == 0
 
 
+def test_command_says_what_it_is_for(distribute, capsys):
+    described = (
+        'def populate_parser(parser):\n    parser.description = "sells anvils"\n'
+    )
+    install_command(distribute, described)
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "sells anvils" in capsys.readouterr().out
+
+
+def test_command_of_a_package_that_is_missing_names_it(capsys, monkeypatch):
+    monkeypatch.setattr("drivetrain_core.cli.installed", lambda _: ())
+    err = failed(["search", "--budget", "90s", "train.py"], capsys)
+    assert "search needs another package: pip install drivetrain-search" in err
+
+
 def test_command_with_the_name_of_another_is_written_with_its_package(
     distribute, capsys
 ):
@@ -521,7 +478,7 @@ def test_no_command_shows_the_help(capsys):
     assert caught.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "search a plan for a script" in err
+    assert "say what a plan does and why" in err
 
 
 def test_version_is_that_of_every_package(capsys):
@@ -536,7 +493,7 @@ def test_version_is_that_of_every_package(capsys):
     assert all(re.fullmatch(r"drivetrain[\w-]* \d+(\.\d+)+\S*", line) for line in lines)
 
 
-@pytest.mark.parametrize("argv", [["serch"], ["search"], ["list", "--js"], ["apply"]])
+@pytest.mark.parametrize("argv", [["aply"], ["list", "--js"], ["apply"]])
 def test_usage_errors_end_with_two(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         main(argv)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from drivetrain_core._compile_in_place import compile_in_place
+from drivetrain_core._model.compile_in_place import compile_in_place
 
 # Dynamo looks for gradients of what one compiled block hands to the next.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")

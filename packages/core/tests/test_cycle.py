@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivetrain_core import DataExhaustedError
-from drivetrain_core._cycle import cycle, first_batches
+from drivetrain_core._data.cycle import cycle, first_batches
 
 
 class OneBatchOnce:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from drivetrain_core import Choice, Plan, Reason
-from drivetrain_core._diff import diff_plans, show_diff
+from drivetrain_core._command_line.diff import diff_plans, show_diff
 from drivetrain_core.cli import main
 
 TWO = (Choice("micro_batch", {"num": 2}),)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from drivetrain_core import Numerics, Ok, Reject
-from drivetrain_core.search.numerics.guard import compare, differences
-from drivetrain_core.search.numerics.observation import (
+from drivetrain_core.numerics.guard import compare, differences
+from drivetrain_core.numerics.observation import (
     Accounting,
-    Liveness,
     Observation,
+    ParameterUsage,
 )
-from drivetrain_core.search.numerics.observe import nudge, observe, without_dropout
+from drivetrain_core.numerics.observe import nudge, observe, without_dropout
 
 BASE = Observation(
     losses=(2.0, 1.5, 1.2),
@@ -27,7 +27,7 @@ BASE = Observation(
     buffers={"mean": (1.0, 2.0), "empty": (), "zero": (0.0,)},
     updates={"a": (0.1, -0.1), "b": (0.2, 0.1), "tiny": (0.1, 0.0)},
     accounting=Accounting(rows=4, content=7, drawn=((1, 2, 3, 4), (5, 6, 7, 8))),
-    liveness=Liveness(
+    liveness=ParameterUsage(
         ties=(("a", "c"),),
         stir=0.1,
         rates=((0.1,), (0.1,)),

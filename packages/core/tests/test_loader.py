@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from drivetrain_core import ProgramError
-from drivetrain_core._loader import DeviceLoader, rank_loader, rebuild_loader
+from drivetrain_core._data.loader import DeviceLoader, rank_loader, rebuild_loader
 from drivetrain_core.services.batch_plan import BatchPlan
 
 SIZES = st.integers(0, 40), st.integers(1, 9), st.integers(1, 4)

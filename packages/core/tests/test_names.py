@@ -10,7 +10,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 from drivetrain_core._errors import NamesError
-from drivetrain_core._names import (
+from drivetrain_core._model.names import (
     canonical_name,
     canonical_names,
     named_modules,

@@ -8,7 +8,7 @@ import torch
 
 from drivetrain_core import Measurement
 from drivetrain_core._errors import ProgramError
-from drivetrain_core.search.objective import (
+from drivetrain_core.objective import (
     read_objective,
     samples_per_cost,
     score_of,

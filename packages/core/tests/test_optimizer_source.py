@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from drivetrain_core import PlanError, ProgramError
-from drivetrain_core._master_weights import MasterWeightOptimizer
-from drivetrain_core._optimizer_source import OptimizerSource
+from drivetrain_core._optimizer.master_weights import MasterWeightOptimizer
+from drivetrain_core._optimizer.source import OptimizerSource
 from drivetrain_core.services import DcpCheckpointer
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivetrain_core.search.numerics.pace import (
+from drivetrain_core.numerics.pace import (
     ALL_PASSES,
     FIRST_STEPS,
     TRAJECTORY_STEPS,

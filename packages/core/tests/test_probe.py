@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 from drivetrain_core import ProgramError
-from drivetrain_core._optimizer_source import OptimizerSource
+from drivetrain_core._optimizer.source import OptimizerSource
 from drivetrain_core._probe import (
     default_device,
     make_context,

@@ -102,7 +102,7 @@ def test_call_is_found_in_the_script_and_in_its_own_modules(reach, script, files
         ("try:\n    import missing\nexcept ImportError: pass", "it imports missing"),
         ("import pytest", "it imports pytest"),
         (
-            "import drivetrain_core.examples.llama",
+            "import drivetrain_core.examples.byte_lm",
             "it imports drivetrain_core.examples",
         ),
         ("import drivetrain", "it imports drivetrain"),
@@ -138,7 +138,7 @@ def test_module_is_looked_through_like_a_script(reach):
     assert reach("", files, program="lib.job", **options).is_never
     assert reach("", files, program="lib.fast", **options).is_named
     assert reach(
-        "", files, program="drivetrain_core.examples.digits", **options
+        "", files, program="drivetrain_search.examples.digits", **options
     ).is_named
     assert reach("", files, program="pytest", **options).unknown == "it imports pytest"
     assert reach("", files, program="pdb", **options).unknown == "it imports pdb"
@@ -162,6 +162,6 @@ def test_modules_that_import_each_other_are_looked_at_once(reach):
 
 
 def test_too_many_files_are_not_looked_through(reach, monkeypatch):
-    monkeypatch.setattr("drivetrain_core._reach._MOST_FILES", 3)
+    monkeypatch.setattr("drivetrain_core._command_line.reach._MOST_FILES", 3)
     files = {f"m{i}.py": f"import m{i + 1}" for i in range(9)}
     assert reach("import m0", files).unknown == "it imports more than 3 files"

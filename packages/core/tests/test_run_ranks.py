@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from drivetrain_core import _child_process
+from drivetrain_core._processes import child_process
 from drivetrain_core.testing import (
     RankError,
     run_ranks,
@@ -128,7 +128,7 @@ def test_result_that_cannot_cross_is_an_error():
 
 def servers():
     """Returns the processes from which ranks of this process are forked."""
-    return set(_child_process.servers())
+    return set(child_process.servers())
 
 
 def test_ranks_end_with_what_forks_them_and_the_next_ones_have_another():

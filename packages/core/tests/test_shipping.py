@@ -11,7 +11,7 @@ import types
 import cloudpickle
 import pytest
 
-from drivetrain_core._shipping import by_value, is_importable, provide_modules
+from drivetrain_core._scripts.shipping import by_value, is_importable, provide_modules
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_installed_modules_are_importable(name):
 
 
 def test_this_package_is_importable():
-    assert is_importable(importlib.import_module("drivetrain_core._shipping"))
+    assert is_importable(importlib.import_module("drivetrain_core._scripts.shipping"))
 
 
 def test_main_is_not_importable():
@@ -98,7 +98,7 @@ def test_function_that_came_by_value_finds_its_module(load):
         whole = cloudpickle.dumps(module.times)
     assert names == ("__main__", "by_path")
     code = (
-        "import pickle, sys; from drivetrain_core._shipping import provide_modules; "
+        "import pickle, sys; from drivetrain_core._scripts.shipping import provide_modules; "
         "times = pickle.load(sys.stdin.buffer); provide_modules(['by_path']); "
         "import by_path; print(by_path.FACTOR, by_path.times is times)"
     )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from drivetrain_core import BaseOptimization, Ok, Phase, Slot
-from drivetrain_core._forward import wrap_forward
+from drivetrain_core._model.forward import wrap_forward
 from drivetrain_core.testing import check_optimization
 
 

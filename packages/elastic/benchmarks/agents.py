@@ -84,7 +84,7 @@ async def attend(address, token, num, seconds):
         call = channels[at // _PER_CHANNEL].stream_stream(
             method.path,
             request_serializer=method.request.SerializeToString,
-            response_deserializer=method.read_reply,
+            response_deserializer=method.reply.FromString,
         )(metadata=metadata)
         worker = pb.WorkerReport(name=f"n{at}/0", state=pb.WorkerReport.READY)
         hello = pb.Hello(
@@ -120,7 +120,7 @@ async def attend(address, token, num, seconds):
         add = channel.unary_unary(
             method.path,
             request_serializer=method.request.SerializeToString,
-            response_deserializer=method.read_reply,
+            response_deserializer=method.reply.FromString,
         )
         waits, end_s = [], time.perf_counter() + seconds
         while time.perf_counter() < end_s:

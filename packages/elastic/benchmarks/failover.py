@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from drivetrain_core.testing import Row
-from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic._client._master_client import MasterClient
 from drivetrain_elastic.protocol import messages as pb
 
 _LEASE_S = 1.0

@@ -17,7 +17,7 @@ from drivetrain_elastic.journal import SqliteJournal
 _WRITER = """
 import asyncio, random, sys
 from drivetrain_elastic._master._datasets import Datasets
-from drivetrain_elastic._master._ledger import Ledger
+from drivetrain_elastic._master._journal_writer import Ledger
 from drivetrain_elastic.decisions.shards import DatasetSpec
 from drivetrain_elastic.journal import SqliteJournal
 

@@ -21,7 +21,7 @@ import torch
 
 from drivetrain_core.testing import Row
 from drivetrain_elastic import ElasticLoop, Schedule
-from drivetrain_elastic._client import MasterError
+from drivetrain_elastic._client._master_client import MasterError
 from drivetrain_elastic.testing import LocalJob, members_of
 
 _SILENCE_S = 1.5

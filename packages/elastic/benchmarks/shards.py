@@ -8,12 +8,12 @@ import time
 
 from drivetrain_core.testing import Row
 from drivetrain_elastic import Master
-from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic._client._master_client import MasterClient
 from drivetrain_elastic.protocol import messages as pb
 
 _CLIENT = """
 import sys
-from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic._client._master_client import MasterClient
 from drivetrain_elastic.protocol import messages as pb
 address, token, worker, num_shards, seconds = sys.argv[1:]
 import time

@@ -6,7 +6,7 @@ import time
 
 import grpc
 
-from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic._client._master_client import MasterClient
 from drivetrain_elastic.protocol import messages as pb
 from drivetrain_elastic.protocol._service import METHODS, credentials
 
@@ -29,7 +29,7 @@ class FakeAgent:
         attend = self._channel.stream_stream(
             method.path,
             request_serializer=method.request.SerializeToString,
-            response_deserializer=method.read_reply,
+            response_deserializer=method.reply.FromString,
         )
         terms = pb.Terms(patience_s=self.terms.pop("patience_s", 60), **self.terms)
         hello = pb.Hello(

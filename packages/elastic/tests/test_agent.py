@@ -294,7 +294,7 @@ for step in loop:
             (model(torch.ones(1, 1)).sum() * part.weight).backward()
         if {breaks} and step.number == 10 and step.rank == 0 and step.epoch == 1:
             kill_master()
-            loop._world.break_off()
+            loop._world.abort()
 if not {breaks} and step.rank == 0:
     kill_master()
 """

@@ -8,8 +8,8 @@ import pytest
 from torch.distributed import FileStore
 
 from drivetrain_core.testing import check_wrong_use, run_subcommand
-from drivetrain_elastic import _check_command as command
-from drivetrain_elastic._secret import write_token
+from drivetrain_elastic._client._token import write_token
+from drivetrain_elastic._commands._check_options import populate_check_parser
 from drivetrain_health.checks import NodeReport
 from drivetrain_health.checks._check_nodes import Together
 from drivetrain_health.decisions.node_check import judge
@@ -22,7 +22,7 @@ QUICK = ["--checks", "loopback", "--measure-s", "0.05", "--join-s", "60"]
 
 
 def run(*argv):
-    return run_one("check", command.populate_check_parser, argv)
+    return run_one("check", populate_check_parser, argv)
 
 
 @pytest.fixture
@@ -32,7 +32,8 @@ def reports(monkeypatch):
     def of_one(**said):
         report = NodeReport("a", {"x_gflops": 12.345}, **said)
         monkeypatch.setattr(
-            "drivetrain_health.checks.check_node", lambda *_, **__: report
+            "drivetrain_elastic._commands._check_node.check_node",
+            lambda *_, **__: report,
         )
 
     def of_four(**said):
@@ -48,7 +49,7 @@ def reports(monkeypatch):
         verdict = judge("abcd", [groups, groups], results, NodeCheckConfig())
         report = NodeReport("a", {"x_gflops": 100.0})
         monkeypatch.setattr(
-            "drivetrain_health.checks.check_together",
+            "drivetrain_elastic._commands._check_nodes.check_together",
             lambda *_, **__: Together(verdict, tuple(results), report),
         )
 
@@ -174,7 +175,9 @@ def test_check_of_nothing_has_not_passed(capsys):
 
 def test_threads_that_computed_are_shown(reports, capsys, monkeypatch):
     report = NodeReport("a", {"compute_gflops": 12.0})
-    monkeypatch.setattr("drivetrain_health.checks.check_node", lambda *_, **__: report)
+    monkeypatch.setattr(
+        "drivetrain_elastic._commands._check_node.check_node", lambda *_, **__: report
+    )
     assert run("--num-threads", "3") == 0
     assert "threads 3" in capsys.readouterr().out.splitlines()
 

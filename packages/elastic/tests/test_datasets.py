@@ -9,7 +9,7 @@ import pytest
 from drivetrain_elastic import Master, RefusedError, ShardClient
 from drivetrain_elastic._master._dataset_records import opened
 from drivetrain_elastic._master._datasets import Datasets
-from drivetrain_elastic._master._ledger import Ledger
+from drivetrain_elastic._master._journal_writer import JournalWriter
 from drivetrain_elastic.decisions.shards import DatasetSpec
 from drivetrain_elastic.journal import JournalFullError, Record
 from drivetrain_elastic.protocol import messages as pb
@@ -122,7 +122,7 @@ async def deal(datasets, worker, num_shards=1, *, name="d", held=()):
 
 
 def made(journal, **options):
-    return Datasets(Ledger(journal), **options)
+    return Datasets(JournalWriter(journal), **options)
 
 
 def test_worker_that_comes_back_while_it_expires_is_waited_for_again(journal):

@@ -59,9 +59,7 @@ def test_sibling_that_says_what_was_wrong_is_heard_instead_of_an_echo(tmp_path):
         reset = RuntimeError("Connection closed by peer [127.0.0.1]:1234")
         write_error_record(one.error_path("n/a-0"), reset)
         write_error_record(one.error_path("n/a-1"), ValueError("no such rate"))
-        return await one.examine(
-            *(worker("n/a-0"), 1), is_asked=False, siblings=[worker("n/a-1")]
-        )
+        return await one.examine(*(worker("n/a-0"), 1), siblings=[worker("n/a-1")])
 
     who, failure = asyncio.run(main())
     assert who.name == "n/a-1"

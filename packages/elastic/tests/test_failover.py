@@ -16,8 +16,8 @@ import pytest
 from drivetrain_core import ProgramError
 from drivetrain_core.testing import check_wrong_use, exit_status
 from drivetrain_elastic import Master, MasterError, ShardClient
-from drivetrain_elastic._client import MasterClient
-from drivetrain_elastic._secret import make_token, write_token
+from drivetrain_elastic._client._master_client import MasterClient
+from drivetrain_elastic._client._token import make_token, write_token
 from drivetrain_elastic.cli import main
 from drivetrain_elastic.protocol import messages as pb
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain_elastic import Master, MasterError, ShardClient
-from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic._client._master_client import MasterClient
 from drivetrain_elastic.journal import JournalFullError, Record, SqliteJournal
 from drivetrain_elastic.protocol import messages as pb
 from drivetrain_health.faults import Network, missing_because, skew_clock, small_disk
@@ -26,7 +26,7 @@ def needs(kind):
 @pytest.fixture
 def impatient(monkeypatch):
     """Clients that give up soon."""
-    from drivetrain_elastic import _shard_client
+    from drivetrain_elastic._data import _shard_client
 
     def make(address, token):
         return MasterClient(address, token, patience_s=0.2)
@@ -216,7 +216,7 @@ def test_leases_do_not_depend_on_the_wall_clock_of_the_master(tmp_path, seconds,
 FAR_WORKER = """
 import functools, json, pathlib, sys
 import grpc
-from drivetrain_elastic import _shard_client
+from drivetrain_elastic._data import _shard_client
 tls = grpc.ssl_channel_credentials(pathlib.Path(sys.argv[1]).read_bytes())
 _shard_client.MasterClient = functools.partial(_shard_client.MasterClient, tls=tls)
 exec(sys.argv[2])

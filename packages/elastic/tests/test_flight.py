@@ -5,7 +5,10 @@ import time
 
 import pytest
 
-from drivetrain_elastic._flight_record import FlightRecord, read_flight_record
+from drivetrain_elastic._observability._flight_record import (
+    FlightRecord,
+    read_flight_record,
+)
 from drivetrain_elastic.decisions.flight import LastOperation, find_silent
 
 WAITS = LastOperation(3, 120, 17, "all-reduce", 9.0, True)
@@ -83,7 +86,7 @@ def test_names_of_any_length_and_kind_are_cut(tmp_path):
 
 WRITES_AND_HANGS = """
 import signal, sys
-from drivetrain_elastic._flight_record import FlightRecord
+from drivetrain_elastic._observability._flight_record import FlightRecord
 record = FlightRecord(sys.argv[1])
 record.write(2, 7, 3, "computing", is_waiting=False)
 print("ready", flush=True)

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor as Field
 
 from drivetrain_elastic import ShardClient
-from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic._client._master_client import MasterClient
 from drivetrain_elastic.protocol import messages as pb
 from drivetrain_elastic.protocol._service import METHODS, credentials
 
@@ -81,7 +81,7 @@ def attack(address, token, dice, num_calls):
             call = getattr(channel, method.kind)(
                 method.path,
                 request_serializer=type(method.request()).SerializeToString,
-                response_deserializer=method.read_reply,
+                response_deserializer=method.reply.FromString,
             )
             sent = message(dice, method.request)
             if method.sends_many:

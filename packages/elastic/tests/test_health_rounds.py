@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch.distributed import DistNetworkError, FileStore, HashStore, PrefixStore
 
 from drivetrain_core import DistributedError, ProgramError
-from drivetrain_elastic._client import MasterClient
-from drivetrain_elastic._store import MasterStore
+from drivetrain_elastic._client._master_client import MasterClient
+from drivetrain_elastic._client._master_store import MasterStore
 from drivetrain_health.checks import CheckConfig, NodeReport
 from drivetrain_health.checks._check_nodes import confer
 from drivetrain_health.checks._round_table import RoundTable
-from drivetrain_health.checks._tcp_meeting import tcp_meeting
+from drivetrain_health.checks._tcp_rendezvous_store import tcp_rendezvous_store
 from drivetrain_health.checks._wire import read_result, write_result
 from drivetrain_health.decisions.node_check import Outcome
 from drivetrain_health.decisions.node_results import Result
@@ -38,8 +38,8 @@ def play(stores, nodes, says=None, config=CONFIG, wanted=None):
     says = says or {}
 
     def run(node, store):
-        def measure(group, meeting):
-            assert isinstance(meeting, PrefixStore)
+        def measure(group, store_of_round):
+            assert isinstance(store_of_round, PrefixStore)
             received = "r"
             if any(says.get(member) == "network" for member in group):
                 return report(node, network_failure="timed out")
@@ -94,7 +94,9 @@ def test_nodes_that_meet_at_the_master_agree(job):
 
 def test_nodes_that_meet_by_tcp_agree(free_port):
     def run(node):
-        with tcp_meeting("127.0.0.1", free_port, num_nodes=3, node=node) as store:
+        with tcp_rendezvous_store(
+            "127.0.0.1", free_port, num_nodes=3, node=node
+        ) as store:
             return play(stores_of(store), [node], wanted=3)[node]
 
     with ThreadPoolExecutor(3) as pool:

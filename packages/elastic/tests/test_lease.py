@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivetrain_elastic._master._tenure import Tenure
+from drivetrain_elastic._master._leadership import Leadership
 from drivetrain_elastic.decisions.lease import LeaseState, renew_in
 from drivetrain_elastic.journal import JournalError, RedisLease
 from drivetrain_elastic.testing import check_lease
@@ -67,11 +67,11 @@ class FakeLease:
 async def kept(lease, address=""):
     """Returns whether a lease is lost, in which case nobody waits for its end."""
     stopping = asyncio.Event()
-    async with Tenure(lease, stopping) as tenure, asyncio.timeout(30):
+    async with Leadership(lease, stopping) as leadership, asyncio.timeout(30):
         while len(lease.addresses) < 1:
             await asyncio.sleep(0)
         if address:
-            tenure.publish(address)
+            leadership.publish(address)
         while lease.answers:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)

@@ -17,14 +17,17 @@ from drivetrain_core import DistributedError, ProgramError
 from drivetrain_core.services import TorchProcessGroupFactory
 from drivetrain_core.services._dcp_checkpointer import DurableSave
 from drivetrain_core.testing import RankError, run_ranks
-from drivetrain_elastic import _loop
-from drivetrain_elastic._blocking_group import BlockingGroupFactory
-from drivetrain_elastic._connection import Connection
-from drivetrain_elastic._loop import ElasticLoop
-from drivetrain_elastic._schedule import Position, Schedule
-from drivetrain_elastic._seat import SaveOrder, Seat
+from drivetrain_elastic._data._schedule import Position, Schedule
+from drivetrain_elastic._membership._connection import Connection
+from drivetrain_elastic._membership._rank_assignment import (
+    CheckpointRequest,
+    RankAssignment,
+)
+from drivetrain_elastic._training import _loop
+from drivetrain_elastic._training._loop import ElasticLoop
 from drivetrain_elastic.testing import ScriptedWorlds as Worlds
 from drivetrain_elastic.testing import connect_store, write_worlds
+from drivetrain_elastic.testing._blocking_group import BlockingGroupFactory
 
 make_factory = partial(TorchProcessGroupFactory, "gloo")
 NUM_STEPS, BATCH, NUM_SAMPLES = 40, 12, 100
@@ -363,7 +366,7 @@ def test_worlds_that_all_break_as_they_form_end_the_worker(monkeypatch):
 
 
 def one_by_one():
-    return lambda newer_than, _: Seat(newer_than + 1, 0, ("w0",), ("node",))
+    return lambda newer_than, _: RankAssignment(newer_than + 1, 0, ("w0",), ("node",))
 
 
 def test_collector_waits_until_the_first_step_of_the_next_world():
@@ -396,7 +399,7 @@ def fails_on_one_of_a_copy():
 
     def reduce_or_fail(world):
         news = reduce(world)
-        if name == "w1" and loop.step == 1 and world.seat.epoch == 1:
+        if name == "w1" and loop.step == 1 and world.assignment.epoch == 1:
             store.set("seats/2", "w0 w1|w1")
             raise RuntimeError("its line is broken")
         return news
@@ -413,12 +416,12 @@ def fails_on_one_of_a_copy():
 
 class CopyOfTwo(Worlds):
     def latest(self):
-        seat = super().latest()
-        return seat and seat._replace(unit=2)
+        assignment = super().latest()
+        return assignment and assignment._replace(unit=2)
 
     def wait(self, newer_than, timeout_s):
-        seat = super().wait(newer_than, timeout_s)
-        return seat and seat._replace(unit=2)
+        assignment = super().wait(newer_than, timeout_s)
+        return assignment and assignment._replace(unit=2)
 
 
 def test_step_that_fails_on_one_rank_of_a_copy_counts_on_none():
@@ -432,13 +435,13 @@ class Orders(Worlds):
 
     def __init__(self, name, connect):
         super().__init__(name, connect)
-        self.order, self.saved = None, []
+        self.request, self.saved = None, []
 
-    def save_order(self):
-        return self.order
+    def checkpoint_request(self):
+        return self.request
 
-    def report_saved(self, order, step, seconds, failure):
-        self.saved.append((order.request, step, failure))
+    def report_saved(self, request, step, seconds, failure):
+        self.saved.append((request.id, step, failure))
 
 
 class Saver:
@@ -463,36 +466,38 @@ class Saver:
         return None
 
 
-def saves_on_order():
+def saves_on_request():
     """Trains on two ranks; the first is asked twice, and each notes when all save."""
     at, store = int(os.environ["RANK"]), connect_store()
     store.set("seats/1", "w0 w1 |")
-    seats, saver = Orders(f"w{at}", connect_store), Saver()
+    membership, saver = Orders(f"w{at}", connect_store), Saver()
     loop = ElasticLoop(
         *make_model(),
         schedule=Schedule(num_samples=NUM_SAMPLES, global_batch=BATCH),
         num_steps=10,
         save_every=5,
         checkpointer=saver,
-        connection=Connection(seats, dist.PrefixStore("job", store), make_factory),
+        connection=Connection(membership, dist.PrefixStore("job", store), make_factory),
         timeout=timedelta(seconds=30),
     )
     agreed = []
     for step in loop:
         if at == 0 and step.number in {3, 7}:
-            order = SaveOrder(f"before {step.number}", math.inf, "a node goes")
-            seats.order = order
+            request = CheckpointRequest(
+                f"before {step.number}", math.inf, "a node goes"
+            )
+            membership.request = request
         with step:
             for part in step.parts():
                 (part_loss(loop._training._own["model"], part) * part.weight).backward()
-        if loop._ordered.is_agreed:
+        if loop._requested.is_agreed:
             agreed.append(loop.step)
-    return agreed, saver.steps, seats.saved
+    return agreed, saver.steps, membership.saved
 
 
 def test_checkpoint_that_one_rank_is_asked_for_is_saved_after_the_same_step_on_all():
     (agreed, steps, saved), (others_agreed, others_steps, others_saved) = run_ranks(
-        saves_on_order, 2, process_group=False, timeout_s=60
+        saves_on_request, 2, process_group=False, timeout_s=60
     )
     assert agreed == others_agreed == [3, 7]
     assert (steps, others_steps) == ([3, 5, 7, 10], [])

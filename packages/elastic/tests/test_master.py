@@ -15,8 +15,8 @@ from fake_agent import FakeAgent
 
 from drivetrain_core import ProgramError
 from drivetrain_elastic import Master, MasterError, RefusedError
-from drivetrain_elastic._client import MasterClient
-from drivetrain_elastic._secret import write_token
+from drivetrain_elastic._client._master_client import MasterClient
+from drivetrain_elastic._client._token import write_token
 from drivetrain_elastic.cli import main
 from drivetrain_elastic.journal import JournalError, Record, SqliteJournal
 from drivetrain_elastic.protocol import messages as pb
@@ -148,7 +148,7 @@ def _call(channel, method, request, metadata):
     call = getattr(channel, method.kind)(
         method.path,
         request_serializer=_as_bytes,
-        response_deserializer=method.read_reply,
+        response_deserializer=method.reply.FromString,
     )
     sent = iter([request]) if method.sends_many else request
     found = call(sent, metadata=metadata, timeout=2)
@@ -334,7 +334,7 @@ def test_master_over_tls_serves_other_machines(tmp_path, capsys):
     if not shutil.which("openssl"):
         pytest.skip("no openssl")
     subprocess.run(words.split(), cwd=tmp_path, check=True, capture_output=True)
-    from drivetrain_elastic._tls import server_credentials
+    from drivetrain_elastic._client._tls import server_credentials
 
     certificate, key = (tmp_path / name for name in ("cert.pem", "key.pem"))
     tls = server_credentials(str(certificate), str(key))
@@ -359,7 +359,7 @@ def test_master_over_tls_serves_other_machines(tmp_path, capsys):
 
 @pytest.mark.parametrize("pair", [("cert.pem", None), (None, "key.pem")])
 def test_tls_needs_both_files(pair):
-    from drivetrain_elastic._tls import server_credentials
+    from drivetrain_elastic._client._tls import server_credentials
 
     with pytest.raises(ProgramError, match="both a certificate and its key"):
         server_credentials(*pair)

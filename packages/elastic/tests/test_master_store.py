@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from drivetrain_core.services import TorchProcessGroupFactory
-from drivetrain_elastic._client import MasterClient
-from drivetrain_elastic._meeting import meeting
-from drivetrain_elastic._store import MasterStore
+from drivetrain_elastic._client._master_client import MasterClient
+from drivetrain_elastic._client._master_store import MasterStore
+from drivetrain_elastic._client._rendezvous_store import rendezvous_store
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_one_call_brings_all_addresses_that_are_there(store, monkeypatch):
     monkeypatch.setattr(store, "set", set_with_others)
 
     def rank(number):
-        with meeting(store, "world/1") as room:
+        with rendezvous_store(store, "world/1") as room:
             group = make_gloo(room, number, 6)
             tensor = torch.full((3,), float(number + 1))
             group.allreduce([tensor]).wait()
@@ -103,7 +103,10 @@ def test_one_call_brings_all_addresses_that_are_there(store, monkeypatch):
 
 
 def test_meeting_keeps_what_it_has_read_until_it_is_over(store):
-    with meeting(store, "m") as room, meeting(store, "other") as other:
+    with (
+        rendezvous_store(store, "m") as room,
+        rendezvous_store(store, "other") as other,
+    ):
         room.set("a", "1")
         room.set("b", b"2")
         other.set("a", "3")
@@ -129,7 +132,7 @@ def test_meeting_that_is_larger_than_a_reply_asks_for_each_key(store, monkeypatc
         return read(keys, timeout, prefix)
 
     monkeypatch.setattr(store, "read", read_and_note)
-    with meeting(store, "m") as room:
+    with rendezvous_store(store, "m") as room:
         values = {name: name.encode() * 600_000 for name in "abcd"}
         for name, value in values.items():
             room.set(name, value)
@@ -141,6 +144,6 @@ def test_meeting_that_is_larger_than_a_reply_asks_for_each_key(store, monkeypatc
 
 def test_meeting_in_another_store_has_keys_of_its_own():
     store = dist.HashStore()
-    with meeting(store, "m") as room:
+    with rendezvous_store(store, "m") as room:
         room.set("a", "1")
     assert store.get("m/a") == b"1"

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from drivetrain_elastic._live_table import table_of
+from drivetrain_elastic._commands._live_table import table_of
 from drivetrain_elastic.protocol import messages as pb
 
 

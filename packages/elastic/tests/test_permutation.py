@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivetrain_elastic._permutation import permuted
+from drivetrain_elastic.decisions.permutation import permuted
 
 
 @given(

@@ -146,11 +146,11 @@ def test_an_order_stands_until_it_is_saved_or_late(master):
     master.reclaims.ask_to_save(order)
     assert len(master.told) == 1
     master.now_s += 5.0
-    assert master.reclaims.order_message().save.within_s == 15.0
+    assert master.reclaims.save_message().save.within_s == 15.0
     master.reclaims.take_saved(pb.Saved(request="other", step=3))
-    assert master.reclaims.order_message() is not None
+    assert master.reclaims.save_message() is not None
     master.reclaims.take_saved(pb.Saved(request="one", step=3))
-    assert master.reclaims.order_message() is None
+    assert master.reclaims.save_message() is None
     assert master.told[-1].save.request == ""
     status = pb.Status()
     master.reclaims.describe(status)

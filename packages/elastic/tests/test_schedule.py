@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from drivetrain_core import ProgramError
 from drivetrain_core.services import BatchPlan
-from drivetrain_elastic._schedule import Block, Position, Schedule
+from drivetrain_elastic._data._schedule import Block, Position, Schedule
 
 
 def steps(schedule, num_copies):

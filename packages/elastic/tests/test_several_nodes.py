@@ -12,8 +12,10 @@ import pytest
 
 from drivetrain_core.testing import check_wrong_use, exit_status
 from drivetrain_elastic import Master
-from drivetrain_elastic._run_command import _agent, populate_run_parser
-from drivetrain_elastic._secret import write_token
+from drivetrain_elastic._client._token import write_token
+from drivetrain_elastic._commands._run import require_arguments
+from drivetrain_elastic._commands._run_agent import agent_of
+from drivetrain_elastic._commands._run_options import populate_run_parser
 from drivetrain_elastic.cli import main
 from drivetrain_elastic.protocol import messages as pb
 from drivetrain_elastic.testing import LocalJob, members_of
@@ -320,8 +322,9 @@ def test_master_is_where_an_option_says_or_the_environment(
         monkeypatch.setenv(name, value)
     parser = argparse.ArgumentParser()
     populate_run_parser(parser)
-    agent = _agent(parser.parse_args([*options, str(tmp_path / "train.py")]))
-    assert agent._address == address
+    arguments = parser.parse_args([*options, str(tmp_path / "train.py")])
+    require_arguments(arguments)
+    assert agent_of(arguments)._address == address
 
 
 def test_agent_that_keeps_the_master_says_itself_where(tmp_path, monkeypatch, capsys):

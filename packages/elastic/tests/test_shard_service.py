@@ -13,7 +13,7 @@ import pytest
 
 from drivetrain_core import ProgramError
 from drivetrain_elastic import LostLeaseError, RefusedError, ShardClient
-from drivetrain_elastic._client import MasterClient
+from drivetrain_elastic._client._master_client import MasterClient
 from drivetrain_elastic.protocol import messages as pb
 
 
@@ -92,10 +92,10 @@ def test_worker_that_has_samples_to_commit_does_not_wait_for_others(client):
 
 def test_worker_that_is_silent_loses_its_shards(job, client, monkeypatch):
     master = job(patience_s=0.5)
-    monkeypatch.setattr("drivetrain_elastic._shard_client._SIGN_OF_LIFE_S", 3600)
+    monkeypatch.setattr("drivetrain_elastic._data._shard_client._SIGN_OF_LIFE_S", 3600)
     silent = client(master=master, worker="silent")
     next(iter(silent))
-    monkeypatch.setattr("drivetrain_elastic._shard_client._SIGN_OF_LIFE_S", 0.1)
+    monkeypatch.setattr("drivetrain_elastic._data._shard_client._SIGN_OF_LIFE_S", 0.1)
     # It waits until the shards of the silent one come back.
     other, read = client(master=master), []
     for index in other:
@@ -108,7 +108,7 @@ def test_worker_that_is_silent_loses_its_shards(job, client, monkeypatch):
 
 def test_worker_that_lives_keeps_its_shards_while_it_trains(job, client, monkeypatch):
     master = job(patience_s=1.0)
-    monkeypatch.setattr("drivetrain_elastic._shard_client._SIGN_OF_LIFE_S", 0.1)
+    monkeypatch.setattr("drivetrain_elastic._data._shard_client._SIGN_OF_LIFE_S", 0.1)
     worker = client(master=master)
     next(iter(worker))
     time.sleep(2.5)

@@ -1,8 +1,11 @@
 import pytest
 import torch
 
-from drivetrain_elastic._flight_record import FlightRecord, read_flight_record
-from drivetrain_elastic._step_meter import StepMeter
+from drivetrain_elastic._observability._flight_record import (
+    FlightRecord,
+    read_flight_record,
+)
+from drivetrain_elastic._observability._step_meter import StepMeter
 
 
 class Clock:

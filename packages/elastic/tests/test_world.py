@@ -6,10 +6,10 @@ import pytest
 import torch.distributed as dist
 
 from drivetrain_core import DistributedError
-from drivetrain_elastic._seat import Seat
-from drivetrain_elastic._world import call_roll, tell_finished
+from drivetrain_elastic._membership._rank_assignment import RankAssignment
+from drivetrain_elastic._membership._world import call_roll, tell_finished
 
-SEAT = Seat(3, 0, ("a", "b"), ("node", "node"))
+SEAT = RankAssignment(3, 0, ("a", "b"), ("node", "node"))
 
 
 def never():

@@ -1,7 +1,13 @@
 """What several files of tests share."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+
+# What several test files share lies beside them.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

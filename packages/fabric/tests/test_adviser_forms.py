@@ -5,6 +5,7 @@ import os
 import subprocess
 
 import pytest
+from adviser_hosts import facts, rdma, write_host
 
 from drivetrain_fabric.adviser import (
     AdviserError,
@@ -16,7 +17,6 @@ from drivetrain_fabric.adviser import (
     changes,
     with_given,
 )
-from drivetrain_fabric.adviser.testing import facts, rdma, write_host
 from drivetrain_fabric.cli import main
 
 

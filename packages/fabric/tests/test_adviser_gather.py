@@ -4,10 +4,10 @@ import struct
 from dataclasses import replace
 
 import pytest
+from adviser_hosts import PROC, V4, write_host
 
 from drivetrain_fabric.adviser import Assignment, advise, gather
 from drivetrain_fabric.adviser._acs import redirects_peers
-from drivetrain_fabric.adviser.testing import PROC, V4, write_host
 
 
 def read(root, name, environment=None, **options):

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 
 import pytest
+from adviser_hosts import LINK_LOCAL, V4, V6
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +29,6 @@ from drivetrain_fabric.adviser._collisions import (
 from drivetrain_fabric.adviser._rules._sockets import threads_and_sockets
 from drivetrain_fabric.adviser._table import NUMBERS, TORCH
 from drivetrain_fabric.adviser._versions import is_known, wrong_value
-from drivetrain_fabric.adviser.testing import LINK_LOCAL, V4, V6
 from drivetrain_fabric.topology import Nic, PciSlot, RdmaPort
 
 few = st.integers(1, 6)

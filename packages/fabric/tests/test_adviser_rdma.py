@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from adviser_hosts import LINK_LOCAL, V4, V6, ethernet, facts, rdma, said
 
 from drivetrain_fabric.adviser import Gid
 from drivetrain_fabric.adviser._rules._congestion import (
@@ -19,15 +20,6 @@ from drivetrain_fabric.adviser._rules._gpudirect import (
 )
 from drivetrain_fabric.adviser._rules._nics import advise_nics
 from drivetrain_fabric.adviser._rules._rdma import advise_rdma, patience_s
-from drivetrain_fabric.adviser.testing import (
-    LINK_LOCAL,
-    V4,
-    V6,
-    ethernet,
-    facts,
-    rdma,
-    said,
-)
 
 
 def roce(num=4, **known):

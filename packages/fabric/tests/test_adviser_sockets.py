@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from adviser_hosts import ethernet, facts, rdma, said
 
 from drivetrain_fabric.adviser._rules._buffers import advise_buffers, p2p_step_bytes
 from drivetrain_fabric.adviser._rules._interfaces import advise_interfaces, matching
@@ -12,7 +13,6 @@ from drivetrain_fabric.adviser._rules._sockets import (
     threads_and_sockets,
     window_bytes_per_s,
 )
-from drivetrain_fabric.adviser.testing import ethernet, facts, rdma, said
 
 THREADS, SOCKETS = "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"
 GBPS = 1e9 / 8

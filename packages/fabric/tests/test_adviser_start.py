@@ -1,11 +1,11 @@
 """Rules for the start of large jobs, for blocks of the GPU, and for torch's guards."""
 
 import pytest
+from adviser_hosts import facts, rdma, said
 
 from drivetrain_fabric.adviser._rules._ctas import advise_ctas
 from drivetrain_fabric.adviser._rules._init import advise_init, stagger_s
 from drivetrain_fabric.adviser._rules._torch import advise_torch
-from drivetrain_fabric.adviser.testing import facts, rdma, said
 
 LAZY, CONNECT = "TORCH_GLOO_LAZY_INIT", "NCCL_RUNTIME_CONNECT"
 ROOT, RATE = "TORCH_NCCL_RANKS_PER_ROOT", "NCCL_UID_STAGGER_RATE"

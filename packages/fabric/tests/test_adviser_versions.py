@@ -2,13 +2,7 @@
 
 import pytest
 
-from drivetrain_fabric.adviser import (
-    AdviserError,
-    Assignment,
-    Facts,
-    advise,
-    gather,
-)
+from drivetrain_fabric.adviser import AdviserError, Assignment, Facts, advise, gather
 from drivetrain_fabric.adviser._check import check_settings
 from drivetrain_fabric.adviser._versions import (
     assumed_version,

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from recorded_machines import Machine
 
 from drivetrain_core import ClusterSpecError, DrivetrainError
 from drivetrain_core.commands import CommandParser, run_command
@@ -21,7 +22,6 @@ from drivetrain_fabric.topology import (
     topology_from_json,
     topology_to_json,
 )
-from drivetrain_fabric.topology.testing import Machine
 
 FOLDER = Path(__file__).parent / "data" / "topology"
 

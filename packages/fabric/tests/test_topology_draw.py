@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from recorded_machines import Machine
 from rich.console import Console
 
 from drivetrain_fabric.topology import (
@@ -26,7 +27,6 @@ from drivetrain_fabric.topology import (
     read_topology,
 )
 from drivetrain_fabric.topology._svg import fit, text_width
-from drivetrain_fabric.topology.testing import Machine
 
 FOLDER = Path(__file__).parent / "data" / "topology"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.json"))

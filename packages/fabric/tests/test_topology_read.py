@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from recorded_machines import FakeNvml, Machine
 
 from drivetrain_fabric.topology import (
     TopologyError,
@@ -16,7 +17,6 @@ from drivetrain_fabric.topology import (
     topology_from_json,
     topology_to_json,
 )
-from drivetrain_fabric.topology.testing import FakeNvml, Machine
 
 FOLDER = Path(__file__).parent / "data" / "topology"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.json"))

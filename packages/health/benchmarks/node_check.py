@@ -120,7 +120,7 @@ def be_node(arguments):
     from drivetrain_health.checks import CheckConfig
     from drivetrain_health.checks._bench import Bench
     from drivetrain_health.checks._check_nodes import check_together
-    from drivetrain_health.checks._tcp_meeting import tcp_meeting
+    from drivetrain_health.checks._tcp_rendezvous_store import tcp_rendezvous_store
 
     config = CheckConfig(
         checks=_CHECKS,
@@ -136,7 +136,9 @@ def be_node(arguments):
         bench.start()
         if arguments.fault:
             threading.Thread(target=spoil, args=(arguments.fault,), daemon=True).start()
-        with tcp_meeting(host, port, num_nodes=4, node=arguments.node) as store:
+        with tcp_rendezvous_store(
+            host, port, num_nodes=4, node=arguments.node
+        ) as store:
             verdict = check_together(store, arguments.node, 4, config, bench).verdict
     print(json.dumps({n: o.outcome for n, o in verdict.opinions.items()}), flush=True)
 

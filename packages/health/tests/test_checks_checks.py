@@ -28,11 +28,12 @@ from drivetrain_health.checks import _collectives as collectives
 from drivetrain_health.checks import _disk as disk
 from drivetrain_health.checks import _loopback as loopback
 from drivetrain_health.checks import _rdma as rdma
+from drivetrain_health.checks._answer_store import answer_store
 from drivetrain_health.checks._bench import Bench, BenchResult
 from drivetrain_health.checks._check_node import measure_node
 from drivetrain_health.checks._check_nodes import confer
 from drivetrain_health.checks._nic import Port, read_ports
-from drivetrain_health.checks._parent_store import ParentStore, answer_store
+from drivetrain_health.checks._parent_store import ParentStore
 from drivetrain_health.checks._task import CheckFailedError, NotHereError, Task
 
 CPU = ("compute", "memory", "loopback", "disk", "bits")
@@ -514,12 +515,12 @@ def test_slow_node_of_four_is_named(tmp_path, bench, watcher):
     store, turn = HashStore(), threading.Lock()
 
     def run(node):
-        def measure(group, meeting):
+        def measure(group, store_of_round):
             with turn, contextlib.ExitStack() as stack:
                 if node == "d":
                     braked = functools.partial(faults.slow, share=0.05)
                     watcher(bench, lambda child: stack.enter_context(braked(child.pid)))
-                return measure_node(bench, config, node, group, meeting)
+                return measure_node(bench, config, node, group, store_of_round)
 
         return confer(store, node, 4, config, measure).verdict
 

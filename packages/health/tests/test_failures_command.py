@@ -7,7 +7,7 @@ import pytest
 from failure_samples import load
 
 from drivetrain_core.testing import check_wrong_use, run_subcommand
-from drivetrain_health._diagnose_command import populate_diagnose_parser
+from drivetrain_health._commands._diagnose_options import populate_diagnose_parser
 
 run_one = partial(run_subcommand, "drivetrain-health")
 wrong_use = partial(check_wrong_use, "drivetrain-health")

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import drivetrain_horovod.on_comm as hvd
-from drivetrain_comm import _native
+from drivetrain_comm.backend import _native
 from drivetrain_core import DistributedError
 from drivetrain_core.testing import run_ranks
 from drivetrain_horovod.on_comm._state import place_of

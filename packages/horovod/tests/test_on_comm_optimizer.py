@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import drivetrain_horovod.on_comm as hvd
-from drivetrain_comm import _native
+from drivetrain_comm.backend import _native
 from drivetrain_core.testing import run_ranks
 
 pytestmark = pytest.mark.skipif(

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from drivetrain_core import DistributedError, ProgramError
 from drivetrain_core.services import TorchProcessGroupFactory
 from drivetrain_core.testing import run_ranks
-from drivetrain_elastic._connection import Connection
-from drivetrain_elastic._order import epoch_order, part_of_rank
-from drivetrain_elastic._seat import Seat
+from drivetrain_elastic._data._epoch_order import epoch_order, part_of_rank
+from drivetrain_elastic._membership._connection import Connection
+from drivetrain_elastic._membership._rank_assignment import RankAssignment
 from drivetrain_elastic.testing import LocalJob, connect_store, members_of, write_worlds
 from drivetrain_elastic.testing import ScriptedWorlds as Worlds
 from drivetrain_horovod import on_elastic as hvd
@@ -226,7 +226,8 @@ def test_all_ranks_agree_on_their_numbers_and_on_who_sends(rows, epochs):
     claims = [Claim(*row, epoch) for row, epoch in zip(rows, epochs, strict=False)]
     nodes = tuple(f"n{at // 2}" for at in range(len(claims)))
     places = [
-        agree_on_place(Seat(4, at, nodes, nodes), claims) for at in range(len(claims))
+        agree_on_place(RankAssignment(4, at, nodes, nodes), claims)
+        for at in range(len(claims))
     ]
     assert sorted(one.rank for one in places) == list(range(len(claims)))
     assert len({one.order for one in places}) == 1
@@ -254,19 +255,19 @@ class NextWorlds:
         self.members = ("this",)
         self._listeners = []
 
-    def seat(self):
-        return Seat(self.epoch, 0, self.members[:1], ("here",))
+    def assignment(self):
+        return RankAssignment(self.epoch, 0, self.members[:1], ("here",))
 
-    latest = seat
+    latest = assignment
 
     def wait(self, newer_than, timeout_s):
         self.epoch = max(self.epoch, newer_than + 1)
-        return self.seat()
+        return self.assignment()
 
     def tell(self):
         self.epoch += 1
         for heard in list(self._listeners):
-            heard(self.seat())
+            heard(self.assignment())
 
     def subscribe(self, heard):
         self._listeners.append(heard)
@@ -293,9 +294,9 @@ class NextWorlds:
 
 @pytest.fixture
 def worlds():
-    seats = NextWorlds()
-    _runtime.begin(Connection(seats, dist.HashStore(), make_factory))
-    yield seats
+    membership = NextWorlds()
+    _runtime.begin(Connection(membership, dist.HashStore(), make_factory))
+    yield membership
     hvd.shutdown()
     _runtime.options.reset_limit = None
 

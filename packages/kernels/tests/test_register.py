@@ -15,7 +15,7 @@ from drivetrain_core.testing import check_optimization
 from drivetrain_kernels._explain import load_op
 from drivetrain_kernels._register_kernels import KernelsOptimization
 from drivetrain_kernels._register_select import CompileSelectOptimization
-from drivetrain_kernels.replacement._guess import is_standin
+from drivetrain_kernels.replacement._identify import is_standin
 from drivetrain_kernels.selector import _candidates
 
 LEAVE = dict.fromkeys(

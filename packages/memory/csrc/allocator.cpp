@@ -80,13 +80,13 @@ Address Allocator::allocate(Bytes size, Stream stream, std::uint64_t graph) {
     refuse(size, stream);
   }
   const Bytes rounded = round_up(size, kUnit);
-  const Home& home = home_of(stream, graph);
-  Arena& arena = 2 * rounded <= chunk_ ? *home.small : *home.large;
+  const StreamPool& pool = stream_pool_of(stream, graph);
+  Arena& arena = 2 * rounded <= chunk_ ? *pool.small : *pool.large;
   // Where memory is short, blocks lie where their like were put together before.
-  Block* block =
-      arena.past().knows(rounded) ? take_again(arena, rounded) : arena.take(rounded);
+  Block* block = arena.size_history().knows(rounded) ? reuse_layout(arena, rounded)
+                                                     : arena.take(rounded);
   if (block == nullptr) {
-    block = make_room(arena, rounded);
+    block = remap_free_chunks(arena, rounded);
   }
   if (block == nullptr) {
     refuse(size, stream);
@@ -125,7 +125,7 @@ void Allocator::free(Address at) {
   counters_.live_bytes -= block->size;
   note(Action::kFreeRequested, *block);
   if (!block->shared()) {
-    give(block);
+    release(block);
     return;
   }
   users_.erase(block);
@@ -169,16 +169,18 @@ void Allocator::release_graph(std::uint64_t graph) {
       arena->publish();
     }
   }
-  const auto is_of_graph = [&](const Home& home) {
-    return graph != 0 && home.graph == graph;
+  const auto is_of_graph = [&](const StreamPool& pool) {
+    return graph != 0 && pool.graph == graph;
   };
-  homes_.erase(std::remove_if(homes_.begin(), homes_.end(), is_of_graph), homes_.end());
-  last_home_ = 0;
+  stream_pools_.erase(
+      std::remove_if(stream_pools_.begin(), stream_pools_.end(), is_of_graph),
+      stream_pools_.end());
+  last_stream_pool_ = 0;
 }
 
 void Allocator::trim() {
   const std::lock_guard<Lock> lock(lock_);
-  settle(true);
+  process_pending_frees(true);
   for (const auto& arena : arenas_) {
     if (arena->graph() != 0 || arena->clock().capturing()) {
       continue;
@@ -191,10 +193,10 @@ void Allocator::trim() {
       }
       return true;
     });
-    std::vector<ChunkId>& spares = pool_.spares();
+    std::vector<ChunkId>& free_chunks = pool_.free_chunks();
     for (const ChunkId id : chunks) {
       pool_[id].after = arena->clock().ticket();
-      spares.push_back(id);
+      free_chunks.push_back(id);
     }
   }
   for (const auto& clock : clocks_) {
@@ -207,18 +209,18 @@ void Allocator::trim() {
   const auto in_use = [](const PageRef& at) {
     return !at.extent->arena->clock().passed(at.extent->pages[at.page].left_at);
   };
-  std::vector<ChunkId>& spares = pool_.spares();
-  for (std::size_t i = spares.size(); i-- > 0;) {
-    const ChunkId id = spares[i];
+  std::vector<ChunkId>& free_chunks = pool_.free_chunks();
+  for (std::size_t i = free_chunks.size(); i-- > 0;) {
+    const ChunkId id = free_chunks[i];
     const std::vector<PageRef>& maps = pool_[id].maps;
     if (std::any_of(maps.begin(), maps.end(), in_use)) {
       continue;
     }
-    spares.erase(spares.begin() + static_cast<std::ptrdiff_t>(i));
+    free_chunks.erase(free_chunks.begin() + static_cast<std::ptrdiff_t>(i));
     try {
       pool_.destroy(id);
     } catch (...) {
-      spares.push_back(id);
+      free_chunks.push_back(id);
       throw;
     }
   }
@@ -278,20 +280,21 @@ std::vector<HistoryEntry> Allocator::history() {
   return history_.entries();
 }
 
-Allocator::Home& Allocator::home_of(Stream stream, std::uint64_t graph) {
-  const auto fits = [&](const Home& home) {
-    return home.stream == stream && home.graph == graph;
+Allocator::StreamPool& Allocator::stream_pool_of(Stream stream, std::uint64_t graph) {
+  const auto fits = [&](const StreamPool& pool) {
+    return pool.stream == stream && pool.graph == graph;
   };
-  if (last_home_ < homes_.size() && fits(homes_[last_home_])) {
-    return homes_[last_home_];
+  std::size_t& last = last_stream_pool_;
+  if (last < stream_pools_.size() && fits(stream_pools_[last])) {
+    return stream_pools_[last];
   }
-  for (last_home_ = 0; last_home_ < homes_.size(); ++last_home_) {
-    if (fits(homes_[last_home_])) {
-      return homes_[last_home_];
+  for (last = 0; last < stream_pools_.size(); ++last) {
+    if (fits(stream_pools_[last])) {
+      return stream_pools_[last];
     }
   }
   StreamClock& clock = clock_of(stream);
-  Home home{stream, graph, nullptr, nullptr};
+  StreamPool pool{stream, graph, nullptr, nullptr};
   for (const bool large : {false, true}) {
     Arena* arena = abandoned(clock, large);
     if (arena == nullptr) {
@@ -300,10 +303,10 @@ Allocator::Home& Allocator::home_of(Stream stream, std::uint64_t graph) {
       arena = arenas_.back().get();
     }
     arena->serve(graph);
-    (large ? home.large : home.small) = arena;
+    (large ? pool.large : pool.small) = arena;
   }
-  homes_.push_back(home);
-  return homes_.back();
+  stream_pools_.push_back(pool);
+  return stream_pools_.back();
 }
 
 Arena* Allocator::abandoned(const StreamClock& clock, bool large) {
@@ -312,10 +315,10 @@ Arena* Allocator::abandoned(const StreamClock& clock, bool large) {
     if (!alike || arena->graph() != 0 || !arena->is_empty()) {
       continue;
     }
-    const bool is_home = std::any_of(homes_.begin(), homes_.end(), [&](const Home& h) {
-      return h.small == arena.get() || h.large == arena.get();
-    });
-    if (!is_home) {
+    const auto holds = [&](const StreamPool& pool) {
+      return pool.small == arena.get() || pool.large == arena.get();
+    };
+    if (std::none_of(stream_pools_.begin(), stream_pools_.end(), holds)) {
       return arena.get();
     }
   }
@@ -330,49 +333,51 @@ StreamClock& Allocator::clock_of(Stream stream) {
   return *clock;
 }
 
-Block* Allocator::make_room(Arena& arena, Bytes size) {
+Block* Allocator::remap_free_chunks(Arena& arena, Bytes size) {
   ++counters_.misses;
   const bool capturing = driver_.capturing(arena.clock().stream());
   // A stream that is being captured may not be asked for its events.
-  if (!capturing && settle(false)) {
+  if (!capturing && process_pending_frees(false)) {
     if (Block* block = arena.take(size)) {
       return block;
     }
   }
   for (;;) {
-    if (Block* block = mapper_.make_room(arena, size, capturing, limits(size))) {
+    Block* block = mapper_.remap_free_chunks(arena, size, capturing, limits(size));
+    if (block != nullptr) {
       return block;
     }
-    if (capturing || !settle(true)) {
+    if (capturing || !process_pending_frees(true)) {
       return nullptr;
     }
-    if (Block* block = arena.take(size)) {
+    block = arena.take(size);
+    if (block != nullptr) {
       return block;
     }
   }
 }
 
-Block* Allocator::take_again(Arena& arena, Bytes size) {
+Block* Allocator::reuse_layout(Arena& arena, Bytes size) {
   if (Block* block = arena.take_exact(size)) {
     return block;
   }
   // A larger free block is not cut for what can be put together again: the next step
   // asks for it too.
   const bool capturing = driver_.capturing(arena.clock().stream());
-  if (Block* block = mapper_.come_back(arena, size, capturing)) {
+  if (Block* block = mapper_.reuse_layout(arena, size, capturing)) {
     return block;
   }
   return arena.take(size);
 }
 
-bool Allocator::settle(bool wait) {
+bool Allocator::process_pending_frees(bool wait) {
   const auto begin = pending_.begin();
   auto kept = begin;
   auto next = begin;
   try {
     for (; next != pending_.end(); ++next) {
-      if (is_settled(*next, wait)) {
-        give(next->block);
+      if (is_unused(*next, wait)) {
+        release(next->block);
       } else if (kept++ != next) {
         *(kept - 1) = std::move(*next);
       }
@@ -387,7 +392,7 @@ bool Allocator::settle(bool wait) {
   return any;
 }
 
-bool Allocator::is_settled(Pending& pending, bool wait) {
+bool Allocator::is_unused(Pending& pending, bool wait) {
   std::vector<StreamClock*>& captured = pending.captured;
   const auto marked = [&](StreamClock* user) {
     if (user->capturing()) {
@@ -415,10 +420,10 @@ bool Allocator::is_settled(Pending& pending, bool wait) {
   return true;
 }
 
-void Allocator::give(Block* block) {
+void Allocator::release(Block* block) {
   counters_.active_bytes -= block->size;
   note(Action::kFreeCompleted, *block);
-  block->extent->arena->give(block);
+  block->extent->arena->release(block);
 }
 
 Limits Allocator::limits(Bytes coming) const {
@@ -443,7 +448,7 @@ void Allocator::refuse(Bytes size, Stream stream) {
   ++counters_.out_of_memory;
   history_.add(Action::kOutOfMemory, driver_.free_bytes(), size, stream, 0);
   throw OutOfMemory(describe_refusal(
-      size, counters_, arenas_, live_, pool_.spares().size() * chunk_,
+      size, counters_, arenas_, live_, pool_.free_chunks().size() * chunk_,
       hard_limit_ * chunk_, driver_.total_bytes(), driver_.free_bytes()));
 }
 

@@ -13,6 +13,7 @@
 #include "block_store.hpp"
 #include "block_table.hpp"
 #include "chunk_pool.hpp"
+#include "chunk_supply.hpp"
 #include "counters.hpp"
 #include "driver/driver.hpp"
 #include "history.hpp"
@@ -20,7 +21,6 @@
 #include "mapper.hpp"
 #include "options.hpp"
 #include "stream_clock.hpp"
-#include "supply.hpp"
 
 namespace drivetrain {
 
@@ -97,7 +97,8 @@ class Allocator {
   std::vector<HistoryEntry> history();
 
  private:
-  struct Home {
+  // The arenas of one stream, or of one graph pool on it.
+  struct StreamPool {
     Stream stream;
     std::uint64_t graph;
     Arena* small;
@@ -111,20 +112,20 @@ class Allocator {
     std::vector<StreamClock*> captured;
   };
 
-  Home& home_of(Stream stream, std::uint64_t graph);
+  StreamPool& stream_pool_of(Stream stream, std::uint64_t graph);
   // An arena of a graph that is gone, if nobody uses any of it; else null.
   Arena* abandoned(const StreamClock& clock, bool large);
   StreamClock& clock_of(Stream stream);
   // A block that waits for the streams that use it.
   Pending marked(Block* block);
-  Block* make_room(Arena& arena, Bytes size);
+  Block* remap_free_chunks(Arena& arena, Bytes size);
   // A request of a size that was put together before.
-  Block* take_again(Arena& arena, Bytes size);
+  Block* reuse_layout(Arena& arena, Bytes size);
   // Blocks whose other streams are done become free; with `wait`, their own streams
   // wait for the others. Returns whether there were any.
-  bool settle(bool wait);
-  bool is_settled(Pending& pending, bool wait);
-  void give(Block* block);
+  bool process_pending_frees(bool wait);
+  bool is_unused(Pending& pending, bool wait);
+  void release(Block* block);
   void note(Action action, const Block& block);
   Limits limits(Bytes coming) const;
   [[noreturn]] void refuse(Bytes size, Stream stream);
@@ -141,9 +142,9 @@ class Allocator {
   ChunkPool pool_;
   std::unordered_map<Stream, std::unique_ptr<StreamClock>> clocks_;
   std::vector<std::unique_ptr<Arena>> arenas_;
-  std::vector<Home> homes_;
-  std::size_t last_home_ = 0;
-  Supply supply_;
+  std::vector<StreamPool> stream_pools_;
+  std::size_t last_stream_pool_ = 0;
+  ChunkSupply supply_;
   Mapper mapper_;
   // Streams that use a live block beside its own, and freed blocks that they still use.
   std::unordered_map<Block*, std::vector<StreamClock*>> users_;

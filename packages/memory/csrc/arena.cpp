@@ -4,7 +4,7 @@
 
 namespace drivetrain {
 
-void Arena::give(Block* block) {
+void Arena::release(Block* block) {
   block->become_free_at(clock_.advance());
   free_.insert(join_free(block));
 }
@@ -167,7 +167,7 @@ void Arena::absorb(Block* block) {
   if (block->after != nullptr) {
     block->after->before = block;
   }
-  store_.give(gone);
+  store_.release(gone);
 }
 
 void Arena::note(Block* block) {

@@ -9,7 +9,7 @@
 #include "block.hpp"
 #include "block_store.hpp"
 #include "free_index.hpp"
-#include "past_windows.hpp"
+#include "size_history.hpp"
 
 namespace drivetrain {
 
@@ -43,7 +43,7 @@ class Arena {
   }
 
   // A live block is free from now on.
-  void give(Block* block);
+  void release(Block* block);
 
   // Returns a live block that was a free one of just that size; null if there is none.
   Block* take_exact(Bytes size) {
@@ -89,7 +89,7 @@ class Arena {
   }
 
   // Where blocks were put together before.
-  PastWindows& past() { return past_; }
+  SizeHistory& size_history() { return size_history_; }
 
   // Undoes a claim: what holds a chunk is free, the rest are holes.
   void abandon(Block* claimed);
@@ -127,7 +127,7 @@ class Arena {
   Bytes chunk_;
   std::uint64_t turns_ = 0;
   FreeIndex free_;
-  PastWindows past_;
+  SizeHistory size_history_;
   std::vector<std::unique_ptr<Extent>> extents_;
 };
 

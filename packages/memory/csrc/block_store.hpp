@@ -22,7 +22,7 @@ class BlockStore {
     return block;
   }
 
-  void give(Block* block) {
+  void release(Block* block) {
     block->next = free_;
     free_ = block;
   }
@@ -33,7 +33,7 @@ class BlockStore {
   void grow() {
     slabs_.push_back(std::make_unique<std::array<Block, kSlab>>());
     for (Block& block : *slabs_.back()) {
-      give(&block);
+      release(&block);
     }
   }
 

@@ -31,7 +31,7 @@ struct Chunk {
   // The free block around its holder, as a survey found it.
   Block* free_in = nullptr;
   std::uint64_t surveyed = 0;
-  // The last search for a past window that saw it.
+  // The last search of a size history that saw it.
   std::uint64_t looked_at = 0;
 };
 
@@ -62,7 +62,7 @@ class ChunkPool {
   void unmap(Extent& extent, std::uint32_t page);
 
   // Chunks that no page holds.
-  std::vector<ChunkId>& spares() { return spares_; }
+  std::vector<ChunkId>& free_chunks() { return free_chunks_; }
 
   // How many chunks there are, and how many pages map one.
   std::size_t count() const { return count_; }
@@ -73,7 +73,7 @@ class ChunkPool {
   Counters& counters_;
   std::vector<Chunk> chunks_;
   std::vector<ChunkId> unused_ids_;
-  std::vector<ChunkId> spares_;
+  std::vector<ChunkId> free_chunks_;
   std::vector<Handle> handles_;
   std::size_t count_ = 0;
   std::size_t num_mapped_ = 0;

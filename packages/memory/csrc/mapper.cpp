@@ -20,9 +20,9 @@ bool is_unused(const Block* block) {
 
 }  // namespace
 
-Block* Mapper::come_back(Arena& arena, Bytes size, bool capturing) {
+Block* Mapper::reuse_layout(Arena& arena, Bytes size, bool capturing) {
   std::vector<Return> returns;
-  for (const PastWindows::Place& place : arena.past().of(size)) {
+  for (const SizeHistory::Place& place : arena.size_history().of(size)) {
     Extent& extent = *place.extent;
     Block* first = block_at(extent, place.begin);
     // A hole is taken by whole pages.
@@ -45,19 +45,20 @@ Block* Mapper::come_back(Arena& arena, Bytes size, bool capturing) {
   return nullptr;
 }
 
-Block* Mapper::make_room(Arena& arena, Bytes size, bool capturing, Limits limits) {
+Block* Mapper::remap_free_chunks(Arena& arena, Bytes size, bool capturing,
+                                 Limits limits) {
   const std::uint64_t survey = supply_.survey(arena, capturing);
-  const Window window = find_window(arena, size, survey, capturing, limits);
-  return fill(arena, window, size, capturing, survey, limits);
+  const AddressRange range = find_range(arena, size, survey, capturing, limits);
+  return fill(arena, range, size, capturing, survey, limits);
 }
 
-Window Mapper::find_window(Arena& arena, Bytes size, std::uint64_t survey,
-                           bool capturing, Limits limits) {
+AddressRange Mapper::find_range(Arena& arena, Bytes size, std::uint64_t survey,
+                                bool capturing, Limits limits) {
   const std::uint64_t passed = capturing ? arena.clock().known() : arena.clock().poll();
   // While memory may grow, each run has extents of its own.
   const bool grows = pool_.count() + size / driver_.chunk_bytes() < limits.soft;
   const std::uint32_t turn = grows ? arena.next_turn(size) : 0;
-  Window best;
+  AddressRange best;
   best.cost = kBlocked;
   const auto look = [&](auto is_meant) {
     const auto& extents = arena.extents();
@@ -67,8 +68,8 @@ Window Mapper::find_window(Arena& arena, Bytes size, std::uint64_t survey,
       }
       const std::vector<double> costs =
           page_costs(*extents[i], survey, passed, capturing);
-      const Window found =
-          cheapest_window(*extents[i], size, costs, kUntouched, best.cost);
+      const AddressRange found =
+          cheapest_range(*extents[i], size, costs, kUntouched, best.cost);
       if (found.first != nullptr) {
         best = found;
       }
@@ -123,11 +124,11 @@ Extent& Mapper::add_extent(Arena& arena, Bytes size) {
   return arena.add_extent(driver_.reserve(bytes), bytes, chunk);
 }
 
-Block* Mapper::fill(Arena& arena, const Window& window, Bytes size, bool capturing,
+Block* Mapper::fill(Arena& arena, const AddressRange& range, Bytes size, bool capturing,
                     std::uint64_t survey, Limits limits) {
   const Bytes chunk_bytes = driver_.chunk_bytes();
-  Extent& extent = *window.first->extent;
-  Block* claimed = arena.claim(window.first, window.begin, size);
+  Extent& extent = *range.first->extent;
+  Block* claimed = arena.claim(range.first, range.begin, size);
   const std::uint32_t first = extent.page_of(claimed->at);
   const auto last =
       static_cast<std::uint32_t>(ceil_div(claimed->end() - extent.at, chunk_bytes));
@@ -168,7 +169,7 @@ Block* Mapper::fill(Arena& arena, const Window& window, Bytes size, bool capturi
   }
   const bool joined = missing.size() > pool_.count() - num_before || !returns.empty();
   if (joined && size >= chunk_bytes) {
-    arena.past().add(size, {&extent, claimed->at});
+    arena.size_history().add(size, {&extent, claimed->at});
   }
   return arena.fill(claimed, size);
 }
@@ -203,7 +204,7 @@ bool Mapper::can_return(const Arena& arena, const Block* first, Address begin,
     }
     Chunk& chunk = pool_[page.chunk];
     const PageRef holder = chunk.holder;
-    // Windows overlap, so that two pages of one may map the same chunk.
+    // Ranges overlap, so that two pages of one may map the same chunk.
     if (chunk.looked_at == look_) {
       return false;
     }
@@ -218,7 +219,7 @@ bool Mapper::can_return(const Arena& arena, const Block* first, Address begin,
         at >= from->end()) {
       from = block_at(*holder.extent, at);
       if (from->kind() != Kind::kFree ||
-          !Supply::may_lend(*from->extent->arena, arena, capturing)) {
+          !ChunkSupply::may_lend(*from->extent->arena, arena, capturing)) {
         return false;
       }
     }
@@ -297,7 +298,7 @@ void Mapper::give_up(Arena& arena, Block* claimed, const std::vector<Return>& re
     }
     chunk.holder = {nullptr, 0};
     chunk.after = arena.clock().ticket();
-    pool_.spares().push_back(id);
+    pool_.free_chunks().push_back(id);
   }
   arena.abandon(claimed);
 }

@@ -6,12 +6,12 @@
 #include <memory>
 #include <vector>
 
+#include "address_range.hpp"
 #include "arena.hpp"
 #include "chunk_pool.hpp"
+#include "chunk_supply.hpp"
 #include "counters.hpp"
 #include "driver/driver.hpp"
-#include "supply.hpp"
-#include "window.hpp"
 
 namespace drivetrain {
 
@@ -22,7 +22,7 @@ class Mapper {
   // Args:
   //   extent_bytes: What is reserved at a time, unless a request is larger.
   //   max_mapped: How many pages may be mapped at all.
-  Mapper(Driver& driver, ChunkPool& pool, Supply& supply, const Arenas& arenas,
+  Mapper(Driver& driver, ChunkPool& pool, ChunkSupply& supply, const Arenas& arenas,
          Counters& counters, Bytes extent_bytes, std::uint64_t max_mapped)
       : driver_(driver),
         pool_(pool),
@@ -34,13 +34,13 @@ class Mapper {
 
   // Returns a live block where one of this size was put together before, if all chunks
   // that it lacks can come back there; else null.
-  Block* come_back(Arena& arena, Bytes size, bool capturing);
+  Block* reuse_layout(Arena& arena, Bytes size, bool capturing);
 
   // Returns a live block where the fewest pages must be filled; null when there are too
   // few chunks.
   //
   // Throws DriverError when the device refuses to map; all is as before then.
-  Block* make_room(Arena& arena, Bytes size, bool capturing, Limits limits);
+  Block* remap_free_chunks(Arena& arena, Bytes size, bool capturing, Limits limits);
 
  private:
   // A chunk of a free block that comes back to a page that still maps it.
@@ -50,14 +50,14 @@ class Mapper {
     std::uint32_t page;
   };
 
-  Window find_window(Arena& arena, Bytes size, std::uint64_t survey, bool capturing,
-                     Limits limits);
+  AddressRange find_range(Arena& arena, Bytes size, std::uint64_t survey,
+                          bool capturing, Limits limits);
   std::vector<double> page_costs(const Extent& extent, std::uint64_t survey,
                                  std::uint64_t passed, bool capturing);
   Extent& add_extent(Arena& arena, Bytes size);
-  Block* fill(Arena& arena, const Window& window, Bytes size, bool capturing,
+  Block* fill(Arena& arena, const AddressRange& range, Bytes size, bool capturing,
               std::uint64_t survey, Limits limits);
-  // Whether all chunks that a window lacks can come back, and which these are.
+  // Whether all chunks that a range lacks can come back, and which these are.
   bool can_return(const Arena& arena, const Block* first, Address begin, Bytes size,
                   bool capturing, std::vector<Return>& returns);
   // When this throws, `returns` are those that came.
@@ -73,7 +73,7 @@ class Mapper {
 
   Driver& driver_;
   ChunkPool& pool_;
-  Supply& supply_;
+  ChunkSupply& supply_;
   const Arenas& arenas_;
   Counters& counters_;
   Bytes extent_bytes_;

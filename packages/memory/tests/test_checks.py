@@ -102,7 +102,7 @@ CARES = {
     ),
     "destroyed": (
         "allocator.cpp",
-        "      spares.push_back(id);\n      throw;",
+        "      free_chunks.push_back(id);\n      throw;",
         "throw;",
     ),
 }
@@ -127,8 +127,12 @@ def fails(program, *arguments):
 
 # Each orders a stream after another; without any one of them memory is handed over early.
 ORDERS = {
-    "steal": ("supply.cpp", "follow(to, {&from.clock(), block->freed_at()});", ";"),
-    "spare": ("supply.cpp", "follow(to, after);", ";"),
+    "reclaim_from_stream": (
+        "chunk_supply.cpp",
+        "follow(to, {&from.clock(), block->freed_at()});",
+        ";",
+    ),
+    "spare": ("chunk_supply.cpp", "follow(to, after);", ";"),
     "shared": ("allocator.cpp", "counters_.stream_waits += own.follow(user);", ";"),
     "freed": ("arena.cpp", "become_free_at(clock_.advance());", "become_free_at(0);"),
     "poll": (

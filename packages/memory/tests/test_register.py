@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 import pytest
 import torch
 
+import drivetrain_memory
 from drivetrain_core import Code, Numerics, Ok, Phase, Slot
 from drivetrain_core.testing import check_optimization
 from drivetrain_memory import _enable
@@ -61,8 +62,10 @@ def test_process_that_uses_cuda_already_is_refused(monkeypatch):
 @pytest.mark.parametrize("before", [False, True])
 def test_apply_enables_it_once(monkeypatch, before):
     asked = []
-    monkeypatch.setattr(_enable, "enable", lambda **options: asked.append(options))
-    monkeypatch.setattr(_enable, "is_enabled", lambda: before)
+    monkeypatch.setattr(
+        drivetrain_memory, "enable", lambda **options: asked.append(options)
+    )
+    monkeypatch.setattr(drivetrain_memory, "is_enabled", lambda: before)
     VirtualMemoryOptimization().apply(None, {"headroom": 0.1})
     assert asked == ([] if before else [{"headroom": 0.1}])
 

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from drivetrain_optim import AGD, LAMB, WSAM, _native, explain
+from drivetrain_optim import AGD, LAMB, WSAM, explain
 from drivetrain_optim._errors import HyperparameterError
-from drivetrain_optim._paths import PATHS, choose_path
+from drivetrain_optim.batched._paths import PATHS, choose_path
+from drivetrain_optim.fused import _native
 
 NO_KERNEL = "there are no kernels for xpu"
 

@@ -212,7 +212,7 @@ def test_steps_that_follow_each_other_make_no_new_layout(kind, monkeypatch):
     params, optimizer = twins(kind, {"fused": True})
     made = []
     monkeypatch.setattr(
-        "drivetrain_optim._batched.make_layout", lambda *a, **k: made.append(a)
+        "drivetrain_optim.batched._batched.make_layout", lambda *a, **k: made.append(a)
     )
     for step in range(3):
         optimizer.zero_grad()

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from drivetrain_optim import AGD, LAMB
-from drivetrain_optim._rounding import round_to_bfloat16_
-from drivetrain_optim._scalars import where_positive
+from drivetrain_optim.batched._rounding import round_to_bfloat16_
+from drivetrain_optim.batched._scalars import where_positive
 
 MODES = [
     (AGD, {}),
@@ -207,7 +207,7 @@ def test_factor_of_gradients_on_a_device_keeps_their_dtype(kind, path, monkeypat
     results = []
     for factor in (0.25, torch.tensor(0.25, dtype=torch.float64)):
         monkeypatch.setattr(
-            "drivetrain_optim._batched.grad_scale", lambda *_, f=factor: f
+            "drivetrain_optim.batched._batched.grad_scale", lambda *_, f=factor: f
         )
         params = parameters()
         optimizer = kind(params, lr=0.01, max_grad_norm=1.0, **path)

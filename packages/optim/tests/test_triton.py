@@ -13,21 +13,23 @@ import numpy as np
 import pytest
 import torch
 
-from drivetrain_optim import AGD, LAMB, _layout, _triton, _triton_launch
-from drivetrain_optim._agd_options import AGD_OPTIONS
-from drivetrain_optim._agd_update import agd_scalars, update_loop
-from drivetrain_optim._batch import Batch, Entry, Kind
-from drivetrain_optim._lamb_options import LAMB_OPTIONS
-from drivetrain_optim._lamb_update import (
+from drivetrain_optim import AGD, LAMB
+from drivetrain_optim.algorithms._agd_options import AGD_OPTIONS
+from drivetrain_optim.algorithms._agd_update import agd_scalars, update_loop
+from drivetrain_optim.algorithms._lamb_options import LAMB_OPTIONS
+from drivetrain_optim.algorithms._lamb_update import (
     apply_loop,
     lamb_scalars,
     moments_loop,
     trust_ratios,
 )
-from drivetrain_optim._paths import Choice
-from drivetrain_optim._rounding import round_to_bfloat16_
-from drivetrain_optim._table import Table
-from drivetrain_optim._work import Work
+from drivetrain_optim.batched import _layout
+from drivetrain_optim.batched._batch import Batch, Entry, Kind
+from drivetrain_optim.batched._paths import Choice
+from drivetrain_optim.batched._rounding import round_to_bfloat16_
+from drivetrain_optim.batched._work import Work
+from drivetrain_optim.fused import _triton, _triton_launch
+from drivetrain_optim.fused._table import Table
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

@@ -69,7 +69,7 @@ def compile_for_hopper(name, others, constants):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from drivetrain_optim import _triton_kernels, _triton_launch
+    from drivetrain_optim.fused import _triton_kernels, _triton_launch
 
     kernel = getattr(_triton_kernels, name)
     dtypes = {str(dtype): dtype for dtype in _triton_kernels.DTYPES.values()}

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from drivetrain_optim import AGD, LAMB, _triton
+from drivetrain_optim import AGD, LAMB
+from drivetrain_optim.fused import _triton
 
 pytestmark = pytest.mark.gpu
 

@@ -23,7 +23,7 @@ from wsam_reference import (
     torch_base,
 )
 
-from drivetrain_optim._wsam import WSAM
+from drivetrain_optim.wsam._wsam import WSAM
 
 
 @pytest.mark.parametrize("base", BASES)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from drivetrain_optim._errors import StepOrderError
-from drivetrain_optim._wsam import WSAM
+from drivetrain_optim.wsam._wsam import WSAM
 
 MODES = [
     {},

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from drivetrain_optim._batch_norm import RunningStatistics
-from drivetrain_optim._wsam import WSAM
+from drivetrain_optim.wsam._batch_norm import RunningStatistics
+from drivetrain_optim.wsam._wsam import WSAM
 
 LAYERS = {
     "1d": (lambda: nn.BatchNorm1d(3), (4, 3)),

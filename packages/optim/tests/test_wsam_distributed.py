@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain_core.testing import run_ranks
 from drivetrain_optim._errors import HyperparameterError, UnsupportedTensorError
-from drivetrain_optim._wsam import WSAM
+from drivetrain_optim.wsam._wsam import WSAM
 
 MODES = [
     {},

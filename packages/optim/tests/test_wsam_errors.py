@@ -11,9 +11,9 @@ from drivetrain_optim._errors import (
     StepOrderError,
     UnsupportedTensorError,
 )
-from drivetrain_optim._options import checked
-from drivetrain_optim._wsam import WSAM
-from drivetrain_optim._wsam_options import WSAM_OPTIONS
+from drivetrain_optim.checks._options import checked
+from drivetrain_optim.wsam._options import WSAM_OPTIONS
+from drivetrain_optim.wsam._wsam import WSAM
 
 
 def weights():
@@ -353,7 +353,7 @@ def test_wsam_failure_while_perturbing_restores_the_weights(monkeypatch, unchang
             params[0].add_(1.0)
         raise MemoryError
 
-    monkeypatch.setattr("drivetrain_optim._wsam_pass.perturb_", fails)
+    monkeypatch.setattr("drivetrain_optim.wsam._pass.perturb_", fails)
     with pytest.raises(MemoryError):
         wsam.first_step()
     assert all(p.grad is not None for p in params)

@@ -19,7 +19,7 @@ from wsam_reference import (
     torch_base,
 )
 
-from drivetrain_optim._wsam import WSAM
+from drivetrain_optim.wsam._wsam import WSAM
 
 
 def test_wsam_passes_are_two_and_the_first_loss_is_returned():
@@ -184,7 +184,7 @@ def test_wsam_step_reads_no_value_from_the_device(mode, kind):
 
 def test_wsam_parts_bound_temporaries_and_change_nothing(monkeypatch):
     whole = run(3, every_k=2)
-    monkeypatch.setattr("drivetrain_optim._wsam_perturb._PART_NUMEL", {"cpu": 2})
+    monkeypatch.setattr("drivetrain_optim.batched._batch._BATCH_NUMEL", {"cpu": 2})
     parts = run(3, every_k=2)
     for one, two in zip(whole, parts, strict=True):
         assert torch.equal(one, two)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain_optim import AGD
-from drivetrain_optim._wsam import WSAM
-from drivetrain_optim._wsam_perturb import Rounding
+from drivetrain_optim.wsam._perturb import Rounding
+from drivetrain_optim.wsam._wsam import WSAM
 
 NARROW = [torch.bfloat16, torch.float16]
 

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from drivetrain_optim import AGD
-from drivetrain_optim._wsam import WSAM
+from drivetrain_optim.wsam._wsam import WSAM
 
 BASES = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from drivetrain_optim._wsam import WSAM
+from drivetrain_optim.wsam._wsam import WSAM
 
 SHAPES = [(3,), (2, 2), (), (0,)]
 SIZES = [int(np.prod(s)) for s in SHAPES]

@@ -18,19 +18,22 @@ from drivetrain_core.lazy import load_export as _load_export
 
 if TYPE_CHECKING:
     from drivetrain_checkpoint._checkpointer import Checkpointer
-    from drivetrain_checkpoint._counts import SaveCounts
-    from drivetrain_checkpoint._export import export_safetensors
-    from drivetrain_checkpoint._foreign.dcp import read_dcp
-    from drivetrain_checkpoint._foreign.detect import detect
-    from drivetrain_checkpoint._foreign.safetensors import read_safetensors
-    from drivetrain_checkpoint._foreign.source import TensorSource
-    from drivetrain_checkpoint._handle import SaveHandle
-    from drivetrain_checkpoint._listing import CheckpointInfo, list_checkpoints
-    from drivetrain_checkpoint._load import load
-    from drivetrain_checkpoint._preempt import PreemptNotice
-    from drivetrain_checkpoint._saves import Keep
-    from drivetrain_checkpoint._torch_file import torch_load, torch_save
-    from drivetrain_checkpoint._verify import Problem, verify
+    from drivetrain_checkpoint._formats.dcp_source import read_dcp
+    from drivetrain_checkpoint._formats.detect import detect
+    from drivetrain_checkpoint._formats.export_safetensors import export_safetensors
+    from drivetrain_checkpoint._formats.load import load
+    from drivetrain_checkpoint._formats.safetensors_source import read_safetensors
+    from drivetrain_checkpoint._formats.source import TensorSource
+    from drivetrain_checkpoint._formats.torch_file import torch_load, torch_save
+    from drivetrain_checkpoint._save.counts import SaveCounts
+    from drivetrain_checkpoint._save.handle import SaveHandle
+    from drivetrain_checkpoint._save.preemption import PreemptNotice
+    from drivetrain_checkpoint._storage.catalog import (
+        CheckpointInfo,
+        Keep,
+        list_checkpoints,
+    )
+    from drivetrain_checkpoint._storage.verify import Problem, verify
     from drivetrain_checkpoint._version import __version__
 
 __all__ = [
@@ -59,24 +62,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CheckpointInfo": "_listing",
+    "CheckpointInfo": "_storage.catalog",
     "Checkpointer": "_checkpointer",
-    "Keep": "_saves",
-    "PreemptNotice": "_preempt",
-    "Problem": "_verify",
-    "SaveCounts": "_counts",
-    "SaveHandle": "_handle",
-    "TensorSource": "_foreign.source",
+    "Keep": "_storage.catalog",
+    "PreemptNotice": "_save.preemption",
+    "Problem": "_storage.verify",
+    "SaveCounts": "_save.counts",
+    "SaveHandle": "_save.handle",
+    "TensorSource": "_formats.source",
     "__version__": "_version",
-    "detect": "_foreign.detect",
-    "export_safetensors": "_export",
-    "list_checkpoints": "_listing",
-    "load": "_load",
-    "read_dcp": "_foreign.dcp",
-    "read_safetensors": "_foreign.safetensors",
-    "torch_load": "_torch_file",
-    "torch_save": "_torch_file",
-    "verify": "_verify",
+    "detect": "_formats.detect",
+    "export_safetensors": "_formats.export_safetensors",
+    "list_checkpoints": "_storage.catalog",
+    "load": "_formats.load",
+    "read_dcp": "_formats.dcp_source",
+    "read_safetensors": "_formats.safetensors_source",
+    "torch_load": "_formats.torch_file",
+    "torch_save": "_formats.torch_file",
+    "verify": "_storage.verify",
 }
 
 

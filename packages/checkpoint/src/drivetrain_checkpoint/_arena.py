@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint import _native
-from drivetrain_checkpoint._image import PAGE
+from drivetrain_checkpoint._layout.safetensors_layout import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,22 +1,22 @@
-"""Saves a run's state into memory that outlives it, and brings it back."""
+"""Checkpointer: saves a state to shared memory, then to storage, and restores it."""
 
 from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from drivetrain_checkpoint._agree import Policy
 from drivetrain_checkpoint._arguments import amount, count, text
-from drivetrain_checkpoint._counts import SaveCounts
-from drivetrain_checkpoint._job import Job
-from drivetrain_checkpoint._preempt import PreemptNotice, preempt_notice
-from drivetrain_checkpoint._rank_memory import RankMemory
-from drivetrain_checkpoint._restorer import Restorer
-from drivetrain_checkpoint._saver import Saver
-from drivetrain_checkpoint._saves import Keep
-from drivetrain_checkpoint._settings import Settings
+from drivetrain_checkpoint._daemon.settings import Settings
+from drivetrain_checkpoint._job_context import JobContext
+from drivetrain_checkpoint._rank_group import RankGroup
+from drivetrain_checkpoint._restore.restore_state import restore_state
+from drivetrain_checkpoint._save.agreement import Policy
+from drivetrain_checkpoint._save.counts import SaveCounts
+from drivetrain_checkpoint._save.preemption import PreemptNotice, preempt_notice
+from drivetrain_checkpoint._save.rank_memory import RankMemory
+from drivetrain_checkpoint._save.saver import Saver
+from drivetrain_checkpoint._storage.catalog import Keep
 from drivetrain_checkpoint._storage.open import resolve
-from drivetrain_checkpoint._team import Team
 
 if TYPE_CHECKING:
     import os
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from drivetrain_checkpoint._handle import SaveHandle
+    from drivetrain_checkpoint._save.handle import SaveHandle
 
 __all__ = ["Checkpointer"]
 
@@ -132,18 +132,17 @@ class Checkpointer:
             local=None if local is None else resolve(local),
         )
         self.counts = SaveCounts()
-        self._job = Job(
-            settings,
-            Team(process_group),
+        self._job = JobContext(
+            settings=settings,
+            group=RankGroup(process_group),
             num_replicas=count("replicas", replicas, 0),
             failure_domain=failure_domain,
             replica_bytes_per_s=replica_bytes_per_s,
         )
         self._memory = RankMemory(
-            self._job.client, self._job.team, num_threads, overlap=overlap
+            self._job.client, self._job.group, num_threads, overlap=overlap
         )
         self._saver = Saver(self._job, self._memory, policy, self.counts)
-        self._restorer = Restorer(self._job)
 
     def prewarm(self, state: Mapping[str, object], *, wait: bool = False) -> None:
         """Makes the memory for saves of such a state, beside the training.
@@ -234,8 +233,8 @@ class Checkpointer:
         """
         if step is not None:
             step = count("step", step, 0)
-        self._memory.settle()
-        return self._restorer.restore(into, step, strict=strict, under=under)
+        self._memory.wait_for_copy()
+        return restore_state(self._job, into, step, strict=strict, under=under)
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -246,7 +245,7 @@ class Checkpointer:
             >>> with checkpointer.guard():
             ...     pass  # optimizer.step()
         """
-        self._memory.settle()
+        self._memory.wait_for_copy()
         yield
 
     def on_preempt(
@@ -306,6 +305,6 @@ class Checkpointer:
         Args:
             at_once: Whether to stop although saves are still being written.
         """
-        self._memory.settle()
+        self._memory.wait_for_copy()
         self._job.stop_daemon(at_once=at_once)
         self._memory.forget()

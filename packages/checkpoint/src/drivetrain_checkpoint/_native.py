@@ -1,4 +1,4 @@
-"""Copying, checking and writing large memory: in C++, or in Python where there is none.
+"""Native library: copies, checksums and direct writes in C++, or slower in Python.
 
 The library is built with the package and has no link to Python or torch.
 """
@@ -13,13 +13,14 @@ import logging
 import os
 from array import array
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from ctypes import c_char_p, c_int, c_uint32, c_uint64, c_void_p
+from typing import TYPE_CHECKING, Any
 
 from drivetrain_core.native_library import find_library
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
     "BLOCK_BYTES",
@@ -54,17 +55,31 @@ class Progress(ctypes.Structure):
         stop: Set it to 1, and the write ends with ECANCELED before its next block.
     """
 
-    _fields_ = (("done", ctypes.c_uint64), ("stop", ctypes.c_uint64))
+    _fields_ = (("done", c_uint64), ("stop", c_uint64))
     done: int
     stop: int
 
 
 class _WriteResult(ctypes.Structure):
     _fields_ = (
-        ("error", ctypes.c_int),
-        ("at", ctypes.c_uint64),
-        ("was_direct", ctypes.c_int),
+        ("error", c_int),
+        ("at", c_uint64),
+        ("was_direct", c_int),
     )
+
+
+_SIGNATURES: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
+    "checksums": (c_int, (c_void_p, c_uint64, c_uint64, c_int, c_void_p)),
+    "copy": (c_int, (c_void_p, c_uint64, c_int)),
+    "crc32c": (c_uint32, (c_uint32, c_char_p, c_uint64)),
+    "populate": (c_int, (c_void_p, c_uint64)),
+    "read": (c_int, (c_int, c_void_p, c_uint64, c_uint64, c_int)),
+    "write": (
+        _WriteResult,
+        (c_int, c_void_p, c_uint64, c_uint64, c_int, c_void_p, c_void_p),
+    ),
+}
+"""What each function of the library returns, and what it takes."""
 
 
 @functools.cache
@@ -77,8 +92,10 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
         library = ctypes.CDLL(str(file))
     except OSError as error:
         return None, f"its library does not load: {error}"
-    getattr(library, f"{_PREFIX}crc32c").restype = ctypes.c_uint32
-    getattr(library, f"{_PREFIX}write").restype = _WriteResult
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, f"{_PREFIX}{name}")
+        function.restype, function.argtypes = result, arguments
+        setattr(library, name, function)
     return library, None
 
 
@@ -120,10 +137,7 @@ def copy(
     blocks = array("Q", bytes(24 * len(sources)))
     blocks[0::3], blocks[1::3], blocks[2::3] = sources, targets, sizes
     address, _ = blocks.buffer_info()
-    number = ctypes.c_uint64(len(sources))
-    if getattr(library, f"{_PREFIX}copy")(
-        ctypes.c_void_p(address), number, num_threads
-    ):
+    if library.copy(address, len(sources), num_threads):
         message = f"no memory to copy {len(sources)} blocks"
         raise MemoryError(message)
 
@@ -140,8 +154,7 @@ def populate(address: int, size_bytes: int) -> None:
         for at in range(0, size_bytes, step):
             ctypes.memset(address + at, 0, min(step, size_bytes - at))
         return
-    pointer, size = ctypes.c_void_p(address), ctypes.c_uint64(size_bytes)
-    if error := getattr(library, f"{_PREFIX}populate")(pointer, size):
+    if error := library.populate(address, size_bytes):
         message = f"{size_bytes:,} bytes of memory are not to be had"
         raise MemoryError(message) from OSError(error, os.strerror(error))
 
@@ -156,10 +169,7 @@ def checksum(data: bytes | bytearray | memoryview) -> int:
     library, _ = _load()
     if library is None:
         return _crc32c()(bytes(data))
-    view = bytes(data)
-    return int(
-        getattr(library, f"{_PREFIX}crc32c")(0, view, ctypes.c_uint64(len(view)))
-    )
+    return int(library.crc32c(0, bytes(data), len(data)))
 
 
 def checksums(address: int, size_bytes: int, num_threads: int) -> list[int]:
@@ -170,15 +180,8 @@ def checksums(address: int, size_bytes: int, num_threads: int) -> list[int]:
             _crc32c()(bytes(_bytes_at(address + at, min(BLOCK_BYTES, size_bytes - at))))
             for at in range(0, size_bytes, BLOCK_BYTES)
         ]
-    found = (ctypes.c_uint32 * (-(-size_bytes // BLOCK_BYTES)))()
-    arguments = (
-        ctypes.c_void_p(address),
-        ctypes.c_uint64(size_bytes),
-        ctypes.c_uint64(BLOCK_BYTES),
-        num_threads,
-        found,
-    )
-    if getattr(library, f"{_PREFIX}checksums")(*arguments):
+    found = (c_uint32 * (-(-size_bytes // BLOCK_BYTES)))()
+    if library.checksums(address, size_bytes, BLOCK_BYTES, num_threads, found):
         message = f"no memory to check {size_bytes:,} bytes"
         raise MemoryError(message)
     return list(found)
@@ -209,15 +212,10 @@ def write_file(
     library, _ = _load()
     if library is None:
         return _write_in_python(fd, address, size_bytes, progress)
-    found = (ctypes.c_uint32 * (-(-size_bytes // BLOCK_BYTES)))()
-    result = getattr(library, f"{_PREFIX}write")(
-        fd,
-        ctypes.c_void_p(address),
-        ctypes.c_uint64(size_bytes),
-        ctypes.c_uint64(BLOCK_BYTES),
-        num_threads,
-        found,
-        ctypes.byref(progress),
+    found = (c_uint32 * (-(-size_bytes // BLOCK_BYTES)))()
+    place = ctypes.byref(progress)
+    result = library.write(
+        fd, address, size_bytes, BLOCK_BYTES, num_threads, found, place
     )
     if result.error:
         message = f"{os.strerror(result.error)} at byte {result.at:,}"
@@ -249,14 +247,7 @@ def read_file(
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             done += got
         return
-    error = getattr(library, f"{_PREFIX}read")(
-        fd,
-        ctypes.c_void_p(address),
-        ctypes.c_uint64(size_bytes),
-        ctypes.c_uint64(at),
-        num_threads,
-    )
-    if error:
+    if error := library.read(fd, address, size_bytes, at, num_threads):
         raise OSError(error, os.strerror(error))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from drivetrain_checkpoint._cli import convert, daemon, diff, gc, look
+from drivetrain_checkpoint._commands.parsers import add_commands
 from drivetrain_core.commands import run_program
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The parser, empty or a sub-parser of another command.
     """
-    commands = parser.add_subparsers(metavar="COMMAND")
-    for module in (look, diff, convert, gc, daemon):
-        module.add(commands)
+    add_commands(parser.add_subparsers(metavar="COMMAND"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

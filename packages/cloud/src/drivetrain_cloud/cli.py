@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from drivetrain_cloud._commands.cost import populate_cost_parser
-from drivetrain_cloud._commands.goodput import populate_goodput_parser
-from drivetrain_cloud._commands.operator import populate_operator_parser
-from drivetrain_cloud._commands.simulate_spot import populate_simulate_spot_parser
-from drivetrain_cloud._commands.supervise import populate_supervise_parser
+from drivetrain_cloud._commands.cost_options import populate_cost_parser
+from drivetrain_cloud._commands.goodput_options import populate_goodput_parser
+from drivetrain_cloud._commands.operator_options import populate_operator_parser
+from drivetrain_cloud._commands.simulate_spot_options import (
+    populate_simulate_spot_parser,
+)
+from drivetrain_cloud._commands.supervise_options import populate_supervise_parser
 from drivetrain_core.commands import run_program
 
 if TYPE_CHECKING:

@@ -14,20 +14,14 @@ from drivetrain_core.lazy import load_export as _load_export
 from drivetrain_core.moved import forward_modules as _forward_modules
 
 if TYPE_CHECKING:
-    from drivetrain_comm._choice import Choice
-    from drivetrain_comm._enable import (
-        BACKEND,
-        disable,
-        enable,
-        is_enabled,
-        register,
-    )
-    from drivetrain_comm._process_group import (
+    from drivetrain_comm._enable import BACKEND, disable, enable, is_enabled, register
+    from drivetrain_comm._settings import Settings
+    from drivetrain_comm._version import __version__
+    from drivetrain_comm.backend._process_group import (
         TunedProcessGroup,
         TunedProcessGroupFactory,
     )
-    from drivetrain_comm._settings import Settings
-    from drivetrain_comm._version import __version__
+    from drivetrain_comm.selection._choice import Choice
 
 __all__ = [
     "BACKEND",
@@ -45,10 +39,10 @@ __all__ = [
 _HOMES = {
     "__version__": "_version",
     "BACKEND": "_enable",
-    "Choice": "_choice",
+    "Choice": "selection._choice",
     "Settings": "_settings",
-    "TunedProcessGroup": "_process_group",
-    "TunedProcessGroupFactory": "_process_group",
+    "TunedProcessGroup": "backend._process_group",
+    "TunedProcessGroupFactory": "backend._process_group",
     "disable": "_enable",
     "enable": "_enable",
     "is_enabled": "_enable",
@@ -68,9 +62,12 @@ def __dir__() -> list[str]:
 
 _forward_modules(
     {
+        # DDP modules that were pickled whole name it.
+        "drivetrain_comm._fusion": "drivetrain_comm.ddp._fusion",
         "drivetrain_comm.adviser": "drivetrain_fabric.adviser",
         "drivetrain_comm.fabric": "drivetrain_fabric.network",
         "drivetrain_comm.horovod": "drivetrain_horovod.on_comm",
+        "drivetrain_comm.overlap": "drivetrain_parallel.overlap",
         "drivetrain_comm.topology": "drivetrain_fabric.topology",
     }
 )

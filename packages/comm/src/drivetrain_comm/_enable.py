@@ -1,4 +1,4 @@
-"""Lets unchanged scripts use tuned process groups and merged gradients."""
+"""Activation: unchanged scripts use tuned process groups and merged gradients."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch._compile import _disable_dynamo
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from drivetrain_comm._ddp import attach, bucket_cap_mb, needs_hook
-from drivetrain_comm._process_group import TunedProcessGroupFactory
 from drivetrain_comm._settings import settings_from
+from drivetrain_comm.backend._process_group import TunedProcessGroupFactory
+from drivetrain_comm.ddp._attach import attach, bucket_cap_mb, needs_hook
 from drivetrain_comm.stores import register_redis
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-    from drivetrain_comm._process_group import TunedProcessGroup
     from drivetrain_comm._settings import Settings
+    from drivetrain_comm.backend._process_group import TunedProcessGroup
 
 __all__ = ["BACKEND", "disable", "enable", "is_enabled", "register"]
 
@@ -41,14 +41,14 @@ _originals: dict[tuple[Any, str], Any] = {}
 
 
 @dataclass(slots=True)
-class _Chosen:
-    """What groups are made with: the settings of `enable`, and its last factory."""
+class _ActiveSettings:
+    """The settings of `enable`, and its last factory."""
 
     settings: Settings | None = None
     factory: TunedProcessGroupFactory | None = None
 
 
-_chosen = _Chosen()
+_active = _ActiveSettings()
 
 
 def register() -> None:
@@ -88,7 +88,7 @@ def enable(**settings: Any) -> None:
         True
         >>> disable()
     """
-    _chosen.settings = settings_from(**settings)
+    _active.settings = settings_from(**settings)
     if dist.is_initialized():
         logger.warning(
             "enable() came after init_process_group(): the group that exists stays as it"
@@ -105,7 +105,7 @@ def disable() -> None:
         for (owner, name), original in _originals.items():
             setattr(owner, name, original)
         _originals.clear()
-        _chosen.settings = _chosen.factory = None
+        _active.settings = _active.factory = None
 
 
 def is_enabled() -> bool:
@@ -130,8 +130,8 @@ def _with_tuned_group(original: Callable[..., None]) -> Callable[..., None]:
             logger.info("backend %s is left as it is", backend)
             original(backend, *args, **kwargs)
             return
-        _chosen.factory = TunedProcessGroupFactory(
-            inner or None, settings=_chosen.settings
+        _active.factory = TunedProcessGroupFactory(
+            inner or None, settings=_active.settings
         )
         if kwargs.pop("pg_options", None) is not None:
             logger.warning("pg_options are not used by the backend %s", BACKEND)
@@ -154,7 +154,7 @@ def _inner_backend(backend: str | None) -> str | None:
 def _make_group(
     store: Store, rank: int, world_size: int, timeout: timedelta
 ) -> TunedProcessGroup:
-    factory = _chosen.factory or TunedProcessGroupFactory()
+    factory = _active.factory or TunedProcessGroupFactory()
     return factory(store, rank, world_size, timeout)
 
 

@@ -1,4 +1,4 @@
-"""What makes a start slow outside of the training program, and its remedy.
+"""Checks of the host before a start: resolver, connection backlog, open files, ports.
 
 The dearest trap is reverse lookup: for each connection of its stores, torch asks the
 resolver for the peer's name, and asks for IPv4 peers as `::ffff:1.2.3.4`, which few

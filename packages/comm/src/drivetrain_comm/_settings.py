@@ -1,4 +1,4 @@
-"""What a user may fix instead of having it measured: arguments first, then environment."""
+"""Settings of tuned process groups: arguments first, then environment variables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_comm._choice import ALGORITHMS, MOST_STREAMS
+from drivetrain_comm.selection._choice import ALGORITHMS, MOST_STREAMS
 from drivetrain_core import DistributedError
 
 if TYPE_CHECKING:

@@ -25,26 +25,24 @@ from drivetrain_core._compose import (
     read_strategy,
     require_usable,
 )
-from drivetrain_core._cycle import first_batches, guard_batches
+from drivetrain_core._data.cycle import first_batches, guard_batches
+from drivetrain_core._data.loader import undisturbed
 from drivetrain_core._errors import Code, PlanError, ProgramError
-from drivetrain_core._loader import undisturbed
-from drivetrain_core._optimizer_source import OptimizerFactory, OptimizerSource
-from drivetrain_core._overrides import current_overrides
+from drivetrain_core._layout import agreed_layout
+from drivetrain_core._model.meta_model import is_meta_model
+from drivetrain_core._optimizer.source import OptimizerFactory, OptimizerSource
 from drivetrain_core._partial import read_partial
 from drivetrain_core._plan import Plan, Rejected
 from drivetrain_core._probe import default_device, make_context, probe_world
 from drivetrain_core._program import ForwardFunction, LossFunction, Program
 from drivetrain_core._ranks import agree, decide, require_same
-from drivetrain_core._replay import begin_call, current_script, remember_plan
-from drivetrain_core.parallel.agreed_plan import agreed_plan
-from drivetrain_core.parallel.meta.hollow import is_hollow
-from drivetrain_core.search.budget import Budget
-from drivetrain_core.search.objective import Objective, read_objective
-from drivetrain_core.search.options import read_options
-from drivetrain_core.search.process.payload import Payload
-from drivetrain_core.search.progress import ConsoleProgress, Progress, SilentProgress
-from drivetrain_core.search.run import search
+from drivetrain_core._scripts.overrides import current_overrides
+from drivetrain_core._scripts.replay import begin_call, current_script, remember_plan
+from drivetrain_core.budget import Budget
+from drivetrain_core.objective import Objective, read_objective
+from drivetrain_core.services._lookup import get_service
 from drivetrain_core.services.cluster_spec import ClusterSpec
+from drivetrain_core.services.plan_search import SearchRequest
 
 if TYPE_CHECKING:
     import os
@@ -53,8 +51,12 @@ if TYPE_CHECKING:
 
     from drivetrain_core._accelerated import Accelerated
     from drivetrain_core._context import Context
-    from drivetrain_core.parallel.meta.hollow import Weights
-    from drivetrain_core.search.report.report import Report
+    from drivetrain_core._model.meta_model import Weights
+    from drivetrain_core.services.plan_search import (
+        PlanSearch,
+        SearchProgress,
+        SearchReport,
+    )
 
 __all__ = ["accelerate"]
 
@@ -84,7 +86,7 @@ def accelerate(
     cluster: ClusterSpec | str | os.PathLike[str] | None = None,
     device: torch.device | str | None = None,
     plan_out: str | os.PathLike[str] | None = None,
-    progress: bool | Progress = True,
+    progress: bool | SearchProgress = True,
     seed: int = 0,
     weights: Weights | Callable[[torch.nn.Module], object] = "build",
 ) -> Accelerated:
@@ -142,7 +144,8 @@ def accelerate(
             were launched.
         device: Where to train; this rank's accelerator by default, else the CPU.
         plan_out: Where to write the plan; nowhere when None.
-        progress: Whether to show the search on standard error, or a `Progress`.
+        progress: Whether to show the search on standard error, or a
+            `SearchProgress`.
         seed: Seeds the weights of a model function and the shuffle across ranks.
         weights: Where the first weights come from. `build`: from the model function,
             on each rank. Otherwise the function is called without memory for
@@ -195,6 +198,7 @@ def accelerate(
         cache=cache,
         progress=progress,
         data=data,
+        weights=weights,
     )
     call = begin_call()
     limits = Budget.of(budget)
@@ -232,7 +236,7 @@ def accelerate(
         "read",
     )
     require_same(context.model.fingerprint, world, "model (by its structure)")
-    report: Report | None = None
+    report: SearchReport | None = None
 
     def find_plan() -> Plan:
         nonlocal report
@@ -243,27 +247,26 @@ def accelerate(
             source = "plan" if isinstance(strategy, Plan) else str(strategy)
             _require_fingerprint(given, context, source)
             return _completed(given, context, on_error)
-        payload = Payload(
+        request = SearchRequest(
             program=program,
             context=context,
-            guard_batches=tuple(batches),
+            written=complete((), context),
+            batches=tuple(batches),
             device_type=target.type,
             script=None if ship == "pickle" else current_script(call, override.started),
             must_replay=ship == "replay",
-        )
-        options = read_options(
-            context,
             partial=open_ends,
             require=require,
             allow=allow,
             deny=deny,
+            changes_algorithm=changes_algorithm,
             budget=limits,
             objective=read_objective(objective),
-            changes_algorithm=changes_algorithm,
             cache=cache,
+            progress=progress,
         )
-        shown = _progress(progress, limits)
-        found, report = search(payload, complete((), context), options, shown)
+        service: PlanSearch = get_service("plan_search")
+        found, report = service.search(request)
         return found
 
     plan = decide(find_plan, world, limits.seconds)
@@ -271,10 +274,10 @@ def accelerate(
     agree(lambda: require_usable(plan.choices, context), world, "check")
     if plan_out is not None and world.rank == 0:
         logger.info("plan written to %s", plan.save(plan_out))
-    parallel = agreed_plan(program, module, batches[0], plan.choices, context.world)
+    layout = agreed_layout(program, module, batches[0], plan.choices, context.world)
     # In two parts, so that a rank that fails alone leaves none waiting for it.
     state = agree(
-        lambda: prepare(program, module, source, plan, context, target, parallel),
+        lambda: prepare(program, module, source, plan, context, target, layout),
         world,
         "prepare",
     )
@@ -310,7 +313,7 @@ def _read(
     data, batches = _peek(program.data, searches=searches)
     program = dataclasses.replace(program, data=data)
     module = program.build_model()
-    if program.weights == "build" and is_hollow(module):
+    if program.weights == "build" and is_meta_model(module):
         message = (
             f"parameters of {type(module).__name__} are on the meta device and have no "
             "values; give it values first, or pass the function that builds it and "
@@ -439,9 +442,3 @@ def _require_cluster(
             because=f"it describes {devices} devices, {context.world.size} rank(s) run",
             fix="launch one rank a device, or describe the cluster that is there",
         )
-
-
-def _progress(progress: bool | Progress, budget: Budget) -> Progress:
-    if isinstance(progress, bool):
-        return ConsoleProgress(budget) if progress else SilentProgress()
-    return progress

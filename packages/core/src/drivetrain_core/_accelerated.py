@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core._data.cycle import cycle
 from drivetrain_core._watch import Promise, Watch
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from drivetrain_core._plan import Plan
     from drivetrain_core._state import TrainingState
     from drivetrain_core._step import TrainStep
-    from drivetrain_core.parallel.parallel_plan import ParallelPlan
-    from drivetrain_core.search.report.report import Report
+    from drivetrain_core.services.model_layout import AppliedLayout, LayoutPlan
+    from drivetrain_core.services.plan_search import SearchReport
 
 __all__ = ["Accelerated"]
 
@@ -62,7 +63,7 @@ class Accelerated:
         self.loader = state.loader
         self.scheduler = scheduler
         self.plan = plan
-        self.report: Report | None = None
+        self.report: SearchReport | None = None
         self.context: Context = state.context
         self.device = state.device
         self.mesh = state.mesh
@@ -97,26 +98,26 @@ class Accelerated:
     @property
     def is_meshed(self) -> bool:
         """Returns whether the model is laid over a mesh of several axes."""
-        return self._state.parallel_mesh is not None
+        return self._state.layout is not None
 
     @property
     def is_staged(self) -> bool:
         """Returns whether this rank has stages of a pipeline."""
-        return bool(self._state.stages)
+        return self._state.layout is not None and self._state.layout.is_staged
 
     @property
-    def parallel_plan(self) -> ParallelPlan | None:
+    def parallel_plan(self) -> LayoutPlan | None:
         """Returns what each axis of a mesh does to the model; None without one."""
-        return self._state.parallel_plan
+        return self._state.layout_plan
+
+    @property
+    def layout(self) -> AppliedLayout | None:
+        """Returns what this rank has of a model over a mesh; None without one."""
+        return self._state.layout
 
     def ties_of_stages(self) -> tuple[tuple[str, ...], ...]:
         """Returns the groups of names that share a parameter across stages."""
-        plan = self.parallel_plan
-        if plan is None or plan.pipeline is None:
-            return ()
-        return tuple(
-            tuple(dict.fromkeys(one.names.values())) for one in plan.pipeline.shared
-        )
+        return () if self.layout is None else self.layout.ties_of_stages()
 
     def hold_to_promise(self) -> None:
         """Times the first steps of `train_step` beside what the plan promised."""
@@ -202,21 +203,12 @@ class Accelerated:
             >>> checkpointer.save(1, state).durable, checkpointer.restore(state)
             (True, 1)
         """
-        state: dict[str, Any] = self._entries() or {
-            "model": self.module,
-            "optimizer": self.optimizer,
-        }
+        state: dict[str, Any] = {"model": self.module, "optimizer": self.optimizer}
+        if self.layout is not None:
+            state = dict(self.layout.entries(self.optimizer))
         if self.scheduler is not None:
             state["scheduler"] = self.scheduler
         return state
-
-    def _entries(self) -> dict[str, Any]:
-        """Returns model and optimizer over a mesh; nothing without one."""
-        if not self.is_meshed:
-            return {}
-        from drivetrain_core.parallel.state.entries import entries_of
-
-        return entries_of(self._state, self.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns model, optimizer and scheduler by canonical names, on this rank.
@@ -231,11 +223,8 @@ class Accelerated:
         """
         from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-        entries = self._entries()
-        if entries:
-            from drivetrain_core.parallel.state.state_dict import laid_state_dict
-
-            state = laid_state_dict(**entries)
+        if self.layout is not None:
+            state = self.layout.state_dict(self.optimizer)
         else:
             state = {
                 "model": get_model_state_dict(self.module),
@@ -255,11 +244,8 @@ class Accelerated:
         """
         from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
-        entries = self._entries()
-        if entries:
-            from drivetrain_core.parallel.state.state_dict import load_laid_state_dict
-
-            load_laid_state_dict(**entries, values=state)
+        if self.layout is not None:
+            self.layout.load_state_dict(self.optimizer, state)
         else:
             set_model_state_dict(self.module, state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -277,6 +263,4 @@ class Accelerated:
         Raises:
             DataExhaustedError: An epoch holds no batch.
         """
-        from drivetrain_core._cycle import cycle
-
         return cycle(self.loader)

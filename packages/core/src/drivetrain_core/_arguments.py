@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
 from drivetrain_core._errors import Code, PlanError, ProgramError
+from drivetrain_core._model.meta_model import Weights
 from drivetrain_core._registry import find
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ def check_arguments(**given: Any) -> None:
     for name, allowed in _CHOICES.items():
         if given[name] not in allowed:
             _refuse(f"{name} must be one of {', '.join(allowed)}", given[name])
+    weights = given["weights"]
+    if not callable(weights) and weights not in get_args(Weights):
+        names = ", ".join(get_args(Weights))
+        _refuse(f"weights must be one of {names}, or a function of a module", weights)
     for name, meaning in _FUNCTIONS.items():
         if given[name] is not None and not callable(given[name]):
             kind = type(given[name]).__name__

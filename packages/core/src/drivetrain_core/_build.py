@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from drivetrain_core._accelerated import Accelerated
+from drivetrain_core._choice import Choice, Phase
+from drivetrain_core._data.loader import DeviceLoader, rank_loader
 from drivetrain_core._errors import Code, DrivetrainError, PlanError, ProgramError
-from drivetrain_core._loader import DeviceLoader, rank_loader
-from drivetrain_core._master_weights import MasterWeightOptimizer
-from drivetrain_core._optimization import Choice, Phase
+from drivetrain_core._model.meta_model import move_to
+from drivetrain_core._optimizer.master_weights import MasterWeightOptimizer
 from drivetrain_core._registry import find
 from drivetrain_core._state import TrainingState
 from drivetrain_core._step import TrainStep
-from drivetrain_core.parallel.meta.hollow import move_to
-from drivetrain_core.parallel.micro_batches import micro_batches_of
-from drivetrain_core.parallel.resolve import asks_for_mesh, mesh_of
+from drivetrain_core.mesh_shape import asks_for_mesh, mesh_of
 from drivetrain_core.services.batch_plan import BatchPlan
 
 if TYPE_CHECKING:
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
     import torch
 
     from drivetrain_core._context import Context
-    from drivetrain_core._optimizer_source import OptimizerSource
+    from drivetrain_core._optimizer.source import OptimizerSource
     from drivetrain_core._plan import Plan
     from drivetrain_core._program import Program
-    from drivetrain_core.parallel.parallel_plan import ParallelPlan
+    from drivetrain_core.services.model_layout import LayoutPlan
 
 __all__ = ["build", "finish", "prepare"]
 
@@ -42,7 +41,7 @@ def build(
     plan: Plan,
     context: Context,
     device: torch.device,
-    parallel: ParallelPlan | None = None,
+    layout: LayoutPlan | None = None,
 ) -> Accelerated:
     """Returns the program with a plan applied: `prepare` and `finish` in one.
 
@@ -50,7 +49,7 @@ def build(
         PlanError: An optimization failed. Global settings are put back; the model is
             not to be used any further.
     """
-    state = prepare(program, model, source, plan, context, device, parallel)
+    state = prepare(program, model, source, plan, context, device, layout)
     return finish(program, state, plan)
 
 
@@ -61,7 +60,7 @@ def prepare(
     plan: Plan,
     context: Context,
     device: torch.device,
-    parallel: ParallelPlan | None = None,
+    layout: LayoutPlan | None = None,
 ) -> TrainingState:
     """Applies what comes before the averaging of gradients.
 
@@ -74,7 +73,7 @@ def prepare(
         plan: What to apply; it must have been checked.
         context: The facts that the plan was checked against.
         device: Where to train.
-        parallel: What each axis of a mesh does to the model, if the plan has a mesh.
+        layout: What each axis of a mesh does to the model, if the plan has a mesh.
 
     Raises:
         PlanError: An optimization failed, as in `build`.
@@ -107,7 +106,7 @@ def prepare(
         loss_of=program.loss_of,
         data_size=data_size,
         data_rank=data_rank,
-        parallel_plan=parallel,
+        layout_plan=layout,
     )
     with _undone_on_error(state):
         for choice in plan.choices:
@@ -128,10 +127,7 @@ def finish(program: Program, state: TrainingState, plan: Plan) -> Accelerated:
             if Phase.SHARD <= phase <= Phase.OPTIMIZER:
                 _apply_one(state, choice)
         if program.weights != "build":
-            # Imported here: it takes a second, and most programs have their weights.
-            from drivetrain_core.parallel.meta.materialize import materialize
-
-            materialize(state, program.weights, program.seed)
+            _materialize(state, program)
         optimizer = state.optimizer_source.build(state.owned(), _names_of(state))
         _require_own_parameters(optimizer, state)
         _require_one_pass(optimizer, state)
@@ -139,12 +135,6 @@ def finish(program: Program, state: TrainingState, plan: Plan) -> Accelerated:
             if phase > Phase.OPTIMIZER:
                 _apply_one(state, choice)
         batch_size = state.context.batch.size
-        if state.stages and not state.is_planned("micro_batch"):
-            assert state.parallel_mesh is not None
-            stages = state.parallel_mesh.shape.pipeline
-            state.num_micro_batches = micro_batches_of(
-                plan.choices, stages, batch_size, state.data_size
-            )
         batch_plan = BatchPlan(
             world_size=state.data_size,
             global_batch=batch_size,
@@ -167,11 +157,22 @@ def finish(program: Program, state: TrainingState, plan: Plan) -> Accelerated:
 
 def _names_of(state: TrainingState) -> dict[str, str] | None:
     """Returns what the whole model calls each parameter here; None without a mesh."""
-    if state.parallel_mesh is None:
-        return None
-    from drivetrain_core.parallel.canonical import canonical_names_of
+    return None if state.layout is None else state.layout.parameter_names()
 
-    return canonical_names_of(state.models(), state.parallel_plan)
+
+def _materialize(state: TrainingState, program: Program) -> None:
+    """Gives a model that was built without weights its values, once it is sharded."""
+    if state.layout is None:
+        given = program.weights
+        shown = "a function" if callable(given) else repr(given)
+        raise PlanError(
+            Code.REQUIRES,
+            "mesh",
+            because=f"weights={shown} builds a model without weights, which are made "
+            "where a mesh has cut it, and the plan has no mesh",
+            fix='add a mesh, such as ("mesh", {"shard": 4}), or use weights="build"',
+        )
+    state.layout.materialize(program.weights, program.seed)
 
 
 @contextmanager
@@ -203,7 +204,8 @@ def _require_one_pass(optimizer: torch.optim.Optimizer, state: TrainingState) ->
 
     They take one norm over all gradients, and see those of this rank's stages only.
     """
-    if state.stages and hasattr(optimizer, "perturb"):
+    staged = state.layout is not None and state.layout.is_staged
+    if staged and hasattr(optimizer, "perturb"):
         raise PlanError(
             Code.CONFLICT,
             "optimizer",

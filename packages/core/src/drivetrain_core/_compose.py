@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drivetrain_core._choice import Choice, Numerics, Reject, Slot
 from drivetrain_core._errors import Code, PlanError, PlanFormatError, PluginError
-from drivetrain_core._optimization import Choice, Numerics, Reject, Slot
 from drivetrain_core._plan import Plan
 from drivetrain_core._registry import find
-from drivetrain_core.parallel.resolve import asks_for_mesh, mesh_of
+from drivetrain_core.mesh_shape import asks_for_mesh, mesh_of
 
 if TYPE_CHECKING:
     from drivetrain_core._context import Context

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from drivetrain_core._choice import Choice
 from drivetrain_core._errors import Code, PlanError
-from drivetrain_core._optimization import Choice
 from drivetrain_core._plan import Plan
 from drivetrain_core._registry import find
 

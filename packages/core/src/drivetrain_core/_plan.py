@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core._choice import Choice
 from drivetrain_core._errors import Code, PlanFormatError, reason_of
-from drivetrain_core._optimization import Choice
 from drivetrain_core._yaml import dump_yaml, load_yaml
 from drivetrain_core.services._whole_file import write_whole
 

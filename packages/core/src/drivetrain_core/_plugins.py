@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 __all__ = [
+    "CHECKS",
     "COMMANDS",
     "OPTIMIZATIONS",
     "SERVICES",
@@ -41,6 +42,9 @@ SERVICES = "drivetrain.services"
 
 COMMANDS = "drivetrain.commands"
 """Functions `populate_parser(parser)`, each a subcommand of `drivetrain`."""
+
+CHECKS = "drivetrain.checks"
+"""Functions that return a state (`ok`, `warn` or `fail`) and a detail for the doctor."""
 
 
 class PluginInfo(NamedTuple):

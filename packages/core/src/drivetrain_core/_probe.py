@@ -14,13 +14,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from drivetrain_core._batch import (
-    batch_signature,
-    batch_size,
-    num_tokens,
-    tensors_of,
-)
-from drivetrain_core._blocks import find_blocks
 from drivetrain_core._context import (
     BatchFacts,
     Context,
@@ -29,13 +22,20 @@ from drivetrain_core._context import (
     ModelFacts,
     WorldFacts,
 )
+from drivetrain_core._data.batch import (
+    batch_signature,
+    batch_size,
+    num_tokens,
+    tensors_of,
+)
 from drivetrain_core._errors import ProgramError
+from drivetrain_core._model.blocks import find_blocks
 from drivetrain_core._program import check_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from drivetrain_core._optimizer_source import OptimizerSource
+    from drivetrain_core._optimizer.source import OptimizerSource
 
 __all__ = [
     "default_device",

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from drivetrain_core._batch import tensors_of
+from drivetrain_core._data.batch import tensors_of
 from drivetrain_core._errors import ProgramError
-from drivetrain_core.parallel.meta.hollow import build_hollow, require_hollow
+from drivetrain_core.services._lookup import get_service
 
 if TYPE_CHECKING:
-    from drivetrain_core._optimizer_source import OptimizerFactory
-    from drivetrain_core.parallel.meta.hollow import Weights
+    from drivetrain_core._model.meta_model import Weights
+    from drivetrain_core._optimizer.source import OptimizerFactory
+    from drivetrain_core.services.model_layout import ModelLayout
 
 __all__ = [
     "ForwardFunction",
@@ -119,7 +120,10 @@ class Program:
                 raise ProgramError(message)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
-                model = model() if self.weights == "build" else build_hollow(model)
+                if self.weights == "build":
+                    model = model()
+                else:
+                    model = _layout().build_meta_model(model)
         if not isinstance(model, nn.Module):
             message = f"the model factory returned {type(model).__name__}, not a Module"
             raise ProgramError(message)
@@ -127,7 +131,7 @@ class Program:
             message = "the model has no parameter that requires a gradient"
             raise ProgramError(message)
         if self.weights != "build":
-            require_hollow(model, self.weights)
+            _layout().check_meta_model(model, self.weights)
         return model
 
     def loss_of(self, model: nn.Module, batch: Any) -> torch.Tensor:
@@ -140,6 +144,11 @@ class Program:
         loss = (self.loss or default_loss)(output, batch)
         check_loss(loss)
         return loss
+
+
+def _layout() -> ModelLayout:
+    layout: ModelLayout = get_service("model_layout")
+    return layout
 
 
 def check_loss(loss: object) -> None:

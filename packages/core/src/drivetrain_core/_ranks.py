@@ -12,8 +12,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from drivetrain_core._errors import Code, DistributedError, PlanError
-from drivetrain_core._meeting_store import meeting_store
 from drivetrain_core._plan import Plan
+from drivetrain_core._rendezvous_store import rendezvous_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,7 @@ def share(
     """
     if world.size == 1:
         return find()
-    store, key = meeting_store("share")
+    store, key = rendezvous_store("share")
     if world.rank == 0:
         try:
             found = find()
@@ -102,7 +102,7 @@ def agree(action: Callable[[], _T], world: WorldFacts, name: str) -> _T:
     """
     if world.size == 1:
         return action()
-    store, key = meeting_store(name)
+    store, key = rendezvous_store(name)
     result: _T | None = None
     mine: BaseException | None = None
     try:
@@ -145,7 +145,7 @@ def require_same(value: str, world: WorldFacts, what: str) -> None:
     """
     if world.size == 1:
         return
-    store, key = meeting_store("same")
+    store, key = rendezvous_store("same")
     store.set(f"{key}/{world.rank}", json.dumps({"value": value}))
     found = [
         _wait(store, f"{key}/{rank}", _AGREE_S, f"rank {rank} to tell its {what}")

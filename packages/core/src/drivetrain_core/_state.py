@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core._blocks import repeated_blocks
+from drivetrain_core._model.blocks import repeated_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -13,17 +13,14 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from drivetrain_core._choice import Choice, Config
     from drivetrain_core._context import Context
-    from drivetrain_core._optimization import Choice, Config
-    from drivetrain_core._optimizer_source import (
+    from drivetrain_core._optimizer.source import (
         OptimizerFactory,
         OptimizerSource,
         OptimizerWrapper,
     )
-    from drivetrain_core.parallel.device_mesh import ParallelMesh
-    from drivetrain_core.parallel.parallel_plan import ParallelPlan
-    from drivetrain_core.parallel.pipeline import StageModule
-    from drivetrain_core.parallel.state.laid_model import WholeModel
+    from drivetrain_core.services.model_layout import AppliedLayout, LayoutPlan
 
 __all__ = ["TrainingState"]
 
@@ -46,11 +43,8 @@ class TrainingState:
         loss_of: Returns the loss of a model on a batch, as the program computes it.
         data_size: Parts that a global batch is split into over the ranks.
         data_rank: Which of them this rank reads.
-        parallel_plan: What each axis of a mesh does to the model, if there is one.
-        parallel_mesh: The mesh by the names of its axes, once it was made.
-        whole_model: What the model held before it was laid over a mesh, if there is one.
-        hollow_model: The model of that moment on the meta device, if it had no weights.
-        stages: This rank's stages of a pipeline; empty without one.
+        layout_plan: What each axis of a mesh does to the model, if there is one.
+        layout: What this rank has of the model, once it is laid over a mesh.
         set_gradient_sync: Turns the reduction of gradients between ranks on or off
             for the next backward; None when there is nothing to reduce.
         undo: Called in reverse order to put global settings back.
@@ -68,11 +62,8 @@ class TrainingState:
     loss_of: Callable[[nn.Module, Any], torch.Tensor]
     data_size: int = 1
     data_rank: int = 0
-    parallel_plan: ParallelPlan | None = None
-    parallel_mesh: ParallelMesh | None = None
-    whole_model: WholeModel | None = None
-    hollow_model: nn.Module | None = None
-    stages: list[StageModule] = field(default_factory=list)
+    layout_plan: LayoutPlan | None = None
+    layout: AppliedLayout | None = None
     set_gradient_sync: Callable[[bool], None] | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)
 
@@ -101,30 +92,24 @@ class TrainingState:
 
     def models(self) -> list[nn.Module]:
         """Returns what this rank has of the model: one module for each of its stages."""
-        return [stage.model for stage in self.stages] or [self.module]
+        return [self.module] if self.layout is None else self.layout.models()
 
     def owned(self) -> nn.Module:
         """Returns a module that holds all that this rank has of the model.
 
         Its names are those of the model: several stages of a rank have different ones.
         """
-        if len(self.stages) < 2:
-            return self.models()[0]
-        from drivetrain_core.parallel.stage_list import StageList
-
-        return StageList(self.models())
+        return self.module if self.layout is None else self.layout.owned()
 
     def units(self) -> list[tuple[nn.Module, list[nn.Module]]]:
         """Returns what data parallel wraps: each root with the blocks inside it."""
-        if self.stages:
-            return [(stage, list(stage.blocks)) for stage in self.stages]
-        return [(self.module, self.blocks())]
+        if self.layout is not None:
+            return self.layout.units()
+        return [(self.module, repeated_blocks(self.module, self.context.model.blocks))]
 
     def blocks(self) -> list[nn.Module]:
         """Returns this rank's repeated blocks, in order; none if there are none."""
-        if self.stages:
-            return [block for stage in self.stages for block in stage.blocks]
-        return repeated_blocks(self.module, self.context.model.blocks)
+        return [block for _, blocks in self.units() for block in blocks]
 
     def planned_config(self, name: str) -> Config:
         """Returns the configuration of an optimization of this plan, or an empty one."""

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drivetrain_core._batch import batch_size, split_batch
-from drivetrain_core._clip import clip_grad_norm, counted_parts
+from drivetrain_core._data.batch import batch_size, split_batch
 from drivetrain_core._errors import Code, PlanError, ProgramError
 from drivetrain_core._program import check_loss, default_forward, default_loss
 from drivetrain_core.services.batch_plan import BatchPlan, RankBatch
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from drivetrain_core._program import Program
     from drivetrain_core._state import TrainingState
     from drivetrain_core._watch import Watch
-    from drivetrain_core.parallel.pipeline import PipelineStep
+    from drivetrain_core.services.model_layout import PipelinePasses
 
 __all__ = ["TrainStep"]
 
@@ -62,38 +61,28 @@ class TrainStep:
         self._scheduler = scheduler
         self._num_micro_batches = state.num_micro_batches
         self._plan = batch_plan.for_rank(state.data_rank)
-        self._pipeline = _pipeline(state)
-        self._clipped = (
-            counted_parts(state) if state.parallel_mesh is not None else None
-        )
+        self._layout = state.layout
+        self._pipeline = None if state.layout is None else state.layout.pipeline()
         self._size = sum(self._plan.sizes)
         self._whole = self._plan.weights == (1.0,)
         self.watch: Watch | None = None
-        self._divide_loss(state)
+        self._divide_loss()
 
-    def _divide_loss(self, state: TrainingState) -> None:
+    def _divide_loss(self) -> None:
         """Computes the loss from shards of the output, where the plan says so."""
-        plan = None if state.parallel_plan is None else state.parallel_plan.tensor
-        if plan is None:
-            return
-        from drivetrain_core.parallel.tensor import (
-            has_split_loss,
-            local_loss,
-            loss_context,
-        )
-
-        if not has_split_loss(plan):
+        divided = None if self._layout is None else self._layout.divided_loss()
+        if divided is None:
             return
         loss_of, accumulate = self._loss, self.accumulate
 
-        def divided(output: Any, batch: Any) -> torch.Tensor:
-            return local_loss(loss_of(output, batch))
+        def whole(output: Any, batch: Any) -> torch.Tensor:
+            return divided.whole(loss_of(output, batch))
 
         def inside(batch: Any) -> torch.Tensor:
-            with loss_context(plan):
+            with divided.context():
                 return accumulate(batch)
 
-        self._loss, self.accumulate = divided, inside  # type: ignore[method-assign]
+        self._loss, self.accumulate = whole, inside  # type: ignore[method-assign]
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """Trains on one batch and returns its loss, detached.
@@ -151,7 +140,7 @@ class TrainStep:
         check_loss(loss)
         return loss
 
-    def _run_pipeline(self, pipeline: PipelineStep, batch: Any) -> torch.Tensor:
+    def _run_pipeline(self, pipeline: PipelinePasses, batch: Any) -> torch.Tensor:
         size = batch_size(batch)
         shares = self._shares(size)
         parts = split_batch(batch, shares.sizes)
@@ -194,9 +183,9 @@ class TrainStep:
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scales gradients down to a total norm over all ranks; returns the norm."""
-        if self._clipped is None:
+        if self._layout is None:
             return torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
-        return clip_grad_norm(self._parameters, max_norm, counted=self._clipped)
+        return self._layout.clip_grad_norm(self._parameters, max_norm)
 
     def _shares(self, size: int) -> RankBatch:
         """Returns the split for a batch; the last one of an epoch may be smaller."""
@@ -214,25 +203,3 @@ class TrainStep:
         return BatchPlan(
             world_size=1, global_batch=size, num_micro_batches=num_parts
         ).for_rank(0)
-
-
-def _pipeline(state: TrainingState) -> PipelineStep | None:
-    """Returns what drives the stages of this rank; None without a pipeline."""
-    if not state.stages:
-        return None
-    from drivetrain_core.parallel.pipeline import PipelineStep
-
-    mesh, plan = state.parallel_mesh, state.parallel_plan
-    assert mesh is not None
-    assert plan is not None
-    assert plan.pipeline is not None
-    group = mesh.group("pipeline")
-    assert group is not None
-    schedule = state.planned_config("schedule").get("kind", "1f1b")
-    return PipelineStep(
-        state.stages,
-        plan.pipeline,
-        schedule=str(schedule),
-        group=group,
-        device=state.device,
-    )

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from drivetrain_core._command_parser import CommandParser, ShowVersion
+from drivetrain_core._command_line.option_values import integer, number
+from drivetrain_core._command_line.parser import CommandParser, ShowVersion
+from drivetrain_core._command_line.reach import Reach, reach_of
 from drivetrain_core._errors import DrivetrainError, PlanError, UsageError, reason_of
-from drivetrain_core._option_values import integer, number
-from drivetrain_core._reach import Reach, reach_of
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterator, Sequence
 
 __all__ = [
     "CommandParser",
     "Reach",
     "UsageError",
+    "add_script",
     "add_version",
     "as_wrong_use",
     "busy",
+    "deferred",
     "integer",
     "number",
     "reach_of",
@@ -71,6 +74,14 @@ def run_program(
     return run_command(program, arguments.run, arguments)
 
 
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of a command that runs a training script: it and its own."""
+    parser.add_argument("script", help="a training script that calls accelerate")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="arguments of the script"
+    )
+
+
 def add_version(
     parser: argparse.ArgumentParser,
     distribution: str,
@@ -90,6 +101,30 @@ def add_version(
     parser.add_argument(
         "--version", action=ShowVersion, versions=versions or own_version
     )
+
+
+def deferred(target: str) -> Callable[[argparse.Namespace], int]:
+    """Returns a command whose module is imported when the command runs.
+
+    So a help text and a wrong option cost no import of what a command needs.
+
+    Args:
+        target: A function from the parsed arguments to the exit status, as
+            `module:function`.
+
+    Example:
+        >>> from argparse import Namespace
+        >>> deferred("operator:attrgetter")(Namespace()) # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        TypeError: attribute name must be a string
+    """
+
+    def run(arguments: argparse.Namespace) -> int:
+        module, _, name = target.partition(":")
+        return getattr(import_module(module), name)(arguments)  # type: ignore[no-any-return]
+
+    return run
 
 
 @contextmanager

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core._command_parser import CommandParser
+from drivetrain_core._command_line.parser import CommandParser, ForwardParser
 from drivetrain_core._errors import MissingLibraryError
 from drivetrain_core.commands import run_command
 
@@ -31,7 +30,9 @@ def forward_command(commands: Any, word: str, new: str) -> None:
         ['--json']
     """
     prog = f"{commands._prog_prefix} {word}"
-    commands.choices[word] = _ForwardParser(prog=prog, new=new)
+    commands.choices[word] = ForwardParser(
+        prog=prog, forward=lambda rest: run_moved(prog, new, rest)
+    )
 
 
 def run_moved(old: str, new: str, arguments: Sequence[str]) -> int:
@@ -58,23 +59,3 @@ def run_moved(old: str, new: str, arguments: Sequence[str]) -> int:
     command.prog = old
     parsed = command.parse_args(list(arguments))
     return run_command(old.split()[0], parsed.run, parsed)
-
-
-class _ForwardParser(CommandParser):
-    """Takes all arguments as they are."""
-
-    is_moved = True
-
-    def __init__(self, *, new: str, **options: Any) -> None:
-        super().__init__(**options, add_help=False)
-        self._new = new
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: Any = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        del namespace
-        rest = list(args or [])
-        found = argparse.Namespace(
-            parser=self, rest=rest, run=lambda _: run_moved(self.prog, self._new, rest)
-        )
-        return found, []

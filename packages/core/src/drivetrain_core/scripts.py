@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from drivetrain_core._batch import batch_size, move_batch, split_batch
+from drivetrain_core._command_line.explain import explain_plan
+from drivetrain_core._data.batch import batch_size, move_batch, split_batch
 from drivetrain_core._errors import ProgramError
-from drivetrain_core._explain import explain_plan
-from drivetrain_core._script import apply_plan, build_script, search_script
+from drivetrain_core._scripts.run import apply_plan, build_script, search_script
 
 __all__ = [
     "apply_plan",

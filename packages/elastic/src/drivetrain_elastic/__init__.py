@@ -13,14 +13,14 @@ from drivetrain_core.moved import forward_modules as _forward_modules
 if TYPE_CHECKING:
     from drivetrain_elastic._agent._agent import Agent
     from drivetrain_elastic._agent._config import AgentConfig
-    from drivetrain_elastic._client import MasterError, RefusedError
-    from drivetrain_elastic._loop import ElasticLoop
+    from drivetrain_elastic._client._master_client import MasterError, RefusedError
+    from drivetrain_elastic._data._sampler import ElasticDistributedSampler
+    from drivetrain_elastic._data._schedule import Schedule
+    from drivetrain_elastic._data._shard_client import LostLeaseError, ShardClient
     from drivetrain_elastic._master._master import Master
-    from drivetrain_elastic._sampler import ElasticDistributedSampler
-    from drivetrain_elastic._scaling import BatchScaling
-    from drivetrain_elastic._schedule import Schedule
-    from drivetrain_elastic._shard_client import LostLeaseError, ShardClient
-    from drivetrain_elastic._step import Step
+    from drivetrain_elastic._training._batch_scaling import BatchScaling
+    from drivetrain_elastic._training._loop import ElasticLoop
+    from drivetrain_elastic._training._step import Step
     from drivetrain_elastic._version import __version__
 
 __all__ = [
@@ -43,16 +43,16 @@ _HOMES = {
     "__version__": "_version",
     "Agent": "_agent._agent",
     "AgentConfig": "_agent._config",
-    "BatchScaling": "_scaling",
-    "ElasticDistributedSampler": "_sampler",
-    "ElasticLoop": "_loop",
-    "LostLeaseError": "_shard_client",
+    "BatchScaling": "_training._batch_scaling",
+    "ElasticDistributedSampler": "_data._sampler",
+    "ElasticLoop": "_training._loop",
+    "LostLeaseError": "_data._shard_client",
     "Master": "_master._master",
-    "MasterError": "_client",
-    "RefusedError": "_client",
-    "Schedule": "_schedule",
-    "ShardClient": "_shard_client",
-    "Step": "_step",
+    "MasterError": "_client._master_client",
+    "RefusedError": "_client._master_client",
+    "Schedule": "_data._schedule",
+    "ShardClient": "_data._shard_client",
+    "Step": "_training._step",
 }
 
 

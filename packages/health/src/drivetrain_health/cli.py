@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from drivetrain_core.commands import run_program
-from drivetrain_health._diagnose_command import populate_diagnose_parser
+from drivetrain_health._commands._diagnose_options import populate_diagnose_parser
 from drivetrain_health.faults import cli as faults_cli
 
 if TYPE_CHECKING:

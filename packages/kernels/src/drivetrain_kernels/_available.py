@@ -1,4 +1,4 @@
-"""What this machine and this torch can run; each question is answered once."""
+"""Availability of libraries, kernels and torch's functions; each is looked up once."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ __all__ = [
     "library_missing",
     "torch_function_missing",
     "transforms_active",
+    "transforms_refuse",
     "triton_interprets",
     "triton_missing",
 ]
@@ -78,6 +79,17 @@ def transforms_active() -> str | None:
     if torch._C._are_functorch_transforms_active():
         return "has no rule for torch.func, of which a transform is active"
     return None
+
+
+def transforms_refuse(facts: object) -> str | None:
+    """Says why an operator with a gradient of its own cannot take a call, or None.
+
+    Args:
+        facts: Not looked at.
+    """
+    del facts
+    transformed: str | None = transforms_active()
+    return transformed
 
 
 @_constant

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,13 @@ __all__ = [
     "FLOATS",
     "autocast_dtype",
     "check_at_least",
+    "check_device",
     "check_floating",
     "check_integer",
     "check_like",
     "check_number",
     "check_one_of",
+    "check_positive",
     "check_shape",
     "check_whole",
     "is_distributed",
@@ -64,6 +67,13 @@ def is_distributed(*tensors: Tensor | None) -> bool:
     return any(type(t) not in plain and hasattr(t, "to_local") for t in tensors)
 
 
+def _check_tensor(op: str, name: str, value: object) -> Tensor:
+    if not isinstance(value, torch.Tensor):
+        message = f"{op}: {name} must be a tensor, got {type(value).__name__}"
+        raise DtypeError(message)
+    return value
+
+
 def check_floating(op: str, name: str, tensor: object) -> None:
     """Raises unless a tensor is real and floating-point.
 
@@ -71,13 +81,11 @@ def check_floating(op: str, name: str, tensor: object) -> None:
         DtypeError: It is integer, boolean, complex or of an eight-bit dtype, or it is
             no tensor at all.
     """
-    if not isinstance(tensor, torch.Tensor):
-        message = f"{op}: {name} must be a tensor, got {type(tensor).__name__}"
-        raise DtypeError(message)
-    if tensor.dtype not in FLOATS:
+    dtype = _check_tensor(op, name, tensor).dtype
+    if dtype not in FLOATS:
         message = (
             f"{op}: {name} must be float64, float32, bfloat16 or float16, got "
-            f"{tensor.dtype}; convert it first"
+            f"{dtype}; convert it first"
         )
         raise DtypeError(message)
 
@@ -88,11 +96,9 @@ def check_integer(op: str, name: str, tensor: object) -> None:
     Raises:
         DtypeError: It has another dtype, or is no tensor at all.
     """
-    if not isinstance(tensor, torch.Tensor):
-        message = f"{op}: {name} must be a tensor, got {type(tensor).__name__}"
-        raise DtypeError(message)
-    if tensor.dtype not in {torch.int64, torch.int32}:
-        message = f"{op}: {name} must be int64 or int32, got {tensor.dtype}"
+    dtype = _check_tensor(op, name, tensor).dtype
+    if dtype not in {torch.int64, torch.int32}:
+        message = f"{op}: {name} must be int64 or int32, got {dtype}"
         raise DtypeError(message)
 
 
@@ -116,18 +122,11 @@ def check_like(
         DtypeError: One has another dtype, or is no tensor at all.
     """
     first_name, like = first
-    for name, tensor in others:
-        if tensor is None:
+    for name, value in others:
+        if value is None:
             continue
-        if not isinstance(tensor, torch.Tensor):
-            message = f"{op}: {name} must be a tensor, got {type(tensor).__name__}"
-            raise DtypeError(message)
-        if tensor.device != like.device:
-            message = (
-                f"{op}: {name} must be on the device of {first_name}, {like.device}, "
-                f"got {tensor.device}; move one of them"
-            )
-            raise DeviceError(message)
+        tensor = _check_tensor(op, name, value)
+        check_device(op, name, tensor, first)
         if float32_allowed and tensor.dtype == torch.float32:
             continue
         if tensor.dtype != like.dtype:
@@ -137,6 +136,27 @@ def check_like(
                 f"{also}, got {tensor.dtype}; convert one of them"
             )
             raise DtypeError(message)
+
+
+def check_device(op: str, name: str, tensor: Tensor, first: tuple[str, Tensor]) -> None:
+    """Raises unless a tensor lies on the device of another.
+
+    Args:
+        op: The op's name.
+        name: The tensor's name.
+        tensor: The tensor.
+        first: Name and tensor of the other one.
+
+    Raises:
+        DeviceError: It lies elsewhere.
+    """
+    first_name, like = first
+    if tensor.device != like.device:
+        message = (
+            f"{op}: {name} must be on the device of {first_name}, {like.device}, got "
+            f"{tensor.device}; move one of them"
+        )
+        raise DeviceError(message)
 
 
 def check_shape(
@@ -188,6 +208,18 @@ def check_at_least(op: str, name: str, value: float, least: float) -> None:
     check_number(op, name, value)
     if not value >= least:
         message = f"{op}: {name} must be >= {least:g}, got {value}"
+        raise OptionError(message)
+
+
+def check_positive(op: str, name: str, value: float) -> None:
+    """Raises unless a number is finite and more than zero.
+
+    Raises:
+        OptionError: It is not, or no number.
+    """
+    check_number(op, name, value)
+    if not 0.0 < value < math.inf:
+        message = f"{op}: {name} must be a finite number > 0, got {value}"
         raise OptionError(message)
 
 

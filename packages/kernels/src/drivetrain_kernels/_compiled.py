@@ -1,4 +1,4 @@
-"""The compiled form of an op: its reference, through `torch.compile`."""
+"""Compiled form of an op: its reference, through `torch.compile`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain_kernels._dispatch import Implementation, only_on_a_gpu
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["compiled"]
+__all__ = ["compiled", "compiled_form"]
+
+
+def compiled_form(reference: Callable[..., Any]) -> Implementation[Any]:
+    """Returns the entry of an op's compiled reference, which "auto" takes on a GPU.
+
+    Args:
+        reference: The op in torch's operators.
+    """
+    return Implementation(
+        name="compiled",
+        call=compiled(reference),
+        automatic=only_on_a_gpu,
+        because="one kernel made by torch.compile",
+    )
 
 
 def compiled(reference: Callable[..., Any]) -> Callable[..., Any]:

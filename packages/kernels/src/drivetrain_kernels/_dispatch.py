@@ -1,4 +1,4 @@
-"""Which implementation of an op runs, and why: the table that each op fills.
+"""Dispatch of an op to one of its implementations: the table that each op fills.
 
 An op lists its implementations in order of preference; the last is its reference in
 torch's operators, which takes every call. `impl="auto"` takes the first that neither
@@ -17,9 +17,22 @@ from drivetrain_kernels._errors import ImplementationError, ImplementationNameEr
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Implementation", "Op", "Selection", "always", "only_on_a_gpu"]
+__all__ = [
+    "Example",
+    "Implementation",
+    "Op",
+    "Selection",
+    "always",
+    "not_interpreted",
+    "only_on_a_gpu",
+    "reference_form",
+    "triton_form",
+]
 
 _FactsT = TypeVar("_FactsT")
+
+Example = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a call: those by position, those by name."""
 
 
 def always(facts: object) -> str | None:
@@ -43,6 +56,15 @@ def only_on_a_gpu(facts: Any) -> str | None:
     return f"is made for a GPU, the tensors are on {facts.device}"
 
 
+def not_interpreted(facts: Any) -> str | None:
+    """Says why "auto" does not take Triton's interpreter, or None on a GPU.
+
+    Args:
+        facts: Those of the call, with the type of the device as `device`.
+    """
+    return "is only interpreted on a CPU" if facts.device == "cpu" else None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Implementation(Generic[_FactsT]):
     """One way to compute an op.
@@ -62,6 +84,37 @@ class Implementation(Generic[_FactsT]):
     refuse: Callable[[_FactsT], str | None] = always
     automatic: Callable[[_FactsT], str | None] = always
     because: str
+
+
+def reference_form(
+    call: Callable[..., Any], because: str = "it takes every call"
+) -> Implementation[Any]:
+    """Returns the entry of an op's reference.
+
+    Args:
+        call: Computes the op in torch's operators.
+        because: Why it is the last.
+    """
+    return Implementation(name="reference", call=call, because=because)
+
+
+def triton_form(
+    call: Callable[..., Any], *, refuse: Callable[[Any], str | None], because: str
+) -> Implementation[Any]:
+    """Returns the entry of an op's Triton kernels, which "auto" takes on a GPU.
+
+    Args:
+        call: Runs the kernels.
+        refuse: See `Implementation`.
+        because: Likewise.
+    """
+    return Implementation(
+        name="triton",
+        call=call,
+        refuse=refuse,
+        automatic=only_on_a_gpu,
+        because=because,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,9 +147,7 @@ class Op(Generic[_FactsT]):
     name: str
     implementations: tuple[Implementation[_FactsT], ...]
     facts: Callable[..., _FactsT]
-    example: Callable[
-        [torch.device, torch.dtype], tuple[tuple[Any, ...], dict[str, Any]]
-    ]
+    example: Callable[[torch.device, torch.dtype], Example]
 
     def choose(self, facts: _FactsT, impl: str = "auto") -> Selection:
         """Returns the implementation for a call.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import functools
 
 import torch
 from torch import Tensor, nn
 
+from drivetrain_kernels._modules import linear_weight
 from drivetrain_kernels.ops._moe import MoEResult, moe
 
 __all__ = ["MoE"]
@@ -54,13 +55,7 @@ class MoE(nn.Module):
         self.scores = scores
         self.capacity = capacity
         self.impl = impl
-
-        def weight(*shape: int) -> nn.Parameter:
-            # As torch.nn.Linear starts.
-            bound = 1 / math.sqrt(shape[-1])
-            start = torch.empty(shape, device=device, dtype=dtype)
-            return nn.Parameter(start.uniform_(-bound, bound))
-
+        weight = functools.partial(linear_weight, device=device, dtype=dtype)
         self.router = weight(num_experts, width)
         self.w_gate = weight(num_experts, inner, width)
         self.w_up = weight(num_experts, inner, width)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,32 @@ from drivetrain_kernels.ops._rope import rope
 from drivetrain_kernels.ops._rope_tables import counted_tables
 from drivetrain_kernels.ops._swiglu import swiglu
 
-__all__ = ["GEGLU", "AddRMSNorm", "LayerNorm", "RMSNorm", "RotaryEmbedding", "SwiGLU"]
+__all__ = [
+    "GEGLU",
+    "AddRMSNorm",
+    "LayerNorm",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "SwiGLU",
+    "linear_weight",
+]
+
+
+def linear_weight(
+    *shape: int,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> nn.Parameter:
+    """Returns matrices that start as those of `torch.nn.Linear` do.
+
+    Args:
+        *shape: That of the matrices; the last dimension is what they multiply.
+        device: Where they lie.
+        dtype: Theirs.
+    """
+    bound = 1 / math.sqrt(shape[-1])
+    start = torch.empty(shape, device=device, dtype=dtype)
+    return nn.Parameter(start.uniform_(-bound, bound))
 
 
 class RMSNorm(nn.Module):

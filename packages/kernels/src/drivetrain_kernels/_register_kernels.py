@@ -1,9 +1,10 @@
-"""This package's kernels as an optimization: modules replaced by fused ops."""
+"""Kernels optimization: modules of a model replaced by fused ops."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import drivetrain_kernels
 from drivetrain_core import (
     BaseOptimization,
     Code,
@@ -67,9 +68,10 @@ class KernelsOptimization(BaseOptimization):
         named = [kind for kind, impl in config.items() if impl == "triton"]
         if not named:
             return Ok()
-        from drivetrain_kernels._available import triton_missing
+        # Loading this module must not import torch, which that one needs.
+        from drivetrain_kernels import _available
 
-        missing = triton_missing(context.device.type)
+        missing = _available.triton_missing(context.device.type)
         if missing is None:
             return Ok()
         return Reject(
@@ -80,7 +82,5 @@ class KernelsOptimization(BaseOptimization):
 
     def apply(self, state: TrainingState, config: Config) -> None:
         """Replaces the modules, in place."""
-        from drivetrain_kernels.replacement._replace import replace
-
         plan = {kind: str(impl) for kind, impl in config.items() if impl != _LEAVE}
-        replace(state.module, plan)
+        drivetrain_kernels.replace(state.module, plan)

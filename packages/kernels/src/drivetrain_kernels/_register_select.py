@@ -1,10 +1,9 @@
-"""The compile selector as an optimization: what a plan may say, and how it applies."""
+"""Compile-selector optimization: what a plan may say, and how it is applied."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drivetrain_core import (
     BaseOptimization,
@@ -18,11 +17,10 @@ from drivetrain_core import (
     Reject,
     Slot,
 )
+from drivetrain_kernels._errors import SelectionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from torch import nn
 
     from drivetrain_core import Choice, Context, TrainingState
 
@@ -94,34 +92,19 @@ class CompileSelectOptimization(BaseOptimization):
 
     def apply(self, state: TrainingState, config: Config) -> None:
         """Compiles in place, and writes an automatic choice into the state."""
-        from drivetrain_kernels.selector._install import install
+        # Loading this module must not import torch, which that one needs.
+        from drivetrain_kernels.selector import _install
 
         if config["choice"] != _AUTO:
-            install(state.module, str(config["choice"]))
+            _install.install(state.module, str(config["choice"]))
             return
-        chosen = self._selected(state, config)
-        state.choices = tuple(
-            dataclasses.replace(c, config={**c.config, "choice": chosen})
-            if c.name == self.name
-            else c
-            for c in state.choices
-        )
-
-    def _selected(self, state: TrainingState, config: Config) -> str:
-        from drivetrain_kernels._errors import SelectionError
-        from drivetrain_kernels.selector._first_batch import first_batch
-        from drivetrain_kernels.selector._select import select
-
         names = [name for name in _CHOICES if name not in {_AUTO, "eager", "dynamic"}]
         if state.device.type != "cuda":
             names = ["block", "default"]
+        budget_s = float(str(config["budget_s"]))
         try:
-            selected = select(
-                state.module,
-                [first_batch(state.loader, state.device)],
-                budget_s=float(str(config["budget_s"])),
-                candidates=names,
-                step=_step_of(state.module),
+            chosen = _install.install_fastest(
+                state.module, state.loader, state.device, names, budget_s
             )
         except SelectionError as error:
             raise PlanError(
@@ -130,21 +113,9 @@ class CompileSelectOptimization(BaseOptimization):
                 because=str(error),
                 fix="name a choice instead of auto",
             ) from error
-        return selected.choice
-
-
-def _step_of(module: nn.Module) -> Any:
-    """Returns a step that calls a model as its batch suggests, as core's loop does."""
-    from drivetrain_kernels.selector._workload import Workload
-
-    own = Workload(module, [()])
-
-    def step(model: Any, batch: Any) -> Any:
-        inputs = batch
-        if isinstance(batch, tuple | list):
-            inputs = (batch[0],)
-        elif not isinstance(batch, Mapping):
-            inputs = (batch,)
-        return own.loss(model, inputs)
-
-    return step
+        state.choices = tuple(
+            dataclasses.replace(c, config={**c.config, "choice": chosen})
+            if c.name == self.name
+            else c
+            for c in state.choices
+        )

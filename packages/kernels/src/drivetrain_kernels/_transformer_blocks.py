@@ -6,7 +6,7 @@ different functions, and a model trained as one is not the other.
 
 from __future__ import annotations
 
-import math
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from drivetrain_kernels._errors import OptionError
-from drivetrain_kernels._modules import AddRMSNorm, RMSNorm
+from drivetrain_kernels._modules import AddRMSNorm, RMSNorm, linear_weight
 from drivetrain_kernels.ops._attention import attention
 from drivetrain_kernels.ops._parallel_block import added_product, parallel_block
 from drivetrain_kernels.ops._rope import rope
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["ParallelBlock", "SerialBlock"]
+
+_OPTIONS = ("num_heads", "num_kv_heads", "inner", "window", "rope_base", "eps")
 
 
 class _Block(nn.Module):
@@ -61,14 +63,21 @@ class _Block(nn.Module):
     @property
     def options(self) -> dict[str, Any]:
         """The arguments that make a block of the same sizes."""
-        return {
-            "num_heads": self.num_heads,
-            "num_kv_heads": self.num_kv_heads,
-            "inner": self.inner,
-            "window": self.window,
-            "rope_base": self.rope_base,
-            "eps": self.eps,
-        }
+        return {name: getattr(self, name) for name in _OPTIONS}
+
+    def parts(self) -> dict[str, Tensor]:
+        """Returns the matrices by name, as views: q, k, v, gate, up, o and down."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def load_parts(self, parts: Mapping[str, Tensor]) -> None:
+        """Copies matrices into this block.
+
+        Args:
+            parts: What `parts` of a block of the same sizes returns.
+        """
+        for name, mine in self.parts().items():
+            mine.copy_(parts[name])
 
     @property
     def _in_widths(self) -> dict[str, int]:
@@ -134,9 +143,9 @@ class ParallelBlock(_Block):
         )
         self.impl = impl
         self.norm = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
-        rows = sum(self._in_widths.values())
-        self.w_in = _weight(rows, width, device, dtype)
-        self.w_out = _weight(width, width + self.inner, device, dtype)
+        weight = functools.partial(linear_weight, device=device, dtype=dtype)
+        self.w_in = weight(sum(self._in_widths.values()), width)
+        self.w_out = weight(width, width + self.inner)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the block's result.
@@ -169,16 +178,6 @@ class ParallelBlock(_Block):
         )
         o, down = self.w_out.detach().split_with_sizes([self.width, self.inner], 1)
         return {**found, "o": o, "down": down}
-
-    @torch.no_grad()
-    def load_parts(self, parts: Mapping[str, Tensor]) -> None:
-        """Copies matrices into this block.
-
-        Args:
-            parts: What `parts` of a block of the same sizes returns.
-        """
-        for name, mine in self.parts().items():
-            mine.copy_(parts[name])
 
 
 class SerialBlock(_Block):
@@ -217,11 +216,11 @@ class SerialBlock(_Block):
         widths = self._in_widths
         self.norm = RMSNorm(width, eps=eps, device=device, dtype=dtype)
         self.mlp_norm = AddRMSNorm(width, eps=eps, device=device, dtype=dtype)
-        rows = widths["q"] + 2 * widths["k"]
-        self.w_qkv = _weight(rows, width, device, dtype)
-        self.w_o = _weight(width, width, device, dtype)
-        self.w_gate_up = _weight(2 * self.inner, width, device, dtype)
-        self.w_down = _weight(width, self.inner, device, dtype)
+        weight = functools.partial(linear_weight, device=device, dtype=dtype)
+        self.w_qkv = weight(widths["q"] + 2 * widths["k"], width)
+        self.w_o = weight(width, width)
+        self.w_gate_up = weight(2 * self.inner, width)
+        self.w_down = weight(width, self.inner)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the block's result.
@@ -255,25 +254,3 @@ class SerialBlock(_Block):
         gate, up = self.w_gate_up.detach().chunk(2)
         o, down = self.w_o.detach(), self.w_down.detach()
         return {"q": q, "k": k, "v": v, "gate": gate, "up": up, "o": o, "down": down}
-
-    @torch.no_grad()
-    def load_parts(self, parts: Mapping[str, Tensor]) -> None:
-        """Copies matrices into this block.
-
-        Args:
-            parts: What `parts` of a block of the same sizes returns.
-        """
-        for name, mine in self.parts().items():
-            mine.copy_(parts[name])
-
-
-def _weight(
-    rows: int,
-    columns: int,
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
-) -> nn.Parameter:
-    """Returns a matrix that starts as torch.nn.Linear's does."""
-    bound = 1 / math.sqrt(columns)
-    start = torch.empty(rows, columns, device=device, dtype=dtype)
-    return nn.Parameter(start.uniform_(-bound, bound))

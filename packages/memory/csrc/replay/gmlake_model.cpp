@@ -38,7 +38,7 @@ void GmlakeModel::Runs::take(Chunk chunk) {
   }
 }
 
-void GmlakeModel::Runs::give(Chunk chunk) {
+void GmlakeModel::Runs::release(Chunk chunk) {
   Chunk first = chunk;
   std::uint64_t count = 1;
   const auto after = by_place.find(chunk + 1);
@@ -236,7 +236,7 @@ void GmlakeModel::mark(Pool& pool, const std::vector<Chunk>& chunks, bool busy) 
     if (busy) {
       pool.free.take(chunk);
     } else {
-      pool.free.give(chunk);
+      pool.free.release(chunk);
     }
     const auto views = views_.find(chunk);
     if (views != views_.end()) {

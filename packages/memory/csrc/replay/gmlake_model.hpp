@@ -51,7 +51,7 @@ class GmlakeModel : public Subject {
     void insert(Chunk first, std::uint64_t count);
     void erase(Chunk first);
     void take(Chunk chunk);
-    void give(Chunk chunk);
+    void release(Chunk chunk);
   };
 
   struct Pool {

@@ -74,35 +74,27 @@ __all__ = [
     "validate",
 ]
 
-_HOMES = {
-    "__version__": "_version",
-    "Comparison": "_compare",
-    "Recorder": "trace._record",
-    "Replayed": "_replay",
-    "Stats": "_stats",
-    "Trace": "trace._format",
-    "Validation": "_validate",
-    "compare": "_compare",
-    "enable": "_enable",
-    "from_snapshot": "trace._snapshot",
-    "is_enabled": "_enable",
-    "keep_history": "_snapshot",
-    "largest_batch": "_replay",
-    "load_snapshot": "trace._snapshot",
-    "plot_snapshot": "_plot",
-    "plot_trace": "_plot",
-    "pool": "_enable",
-    "record": "trace._record",
-    "replay": "_replay",
-    "save_snapshot": "_snapshot",
-    "scalable": "trace._batch",
-    "segment_events": "_replay",
-    "smallest_capacity": "_replay",
-    "snapshot": "_snapshot",
-    "snapshot_at_peak": "_snapshot",
-    "stats": "_stats",
-    "validate": "_validate",
+_MODULES = {
+    "_compare": ("Comparison", "compare"),
+    "_enable": ("enable", "is_enabled", "pool"),
+    "_plot": ("plot_snapshot", "plot_trace"),
+    "_replay": (
+        "Replayed",
+        "largest_batch",
+        "replay",
+        "segment_events",
+        "smallest_capacity",
+    ),
+    "_snapshot": ("keep_history", "save_snapshot", "snapshot", "snapshot_at_peak"),
+    "_stats": ("Stats", "stats"),
+    "_validate": ("Validation", "validate"),
+    "_version": ("__version__",),
+    "trace._batch": ("scalable",),
+    "trace._format": ("Trace",),
+    "trace._record": ("Recorder", "record"),
+    "trace._snapshot": ("from_snapshot", "load_snapshot"),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import drivetrain_memory
 from drivetrain_core import (
     BaseOptimization,
     Code,
@@ -70,17 +71,14 @@ class VirtualMemoryOptimization(BaseOptimization):
     def apply(self, state: TrainingState, config: Config) -> None:
         """Makes it PyTorch's allocator, unless it is."""
         del state
-        from drivetrain_memory._enable import enable, is_enabled
-
-        if not is_enabled():
+        if not drivetrain_memory.is_enabled():
             given = config["headroom"]
-            enable(headroom=None if given is None else float(str(given)))
+            headroom = None if given is None else float(str(given))
+            drivetrain_memory.enable(headroom=headroom)
 
 
 def _comes_too_late() -> bool:
     import torch
 
-    from drivetrain_memory._enable import is_enabled
-
     in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return in_use and not is_enabled()
+    return in_use and not drivetrain_memory.is_enabled()

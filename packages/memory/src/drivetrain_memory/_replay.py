@@ -50,19 +50,19 @@ _MOST_OF_LIVE = 4
 _MOST_BESIDE_LIVE = 64 * _MIB
 
 
+_COUNTS = (
+    "peak_live_bytes",
+    "peak_reserved_bytes",
+    "remapped_bytes",
+    "driver_calls",
+    "flushes",
+    "stream_waits",
+)
+
+
 class _Replayed(ctypes.Structure):
     _fields_ = tuple(
-        (name, ctypes.c_uint64)
-        for name in (
-            "served",
-            "peak_live_bytes",
-            "peak_reserved_bytes",
-            "remapped_bytes",
-            "driver_calls",
-            "flushes",
-            "stream_waits",
-            "num_segment_events",
-        )
+        (name, ctypes.c_uint64) for name in ("served", *_COUNTS, "num_segment_events")
     )
 
 
@@ -123,13 +123,8 @@ def replay(
     found, calls, _ = _play(trace, model, capacity_bytes, headroom, 0)
     return Replayed(
         finished=found.served == len(trace.events),
-        peak_live_bytes=found.peak_live_bytes,
-        peak_reserved_bytes=found.peak_reserved_bytes,
-        remapped_bytes=found.remapped_bytes,
-        driver_calls=found.driver_calls,
-        flushes=found.flushes,
-        stream_waits=found.stream_waits,
         calls_by_step=tuple(calls),
+        **{name: getattr(found, name) for name in _COUNTS},
     )
 
 

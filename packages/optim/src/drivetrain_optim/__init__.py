@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core.lazy import load_export as _load_export
-from drivetrain_optim._agd_options import DELTA_PRESETS
+from drivetrain_core.moved import forward_modules as _forward_modules
 from drivetrain_optim._errors import (
     GraphCaptureError,
     HyperparameterError,
@@ -17,13 +17,14 @@ from drivetrain_optim._errors import (
     StepOrderError,
     UnsupportedTensorError,
 )
+from drivetrain_optim.algorithms._agd_options import DELTA_PRESETS
 
 if TYPE_CHECKING:
-    from drivetrain_optim._agd import AGD
     from drivetrain_optim._explain import Explanation, PathUse, explain
-    from drivetrain_optim._lamb import LAMB
     from drivetrain_optim._version import __version__
-    from drivetrain_optim._wsam import WSAM
+    from drivetrain_optim.algorithms._agd import AGD
+    from drivetrain_optim.algorithms._lamb import LAMB
+    from drivetrain_optim.wsam._wsam import WSAM
 
 __all__ = [
     "AGD",
@@ -44,9 +45,9 @@ __all__ = [
 
 _HOMES = {
     "__version__": "_version",
-    "AGD": "_agd",
-    "LAMB": "_lamb",
-    "WSAM": "_wsam",
+    "AGD": "algorithms._agd",
+    "LAMB": "algorithms._lamb",
+    "WSAM": "wsam._wsam",
     "Explanation": "_explain",
     "PathUse": "_explain",
     "explain": "_explain",
@@ -61,3 +62,14 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """Returns the public names."""
     return list(__all__)
+
+
+# Optimizers that were pickled whole name the modules of their classes.
+_forward_modules(
+    {
+        "drivetrain_optim._agd": "drivetrain_optim.algorithms._agd",
+        "drivetrain_optim._lamb": "drivetrain_optim.algorithms._lamb",
+        "drivetrain_optim._wsam": "drivetrain_optim.wsam._wsam",
+        "drivetrain_optim._wsam_groups": "drivetrain_optim.wsam._groups",
+    }
+)

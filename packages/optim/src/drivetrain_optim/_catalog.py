@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from drivetrain_optim._agd_options import AGD_OPTIONS
-from drivetrain_optim._lamb_options import LAMB_OPTIONS
-from drivetrain_optim._wsam_options import WSAM_OPTIONS
+from drivetrain_optim.algorithms._agd_options import AGD_OPTIONS
+from drivetrain_optim.algorithms._lamb_options import LAMB_OPTIONS
+from drivetrain_optim.wsam._options import WSAM_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from drivetrain_optim._options import Rule
+    from drivetrain_optim.checks._options import Rule
 
 __all__ = ["OPTIMIZERS", "Description"]
 

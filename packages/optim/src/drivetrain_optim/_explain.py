@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from drivetrain_optim import _native
-from drivetrain_optim._batched import BatchedOptimizer
-from drivetrain_optim._layout import choice_for
-from drivetrain_optim._paths import PATHS
-from drivetrain_optim._state import local_part
-from drivetrain_optim._wsam import WSAM
+from drivetrain_optim.batched._batched import BatchedOptimizer
+from drivetrain_optim.batched._layout import choice_for
+from drivetrain_optim.batched._paths import PATHS
+from drivetrain_optim.batched._state import local_part
+from drivetrain_optim.fused import _native
+from drivetrain_optim.wsam._wsam import WSAM
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -1,4 +1,4 @@
-"""The optimizers as optimizations: what a plan may say, and how it is applied."""
+"""Optimizer optimizations: what a plan may say of AGD, LAMB and WSAM, and how it is applied."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import drivetrain_optim
 from drivetrain_core import (
     BaseOptimization,
     Code,
@@ -17,11 +18,11 @@ from drivetrain_core import (
     Reject,
     Slot,
 )
-from drivetrain_optim._agd_options import AGD_OPTIONS
 from drivetrain_optim._errors import HyperparameterError
-from drivetrain_optim._lamb_options import LAMB_OPTIONS, LAMB_PRESETS
-from drivetrain_optim._options import checked
-from drivetrain_optim._wsam_options import WSAM_OPTIONS
+from drivetrain_optim.algorithms._agd_options import AGD_OPTIONS
+from drivetrain_optim.algorithms._lamb_options import LAMB_OPTIONS, LAMB_PRESETS
+from drivetrain_optim.checks._options import checked
+from drivetrain_optim.wsam._options import WSAM_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from drivetrain_core import Choice, Config, Context, TrainingState
-    from drivetrain_optim._options import Rule
+    from drivetrain_optim.checks._options import Rule
 
 __all__ = ["AgdOptimization", "LambOptimization", "WsamOptimization"]
 
@@ -143,9 +144,7 @@ class AgdOptimization(_Replacement):
     def _build(
         self, groups: list[dict[str, Any]], options: dict[str, Any]
     ) -> torch.optim.Optimizer:
-        from drivetrain_optim._agd import AGD
-
-        return AGD(groups, **options)
+        return drivetrain_optim.AGD(groups, **options)
 
 
 class LambOptimization(_Replacement):
@@ -171,10 +170,10 @@ class LambOptimization(_Replacement):
     def _build(
         self, groups: list[dict[str, Any]], options: dict[str, Any]
     ) -> torch.optim.Optimizer:
-        from drivetrain_optim._lamb import LAMB
-
         given = {k: v for k, v in options.items() if k != "preset" and v is not None}
-        return LAMB(groups, **{**LAMB_PRESETS[options["preset"]], **given})
+        return drivetrain_optim.LAMB(
+            groups, **{**LAMB_PRESETS[options["preset"]], **given}
+        )
 
 
 class WsamOptimization(_OptimizerOptimization):
@@ -224,8 +223,6 @@ class WsamOptimization(_OptimizerOptimization):
         module = state.module
 
         def wrap(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-            from drivetrain_optim._wsam import WSAM
-
-            return WSAM(optimizer, model=module, **options)
+            return drivetrain_optim.WSAM(optimizer, model=module, **options)
 
         state.wrap_optimizer(wrap)

@@ -96,23 +96,12 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _as_json(name: str, one: Description) -> dict[str, object]:
+    shown = ("default", "allowed", "meaning")
     options = {
-        option: {
-            "default": rule.default,
-            "allowed": rule.allowed,
-            "meaning": rule.meaning,
-        }
+        option: {field: getattr(rule, field) for field in shown}
         for option, rule in one.options.items()
     }
-    return {
-        "name": name,
-        "line": one.line,
-        "paths": one.paths,
-        "equations": one.equations,
-        "symbols": one.symbols,
-        "paper": one.paper,
-        "options": options,
-    }
+    return {"name": name, **one._asdict(), "options": options}
 
 
 def _page(name: str, one: Description) -> str:

@@ -1,1 +1,1 @@
-"""Where checkpoints are kept: a POSIX folder, or anything that fsspec reaches."""
+"""Storage of checkpoints: a POSIX folder, or anything that fsspec reaches."""

@@ -1,4 +1,4 @@
-"""Opens the storage that a path or an URL names."""
+"""Paths and URLs of storages, and how they are resolved and opened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._storage.protocol import Storage
 
-__all__ = ["open_storage", "place_of", "resolve"]
+__all__ = ["child_url", "open_parent", "open_storage", "resolve"]
 
 
 _MOST_NAME_BYTES = 255
@@ -46,7 +46,7 @@ def resolve(place: str | os.PathLike[str]) -> str:
         return _checked(str(Path(text).expanduser().resolve()))
 
 
-def place_of(url: str, under: str) -> str:
+def child_url(url: str, under: str) -> str:
     """Returns the place of a folder in another.
 
     Args:
@@ -58,7 +58,7 @@ def place_of(url: str, under: str) -> str:
         ValueError: It is no name.
 
     Example:
-        >>> place_of("s3://bucket/run", "best.ckpt"), place_of("/run", "")
+        >>> child_url("s3://bucket/run", "best.ckpt"), child_url("/run", "")
         ('s3://bucket/run/best.ckpt', '/run')
     """
     if "/" in under or under in {".", ".."}:
@@ -81,6 +81,14 @@ def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
     if "://" in url:
         return RemoteStorage(url, options)
     return PosixStorage(Path(url))
+
+
+def open_parent(
+    url: str, options: Mapping[str, Any] | None = None
+) -> tuple[Storage, str]:
+    """Returns the storage that a checkpoint's folder is in, and its name there."""
+    parent, _, name = url.rpartition("/")
+    return open_storage(parent or "/", options), name
 
 
 def _checked(path: str) -> str:

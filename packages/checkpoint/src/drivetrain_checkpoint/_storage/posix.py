@@ -1,4 +1,4 @@
-"""Checkpoints in a folder of a POSIX file system: written durably, committed at once.
+"""POSIX storage: checkpoints in a folder of a file system, committed by one rename.
 
 The files of a save are written and synced first; the rename of the root manifest into
 place, in a folder that is synced after it, is the one moment from which on the checkpoint
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain_checkpoint import _native
 from drivetrain_checkpoint._errors import CorruptCheckpointError
+from drivetrain_checkpoint._storage.atomic_write import sync_folder
 from drivetrain_checkpoint._storage.protocol import (
     Storage,
     as_storage_error,
@@ -81,12 +82,12 @@ class PosixStorage(Storage):
         with as_storage_error("commit", path):
             _write_synced(temporary, content)
             # All other files are durable by name before the one that vouches for them.
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
             temporary.rename(path)
             try:
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
                 # A process that died may have made the folder, and not synced it.
-                _sync_folder(self.root)
+                sync_folder(self.root)
             except OSError:
                 # What is reported as failed must not be found as a checkpoint.
                 with contextlib.suppress(OSError):
@@ -101,24 +102,19 @@ class PosixStorage(Storage):
             return []
 
     def files(self, name: str) -> dict[str, int]:
-        found = {}
-        with contextlib.suppress(FileNotFoundError):
-            for entry in os.scandir(self.root / name):
-                with contextlib.suppress(FileNotFoundError):
-                    found[entry.name] = entry.stat().st_size
-        return found
+        return {file: stat.st_size for file, stat in self._stats(name).items()}
 
     def exists(self, name: str, file: str) -> bool:
         return (self.root / name / file).exists()
 
-    def settle(self, name: str, file: str) -> bool:
+    def ensure_durable(self, name: str, file: str) -> bool:
         """Syncs the folders of a file that is there."""
         path = self.root / name / file
         if not path.exists():
             return False
         with as_storage_error("sync", path.parent):
-            _sync_folder(path.parent)
-            _sync_folder(self.root)
+            sync_folder(path.parent)
+            sync_folder(self.root)
         return True
 
     def read(self, name: str, file: str) -> bytes:
@@ -137,21 +133,17 @@ class PosixStorage(Storage):
     ) -> None:
         """Reads on several threads."""
         path = self.root / name / file
-        with as_storage_error("read", path, may_miss=True):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                _native.read_file(fd, address, size_bytes, at, _READERS)
-            finally:
-                os.close(fd)
+        with (
+            as_storage_error("read", path, may_miss=True),
+            path.open("rb", buffering=0) as stream,
+        ):
+            _native.read_file(stream.fileno(), address, size_bytes, at, _READERS)
 
     def changed_s(self, name: str) -> float:
-        times = [0.0]
+        times = [stat.st_mtime for stat in self._stats(name).values()]
         with contextlib.suppress(FileNotFoundError):
             times.append((self.root / name).stat().st_mtime)
-            for entry in os.scandir(self.root / name):
-                with contextlib.suppress(FileNotFoundError):
-                    times.append(entry.stat().st_mtime)
-        return max(times)
+        return max(times, default=0.0)
 
     def remove(self, name: str, last: str) -> None:
         path = self.root / name
@@ -161,9 +153,18 @@ class PosixStorage(Storage):
                 return
             with contextlib.suppress(FileNotFoundError):
                 (path / last).unlink()
-                _sync_folder(path)
+                sync_folder(path)
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(path)
+
+    def _stats(self, name: str) -> dict[str, os.stat_result]:
+        """Returns what the file system knows of the files of a folder."""
+        found = {}
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self.root / name):
+                with contextlib.suppress(FileNotFoundError):
+                    found[entry.name] = entry.stat()
+        return found
 
     def _folder(self, name: str) -> Path:
         """Returns the folder of a save, made durably; it may be there already."""
@@ -183,7 +184,7 @@ def _make_synced(path: Path) -> None:
         _make_synced(path.parent)
     with contextlib.suppress(FileExistsError):
         path.mkdir()
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def _create(file: Path) -> int:
@@ -203,14 +204,6 @@ def _write_synced(file: Path, content: bytes) -> None:
         done = 0
         while done < len(content):
             done += os.write(fd, content[done:])
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""What a storage does for checkpoints.
+"""Storage protocol: folders of saves, written durably and committed at once.
 
 Each save has a folder of its own, named after its step and id. A storage knows nothing
 of what lies in a folder but for the root manifest, whose appearance commits the save.
@@ -77,7 +77,7 @@ class Storage(Protocol):
         """Whether a file is there."""
         ...
 
-    def settle(self, name: str, file: str) -> bool:
+    def ensure_durable(self, name: str, file: str) -> bool:
         """Makes durable what another process may have committed.
 
         It is asked by a daemon that has taken the place of another, and by handles.
@@ -127,7 +127,11 @@ def parse_name(name: str) -> SaveName | None:
 
 @contextlib.contextmanager
 def as_storage_error(
-    action: str, what: object, *, may_miss: bool = False
+    action: str,
+    what: object,
+    *,
+    may_miss: bool = False,
+    errors: type[Exception] = OSError,
 ) -> Iterator[None]:
     """Raises errors of the operating system as `StorageError`, with what was done.
 
@@ -135,15 +139,17 @@ def as_storage_error(
         action: What is done.
         what: What it is done to.
         may_miss: Whether a file that is not there stays a `FileNotFoundError`.
+        errors: The errors that are raised so.
     """
     try:
         yield
     except CheckpointError:
         raise
-    except OSError as error:
+    except errors as error:
         if may_miss and isinstance(error, FileNotFoundError):
             raise
-        message = f"cannot {action} {what}: {error.strerror or error}"
+        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        message = f"cannot {action} {what}: {said}"
         found = StorageError(message)
-        found.errno = error.errno
+        found.errno = getattr(error, "errno", None)
         raise found from error

@@ -1,4 +1,4 @@
-"""Checkpoints in whatever fsspec reaches: object stores, HDFS, SFTP.
+"""Remote storage: checkpoints in what fsspec reaches, such as object stores and HDFS.
 
 Objects appear whole when they have been sent, so that the root manifest, sent last,
 commits the save. File systems that show a file while it is being written get it under
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint import _native
 from drivetrain_checkpoint._errors import StorageError
-from drivetrain_checkpoint._storage.protocol import Storage, parse_name
+from drivetrain_checkpoint._storage.protocol import (
+    Storage,
+    as_storage_error,
+    parse_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,6 +33,9 @@ __all__ = ["RemoteStorage"]
 
 _RENAMING = frozenset({"arrow_hdfs", "hdfs", "webhdfs", "sftp", "ssh", "smb", "file"})
 """Protocols whose files can be seen half written."""
+
+# Each backend has errors of its own; all of them mean that the storage failed.
+_failing = functools.partial(as_storage_error, errors=Exception)
 
 _PART_BYTES = 16 << 20
 _MOST_PARTS = 10_000
@@ -76,7 +84,7 @@ class RemoteStorage(Storage):
         """Sends memory in parts: several at once to S3, else one after the other."""
         path = self._path(name, file)
         sums = _native.checksums(address, size_bytes, num_threads)
-        with self._naming("write", path):
+        with _failing("write", path):
             self._make_folder(name)
             if size_bytes > _PART_BYTES and hasattr(self._fs, "call_s3"):
                 self._write_to_s3(path, address, size_bytes, progress)
@@ -89,12 +97,10 @@ class RemoteStorage(Storage):
         return sums
 
     def write_small(self, name: str, file: str, content: bytes) -> None:
-        with self._naming("write", self._path(name, file)):
-            self._send(name, file, content)
+        self._send("write", name, file, content)
 
     def commit(self, name: str, file: str, content: bytes) -> None:
-        with self._naming("commit", self._path(name, file)):
-            self._send(name, file, content)
+        self._send("commit", name, file, content)
 
     def names(self) -> list[str]:
         return [n for n in self._list(self._root) if parse_name(n)]
@@ -104,16 +110,16 @@ class RemoteStorage(Storage):
 
     def exists(self, name: str, file: str) -> bool:
         path = self._path(name, file)
-        with self._naming("look for", path):
+        with _failing("look for", path):
             return bool(self._fs.exists(path))
 
-    def settle(self, name: str, file: str) -> bool:
+    def ensure_durable(self, name: str, file: str) -> bool:
         """Returns whether a file is there: what can be seen here is durable."""
         return self.exists(name, file)
 
     def read(self, name: str, file: str) -> bytes:
         path = self._path(name, file)
-        with self._naming("read", path, may_miss=True):
+        with _failing("read", path, may_miss=True):
             content: bytes = self._fs.cat_file(path)
             return content
 
@@ -122,7 +128,7 @@ class RemoteStorage(Storage):
     ) -> None:
         """Reads several parts at once."""
         path = self._path(name, file)
-        with self._naming("read", path, may_miss=True):
+        with _failing("read", path, may_miss=True):
             starts = range(at, at + size_bytes, _PART_BYTES)
             ends = [min(s + _PART_BYTES, at + size_bytes) for s in starts]
 
@@ -147,7 +153,7 @@ class RemoteStorage(Storage):
 
     def remove(self, name: str, last: str) -> None:
         path = self._path(name)
-        with self._naming("delete", path):
+        with _failing("delete", path):
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(f"{path}/{last}")
             with contextlib.suppress(FileNotFoundError):
@@ -156,14 +162,15 @@ class RemoteStorage(Storage):
     def _path(self, name: str, file: str = "") -> str:
         return "/".join(part for part in (self._root, name, file) if part)
 
-    def _send(self, name: str, file: str, content: bytes) -> None:
+    def _send(self, action: str, name: str, file: str, content: bytes) -> None:
         path = self._path(name, file)
-        self._make_folder(name)
-        if self._renames:
-            self._fs.pipe_file(f"{path}.tmp", content)
-            self._fs.mv(f"{path}.tmp", path)
-        else:
-            self._fs.pipe_file(path, content)
+        with _failing(action, path):
+            self._make_folder(name)
+            if self._renames:
+                self._fs.pipe_file(f"{path}.tmp", content)
+                self._fs.mv(f"{path}.tmp", path)
+            else:
+                self._fs.pipe_file(path, content)
 
     def _make_folder(self, name: str) -> None:
         """Makes a folder where there are such; an object store would make a bucket."""
@@ -172,7 +179,7 @@ class RemoteStorage(Storage):
 
     def _list(self, path: str) -> dict[str, int]:
         try:
-            with self._naming("list", path, may_miss=True):
+            with _failing("list", path, may_miss=True):
                 entries = self._fs.ls(path, detail=True)
         except FileNotFoundError:
             return {}
@@ -217,23 +224,6 @@ class RemoteStorage(Storage):
             with contextlib.suppress(Exception):
                 call("abort_multipart_upload", **where, UploadId=upload)
             raise
-
-    @contextlib.contextmanager
-    def _naming(
-        self, action: str, path: str, *, may_miss: bool = False
-    ) -> Iterator[None]:
-        try:
-            yield
-        except StorageError:
-            raise
-        # Each backend has errors of its own; all of them mean that the storage failed.
-        except Exception as error:
-            if may_miss and isinstance(error, FileNotFoundError):
-                raise
-            message = f"cannot {action} {path}: {str(error) or type(error).__name__}"
-            found = StorageError(message)
-            found.errno = getattr(error, "errno", None)
-            raise found from error
 
 
 def _check(progress: Progress) -> None:

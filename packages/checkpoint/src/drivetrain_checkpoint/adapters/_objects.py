@@ -1,4 +1,4 @@
-"""What the checkpoints of other libraries hold beside tensors and plain data."""
+"""Objects in other libraries' checkpoints that are neither tensors nor plain data."""
 
 from __future__ import annotations
 
@@ -72,32 +72,26 @@ def release(value: object, name: str, *, trusted: bool) -> Any:
     Raises:
         CheckpointError: There is a pickle, and it is not trusted.
     """
-    if isinstance(value, dict) and value.keys() == {_KEY}:
+
+    def change(leaf: object, path: str) -> object:
+        if not isinstance(leaf, dict):
+            return leaf
         if not trusted:
             message = (
-                f"{name} was saved as a pickle, which can run any code: say "
+                f"{path} was saved as a pickle, which can run any code: say "
                 "objects='pickle' if you trust the checkpoint"
             )
             raise CheckpointError(message)
-        return pickle.loads(value[_KEY])
-    if isinstance(value, dict):
-        items = {
-            k: release(v, f"{name}.{k}", trusted=trusted) for k, v in value.items()
-        }
-        return _like(value, items)
-    if isinstance(value, list | tuple):
-        parts = [
-            release(v, f"{name}.{i}", trusted=trusted) for i, v in enumerate(value)
-        ]
-        return type(value)(parts)
-    return value
+        return pickle.loads(leaf[_KEY])
+
+    return each(value, name, change)
 
 
 def each(value: object, name: str, change: Callable[[object, str], object]) -> Any:
     """Returns a tree of dicts, lists and tuples with every leaf changed.
 
     Args:
-        value: The tree. Dicts become plain or ordered ones.
+        value: The tree. Dicts become plain or ordered ones; that of a pickle is a leaf.
         name: The name of the tree, which those of its leaves begin with.
         change: Returns what takes the place of a leaf, by its name.
 
@@ -105,17 +99,13 @@ def each(value: object, name: str, change: Callable[[object, str], object]) -> A
         >>> each({"a": [1, 2], "b": (3,)}, "it", lambda leaf, path: path)
         {'a': ['it.a.0', 'it.a.1'], 'b': ('it.b.0',)}
     """
-    if isinstance(value, dict):
+    if isinstance(value, dict) and value.keys() != {_KEY}:
         items = {k: each(v, f"{name}.{k}", change) for k, v in value.items()}
-        return _like(value, items)
+        is_ordered = isinstance(value, collections.OrderedDict)
+        return collections.OrderedDict(items) if is_ordered else items
     # A named tuple is a leaf: reading it back needs its class.
     if type(value) in {list, tuple}:
         assert isinstance(value, list | tuple)
         parts = [each(v, f"{name}.{i}", change) for i, v in enumerate(value)]
         return parts if isinstance(value, list) else tuple(parts)
     return change(value, name)
-
-
-def _like(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    is_ordered = isinstance(value, collections.OrderedDict)
-    return collections.OrderedDict(items) if is_ordered else items

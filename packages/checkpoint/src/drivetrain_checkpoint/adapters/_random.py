@@ -1,4 +1,4 @@
-"""The states of random number generators, which differ from rank to rank."""
+"""States of random number generators, which differ from rank to rank."""
 
 from __future__ import annotations
 

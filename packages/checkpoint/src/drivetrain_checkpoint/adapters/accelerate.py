@@ -8,11 +8,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import torch.distributed as dist
-
 # Annotations are resolved for the reference, which needs the classes themselves.
 from drivetrain_checkpoint._checkpointer import Checkpointer  # noqa: TC001
-from drivetrain_checkpoint._handle import SaveHandle  # noqa: TC001
+from drivetrain_checkpoint._rank_group import RankGroup
+from drivetrain_checkpoint._save.handle import SaveHandle  # noqa: TC001
 from drivetrain_checkpoint.adapters._random import random_states, set_random_states
 
 try:
@@ -67,10 +66,7 @@ def save_state(
         >>> checkpointer.stop_daemon()
     """
     state = _shared(accelerator)
-    ranks: list[Any] = [_own(accelerator)]
-    if accelerator.num_processes > 1:
-        ranks = [None] * accelerator.num_processes
-        dist.all_gather_object(ranks, _own(accelerator))
+    ranks = RankGroup().all_gather(_own(accelerator))
     state[_STEP] = accelerator.step
     state[_RANKS] = {str(rank): own for rank, own in enumerate(ranks)}
     return checkpointer.save(step, state, persist=persist)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain_checkpoint._checkpointer import Checkpointer
-from drivetrain_checkpoint._manifest import ROOT_FILE
+from drivetrain_checkpoint._layout.manifest import ROOT_FILE
 from drivetrain_checkpoint._storage.open import open_storage, resolve
 from drivetrain_checkpoint.adapters._objects import Objects, each, hold, release
 from drivetrain_core import CheckpointError
@@ -28,7 +28,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from drivetrain_checkpoint._handle import SaveHandle
+    from drivetrain_checkpoint._save.handle import SaveHandle
 
 __all__ = ["TwoStageCheckpointIO"]
 
@@ -127,7 +127,7 @@ class TwoStageCheckpointIO(CheckpointIO):  # type: ignore[misc]
         step = int(checkpoint.get("global_step", 0))
         handle = self._savers[folder].save(step, {_ENTRY: state}, under=name)
         self._open.append(handle)
-        self._doomed.pop(_url(folder, name), None)
+        self._doomed.pop(resolve(path), None)
         if "://" not in folder:
             # Lightning asks whether a path is taken before storage has it.
             Path(folder, name).mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ class TwoStageCheckpointIO(CheckpointIO):  # type: ignore[misc]
         Args:
             path: Where it was saved.
         """
-        self._doomed[_url(*_split(path))] = list(self._open)
+        self._doomed[resolve(path)] = list(self._open)
         self._sweep()
 
     def teardown(self) -> None:
@@ -227,10 +227,6 @@ def _split(path: str | os.PathLike[str]) -> tuple[str, str]:
     """Returns the folder and the name of a checkpoint, where its links lead to."""
     folder, _, name = resolve(path).rpartition("/")
     return folder, name
-
-
-def _url(folder: str, name: str) -> str:
-    return f"{folder}/{name}"
 
 
 def _moved(leaf: object, device: str | torch.device) -> object:

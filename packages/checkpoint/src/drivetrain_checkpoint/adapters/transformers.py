@@ -12,9 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 import drivetrain_checkpoint  # noqa: TC001 (annotations are resolved for the reference)
+from drivetrain_checkpoint._rank_group import RankGroup
 from drivetrain_checkpoint.adapters._random import random_states, set_random_states
 
 try:
@@ -129,10 +128,7 @@ class TwoStageMixin:
             "random": random_states(),
             "trainer": json.dumps(dataclasses.asdict(trainer.state)),
         }
-        ranks: list[Any] = [own]
-        if dist.is_initialized():
-            ranks = [None] * dist.get_world_size()
-            dist.all_gather_object(ranks, own)
+        ranks = RankGroup().all_gather(own)
         state = {
             **self._parts(),
             "random": {str(rank): one["random"] for rank, one in enumerate(ranks)},
@@ -153,8 +149,7 @@ class TwoStageMixin:
         assert self._resumed is not None
         state: dict[str, Any] = {**self._parts(), "random": {}}
         self.checkpointer.restore(state, self._resumed[1])
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        self._random_states = state["random"].get(str(rank))
+        self._random_states = state["random"].get(str(RankGroup().rank))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if not self._is_ours(checkpoint):

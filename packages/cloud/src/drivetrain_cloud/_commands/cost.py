@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from drivetrain_cloud.cost import (
+    UnknownPriceError,
+    bill_of,
+    read_prices,
+    read_usage,
+    shipped_prices,
+)
 from drivetrain_cloud.spot.capacity import JobPhase, Market
-from drivetrain_core.commands import UsageError, number
+from drivetrain_core.commands import UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -17,40 +27,7 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.cost import Bill, PriceList, UsageRecord
 
-__all__ = ["naming_offer", "populate_cost_parser", "prices_of", "show_cost"]
-
-
-def populate_cost_parser(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command to its parser.
-
-    Args:
-        parser: Of the command.
-    """
-    parser.add_argument(
-        "usage",
-        metavar="FILE",
-        help="what `supervise --folder DIR` has recorded: DIR/usage.json",
-    )
-    parser.add_argument(
-        "--prices",
-        action="append",
-        metavar="FILE",
-        help="CSV or a cloud's JSON, once or more; by default an example",
-    )
-    parser.add_argument(
-        "--offer",
-        metavar="NAME",
-        help="what the prices call a node, for all of them; by default what the record does",
-    )
-    parser.add_argument(
-        "--reference-speed",
-        type=number(above=0),
-        metavar="N",
-        help="samples a second with all nodes and nothing that happens; by default as "
-        "recorded",
-    )
-    parser.add_argument("--json", action="store_true", help="JSON, for programs")
-    parser.set_defaults(run=_cost)
+__all__ = ["naming_offer", "prices_of", "run", "show_cost"]
 
 
 def prices_of(paths: Sequence[str] | None) -> PriceList:
@@ -59,8 +36,6 @@ def prices_of(paths: Sequence[str] | None) -> PriceList:
     Args:
         paths: As `--prices` were given.
     """
-    from drivetrain_cloud.cost import read_prices, shipped_prices
-
     return shipped_prices() if paths is None else read_prices(*paths)
 
 
@@ -71,8 +46,6 @@ def naming_offer() -> Iterator[None]:
     Raises:
         UsageError: A node has no price.
     """
-    from drivetrain_cloud.cost import UnknownPriceError
-
     try:
         yield
     except UnknownPriceError as error:
@@ -95,8 +68,6 @@ def show_cost(record: UsageRecord, prices: PriceList) -> None:
 
 
 def _bill(record: UsageRecord, prices: PriceList, speed: float) -> Bill:
-    from drivetrain_cloud.cost import bill_of
-
     return bill_of(
         record.usage.nodes,
         prices,
@@ -113,9 +84,8 @@ def _with_offer(record: UsageRecord, offer: str) -> UsageRecord:
     return replace(record, usage=replace(record.usage, nodes=nodes))
 
 
-def _cost(arguments: argparse.Namespace) -> int:
-    from drivetrain_cloud.cost import read_usage
-
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command and returns its exit status."""
     record = read_usage(arguments.usage)
     if arguments.offer is not None:
         record = _with_offer(record, arguments.offer)
@@ -125,7 +95,7 @@ def _cost(arguments: argparse.Namespace) -> int:
         bill = _bill(record, prices, speed)
     if arguments.json:
         plain = _plain(record, bill, prices, has_reference=bool(speed))
-        sys.stdout.write(json.dumps(plain) + "\n")
+        print(json.dumps(plain))
     else:
         _show(record, bill, prices, has_reference=bool(speed))
     return 0
@@ -194,10 +164,6 @@ def _sources(record: UsageRecord, prices: PriceList) -> list[dict[str, Any]]:
 def _show(
     record: UsageRecord, bill: Bill, prices: PriceList, *, has_reference: bool
 ) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     console = Console(highlight=False)
     table = Table(title=escape(record.job), title_justify="left", title_style="bold")
     for column in ("node", "terms", "offer", "hours", bill.currency, "on demand", ""):

@@ -20,8 +20,8 @@ from drivetrain_cloud.cost.report_plots import (
     plot_spent,
     plot_trace,
 )
-from drivetrain_core.search.report import page_style
-from drivetrain_core.search.report.svg import clean
+from drivetrain_core.drawing import page_style
+from drivetrain_core.drawing.svg import clean
 from drivetrain_core.services import write_whole
 
 if TYPE_CHECKING:

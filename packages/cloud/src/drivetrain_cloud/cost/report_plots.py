@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivetrain_cloud.cost.replay import Spent
-from drivetrain_core.search.report.svg import (
+from drivetrain_core.drawing.svg import (
     Axis,
     across,
     clean,

@@ -77,11 +77,8 @@ def changed(scenario: Scenario, name: str, factor: float) -> Scenario | None:
             shape = replace(shape, down_h=shape.down_h * factor)
         return replace(scenario, traces=shape)
     if name in {"notice_s", "start_s"}:
-        if name == "notice_s":
-            cloud = replace(scenario.cloud, notice_s=scenario.cloud.notice_s * factor)
-        else:
-            cloud = replace(scenario.cloud, start_s=scenario.cloud.start_s * factor)
-        return replace(scenario, cloud=cloud)
+        changes = {name: getattr(scenario.cloud, name) * factor}
+        return replace(scenario, cloud=replace(scenario.cloud, **changes))
     profile = scenario.profile
     value = getattr(profile, name) * factor
     if name == "save_s":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drivetrain_cloud.spot.config import AfterMaxWait, Recovery, SpotConfig
 
@@ -49,17 +49,9 @@ def usual_strategies(
     least = max(1, nodes // 2) if min_nodes is None else min_nodes
     full = SpotConfig(nodes=nodes, recovery=Recovery.WAIT_FULL, max_wait_s=math.inf)
     resize = SpotConfig(nodes=nodes, min_nodes=least, max_wait_s=math.inf)
-    full_fallback = SpotConfig(
-        nodes=nodes,
-        recovery=Recovery.WAIT_FULL,
-        max_wait_s=max_wait_s,
-        after_max_wait=AfterMaxWait.ON_DEMAND,
-    )
-    resize_fallback = SpotConfig(
-        nodes=nodes,
-        min_nodes=least,
-        max_wait_s=max_wait_s,
-        after_max_wait=AfterMaxWait.ON_DEMAND,
+    full_fallback, resize_fallback = (
+        replace(one, max_wait_s=max_wait_s, after_max_wait=AfterMaxWait.ON_DEMAND)
+        for one in (full, resize)
     )
     return (
         Strategy(

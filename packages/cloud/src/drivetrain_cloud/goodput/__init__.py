@@ -26,13 +26,7 @@ from drivetrain_cloud.goodput._modes import (
     Sign,
     usual_failures,
 )
-from drivetrain_cloud.goodput._presets import (
-    PRESETS,
-    Origin,
-    Preset,
-    Sourced,
-    preset,
-)
+from drivetrain_cloud.goodput._presets import PRESETS, Origin, Preset, Sourced, preset
 from drivetrain_cloud.goodput._profile import CheckpointPlan, RecoveryProfile
 from drivetrain_cloud.goodput._published import Case, Outcome, published_cases
 from drivetrain_cloud.goodput._simulation import Run, simulate

@@ -1,12 +1,35 @@
-"""Checks of numbers that people write."""
+"""Checks of names and numbers that people write."""
 
 from __future__ import annotations
 
+import difflib
 import math
+from typing import TYPE_CHECKING
 
 from drivetrain_core import ProgramError
 
-__all__ = ["check_number", "check_whole"]
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+__all__ = ["check_known", "check_number", "check_whole"]
+
+
+def check_known(kind: str, name: str, known: Collection[str]) -> None:
+    """Raises an error unless a name is a known one.
+
+    Args:
+        kind: Of what it is the name.
+        name: Which is checked.
+        known: All names.
+
+    Raises:
+        ProgramError: It is none of them.
+    """
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        message = f"no {kind} is called {name!r}, there are {', '.join(known)}{hint}"
+        raise ProgramError(message)
 
 
 def check_number(

@@ -104,29 +104,23 @@ def _borrowed(value: float, note: str) -> Sourced:
     return Sourced(value, Origin.BORROWED, note)
 
 
-def _assumed(value: float, note: str) -> Sourced:
-    return Sourced(value, Origin.ASSUMED, note)
-
-
 def _fitted(value: float, note: str) -> Sourced:
     return Sourced(value, Origin.FITTED, note)
 
 
-def _node_mode(name: str = "node", **rate: Any) -> FailureMode:
+def _node_mode(**rate: Any) -> FailureMode:
     """Returns a failure that takes another node, and nothing else."""
-    return FailureMode(name=name, failure_class=FailureClass.NODE_HARDWARE, **rate)
+    return FailureMode(name="node", failure_class=FailureClass.NODE_HARDWARE, **rate)
 
 
 # Meta's research clusters: all inputs are stated.
 
 
-def _rsc(
-    num_gpus: int, interval_s: float, stall_s: float, restart_s: float = 300.0
-) -> GoodputConfig:
+def _rsc(num_gpus: int, interval_s: float, stall_s: float) -> GoodputConfig:
     return GoodputConfig(
         num_nodes=num_gpus // 8,
         modes=(_node_mode(mtbf_node_h=1000 * _DAY_H / 6.5),),
-        recovery=RecoveryProfile(name="rsc", restart_s=restart_s),
+        recovery=RecoveryProfile(name="rsc", restart_s=300.0),
         checkpoint=CheckpointPlan(interval_s=interval_s, stall_s=stall_s),
     )
 
@@ -275,13 +269,8 @@ def _glm(*, is_after: bool) -> GoodputConfig:
 
 
 def _flash(*, is_after: bool) -> GoodputConfig:
-    slow = CheckpointPlan(interval_s=5400.0, stall_s=120.0)
-    return GoodputConfig(
-        num_nodes=192,
-        modes=_three_kinds(_FLASH_MTBF_H),
-        recovery=_dlrover(),
-        checkpoint=_FLASH_PLAN if is_after else slow,
-    )
+    modes = _three_kinds(_FLASH_MTBF_H)
+    return replace(_glm(is_after=is_after), modes=modes, recovery=_dlrover())
 
 
 def _ant(*, is_after: bool) -> GoodputConfig:
@@ -369,8 +358,10 @@ def published_cases() -> tuple[Case, ...]:
             is_bound=True,
             inputs={
                 "restarts": _stated(100, "over 100"),
-                "weeks": _assumed(
-                    4, "'several'; three give 88.5%, five 93.0% (simulated)"
+                "weeks": Sourced(
+                    4,
+                    Origin.ASSUMED,
+                    "'several'; three give 88.5%, five 93.0% (simulated)",
                 ),
                 **preset("megascale").recovery,
                 **preset("megascale").checkpoint,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_cloud.goodput._checks import check_known
 from drivetrain_cloud.goodput._profile import CheckpointPlan, RecoveryProfile
 from drivetrain_cloud.goodput._summary import simulate_many
 from drivetrain_core import ProgramError
@@ -73,7 +73,7 @@ def get_input(config: GoodputConfig, name: str) -> float:
     Raises:
         ProgramError: There is none of that name.
     """
-    _check_name(name)
+    check_known("input", name, input_names())
     if name == _MTBF:
         return config.mtbf_s / 3600.0
     value: float | None = getattr(_owner(config, name), name)
@@ -97,7 +97,7 @@ def with_input(config: GoodputConfig, name: str, value: float) -> GoodputConfig:
         >>> round(with_input(job, "mtbf_h", 2.0).mtbf_s)
         7200
     """
-    _check_name(name)
+    check_known("input", name, input_names())
     if name == _MTBF:
         if not value > 0 or math.isinf(value):
             message = f"mtbf_h must be more than 0 and finite, got {value:g}"
@@ -271,12 +271,3 @@ def _owner(config: GoodputConfig, name: str) -> Any:
     if name in _RECOVERY:
         return config.recovery
     return config.checkpoint if name in _CHECKPOINT else config
-
-
-def _check_name(name: str) -> None:
-    known = input_names()
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        message = f"no input is called {name!r}, there are {', '.join(known)}{hint}"
-        raise ProgramError(message)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain_core import ProgramError
 from drivetrain_core.commands import run_command
+from drivetrain_elastic import cli
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,8 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from drivetrain_elastic import cli
-
     if arguments.given[:1] in (["-h"], ["--help"]):
         return cli.main(["run", "--help"])
     options = agent_options(os.environ)

@@ -16,7 +16,6 @@ from drivetrain_core import DistributedError, MissingLibraryError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
-    from types import TracebackType
 
     import aiohttp
 
@@ -159,12 +158,7 @@ class ApiClient:
         )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Closes all connections."""
         assert self._session is not None
         await self._session.close()

@@ -10,11 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_cloud.kubernetes.api_client import ApiError
-from drivetrain_cloud.kubernetes.job_secret import (
-    make_secret,
-    read_secret,
-    secret_item,
-)
+from drivetrain_cloud.kubernetes.job_secret import make_secret, read_secret, secret_item
 from drivetrain_cloud.kubernetes.operator_actions import (
     AdmitWorkers,
     CreateObject,
@@ -94,40 +90,24 @@ class Carrier:
         """
         secret = None
         for action in actions:
-            if isinstance(action, EnsureSecret):
-                secret = await self._ensure_secret(job, action)
-            elif isinstance(action, AdmitWorkers | SaveState | LetLeave | StopTraining):
-                if control is not None:
-                    await self._call_master(control, action)
-            else:
-                await self._call_api(job, action)
+            match action:
+                case EnsureSecret():
+                    secret = await self._ensure_secret(job, action)
+                case CreateObject():
+                    await self._create(job, action)
+                case DeleteObject():
+                    await self._delete(action)
+                case PatchObject():
+                    await self._patch(action)
+                case SetStatus():
+                    await self._set_status(job, action)
+                case TellEvent():
+                    await self._tell(job, action)
+                case _ if control is not None:
+                    logger.info("%s: %s", type(action).__name__, action.reason)
+                    loop = asyncio.get_running_loop()
+                    await loop.run_in_executor(self._executor, _ask, control, action)
         return secret
-
-    async def _call_master(
-        self,
-        control: JobControl,
-        action: AdmitWorkers | SaveState | LetLeave | StopTraining,
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        logger.info("%s: %s", type(action).__name__, action.reason)
-        await loop.run_in_executor(self._executor, _ask, control, action)
-
-    async def _call_api(
-        self,
-        job: _Item,
-        action: CreateObject | DeleteObject | PatchObject | SetStatus | TellEvent,
-    ) -> None:
-        match action:
-            case CreateObject():
-                await self._create(job, action)
-            case DeleteObject():
-                await self._delete(action)
-            case PatchObject():
-                await self._patch(action)
-            case SetStatus():
-                await self._set_status(job, action)
-            case TellEvent():
-                await self._tell(job, action)
 
     async def _create(self, job: _Item, action: CreateObject) -> None:
         data = action.item["metadata"]
@@ -169,24 +149,17 @@ class Carrier:
 
     async def _is_there(self, action: DeleteObject) -> bool:
         """Whether a refusal means anything else than that another one has its name."""
-        try:
+        with _AllowMissing():
             item = await self._client.get(action.kind, action.namespace, action.name)
-        except ApiError as error:
-            if error.status != _NOT_FOUND:
-                raise
-            return False
-        return bool(item["metadata"]["uid"] == action.uid)
+            return bool(item["metadata"]["uid"] == action.uid)
+        return False
 
     async def _patch(self, action: PatchObject) -> None:
-        try:
+        with _AllowMissing():
             item = await self._client.patch(
                 action.kind, action.namespace, action.name, action.patch, action.sub
             )
-        except ApiError as error:
-            if error.status != _NOT_FOUND:
-                raise
-            return
-        self._put(action.kind, item)
+            self._put(action.kind, item)
 
     async def _set_status(self, job: _Item, action: SetStatus) -> None:
         status = _with_times(
@@ -203,13 +176,9 @@ class Carrier:
             "spec": job["spec"],
             "status": status,
         }
-        try:
-            self._put(
-                job["kind"], await self._client.update(job["kind"], item, "status")
-            )
-        except ApiError as error:
-            if error.status != _NOT_FOUND:
-                raise
+        with _AllowMissing():
+            item = await self._client.update(job["kind"], item, "status")
+            self._put(job["kind"], item)
 
     async def _tell(self, job: _Item, action: TellEvent) -> None:
         data = job["metadata"]
@@ -279,16 +248,14 @@ class Carrier:
             ApiError: A call was refused.
         """
         namespace, name = job["metadata"]["namespace"], master_name(job)
-        try:
+        with _AllowMissing():
             await self._client.get("Secret", namespace, name)
-        except ApiError as error:
-            if error.status != _NOT_FOUND:
-                raise
-            item = secret_item(name, namespace, secret.data, owner_of(job))
-            await self._client.create("Secret", item)
-            note = f"the secret {name} was deleted: it is there again, as it was"
-            event = TellEvent(reason="SecretDeleted", note=note, is_warning=True)
-            await self._tell(job, event)
+            return
+        item = secret_item(name, namespace, secret.data, owner_of(job))
+        await self._client.create("Secret", item)
+        note = f"the secret {name} was deleted: it is there again, as it was"
+        event = TellEvent(reason="SecretDeleted", note=note, is_warning=True)
+        await self._tell(job, event)
 
     def _put(self, kind: str, item: _Item) -> None:
         informer = self._informers.get(kind)
@@ -303,9 +270,17 @@ class Carrier:
         return self._client.server_time().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _ask(
-    control: JobControl, action: AdmitWorkers | SaveState | LetLeave | StopTraining
-) -> None:
+class _AllowMissing:
+    """Ends a block, and nothing else, if what it calls for is not there."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> bool:
+        return isinstance(error, ApiError) and error.status == _NOT_FOUND
+
+
+def _ask(control: JobControl, action: OperatorAction) -> None:
     match action:
         case AdmitWorkers():
             control.admit(action.pods, action.reason)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_cloud.kubernetes.api_client import ApiError
-from drivetrain_elastic.extending import Rarely
+from drivetrain_elastic.extending import RateLimitedLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -66,7 +66,7 @@ class Informer:
         self._by_index: dict[str, dict[tuple[str, str], _Item]] = {}
         # UIDs of what went: an answer that is late brings nothing back.
         self._gone: OrderedDict[str, None] = OrderedDict()
-        self._rarely = Rarely()
+        self._rate_limit = RateLimitedLog()
         self.is_synced = asyncio.Event()
 
     def get(self, namespace: str, name: str) -> _Item | None:
@@ -85,10 +85,6 @@ class Informer:
         """Takes what the API server has answered to a write."""
         if item["metadata"]["uid"] not in self._gone:
             self._take(item)
-
-    def forget(self, item: _Item) -> None:
-        """Takes that an object is gone."""
-        self._drop(item)
 
     # ---- following ----
 
@@ -118,7 +114,7 @@ class Informer:
             except ApiError as error:
                 if error.status == _EXPIRED:
                     version = ""
-                if self._rarely.is_due(str(error)):
+                if self._rate_limit.is_due(str(error)):
                     logger.warning(
                         "the watch of %s goes on after: %s%s",
                         *(self._kind, error, _advice(error)),
@@ -133,7 +129,7 @@ class Informer:
 
     def _see(self, event: WatchEvent) -> None:
         if event.kind == "DELETED":
-            self._drop(event.item)
+            self.forget(event.item)
         else:
             self._take(event.item)
 
@@ -145,10 +141,10 @@ class Informer:
         for item in [i for key, i in self._items.items() if key not in names]:
             # What was written after the list was made is not in it.
             if _version(item) <= int(version):
-                self._drop(item)
+                self.forget(item)
         for item in found:
             self._take(item)
-        self._rarely.forget()
+        self._rate_limit.forget()
         self.is_synced.set()
         return version
 
@@ -159,14 +155,15 @@ class Informer:
         if known is not None and _version(known) >= _version(item):
             return
         if known is not None and not same:
-            self._drop(known)
+            self.forget(known)
         self._items[key] = item
         if known is not None and same and self._index(known) != self._index(item):
             self._by_index.get(self._index(known), {}).pop(key, None)
         self._by_index.setdefault(self._index(item), {})[key] = item
         self._changed(item)
 
-    def _drop(self, item: _Item) -> None:
+    def forget(self, item: _Item) -> None:
+        """Takes that an object is gone."""
         key, uid = _key(item), item["metadata"]["uid"]
         self._gone[uid] = None
         while len(self._gone) > _NUM_GONE:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_cloud.kubernetes.job_spec import CleanPodPolicy
 from drivetrain_cloud.kubernetes.job_status import Verdict, count_failures
-from drivetrain_cloud.kubernetes.operator_actions import DeleteObject
+from drivetrain_cloud.kubernetes.operator_actions import delete_object
 from drivetrain_cloud.kubernetes.plain_workers import delete_pod, those_of_role
 from drivetrain_cloud.kubernetes.pods import (
-    controller_of,
+    controls,
     has_ended,
     is_disrupted,
     is_leaving,
@@ -84,27 +84,18 @@ def clean_up(observed: Observed, spec: JobSpec, now_s: float) -> CleanUp:
     """
     ended_s = observed.memory.ended_s
     ended_s = now_s if ended_s is None else ended_s
-    job = observed.job["metadata"]
+    job = observed.job
     actions: list[OperatorAction] = []
     for pod in observed.pods:
-        owner = controller_of(pod)
-        is_ours = owner is not None and owner["uid"] == job["uid"]
         keeps = spec.clean == CleanPodPolicy.NONE or (
             spec.clean == CleanPodPolicy.RUNNING and has_ended(pod)
         )
-        if is_ours and not keeps and not is_terminating(pod):
+        if controls(job, pod) and not keeps and not is_terminating(pod):
             reason = f"the job has ended, and cleanPodPolicy is {spec.clean.value}"
             actions.append(delete_pod(pod, reason))
     due_s = ended_s + spec.ttl_s
     if now_s >= due_s:
-        actions.append(
-            DeleteObject(
-                kind="ElasticJob",
-                namespace=job["namespace"],
-                name=job["name"],
-                uid=job["uid"],
-                reason=f"it ended {spec.ttl_s:g} s ago",
-            )
-        )
+        reason = f"it ended {spec.ttl_s:g} s ago"
+        actions.append(delete_object("ElasticJob", job, reason))
         due_s = math.inf
     return CleanUp(actions, ended_s, due_s)

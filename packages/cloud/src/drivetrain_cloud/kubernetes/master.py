@@ -9,8 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drivetrain_cloud.kubernetes.pod_templates import MASTER_PORT
 from drivetrain_core import ProgramError
 from drivetrain_core.commands import run_command
+from drivetrain_elastic import cli
+from drivetrain_elastic.extending import write_token
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,9 +33,6 @@ def master_options(env: Mapping[str, str], folder: Path) -> list[str]:
     Raises:
         ProgramError: The environment is not that of a master's pod.
     """
-    from drivetrain_cloud.kubernetes.pod_templates import MASTER_PORT
-    from drivetrain_elastic.extending import write_token
-
     names = {
         "token": "DRIVETRAIN_ELASTIC_TOKEN",
         "tls.crt": "DRIVETRAIN_ELASTIC_TLS_CERTIFICATE_PEM",
@@ -83,8 +83,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from drivetrain_elastic import cli
-
     with tempfile.TemporaryDirectory(prefix="drivetrain-master-") as folder:
         options = master_options(os.environ, Path(folder))
         return cli.main(["master", *options, *arguments.given])

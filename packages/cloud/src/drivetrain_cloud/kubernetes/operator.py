@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import secrets
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_cloud.kubernetes.api_client import ApiError
-from drivetrain_cloud.kubernetes.carry_out import Carrier, StrangerError
+from drivetrain_cloud.kubernetes.control_loop import ControlLoop
 from drivetrain_cloud.kubernetes.informer import Informer
-from drivetrain_cloud.kubernetes.job_links import link_master
+from drivetrain_cloud.kubernetes.job_connections import connect_master
 from drivetrain_cloud.kubernetes.job_status import is_finished
 from drivetrain_cloud.kubernetes.observed import Memory, Observed
-from drivetrain_cloud.kubernetes.operator_actions import CreateObject, TellEvent
+from drivetrain_cloud.kubernetes.operator_actions import CreateObject
 from drivetrain_cloud.kubernetes.pod_templates import master_name
 from drivetrain_cloud.kubernetes.pods import (
     JOB_LABEL,
@@ -27,14 +24,13 @@ from drivetrain_cloud.kubernetes.pods import (
 )
 from drivetrain_cloud.kubernetes.pool_share import share_pool
 from drivetrain_cloud.kubernetes.reconcile import begin_anew, reconcile
-from drivetrain_cloud.kubernetes.work_queue import WorkQueue
-from drivetrain_core import DistributedError, ProgramError
+from drivetrain_core import DistributedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from drivetrain_cloud.kubernetes.api_client import ApiClient
-    from drivetrain_cloud.kubernetes.job_links import JobLink, Linker
+    from drivetrain_cloud.kubernetes.job_connections import Connector, JobConnection
     from drivetrain_cloud.kubernetes.job_secret import JobSecret
     from drivetrain_cloud.kubernetes.operator_actions import OperatorAction
     from drivetrain_cloud.kubernetes.pool_share import Share
@@ -48,7 +44,7 @@ _Item = dict[str, Any]
 _Key = tuple[str, str]
 
 
-class Operator:
+class Operator(ControlLoop):
     """Looks after all jobs of a cluster, or of a namespace; of one event loop.
 
     It keeps nothing that a new one could not find out: it may be killed at any moment,
@@ -57,7 +53,7 @@ class Operator:
     Args:
         client: Of the API server.
         namespace: Of the jobs; all by default.
-        link: Connects to the master of a job.
+        connect: Connects to the master of a job.
         num_workers: How many jobs are looked at together.
         poll_s: How often the master of a job is asked whose workers the operator decides.
         progress_s: How often another one is asked how far it is.
@@ -69,71 +65,60 @@ class Operator:
         client: ApiClient,
         *,
         namespace: str = "",
-        link: Linker = link_master,
+        connect: Connector = connect_master,
         num_workers: int = 16,
         poll_s: float = 0.5,
         progress_s: float = 10.0,
         pool_s: float = 1.0,
     ) -> None:
-        self._client = client
-        self._link = link
-        self._num_workers = num_workers
+        super().__init__(
+            client,
+            "ElasticJob",
+            num_workers=num_workers,
+            num_threads=num_workers,
+            tells_all=True,
+        )
+        self._connect_to = connect
         self._poll_s, self._progress_s, self._pool_s = poll_s, progress_s, pool_s
-        self._queue: WorkQueue[_Key] = WorkQueue()
         self._nonce = secrets.token_hex(4)
         self._memories: dict[_Key, Memory] = {}
-        self._links: dict[_Key, tuple[str, JobLink | None]] = {}
+        self._connections: dict[_Key, tuple[str, JobConnection | None]] = {}
         self._secrets: dict[_Key, JobSecret] = {}
         self._shares: dict[_Key, Share] = {}
-        self._told: dict[_Key, str] = {}
         self._grouped: dict[_Key, str] = {}
-        self._executor = ThreadPoolExecutor(num_workers, "masters")
         self._jobs = Informer(client, "ElasticJob", self._note_job, namespace=namespace)
-        self._pods = Informer(
-            client,
-            "Pod",
-            self._note_owned,
-            namespace=namespace,
-            selector=JOB_LABEL,
-            index=_job_of,
-        )
-        self._services = Informer(
-            client,
-            "Service",
-            self._note_owned,
-            namespace=namespace,
-            selector=JOB_LABEL,
-            index=_job_of,
+        self._pods, self._services = (
+            Informer(
+                client,
+                kind,
+                self._note_owned,
+                namespace=namespace,
+                selector=JOB_LABEL,
+                index=_job_of,
+            )
+            for kind in ("Pod", "Service")
         )
         self._nodes = Informer(client, "Node", self._note_node)
-        self._informers = {
+        self._informers |= {
             "ElasticJob": self._jobs,
             "Pod": self._pods,
             "Service": self._services,
             "Node": self._nodes,
         }
-        self._carrier = Carrier(client, self._informers, self._executor)
 
     async def run(self) -> None:
         """Looks after jobs until it is cancelled."""
         try:
-            async with asyncio.TaskGroup() as group:
-                for informer in self._informers.values():
-                    group.create_task(informer.run())
-                for informer in self._informers.values():
-                    await informer.is_synced.wait()
-                logger.info("the operator looks after %d jobs", len(self._job_keys()))
-                for _ in range(self._num_workers):
-                    group.create_task(self._work())
-                group.create_task(self._watch_pool())
+            await super().run()
         finally:
-            self._executor.shutdown(wait=False, cancel_futures=True)
-            for _, link in self._links.values():
-                if link is not None:
-                    link.close()
+            for _, connection in self._connections.values():
+                if connection is not None:
+                    connection.close()
 
-    def _job_keys(self) -> list[_Key]:
-        return [_key(job) for job in self._jobs.items()]
+    def _begin(self, group: asyncio.TaskGroup) -> None:
+        num_jobs = len(list(self._jobs.items()))
+        logger.info("the operator looks after %d jobs", num_jobs)
+        group.create_task(self._watch_pool())
 
     # ---- what has changed ----
 
@@ -174,48 +159,6 @@ class Operator:
 
     # ---- one job ----
 
-    async def _work(self) -> None:
-        while True:
-            key = await self._queue.get()
-            try:
-                look_again_s = await self._reconcile(key)
-            except DistributedError as error:
-                least_s = error.retry_after_s if isinstance(error, ApiError) else 0.0
-                is_race = isinstance(error, ApiError) and error.reason == "Conflict"
-                level = logging.DEBUG if is_race else logging.WARNING
-                logger.log(level, "%s/%s is looked at again after: %s", *key, error)
-                await self._tell(key, error)
-                self._queue.retry(key, least_s)
-            except Exception as error:
-                # A job that nobody can make sense of must not end all others'.
-                logger.exception("%s/%s cannot be looked after", *key)
-                self._queue.retry(key, 1.0)
-                with contextlib.suppress(Exception):
-                    await self._tell(key, error)
-            else:
-                self._queue.forget(key)
-                self._queue.add_after(key, look_again_s - time.monotonic())
-            finally:
-                self._queue.done(key)
-
-    async def _tell(self, key: _Key, error: Exception) -> None:
-        """Tells people once what the operator cannot get past without them."""
-        job = self._jobs.get(*key)
-        is_unknown = not isinstance(error, DistributedError)
-        needs_somebody = isinstance(error, StrangerError) or (
-            isinstance(error, ApiError) and error.status in {400, 403, 422}
-        )
-        note = str(error)
-        if is_unknown and not isinstance(error, ProgramError):
-            note = f"the operator cannot make sense of the job: {error!r}"
-        if job is None or not (needs_somebody or is_unknown):
-            return
-        if self._told.get(key) == note:
-            return
-        self._told[key] = note
-        event = TellEvent(reason="CannotReconcile", note=note, is_warning=True)
-        await self._carrier.carry_out(job, [event], None)
-
     async def _reconcile(self, key: _Key) -> float:
         """Looks at a job and does what is to be done; returns when to look again."""
         job = self._jobs.get(*key)
@@ -229,9 +172,8 @@ class Operator:
         nodes = {name: self._nodes.get("", name) for name in names}
         share = self._shares.get(key)
         known = self._secrets.get(key)
-        has_secret = (
-            known is not None and self._uid_of_link(key) == job["metadata"]["uid"]
-        )
+        uid = self._connections.get(key, ("", None))[0]
+        has_secret = known is not None and uid == job["metadata"]["uid"]
         observed = Observed(
             job=job,
             pods=tuple(pods),
@@ -248,8 +190,10 @@ class Operator:
             date=self._client.server_time().strftime("%a, %d %b %Y %H:%M:%S GMT"),
         )
         plan = reconcile(observed, now_s)
-        link = self._links.get(key, ("", None))[1]
-        control = link.control if link is not None and view is not None else None
+        connection = self._connections.get(key, ("", None))[1]
+        control = (
+            connection.control if connection is not None and view is not None else None
+        )
         if known is not None and has_secret and _needs_secret(plan.actions, pods):
             await self._carrier.keep_secret(job, known)
         secret = await self._carrier.carry_out(job, plan.actions, control)
@@ -272,36 +216,33 @@ class Operator:
 
     async def _look(self, key: _Key, job: _Item) -> tuple[JobView | None, bool]:
         """Asks the master of a job, if there is one that can be asked."""
-        uid, link = self._links.get(key, ("", None))
+        uid, connection = self._connections.get(key, ("", None))
         if uid != job["metadata"]["uid"]:
             return None, True
-        if link is None:
+        if connection is None:
             return None, False
         masters = [p for p in self._pods.those("/".join(key)) if role_of(p) == "master"]
         if not any(is_ready(pod) for pod in masters):
             return None, True
         loop = asyncio.get_running_loop()
         try:
-            view = await loop.run_in_executor(self._executor, link.control.look)
+            view = await loop.run_in_executor(self._executor, connection.control.look)
         except DistributedError as error:
             logger.info("the master of %s/%s does not answer: %s", *key, error)
             return None, True
         return view, True
 
-    def _uid_of_link(self, key: _Key) -> str:
-        return self._links.get(key, ("", None))[0]
-
     def _connect(self, key: _Key, job: _Item, secret: JobSecret) -> None:
         self._disconnect(key)
-        self._links[key] = (job["metadata"]["uid"], self._link(job, secret))
+        self._connections[key] = (job["metadata"]["uid"], self._connect_to(job, secret))
         self._secrets[key] = secret
         self._queue.add(key)
 
     def _disconnect(self, key: _Key) -> None:
-        _, link = self._links.pop(key, ("", None))
+        _, connection = self._connections.pop(key, ("", None))
         self._secrets.pop(key, None)
-        if link is not None:
-            link.close()
+        if connection is not None:
+            connection.close()
 
     def _forget(self, key: _Key) -> None:
         self._disconnect(key)

@@ -17,6 +17,8 @@ __all__ = [
     "SetStatus",
     "StopTraining",
     "TellEvent",
+    "delete_object",
+    "patch_object",
 ]
 
 
@@ -182,3 +184,29 @@ OperatorAction = (
     | LetLeave
     | StopTraining
 )
+
+
+def delete_object(kind: str, item: dict[str, Any], reason: str) -> DeleteObject:
+    """Returns the action that deletes an object."""
+    data = item["metadata"]
+    return DeleteObject(
+        kind=kind,
+        namespace=data["namespace"],
+        name=data["name"],
+        uid=data["uid"],
+        reason=reason,
+    )
+
+
+def patch_object(
+    kind: str, item: dict[str, Any], patch: dict[str, Any], reason: str
+) -> PatchObject:
+    """Returns the action that merges into an object."""
+    data = item["metadata"]
+    return PatchObject(
+        kind=kind,
+        namespace=data["namespace"],
+        name=data["name"],
+        patch=patch,
+        reason=reason,
+    )

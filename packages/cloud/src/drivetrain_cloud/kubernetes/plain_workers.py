@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain_cloud.kubernetes.operator_actions import (
     CreateObject,
-    DeleteObject,
     LetLeave,
-    PatchObject,
     TellEvent,
+    delete_object,
+    patch_object,
 )
 from drivetrain_cloud.kubernetes.pod_templates import worker_pod
 from drivetrain_cloud.kubernetes.pods import (
     LEAVING,
+    controls,
     has_ended,
     is_disrupted,
     is_leaving,
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.kubernetes.job_spec import JobSpec
     from drivetrain_cloud.kubernetes.observed import Observed
-    from drivetrain_cloud.kubernetes.operator_actions import OperatorAction
+    from drivetrain_cloud.kubernetes.operator_actions import (
+        DeleteObject,
+        OperatorAction,
+    )
 
 __all__ = [
     "LEAVE",
@@ -151,15 +155,8 @@ def those_of_role(observed: Observed, role: str) -> list[_Item]:
     return [
         pod
         for pod in observed.pods
-        if role_of(pod) == role and _controls(observed.job, pod)
+        if role_of(pod) == role and controls(observed.job, pod)
     ]
-
-
-def _controls(job: _Item, pod: _Item) -> bool:
-    return any(
-        owner.get("controller") and owner["uid"] == job["metadata"]["uid"]
-        for owner in pod["metadata"].get("ownerReferences") or ()
-    )
 
 
 def next_number(observed: Observed) -> int:
@@ -191,14 +188,7 @@ def end_pending(workers: Iterable[_Item]) -> list[OperatorAction]:
 
 def delete_pod(pod: _Item, reason: str) -> DeleteObject:
     """Returns the action that deletes a pod."""
-    data = pod["metadata"]
-    return DeleteObject(
-        kind="Pod",
-        namespace=data["namespace"],
-        name=data["name"],
-        uid=data["uid"],
-        reason=reason,
-    )
+    return delete_object("Pod", pod, reason)
 
 
 def ask_to_leave(observed: Observed, pod: _Item, reason: str) -> list[OperatorAction]:
@@ -216,12 +206,11 @@ def ask_to_leave(observed: Observed, pod: _Item, reason: str) -> list[OperatorAc
         return [delete_pod(pod, reason)]
     data = pod["metadata"]
     return [
-        PatchObject(
-            kind="Pod",
-            namespace=data["namespace"],
-            name=data["name"],
-            patch={"metadata": {"uid": data["uid"], "annotations": {LEAVING: reason}}},
-            reason=reason,
+        patch_object(
+            "Pod",
+            pod,
+            {"metadata": {"uid": data["uid"], "annotations": {LEAVING: reason}}},
+            reason,
         ),
         TellEvent(reason="WorkerLeaves", note=f"{data['name']} leaves: {reason}"),
     ]

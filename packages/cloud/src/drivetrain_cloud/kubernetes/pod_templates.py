@@ -26,6 +26,7 @@ __all__ = [
     "master_pod",
     "master_service",
     "owner_of",
+    "owner_reference",
     "pod_group",
     "refers_to_secret",
     "role_pod",
@@ -40,9 +41,14 @@ _Item = dict[str, Any]
 
 def owner_of(job: Mapping[str, Any]) -> _Item:
     """Returns the reference by which objects belong to a job."""
+    return owner_reference(job, "drivetrain.dev/v1alpha1", "ElasticJob")
+
+
+def owner_reference(job: Mapping[str, Any], api_version: str, kind: str) -> _Item:
+    """Returns the reference by which objects belong to a job of some kind."""
     return {
-        "apiVersion": "drivetrain.dev/v1alpha1",
-        "kind": "ElasticJob",
+        "apiVersion": api_version,
+        "kind": kind,
         "name": job["metadata"]["name"],
         "uid": job["metadata"]["uid"],
         "controller": True,

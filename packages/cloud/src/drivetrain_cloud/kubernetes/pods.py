@@ -14,6 +14,7 @@ __all__ = [
     "NUMBER_LABEL",
     "ROLE_LABEL",
     "controller_of",
+    "controls",
     "exit_words",
     "has_condition",
     "has_ended",
@@ -60,6 +61,12 @@ def controller_of(item: Mapping[str, Any]) -> _Item | None:
             found: _Item = owner
             return found
     return None
+
+
+def controls(owner: Mapping[str, Any], item: Mapping[str, Any]) -> bool:
+    """Whether an object is controlled by another one."""
+    found = controller_of(item)
+    return found is not None and found["uid"] == owner["metadata"]["uid"]
 
 
 def role_of(pod: Mapping[str, Any]) -> str:

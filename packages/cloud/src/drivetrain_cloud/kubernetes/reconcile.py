@@ -20,11 +20,11 @@ from drivetrain_cloud.kubernetes.operator_actions import (
     CreateObject,
     EnsureSecret,
     LetLeave,
-    PatchObject,
     SaveState,
     SetStatus,
     StopTraining,
     TellEvent,
+    patch_object,
 )
 from drivetrain_cloud.kubernetes.plain_workers import (
     delete_pod,
@@ -43,6 +43,7 @@ from drivetrain_cloud.kubernetes.pods import (
     JOB_LABEL,
     ROLE_LABEL,
     controller_of,
+    controls,
     exit_words,
     has_ended,
     is_disrupted,
@@ -51,9 +52,12 @@ from drivetrain_cloud.kubernetes.pods import (
     role_of,
 )
 from drivetrain_cloud.kubernetes.role_pods import hold_s, plan_roles
-from drivetrain_cloud.kubernetes.spot_workers import notice_of, plan_spot_workers
+from drivetrain_cloud.kubernetes.spot_workers import (
+    notice_of,
+    plan_spot_workers,
+    worker_phase,
+)
 from drivetrain_cloud.kubernetes.worker_fit import fit_workers
-from drivetrain_cloud.spot.capacity import NodePhase
 from drivetrain_cloud.spot.job_control import JobView
 from drivetrain_core import ProgramError
 
@@ -62,7 +66,7 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.kubernetes.job_spec import JobSpec
     from drivetrain_cloud.kubernetes.observed import Observed
-    from drivetrain_cloud.kubernetes.operator_actions import OperatorAction
+    from drivetrain_cloud.kubernetes.operator_actions import OperatorAction, PatchObject
 
 __all__ = ["FINALIZER", "begin_anew", "reconcile"]
 
@@ -129,7 +133,7 @@ def begin_anew(job: _Item, pods: Iterable[_Item]) -> list[OperatorAction]:
     ours = [
         pod
         for pod in pods
-        if _is_ours(job, pod)
+        if controls(job, pod)
         and not is_terminating(pod)
         # One that was adopted has never had any.
         and refers_to_secret(pod, master_name(job))
@@ -222,7 +226,7 @@ def _remember(observed: Observed, now_s: float) -> Memory:
             continue
         name = pod["metadata"]["name"]
         before = memory.workers.get(name)
-        phase = _phase_of(pod, view, memory)
+        phase = worker_phase(pod, view, memory)
         if observed.view is None and before is not None and not is_leaving(pod):
             # Nothing was heard of it, which is no change.
             phase = before.phase
@@ -230,17 +234,6 @@ def _remember(observed: Observed, now_s: float) -> Memory:
         notice = notice_of(watched, spec, pod, view, now_s)
         workers[name] = Seen(phase=phase, since_s=since_s, notice=notice)
     return replace(memory, workers=workers)
-
-
-def _phase_of(pod: _Item, view: JobView, memory: Memory) -> NodePhase:
-    name = pod["metadata"]["name"]
-    if is_leaving(pod):
-        return NodePhase.LEAVING
-    if name not in view.ready:
-        return NodePhase.REQUESTED
-    if name in (memory.admitted or ()):
-        return NodePhase.TRAINING
-    return NodePhase.READY
 
 
 # ---- the whole job ----
@@ -251,21 +244,10 @@ def _others(job: _Item) -> list[str]:
 
 
 def _finalizers(job: _Item, finalizers: list[str]) -> PatchObject:
-    data = job["metadata"]
-    patch = {
-        # A list is replaced whole: only that of this version may be.
-        "metadata": {
-            "finalizers": finalizers,
-            "resourceVersion": data["resourceVersion"],
-        }
-    }
-    return PatchObject(
-        kind="ElasticJob",
-        namespace=data["namespace"],
-        name=data["name"],
-        patch=patch,
-        reason="its pods go first",
-    )
+    # A list is replaced whole: only that of this version may be.
+    version = job["metadata"]["resourceVersion"]
+    patch = {"metadata": {"finalizers": finalizers, "resourceVersion": version}}
+    return patch_object("ElasticJob", job, patch, "its pods go first")
 
 
 def _delete(observed: Observed) -> list[OperatorAction]:
@@ -274,18 +256,13 @@ def _delete(observed: Observed) -> list[OperatorAction]:
     if FINALIZER not in (job["metadata"].get("finalizers") or ()):
         return []
     actions: list[OperatorAction] = []
-    pods = [pod for pod in observed.pods if _is_ours(job, pod)]
+    pods = [pod for pod in observed.pods if controls(job, pod)]
     if not pods:
         return [_finalizers(job, _others(job))]
     left = [pod for pod in pods if not is_terminating(pod)]
     if left and observed.view is not None and not observed.view.ended:
         actions.append(StopTraining(reason="the job was deleted", exit_code=1))
     return [*actions, *(delete_pod(pod, "the job was deleted") for pod in left)]
-
-
-def _is_ours(job: _Item, pod: _Item) -> bool:
-    owner = controller_of(pod)
-    return owner is not None and owner["uid"] == job["metadata"]["uid"]
 
 
 def _refuse(observed: Observed, message: str) -> list[OperatorAction]:
@@ -317,16 +294,10 @@ def _adopt(observed: Observed) -> list[OperatorAction]:
         if not (data.get("labels") or {}).get(ROLE_LABEL):
             continue
         owners = [*(data.get("ownerReferences") or ()), owner_of(job)]
-        actions.append(
-            PatchObject(
-                kind="Pod",
-                namespace=data["namespace"],
-                name=data["name"],
-                # Not another pod that has its name meanwhile.
-                patch={"metadata": {"uid": data["uid"], "ownerReferences": owners}},
-                reason="it carries the labels of the job, and belongs to nobody",
-            )
-        )
+        # Not another pod that has its name meanwhile.
+        patch = {"metadata": {"uid": data["uid"], "ownerReferences": owners}}
+        reason = "it carries the labels of the job, and belongs to nobody"
+        actions.append(patch_object("Pod", pod, patch, reason))
     return actions
 
 
@@ -346,7 +317,7 @@ def _base(observed: Observed, spec: JobSpec) -> list[OperatorAction]:
             EnsureSecret(name=master_name(job), address=address, owner=owner_of(job))
         )
     masters = [pod for pod in observed.pods if role_of(pod) == "master"]
-    ours = [pod for pod in masters if _is_ours(job, pod)]
+    ours = [pod for pod in masters if controls(job, pod)]
     actions += [
         delete_pod(pod, "the master has ended")
         for pod in ours
@@ -404,7 +375,7 @@ def _suspend(
 ) -> Plan:
     """Saves the state, then gives all pods back."""
     view, memory = observed.view, observed.memory
-    pods = [pod for pod in observed.pods if _is_ours(observed.job, pod)]
+    pods = [pod for pod in observed.pods if controls(observed.job, pod)]
     pods = [pod for pod in pods if not is_terminating(pod)]
     generation = observed.job["metadata"].get("generation", 0)
     request = f"suspend-{observed.job['metadata']['uid'][:8]}-{generation}"

@@ -14,7 +14,7 @@ from drivetrain_cloud.kubernetes.plain_workers import (
 )
 from drivetrain_cloud.kubernetes.pod_templates import role_pod
 from drivetrain_cloud.kubernetes.pods import (
-    controller_of,
+    controls,
     exit_words,
     has_ended,
     is_terminating,
@@ -75,10 +75,8 @@ def plan_roles(observed: Observed, spec: JobSpec, now_s: float) -> RolePlan:
     for role in spec.roles:
         plan = _plan_role(plan, observed, spec, role, now_s)
     known = {role.name for role in spec.roles} | {"worker", "master"}
-    job = observed.job["metadata"]
     for pod in observed.pods:
-        owner = controller_of(pod)
-        is_ours = owner is not None and owner["uid"] == job["uid"]
+        is_ours = controls(observed.job, pod)
         if role_of(pod) not in known and is_ours and not is_terminating(pod):
             plan.actions.append(delete_pod(pod, "the job has no such role"))
     return plan

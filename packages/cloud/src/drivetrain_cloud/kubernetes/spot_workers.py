@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from drivetrain_cloud.notices.sighting import Sighting
     from drivetrain_cloud.spot.actions import Action
 
-__all__ = ["SpotPlan", "notice_of", "plan_spot_workers"]
+__all__ = ["SpotPlan", "notice_of", "plan_spot_workers", "worker_phase"]
 
 _Item = dict[str, Any]
 
@@ -197,13 +197,7 @@ def _nodes(
         if has_ended(pod) or is_terminating(pod):
             continue
         name = pod["metadata"]["name"]
-        phase = NodePhase.READY
-        if is_leaving(pod):
-            phase = NodePhase.LEAVING
-        elif name not in view.ready:
-            phase = NodePhase.REQUESTED
-        elif name in (memory.admitted or ()):
-            phase = NodePhase.TRAINING
+        phase = worker_phase(pod, view, memory)
         seen = memory.workers.get(name)
         same = seen is not None and seen.phase == phase
         labels = pod["metadata"].get("labels") or {}
@@ -218,6 +212,22 @@ def _nodes(
             )
         )
     return tuple(found)
+
+
+def worker_phase(pod: _Item, view: JobView, memory: Memory) -> NodePhase:
+    """Returns what a worker does now.
+
+    Args:
+        pod: Of the worker.
+        view: Of the job's master.
+        memory: What is remembered of the job.
+    """
+    name = pod["metadata"]["name"]
+    if is_leaving(pod):
+        return NodePhase.LEAVING
+    if name not in view.ready:
+        return NodePhase.REQUESTED
+    return NodePhase.TRAINING if name in (memory.admitted or ()) else NodePhase.READY
 
 
 def notice_of(
@@ -237,22 +247,20 @@ def notice_of(
     name = pod["metadata"]["name"]
     seen = observed.memory.workers.get(name)
     known = seen.notice if seen is not None else None
-    deadlines_s = []
+    deadlines_s, seen_now = [], []
     heard = view.notices.get(name)
     if heard is not None:
         deadlines_s.append(now_s + heard.remaining_s)
     if has_condition(pod, "DisruptionTarget"):
-        found = _readable(sighting_of_pod, pod, observed.date)
-        if found is not None:
-            # A condition says no time: what was counted from its first sight stays.
-            left_s = now_s + found.remaining_s
-            deadlines_s.append(min(left_s, known.deadline_s) if known else left_s)
+        seen_now.append(_readable(sighting_of_pod, pod, observed.date))
     node = observed.nodes.get(pod["spec"].get("nodeName") or "")
     if node is not None:
         found = _readable(sighting_of_node, node, observed.date)
-        if found is not None and found.is_certain:
-            left_s = now_s + found.remaining_s
-            deadlines_s.append(min(left_s, known.deadline_s) if known else left_s)
+        seen_now.append(found if found and found.is_certain else None)
+    for found in filter(None, seen_now):
+        # A condition says no time: what was counted from its first sight stays.
+        left_s = now_s + found.remaining_s
+        deadlines_s.append(min(left_s, known.deadline_s) if known else left_s)
     if not deadlines_s:
         return None
     heard_s = known.heard_s if known is not None else now_s

@@ -9,11 +9,8 @@ import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["FakeCloud"]
 
@@ -80,12 +77,7 @@ class FakeCloud:
         ).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Ends it."""
         self._set(self._end)
         self._server.shutdown()

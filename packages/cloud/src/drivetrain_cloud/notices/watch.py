@@ -13,7 +13,6 @@ from drivetrain_core.services import CapacityNotice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from drivetrain_cloud.notices.sighting import Cloud, Sighting
 
@@ -139,12 +138,7 @@ class NoticeWatch:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Ends the thread."""
         self.stop()
 

@@ -25,7 +25,6 @@ from drivetrain_elastic.extending import MasterClient, make_token, write_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
     from typing import IO
 
     from drivetrain_cloud.cost.usage_file import UsageRecord
@@ -230,12 +229,7 @@ class LocalSpotJob:
         """Returns the job."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Ends whatever still runs."""
         self.close()
 

@@ -19,7 +19,6 @@ from drivetrain_core import ProgramError
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterable, Sequence
-    from types import TracebackType
 
 __all__ = ["CapacityChange", "LocalPool", "PoolEvent"]
 
@@ -291,12 +290,7 @@ class LocalPool:
         """Returns the pool."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Kills whatever still runs."""
         self.close()
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from drivetrain_cloud.spot.job_control import (
-    HeardNotice,
-    JobView,
-    NodeUse,
-    SaveResult,
-)
+from drivetrain_cloud.spot.job_control import HeardNotice, JobView, NodeUse, SaveResult
 from drivetrain_elastic import RefusedError
 from drivetrain_elastic.protocol import messages as pb
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_cloud.spot.actions import Cancel, Leave, Release, Request
+from drivetrain_cloud.spot.actions import Cancel, Release, Request
 from drivetrain_cloud.spot.capacity import JobPhase, Market, NodePhase
 from drivetrain_cloud.spot.config import Recovery
 
@@ -17,7 +17,7 @@ __all__ = ["balance_requests"]
 
 def balance_requests(
     capacity: Capacity, config: SpotConfig
-) -> tuple[Request | Cancel | Release | Leave, ...]:
+) -> tuple[Request | Cancel | Release, ...]:
     """Asks for what is missing as soon as that is known, and gives back what is extra.
 
     A node with a notice does not count: its successor is asked for at once. Nodes on
@@ -31,7 +31,7 @@ def balance_requests(
         return ()
     spot = [node for node in capacity.nodes if _stays(node, Market.SPOT)]
     missing = config.nodes - len(spot)
-    actions: list[Request | Cancel | Release | Leave] = []
+    actions: list[Request | Cancel | Release] = []
     if missing > 0:
         reason = f"{len(spot)} of {config.nodes} nodes are there or asked for"
         request = Request(market=Market.SPOT, count=missing, reason=reason)
@@ -53,10 +53,10 @@ def _stays(node: Node, market: Market) -> bool:
 
 def _extra(
     capacity: Capacity, config: SpotConfig, spot: list[Node]
-) -> list[Request | Cancel | Release | Leave]:
+) -> list[Cancel | Release]:
     """Gives back what there is too much of, what costs most first."""
     most = config.most if config.recovery == Recovery.RESIZE else config.nodes
-    actions: list[Request | Cancel | Release | Leave] = []
+    actions: list[Cancel | Release] = []
     dear = [node for node in capacity.nodes if _stays(node, Market.ON_DEMAND)]
     if not dear and len(spot) <= most:
         return actions
@@ -65,17 +65,19 @@ def _extra(
     ]
     enough = capacity.phase == JobPhase.TRAINING and len(training) >= config.least
     for node in dear if enough else ():
-        reason = f"{len(training)} nodes train without it"
-        if node.phase == NodePhase.REQUESTED:
-            actions.append(Cancel(node=node.name, reason=reason))
-        elif node.phase == NodePhase.READY:
-            actions.append(Release(node=node.name, reason=reason))
+        actions += _give_back(node, f"{len(training)} nodes train without it")
     order = {NodePhase.REQUESTED: 0, NodePhase.READY: 1, NodePhase.TRAINING: 2}
     spot = sorted(spot, key=lambda node: (order[node.phase], -node.since_s))
     for node in spot[: max(0, len(spot) - most)]:
         reason = f"{len(spot)} nodes are there or asked for, and {most} wanted"
-        if node.phase == NodePhase.REQUESTED:
-            actions.append(Cancel(node=node.name, reason=reason))
-        elif node.phase == NodePhase.READY:
-            actions.append(Release(node=node.name, reason=reason))
+        actions += _give_back(node, reason)
     return actions
+
+
+def _give_back(node: Node, reason: str) -> list[Cancel | Release]:
+    """Returns how a node that does not train is given back; nothing for others."""
+    if node.phase == NodePhase.REQUESTED:
+        return [Cancel(node=node.name, reason=reason)]
+    if node.phase == NodePhase.READY:
+        return [Release(node=node.name, reason=reason)]
+    return []

@@ -22,13 +22,7 @@ from drivetrain_cloud.spot.actions import (
     Suspend,
     Train,
 )
-from drivetrain_cloud.spot.capacity import (
-    Capacity,
-    JobPhase,
-    Node,
-    NodePhase,
-    Notice,
-)
+from drivetrain_cloud.spot.capacity import Capacity, JobPhase, Node, NodePhase, Notice
 from drivetrain_cloud.spot.cost_observability import Usage, observe
 from drivetrain_cloud.spot.decide import decide
 from drivetrain_cloud.spot.job_control import JobView

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_comm._cli.common import group_of_ranks, human, sizes
+from drivetrain_comm.selection._choice import STOCK, Choice
 from drivetrain_core.commands import integer
 from drivetrain_core.tables import print_table
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from drivetrain_comm._process_group import TunedProcessGroup
+    from drivetrain_comm import TunedProcessGroup
 
 __all__ = ["populate"]
 
@@ -78,9 +79,6 @@ def _measure(group: TunedProcessGroup, name: str, size: int, streams: int) -> fl
     """Returns the median time of an all-reduce, of the slowest rank."""
     import torch
 
-    from drivetrain_comm._choice import STOCK, Choice
-    from drivetrain_comm._probe import agree_on_most
-
     vector = torch.zeros(size // 4)
     choice = Choice(algorithm=name, num_streams=streams)
 
@@ -92,10 +90,10 @@ def _measure(group: TunedProcessGroup, name: str, size: int, streams: int) -> fl
 
     once()
     first = _timed(once)
-    (slowest,) = agree_on_most(group.transport, [first], group.timeout_s)
+    (slowest,) = group.agree_on_most([first])
     num = int(min(max(_ENOUGH_S / slowest, _NUM_LEAST), _NUM_MOST))
     median = statistics.median(_timed(once) for _ in range(num))
-    (slowest,) = agree_on_most(group.transport, [median], group.timeout_s)
+    (slowest,) = group.agree_on_most([median])
     if group.rank() == 0 and sys.stderr.isatty():
         sys.stderr.write(f"{name}, {human(size)}: {slowest * 1e3:.3g} ms\n")
     return slowest

@@ -7,12 +7,14 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import drivetrain_comm
+from drivetrain_core import services
 from drivetrain_core.commands import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from drivetrain_comm._process_group import TunedProcessGroup
+    from drivetrain_comm import TunedProcessGroup
 
 __all__ = ["group_of_ranks", "human", "size", "sizes"]
 
@@ -34,19 +36,14 @@ def group_of_ranks(command: str) -> Iterator[TunedProcessGroup]:
         raise UsageError(message)
     import torch.distributed as dist
 
-    from drivetrain_comm._process_group import (
-        TunedProcessGroup,
-        TunedProcessGroupFactory,
-    )
-    from drivetrain_core.services import destroy_process_group, init_process_group
-
-    group = init_process_group(TunedProcessGroupFactory("gloo"))
-    assert isinstance(group, TunedProcessGroup)
+    factory = drivetrain_comm.TunedProcessGroupFactory("gloo")
+    group = services.init_process_group(factory)
+    assert isinstance(group, drivetrain_comm.TunedProcessGroup)
     try:
         yield group
         dist.barrier()
     finally:
-        destroy_process_group()
+        services.destroy_process_group()
 
 
 def sizes(text: str) -> list[int]:

@@ -7,8 +7,8 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_comm import _native
 from drivetrain_comm._resolver import Finding, startup_findings
+from drivetrain_comm.backend import _native
 from drivetrain_core.commands import UsageError, integer
 from drivetrain_core.moved_commands import run_moved
 from drivetrain_core.tables import print_table

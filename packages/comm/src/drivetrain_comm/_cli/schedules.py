@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from drivetrain_comm._cli.common import human, size
-from drivetrain_comm._cost import MESSAGE_S
-from drivetrain_comm.compiler import (
-    COLLECTIVES,
-    compile_schedule,
-    load_graph,
-    to_msccl,
-)
+from drivetrain_comm.compiler import COLLECTIVES, compile_schedule, load_graph, to_msccl
+from drivetrain_comm.selection._cost import MESSAGE_S
 from drivetrain_core.commands import UsageError, integer, number
 from drivetrain_core.tables import print_table
 

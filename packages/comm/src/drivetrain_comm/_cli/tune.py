@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from drivetrain_comm._cost import Network
     from drivetrain_comm.nccl import Table, Winner
+    from drivetrain_comm.selection._cost import Network
 
 __all__ = ["populate"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from drivetrain_comm._steps import Kind, Step
+from drivetrain_comm.algorithms._steps import Kind, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_comm._steps import Kind, Step
 from drivetrain_comm.algorithms._blocks import scatter_then_gather, steps
+from drivetrain_comm.algorithms._steps import Kind, Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_comm._steps import Kind, Step
 from drivetrain_comm.algorithms._blocks import finish, split, steps
+from drivetrain_comm.algorithms._steps import Kind, Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from drivetrain_comm.compiler._errors import LinkGraphError
@@ -262,12 +262,7 @@ def degraded(graph: LinkGraph, source: str, target: str, share: float) -> LinkGr
         message = f"share must be 0 or more, got {share}"
         raise LinkGraphError(message)
     wires = [
-        Wire(
-            source=wire.source,
-            target=wire.target,
-            bytes_per_s=wire.bytes_per_s * share,
-            delay_s=wire.delay_s,
-        )
+        replace(wire, bytes_per_s=wire.bytes_per_s * share)
         if (wire.source, wire.target) == (source, target)
         else wire
         for wire in graph.wires

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_comm._choice import STOCK, available, steps_of
-from drivetrain_comm._steps import Kind
 from drivetrain_comm.algorithms import direct, ring
 from drivetrain_comm.algorithms._blocks import finish
+from drivetrain_comm.algorithms._steps import Kind
 from drivetrain_comm.compiler._cycle import widest_cycle
 from drivetrain_comm.compiler._graph import rank_of
+from drivetrain_comm.compiler._reverse import reversed_transfers
 from drivetrain_comm.compiler._schedule import Schedule, Transfer, schedule_of
+from drivetrain_comm.selection._choice import STOCK, available, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from drivetrain_comm._steps import Step
+    from drivetrain_comm.algorithms._steps import Step
     from drivetrain_comm.compiler._graph import LinkGraph
 
 __all__ = ["library"]
@@ -82,22 +83,17 @@ def _whole(name: str, programs: Sequence[list[Step]], num_chunks: int) -> Schedu
         for kind, _, chunk in program:
             if kind == Kind.FINISH:
                 owners[chunk] = rank
-    return Schedule(
-        name=name,
-        collective="all_reduce",
-        owners=tuple(owners),
-        programs=tuple(tuple(program) for program in programs),
-    )
+    return Schedule.of(name, "all_reduce", owners, programs)
 
 
 def _two_rings(num_ranks: int, order: Sequence[int]) -> Schedule:
     """Half of the vector goes around one way, and half the other way."""
     half = num_ranks
-    programs: list[list[Step]] = [[] for _ in range(num_ranks)]
+    programs = []
     for rank in range(num_ranks):
         there = ring.all_reduce(order, rank, range(half))
         back = ring.all_reduce(order[::-1], rank, range(half, 2 * half))
-        programs[rank] = _in_turns(there, back)
+        programs.append(_in_turns(there, back))
     return _whole("two rings", programs, 2 * half)
 
 
@@ -145,13 +141,9 @@ def _halves(
         programs = [make(order, rank, blocks) for rank in owners]
         yield _finished(name, collective, owners, programs)
     yield _two_half_rings(num_ranks, order, collective)
-    if collective == "all_gather":
-        transfers = _bruck(num_ranks)
-    else:
-        transfers = [
-            Transfer(target, source, chunk, reduces=True)
-            for source, target, chunk, _ in reversed(_bruck(num_ranks))
-        ]
+    transfers = _bruck(num_ranks)
+    if collective == "reduce_scatter":
+        transfers = reversed_transfers(transfers)
     yield schedule_of("bruck", collective, num_ranks, range(num_ranks), transfers)
 
 
@@ -167,22 +159,14 @@ def _two_half_rings(num_ranks: int, order: Sequence[int], collective: str) -> Sc
 
 
 def _finished(
-    name: str,
-    collective: str,
-    owners: Sequence[int],
-    programs: Sequence[list[Step]],
+    name: str, collective: str, owners: Sequence[int], programs: Sequence[list[Step]]
 ) -> Schedule:
     if collective == "reduce_scatter":
         programs = [
             [*program, *finish([c for c, o in enumerate(owners) if o == rank])]
             for rank, program in enumerate(programs)
         ]
-    return Schedule(
-        name=name,
-        collective=collective,
-        owners=tuple(owners),
-        programs=tuple(tuple(program) for program in programs),
-    )
+    return Schedule.of(name, collective, owners, programs)
 
 
 def _bruck(num_ranks: int) -> list[Transfer]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from drivetrain_comm._steps import Kind, Step
+from drivetrain_comm.algorithms._steps import Kind, Step
 from drivetrain_comm.compiler._errors import ScheduleError
 from drivetrain_comm.compiler._msccl_form import (
     COLLECTIVES,

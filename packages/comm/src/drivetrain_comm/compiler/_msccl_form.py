@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from drivetrain_comm._steps import Kind
+from drivetrain_comm.algorithms._steps import Kind
 
 if TYPE_CHECKING:
-    from drivetrain_comm._steps import Step
+    from drivetrain_comm.algorithms._steps import Step
 
 __all__ = ["COLLECTIVES", "NOP", "TYPES", "Block", "Entry", "Form", "form_of"]
 

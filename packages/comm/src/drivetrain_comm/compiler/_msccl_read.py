@@ -6,10 +6,11 @@ Only the form that is written here is read: calls in place, one channel, whole c
 from __future__ import annotations
 
 import re
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from drivetrain_comm._steps import Kind, Step
+from drivetrain_comm.algorithms._steps import Kind, Step
 from drivetrain_comm.compiler._errors import ScheduleError
 from drivetrain_comm.compiler._msccl_form import (
     COLLECTIVES,
@@ -30,6 +31,8 @@ __all__ = ["from_msccl"]
 
 _KINDS = {name: kind for kind, name in TYPES.items()}
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
+_Node = tuple[int, int]
+"""A thread block and the index of a step in it."""
 
 
 def from_msccl(text: str) -> Schedule:
@@ -60,9 +63,8 @@ def from_msccl(text: str) -> Schedule:
         if _word(root, name, "<algo>") != value:
             message = f"<algo>: only {name}={value!r} is read, got {root.get(name)!r}"
             raise ScheduleError(message)
-    num_ranks, num_chunks = (
-        _number(root, name, "<algo>") for name in ("ngpus", "nchunksperloop")
-    )
+    num_ranks = _number(root, "ngpus", "<algo>")
+    num_chunks = _number(root, "nchunksperloop", "<algo>")
     gpus = root.findall("gpu")
     ids = sorted(_number(gpu, "id", "<gpu>") for gpu in gpus)
     if len(ids) != num_ranks or ids != list(range(num_ranks)):
@@ -81,12 +83,8 @@ def from_msccl(text: str) -> Schedule:
         programs = [
             _with_finish(rank, program, owners) for rank, program in enumerate(programs)
         ]
-    schedule = Schedule(
-        name=_word(root, "name", "<algo>"),
-        collective=names[coll],
-        owners=tuple(owners),
-        programs=tuple(tuple(program) for program in programs),
-    )
+    name = _word(root, "name", "<algo>")
+    schedule = Schedule.of(name, names[coll], owners, programs)
     verify(schedule)
     return schedule
 
@@ -180,31 +178,22 @@ def _program(rank: int, blocks: Sequence[Block]) -> list[Step]:
         ScheduleError: They wait for each other, or two steps on one chunk, of which one
             writes it, may happen in either order.
     """
-    after: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    num_before = {
-        (b, at): 0 for b, block in enumerate(blocks) for at in range(len(block.entries))
-    }
-    for b, at in num_before:
-        needs = [(b, at - 1)] if at else []
-        waits_for = blocks[b].entries[at].waits_for
-        if waits_for is not None:
-            needs.append(waits_for)
-        for need in needs:
-            after.setdefault(need, []).append((b, at))
-            num_before[b, at] += 1
-    ready = sorted(node for node, num in num_before.items() if not num)
-    order: list[tuple[int, int]] = []
-    while ready:
-        node = ready.pop(0)
-        order.append(node)
-        for follower in after.get(node, ()):
-            num_before[follower] -= 1
-            if not num_before[follower]:
-                ready.append(follower)
-    if len(order) < len(num_before):
+    needs: dict[_Node, list[_Node]] = {}
+    for b, block in enumerate(blocks):
+        for at, entry in enumerate(block.entries):
+            needs[b, at] = [(b, at - 1)] if at else []
+            if entry.waits_for is not None:
+                needs[b, at].append(entry.waits_for)
+    # Those that may begin come in the order of their blocks.
+    sorter: TopologicalSorter[_Node] = TopologicalSorter(dict.fromkeys(needs, ()))
+    for node, earlier in needs.items():
+        sorter.add(node, *earlier)
+    try:
+        order = list(sorter.static_order())
+    except CycleError:
         message = f"gpu {rank}: its thread blocks wait for each other"
-        raise ScheduleError(message)
-    _require_order(rank, blocks, order, after)
+        raise ScheduleError(message) from None
+    _require_order(rank, blocks, order, needs)
     steps = (blocks[b].entries[at].step for b, at in order)
     return [step for step in steps if step is not None]
 
@@ -212,15 +201,15 @@ def _program(rank: int, blocks: Sequence[Block]) -> list[Step]:
 def _require_order(
     rank: int,
     blocks: Sequence[Block],
-    order: Sequence[tuple[int, int]],
-    after: dict[tuple[int, int], list[tuple[int, int]]],
+    order: Sequence[_Node],
+    needs: dict[_Node, list[_Node]],
 ) -> None:
     place = {node: i for i, node in enumerate(order)}
     # One bit for each step that surely comes before.
     before = [0] * len(order)
     for i, node in enumerate(order):
-        for follower in after.get(node, ()):
-            before[place[follower]] |= before[i] | 1 << i
+        for j in (place[need] for need in needs[node]):
+            before[i] |= before[j] | 1 << j
     for chunk, places in _by_chunk(blocks, order):
         for number, i in enumerate(places):
             for j in places[:number]:
@@ -238,7 +227,7 @@ def _require_order(
 
 
 def _by_chunk(
-    blocks: Sequence[Block], order: Sequence[tuple[int, int]]
+    blocks: Sequence[Block], order: Sequence[_Node]
 ) -> Iterator[tuple[int, list[int]]]:
     found: dict[int, list[int]] = {}
     for i, (b, at) in enumerate(order):

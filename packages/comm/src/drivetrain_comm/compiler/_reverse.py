@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from drivetrain_comm.compiler._graph import LinkGraph, Wire
 from drivetrain_comm.compiler._schedule import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from drivetrain_comm.compiler._graph import LinkGraph
 
 __all__ = ["reversed_graph", "reversed_transfers"]
 
 
 def reversed_graph(graph: LinkGraph) -> LinkGraph:
     """Returns the graph with every wire the other way."""
-    wires = [
-        Wire(
-            source=wire.target,
-            target=wire.source,
-            bytes_per_s=wire.bytes_per_s,
-            delay_s=wire.delay_s,
-        )
-        for wire in graph.wires
-    ]
-    return LinkGraph(name=graph.name, num_ranks=graph.num_ranks, wires=tuple(wires))
+    wires = [replace(w, source=w.target, target=w.source) for w in graph.wires]
+    return replace(graph, wires=tuple(wires))
 
 
 def reversed_transfers(transfers: Sequence[Transfer]) -> list[Transfer]:

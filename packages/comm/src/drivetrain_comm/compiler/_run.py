@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from drivetrain_comm._steps import Kind, Step
+from drivetrain_comm.algorithms._steps import Kind, Step
 from drivetrain_comm.compiler._errors import ScheduleError
 from drivetrain_comm.compiler._schedule import Schedule
 from drivetrain_comm.compiler._verify import transfers_of, verify

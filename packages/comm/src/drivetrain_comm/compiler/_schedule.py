@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from drivetrain_comm._steps import Kind, Step
+from drivetrain_comm.algorithms._steps import Kind, Step
 from drivetrain_comm.compiler._errors import ScheduleError
 from drivetrain_core.strict_json import unique_keys
 
@@ -90,6 +90,22 @@ class Schedule:
             for at, step in enumerate(program):
                 self._check_step(rank, at, step)
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        collective: str,
+        owners: Iterable[int],
+        programs: Iterable[Iterable[Step]],
+    ) -> Schedule:
+        """Returns the schedule of such programs, whatever sequences they are."""
+        return cls(
+            name=name,
+            collective=collective,
+            owners=tuple(owners),
+            programs=tuple(tuple(program) for program in programs),
+        )
+
     @property
     def num_ranks(self) -> int:
         """How many ranks take part."""
@@ -158,12 +174,12 @@ class Schedule:
         if not all(type(owner) is int for owner in owners):
             message = f"owners must be ranks, got {owners}"
             raise ScheduleError(message)
-        return cls(
-            name=name,
-            collective=_member(content, "collective", str),
-            owners=tuple(owners),
-            programs=tuple(
-                tuple(_step(rank, at, line) for at, line in enumerate(_lines(rank, p)))
+        return cls.of(
+            name,
+            _member(content, "collective", str),
+            owners,
+            (
+                [_step(rank, at, line) for at, line in enumerate(_lines(rank, p))]
                 for rank, p in enumerate(_member(content, "programs", list))
             ),
         )
@@ -232,12 +248,7 @@ def schedule_of(
         programs[target].append(Step(kind, source, chunk))
     for chunk in sorted(left):
         programs[owners[chunk]].append(Step(Kind.FINISH, -1, chunk))
-    return Schedule(
-        name=name,
-        collective=collective,
-        owners=tuple(owners),
-        programs=tuple(tuple(p) for p in programs),
-    )
+    return Schedule.of(name, collective, owners, programs)
 
 
 def _member(content: dict[str, Any], name: str, kind: type) -> Any:

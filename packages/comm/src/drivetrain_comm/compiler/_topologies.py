@@ -142,33 +142,22 @@ def from_matrix(matrix: MeasuredLinks, *, shares_ports: bool = True) -> LinkGrap
     if len(delays) != size or any(len(row) != size for row in (*rates, *delays)):
         message = f"bytes_per_s and delay_s must both have {size} rows and columns"
         raise LinkGraphError(message)
-    pairs = list(permutations(range(size), 2))
     wires: list[Wire] = []
-    if not shares_ports:
-        wires = [
-            Wire(
-                source=f"r{a}",
-                target=f"r{b}",
-                bytes_per_s=rates[a][b],
-                delay_s=delays[a][b],
-            )
-            for a, b in pairs
-        ]
-        return LinkGraph(name=f"{size} ranks", num_ranks=size, wires=tuple(wires))
-    for rank in range(size):
+    for rank in range(size) if shares_ports else ():
         out = max(rates[rank])
         back = max(row[rank] for row in rates)
         wires.append(Wire(source=f"r{rank}", target=f"out{rank}", bytes_per_s=out))
         wires.append(Wire(source=f"in{rank}", target=f"r{rank}", bytes_per_s=back))
-    for a, b in pairs:
-        wires.append(
-            Wire(
-                source=f"out{a}",
-                target=f"in{b}",
-                bytes_per_s=rates[a][b],
-                delay_s=delays[a][b],
-            )
+    ends = ("out", "in") if shares_ports else ("r", "r")
+    wires += [
+        Wire(
+            source=f"{ends[0]}{a}",
+            target=f"{ends[1]}{b}",
+            bytes_per_s=rates[a][b],
+            delay_s=delays[a][b],
         )
+        for a, b in permutations(range(size), 2)
+    ]
     return LinkGraph(name=f"{size} ranks", num_ranks=size, wires=tuple(wires))
 
 

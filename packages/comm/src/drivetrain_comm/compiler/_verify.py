@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from drivetrain_comm._steps import Kind
+from drivetrain_comm.algorithms._steps import Kind
 from drivetrain_comm.compiler._errors import ScheduleError
 from drivetrain_comm.compiler._schedule import Transfer
 
@@ -55,13 +55,8 @@ def find_fault(schedule: Schedule) -> str | None:
         'rank 2 has no part of chunk 0 at the end'
     """
     partner: dict[_Node, _Node] = {}
-    fault = _match(schedule, partner)
-    if fault is not None:
-        return fault
     order = _ordered(schedule, partner)
-    if isinstance(order, str):
-        return order
-    return _followed(schedule, partner, order)
+    return order if isinstance(order, str) else _followed(schedule, partner, order)
 
 
 def transfers_of(schedule: Schedule) -> list[Transfer]:
@@ -71,8 +66,7 @@ def transfers_of(schedule: Schedule) -> list[Transfer]:
         ScheduleError: Ranks contradict each other, or wait for each other for ever.
     """
     partner: dict[_Node, _Node] = {}
-    fault = _match(schedule, partner)
-    order = _ordered(schedule, partner) if fault is None else fault
+    order = _ordered(schedule, partner)
     if isinstance(order, str):
         message = f"{schedule.name} is no {schedule.collective}: {order}"
         raise ScheduleError(message)
@@ -118,7 +112,18 @@ def _match(schedule: Schedule, partner: dict[_Node, _Node]) -> str | None:
 
 
 def _ordered(schedule: Schedule, partner: dict[_Node, _Node]) -> list[_Node] | str:
-    """Returns the steps in an order that all dependences allow; a message once."""
+    """Returns the steps in an order that all dependences allow; a message once.
+
+    Args:
+        schedule: Whose steps.
+        partner: Is given the other side of each message.
+
+    Returns:
+        The order, or what makes it impossible.
+    """
+    fault = _match(schedule, partner)
+    if fault is not None:
+        return fault
     # The two sides of a message are one node, that of the sender.
     follows: dict[_Node, list[_Node]] = {}
     num_needs: dict[_Node, int] = {}

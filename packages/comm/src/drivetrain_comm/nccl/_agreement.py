@@ -58,35 +58,35 @@ def find_disagreement(answers: Sequence[Answer]) -> str | None:
         bb22 on rank 2 (n1). Give all hosts the same file'
         >>> find_disagreement([a, a])
     """
-    refusals: dict[str, list[int]] = {}
-    hashes: dict[str, list[int]] = {}
-    versions: dict[str, list[int]] = {}
-    for rank, answer in enumerate(answers):
-        if answer.refusal is not None:
-            refusals.setdefault(answer.refusal, []).append(rank)
-        hashes.setdefault(answer.hash, []).append(rank)
-        versions.setdefault(answer.version, []).append(rank)
+
+    def named_by(name: str) -> dict[str | None, str]:
+        """Returns the ranks of each value of a field, as messages name them."""
+        ranks: dict[str | None, list[int]] = {}
+        for rank, answer in enumerate(answers):
+            ranks.setdefault(getattr(answer, name), []).append(rank)
+        return {value: _name(those, answers) for value, those in ranks.items()}
+
+    refusals = named_by("refusal")
+    refusals.pop(None, None)
     if refusals:
-        parts = [
-            f"{_name(ranks, answers)}: {refusal}" for refusal, ranks in refusals.items()
-        ]
+        parts = [f"{who}: {refusal}" for refusal, who in refusals.items()]
         return f"the NCCL table is used on no rank: {'; '.join(parts)}"
-    if len(versions) > 1:
-        parts = [
-            f"{which} on {_name(ranks, answers)}" for which, ranks in versions.items()
-        ]
-        return (
-            "the versions of drivetrain-comm differ between ranks: "
-            f"{'; '.join(parts)}. Install the same on all hosts"
-        )
-    if len(hashes) > 1:
-        parts = [
-            f"{hash_} on {_name(ranks, answers)}" for hash_, ranks in hashes.items()
-        ]
-        return (
-            "the rules of the NCCL table differ between ranks: hash "
-            f"{'; '.join(parts)}. Give all hosts the same file"
-        )
+    for name, what, fix in (
+        (
+            "version",
+            "the versions of drivetrain-comm differ between ranks:",
+            "Install the same on all hosts",
+        ),
+        (
+            "hash",
+            "the rules of the NCCL table differ between ranks: hash",
+            "Give all hosts the same file",
+        ),
+    ):
+        found = named_by(name)
+        if len(found) > 1:
+            parts = [f"{value} on {who}" for value, who in found.items()]
+            return f"{what} {'; '.join(parts)}. {fix}"
     return None
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import drivetrain_comm
 from drivetrain_comm.nccl._rule import ALGORITHMS, COLLECTIVES, PROTOCOLS
 from drivetrain_core import MissingLibraryError
+from drivetrain_core.native_library import find_library
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
+    from pathlib import Path
 
 __all__ = ["IGNORED", "VERSIONS", "HostedTuner", "Message", "tuner_library"]
 
@@ -105,16 +105,15 @@ def tuner_library() -> Path:
         >>> tuner_library().name
         'libnccl-tuner-drivetrain.so'
     """
-    # In an editable installation the library and the sources lie in two folders.
-    for folder in drivetrain_comm.__path__:
-        if (Path(folder) / _FILE).exists():
-            return Path(folder) / _FILE
-    message = (
-        f"there is no {_FILE}: the package was installed without a C++ compiler. "
-        "Install one, then pip install --force-reinstall --no-binary drivetrain-comm "
-        "drivetrain-comm"
-    )
-    raise MissingLibraryError(message)
+    file = find_library("drivetrain_comm", _FILE)
+    if file is None:
+        message = (
+            f"there is no {_FILE}: the package was installed without a C++ compiler. "
+            "Install one, then pip install --force-reinstall --no-binary "
+            "drivetrain-comm drivetrain-comm"
+        )
+        raise MissingLibraryError(message)
+    return file
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +220,8 @@ class HostedTuner:
             ctypes.byref(found),
         )
         assert status == 0, "a tuner must not fail"
-        rows = [list(flat[at : at + num_columns]) for at in _starts(costs)]
+        starts = range(0, len(flat), num_columns)
+        rows = [list(flat[at : at + num_columns]) for at in starts]
         return rows, found.value
 
     def chosen(
@@ -271,7 +271,3 @@ class HostedTuner:
         self.messages.append(
             Message(_LEVELS[level], text.decode(errors="surrogateescape"))
         )
-
-
-def _starts(costs: Sequence[Sequence[float]]) -> range:
-    return range(0, len(costs) * len(costs[0]), len(costs[0]))

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from drivetrain_core import DistributedError
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
 __all__ = ["RedisServer", "has_redis_server"]
@@ -60,12 +59,7 @@ class RedisServer:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Kills the server."""
         self.close()
 

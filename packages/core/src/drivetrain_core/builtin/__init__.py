@@ -19,11 +19,7 @@ BUILTINS: dict[str, str] = {
     "ddp": "drivetrain_core.builtin.ddp:Ddp",
     "fsdp": "drivetrain_core.builtin.fsdp:Fsdp",
     "host_allocator": "drivetrain_core.builtin.host_allocator:HostAllocator",
-    "loss_parallel": "drivetrain_core.builtin.loss_parallel:LossParallel",
-    "mesh": "drivetrain_core.builtin.mesh:Mesh",
     "micro_batch": "drivetrain_core.builtin.micro_batch:MicroBatch",
     "optimizer_impl": "drivetrain_core.builtin.optimizer_impl:OptimizerImpl",
     "precision": "drivetrain_core.builtin.precision:Precision",
-    "schedule": "drivetrain_core.builtin.schedule:Schedule",
-    "sequence_parallel": ("drivetrain_core.builtin.sequence_parallel:SequenceParallel"),
 }

@@ -12,11 +12,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from drivetrain_core._blocks import NO_BLOCKS
-from drivetrain_core._errors import Code
-from drivetrain_core._forward import Forward, wrap_forward
-from drivetrain_core._optimization import (
-    BaseOptimization,
+from drivetrain_core._choice import (
     Choice,
     Config,
     Estimate,
@@ -26,6 +22,10 @@ from drivetrain_core._optimization import (
     Reject,
     Slot,
 )
+from drivetrain_core._errors import Code
+from drivetrain_core._model.blocks import NO_BLOCKS
+from drivetrain_core._model.forward import Forward, wrap_forward
+from drivetrain_core._optimization import BaseOptimization
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core._blocks import NO_BLOCKS
-from drivetrain_core._compile_in_place import compile_in_place
-from drivetrain_core._errors import Code
-from drivetrain_core._optimization import (
-    BaseOptimization,
+from drivetrain_core._choice import (
     Choice,
     Config,
     Numerics,
@@ -18,6 +14,10 @@ from drivetrain_core._optimization import (
     Reject,
     Slot,
 )
+from drivetrain_core._errors import Code
+from drivetrain_core._model.blocks import NO_BLOCKS
+from drivetrain_core._model.compile_in_place import compile_in_place
+from drivetrain_core._optimization import BaseOptimization
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

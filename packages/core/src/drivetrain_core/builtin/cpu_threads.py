@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from drivetrain_core._errors import Code
-from drivetrain_core._optimization import (
-    BaseOptimization,
+from drivetrain_core._choice import (
     Choice,
     Config,
     Numerics,
@@ -18,6 +16,8 @@ from drivetrain_core._optimization import (
     Reject,
     Slot,
 )
+from drivetrain_core._errors import Code
+from drivetrain_core._optimization import BaseOptimization
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core._errors import Code
-from drivetrain_core._loader import rebuild_loader
-from drivetrain_core._optimization import (
-    BaseOptimization,
+from drivetrain_core._choice import (
     Choice,
     Config,
     Estimate,
@@ -17,6 +14,9 @@ from drivetrain_core._optimization import (
     Reject,
     Slot,
 )
+from drivetrain_core._data.loader import rebuild_loader
+from drivetrain_core._errors import Code
+from drivetrain_core._optimization import BaseOptimization
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

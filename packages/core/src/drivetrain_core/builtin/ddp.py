@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.nn.parallel import DistributedDataParallel
 
-from drivetrain_core._errors import Code
-from drivetrain_core._optimization import (
-    BaseOptimization,
+from drivetrain_core._choice import (
     Choice,
     Config,
     Numerics,
@@ -18,7 +16,9 @@ from drivetrain_core._optimization import (
     Reject,
     Slot,
 )
-from drivetrain_core.parallel.resolve import asks_for_mesh
+from drivetrain_core._errors import Code
+from drivetrain_core._optimization import BaseOptimization
+from drivetrain_core.mesh_shape import asks_for_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -67,11 +67,9 @@ class Ddp(BaseOptimization):
 
     def apply(self, state: TrainingState, config: Config) -> None:
         """Wraps the model; over a mesh, this rank's part of it."""
-        if state.parallel_mesh is not None:
+        if state.layout is not None:
             # Inside pipelines and around shards DDP itself hangs or fails.
-            from drivetrain_core.parallel.averaging import average_copies
-
-            average_copies(state)
+            state.set_gradient_sync = state.layout.average_copies()
             return
         index = None if state.device.type == "cpu" else [state.device.index or 0]
         replica = DistributedDataParallel(

@@ -10,9 +10,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.utils import _sync_module_states
 
-from drivetrain_core._errors import Code
-from drivetrain_core._optimization import (
-    BaseOptimization,
+from drivetrain_core._choice import (
     Choice,
     Config,
     Numerics,
@@ -22,8 +20,10 @@ from drivetrain_core._optimization import (
     Reject,
     Slot,
 )
+from drivetrain_core._errors import Code
+from drivetrain_core._optimization import BaseOptimization
 from drivetrain_core.builtin.ddp import needs_world
-from drivetrain_core.parallel.resolve import asks_for_mesh
+from drivetrain_core.mesh_shape import asks_for_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -107,10 +107,10 @@ class Fsdp(BaseOptimization):
             options["mp_policy"] = MixedPrecisionPolicy(
                 param_dtype=torch.bfloat16, reduce_dtype=torch.float32
             )
-        if state.parallel_mesh is not None:
-            from drivetrain_core.parallel.averaging import average_shards
-
-            average_shards(state, reshard=reshard, **options)
+        if state.layout is not None:
+            state.set_gradient_sync = state.layout.average_shards(
+                reshard=reshard, **options
+            )
             return
         world = state.context.world.size
         group = config["shard_size"]

@@ -7,17 +7,9 @@ import os
 import platform
 from typing import TYPE_CHECKING
 
+from drivetrain_core._choice import Choice, Config, Numerics, Ok, Phase, Reject, Slot
 from drivetrain_core._errors import Code
-from drivetrain_core._optimization import (
-    BaseOptimization,
-    Choice,
-    Config,
-    Numerics,
-    Ok,
-    Phase,
-    Reject,
-    Slot,
-)
+from drivetrain_core._optimization import BaseOptimization
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core._errors import Code, PlanError
-from drivetrain_core._optimization import (
-    BaseOptimization,
+from drivetrain_core._choice import (
     Choice,
     Config,
     Numerics,
@@ -16,7 +14,9 @@ from drivetrain_core._optimization import (
     Reject,
     Slot,
 )
-from drivetrain_core.parallel.resolve import asks_for_mesh, mesh_of
+from drivetrain_core._errors import Code, PlanError
+from drivetrain_core._optimization import BaseOptimization
+from drivetrain_core.mesh_shape import asks_for_mesh, mesh_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core._errors import Code
-from drivetrain_core._optimization import (
-    BaseOptimization,
+from drivetrain_core._choice import (
     Choice,
     Config,
     Estimate,
@@ -17,6 +15,8 @@ from drivetrain_core._optimization import (
     Reject,
     Slot,
 )
+from drivetrain_core._errors import Code
+from drivetrain_core._optimization import BaseOptimization
 from drivetrain_core._registry import find
 
 if TYPE_CHECKING:

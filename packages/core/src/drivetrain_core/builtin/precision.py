@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drivetrain_core._batch import map_tensors
-from drivetrain_core._errors import Code
-from drivetrain_core._forward import Forward, wrap_forward
-from drivetrain_core._optimization import (
-    BaseOptimization,
+from drivetrain_core._choice import (
     Choice,
     Config,
     Numerics,
@@ -21,6 +17,10 @@ from drivetrain_core._optimization import (
     Reject,
     Slot,
 )
+from drivetrain_core._data.batch import map_tensors
+from drivetrain_core._errors import Code
+from drivetrain_core._model.forward import Forward, wrap_forward
+from drivetrain_core._optimization import BaseOptimization
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -27,7 +27,9 @@ _FALLBACKS = {
         "cloud_notices:NoCloud",
         "cloud_notices:CloudNotices",
     ),
+    "model_layout": ("model_layout:NoModelLayout", "model_layout:ModelLayout"),
     "notices": ("capacity:LocalNotices", "capacity:NoticeSource"),
+    "plan_search": ("plan_search:NoPlanSearch", "plan_search:PlanSearch"),
     "process_group": (
         "_torch_process_group:TorchProcessGroupFactory",
         "process_group:ProcessGroupFactory",
@@ -78,9 +80,10 @@ def get_service(name: str, *args: Any, **kwargs: Any) -> Any:
     Which one it is, and why, is logged.
 
     Args:
-        name: `checkpointer`, `cloud_notices`, `notices`, `process_group`,
-            `state_source`, or what an installed package declares;
-            `distribution:name` picks one of several providers, and `drivetrain-core:name` the fallback.
+        name: `checkpointer`, `cloud_notices`, `model_layout`, `notices`, `plan_search`,
+            `process_group`, `state_source`, or what an installed package declares;
+            `distribution:name` picks one of several providers, and
+            `drivetrain-core:name` the fallback.
         *args: What the provider is called with.
         **kwargs: What the provider is called with.
 

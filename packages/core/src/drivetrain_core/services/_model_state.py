@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from drivetrain_core._errors import NamesError
-from drivetrain_core._names import named_tensors
+from drivetrain_core._model.names import named_tensors
 from drivetrain_core.services._optimizer_state import (
     OptimizerState,
     keeps_state_by_parameter,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain_core._errors import NamesError
-from drivetrain_core.services._misfit import absent, listing, misfit
 from drivetrain_core.services._plain_tree import join_tree, tensor_names
+from drivetrain_core.services._shape_mismatch import absent, listing, shape_mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -164,7 +164,7 @@ class OptimizerRestoration:
     def _misfit(self, spec: TensorSpec, present: Mapping[str, torch.Tensor]) -> str:
         tensor = present.get(spec.name)
         if tensor is not None:
-            return misfit(spec.name, tensor, spec)
+            return shape_mismatch(spec.name, tensor, spec)
         try:
             self._state.check(spec)
         except NamesError as error:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from drivetrain_core._names import named_parts
+from drivetrain_core._model.names import named_parts
 from drivetrain_core.services._fingerprint import (
     Fingerprint,
     of_modules,

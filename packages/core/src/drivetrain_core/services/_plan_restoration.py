@@ -8,12 +8,7 @@ import torch
 from torch import nn
 
 from drivetrain_core._errors import CheckpointError, NamesError
-from drivetrain_core._names import named_modules, named_tensors
-from drivetrain_core.services._misfit import (
-    absent,
-    misfit,
-    nearest,
-)
+from drivetrain_core._model.names import named_modules, named_tensors
 from drivetrain_core.services._optimizer_restoration import OptimizerRestoration
 from drivetrain_core.services._optimizer_state import (
     OptimizerState,
@@ -21,6 +16,11 @@ from drivetrain_core.services._optimizer_state import (
 )
 from drivetrain_core.services._packed_entry import HasStateDict
 from drivetrain_core.services._plain_tree import join_tree, split_tree
+from drivetrain_core.services._shape_mismatch import (
+    absent,
+    nearest,
+    shape_mismatch,
+)
 from drivetrain_core.services.restoration import Restoration
 from drivetrain_core.services.state_entry import StateEntry
 
@@ -135,7 +135,7 @@ def _plan_model(
     plan.mismatches += absent(present, saved)
     targets: dict[str, torch.Tensor] = {}
     for name, tensor in present.items():
-        problem = misfit(name, tensor, saved[name]) if name in saved else ""
+        problem = shape_mismatch(name, tensor, saved[name]) if name in saved else ""
         if problem:
             plan.mismatches.append(problem)
         elif name in saved:
@@ -185,7 +185,7 @@ def _plan_tensor(
     if entry["plain"] != ["tensor", key]:
         plan.mismatches.append(f"{key!r} is a tensor here, but not in the checkpoint")
         return
-    problem = misfit(key, target, specs[0])
+    problem = shape_mismatch(key, target, specs[0])
     if problem:
         plan.mismatches.append(problem)
         return
@@ -211,7 +211,7 @@ def _plan_data(
     tensors: dict[str, torch.Tensor] = {}
     for spec in specs:
         tensor = present.get(spec.name)
-        fits = tensor is not None and not misfit(spec.name, tensor, spec)
+        fits = tensor is not None and not shape_mismatch(spec.name, tensor, spec)
         tensors[spec.name] = (
             tensor if fits and tensor is not None else _new_tensor(spec)
         )

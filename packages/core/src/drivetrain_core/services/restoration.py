@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from drivetrain_core.services._misfit import summary
+from drivetrain_core.services._shape_mismatch import summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
         run_subcommand,
     )
     from drivetrain_core.testing._faults import FAULTS, FaultyOptimization
+    from drivetrain_core.testing._model_layout import check_model_layout
     from drivetrain_core.testing._optimization import check_optimization
+    from drivetrain_core.testing._plan_search import check_plan_search
     from drivetrain_core.testing._process_group import check_process_group_factory
     from drivetrain_core.testing._processes import RankError, run_ranks
     from drivetrain_core.testing._state_source import check_state_source
@@ -45,8 +47,10 @@ __all__ = [
     "check_cloud_notices",
     "check_cluster_spec",
     "check_membership_listener",
+    "check_model_layout",
     "check_notice_source",
     "check_optimization",
+    "check_plan_search",
     "check_process_group_factory",
     "check_state_source",
     "check_wrong_use",
@@ -70,8 +74,10 @@ _HOME = {
     "check_cloud_notices": "_cloud_notices",
     "check_cluster_spec": "_cluster_spec",
     "check_membership_listener": "_capacity",
+    "check_model_layout": "_model_layout",
     "check_notice_source": "_capacity",
     "check_optimization": "_optimization",
+    "check_plan_search": "_plan_search",
     "check_process_group_factory": "_process_group",
     "check_state_source": "_state_source",
     "check_wrong_use": "_command_line",

@@ -10,14 +10,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core._forward import Forward, wrap_forward
-from drivetrain_core._optimization import (
-    BaseOptimization,
-    Config,
-    Option,
-    Phase,
-    Slot,
-)
+from drivetrain_core._choice import Config, Option, Phase, Slot
+from drivetrain_core._model.forward import Forward, wrap_forward
+from drivetrain_core._optimization import BaseOptimization
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

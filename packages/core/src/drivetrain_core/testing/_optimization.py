@@ -11,25 +11,17 @@ import torch
 from torch import nn
 
 from drivetrain_core._build import build
+from drivetrain_core._choice import Choice, Config, Numerics, Ok, Phase, Reject, Slot
 from drivetrain_core._compose import complete, numerics_of, require_usable
 from drivetrain_core._errors import DrivetrainError, PlanError
-from drivetrain_core._optimization import (
-    Choice,
-    Config,
-    Numerics,
-    Ok,
-    Optimization,
-    Phase,
-    Reject,
-    Slot,
-)
-from drivetrain_core._optimizer_source import OptimizerSource
+from drivetrain_core._optimization import Optimization
+from drivetrain_core._optimizer.source import OptimizerSource
 from drivetrain_core._plan import Plan
 from drivetrain_core._probe import make_context
 from drivetrain_core._program import Program
 from drivetrain_core._registry import find, register, unregister
-from drivetrain_core.search.numerics.guard import compare
-from drivetrain_core.search.numerics.observe import observe
+from drivetrain_core.numerics.guard import compare
+from drivetrain_core.numerics.observe import observe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

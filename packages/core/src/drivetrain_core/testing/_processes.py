@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import cloudpickle
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from drivetrain_core._child_process import ForkedProcess, NewProcess
 from drivetrain_core._errors import DistributedError
-from drivetrain_core._shipping import by_value
+from drivetrain_core._processes.child_process import ForkedProcess, NewProcess
+from drivetrain_core._scripts.shipping import by_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from drivetrain_core._child_process import ChildProcess
+    from drivetrain_core._processes.child_process import ChildProcess
 
 __all__ = ["RankError", "run_ranks"]
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from dataclasses import replace
-from pathlib import Path
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from drivetrain_core.commands import integer, number, run_program
+from drivetrain_core.commands import deferred, integer, number, run_program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +46,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="of the script"
     )
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=deferred("drivetrain.quickstart._start:run"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,29 +60,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         populate_parser,
         argv,
         description="Shows that training is fast, and hard to kill.",
-        versions=_version,
+        versions=lambda: f"drivetrain {version('drivetrain')}",
     )
-
-
-def _version() -> str:
-    from drivetrain import __version__
-
-    return f"drivetrain {__version__}"
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from drivetrain.quickstart._job import Job, Target
-    from drivetrain.quickstart._main_job import MainJob
-
-    job = Job.here()
-    if arguments.seconds is not None:
-        job = replace(job, budget=replace(job.budget, seconds=arguments.seconds))
-    if arguments.steps is not None:
-        job = replace(job, steps=arguments.steps)
-    target = job.target()
-    if arguments.script is not None:
-        target = Target(arguments.script, tuple(arguments.arguments))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    return MainJob(job, target, Path(arguments.out), console).run()

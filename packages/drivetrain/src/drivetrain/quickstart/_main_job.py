@@ -8,7 +8,7 @@ import shutil
 import statistics
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from drivetrain.quickstart._job import Job, Target
     from drivetrain.quickstart._verdict import Promise
     from drivetrain_core import Choice, Plan
+    from drivetrain_search import Report
 
 __all__ = ["MainJob"]
 
@@ -134,7 +135,8 @@ class MainJob:
         assert found.report is not None
         self._seconds["search"] = time.monotonic() - began_s
         self._console.print(found.report.table())
-        self._result["search"] = about_search(found.report, found.plan)
+        report = cast("Report", found.report)
+        self._result["search"] = about_search(report, found.plan)
         return found.plan
 
     def _train_pair(

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from drivetrain.quickstart._run import Run
     from drivetrain.quickstart._speed_up import SpeedUp
     from drivetrain.quickstart._verdict import Promise
-    from drivetrain_core import Plan, Report
+    from drivetrain_core import Plan
+    from drivetrain_search import Report
 
 __all__ = ["about_job", "about_machine", "about_pair", "about_search", "about_verdict"]
 

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.quickstart._batches import draw_order, open_batches
+from drivetrain.quickstart._byte_lm import held_out_bits
 from drivetrain.quickstart._carry import refusal
 from drivetrain.quickstart._channel import Channel
-from drivetrain.quickstart._meters import (
+from drivetrain.quickstart._program import build, digest, seed_everything, undone
+from drivetrain_core import Choice, DrivetrainError, undisturbed
+from drivetrain_search.process.meters import (
     count_flops,
     peak_flops_per_s,
     peak_memory_bytes,
 )
-from drivetrain.quickstart._program import build, digest, seed_everything
-from drivetrain_core import Choice, DrivetrainError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from drivetrain_core import Accelerated
 
 __all__ = ["main"]
+
+# A format that is so much slower than fp32 is no way to the peak, and takes long.
+_SMALL, _WORTH_WHILE = 256, 0.5
 
 
 class _Trainer:
@@ -81,11 +85,22 @@ class _Trainer:
 
     def flops(self) -> int | None:
         """Returns the floating-point operations of a step."""
-        return count_flops(self._program())
+        program = self._program()
+        with undisturbed(program.loader):
+            batch = next(iter(program.loader))
+        with undone(program):
+            return count_flops(program, batch)
 
     def peak(self) -> float:
         """Returns the best rate at which the device multiplies matrices now."""
-        return peak_flops_per_s(self._program().device)
+        device, formats = self._program().device, [torch.float32]
+        full, half = (
+            peak_flops_per_s(device, dtype, size=_SMALL)
+            for dtype in (torch.float32, torch.bfloat16)
+        )
+        if half > _WORTH_WHILE * full:
+            formats.append(torch.bfloat16)
+        return max(peak_flops_per_s(device, dtype) for dtype in formats)
 
     def memory(self) -> int:
         """Returns the peak of memory in bytes."""
@@ -95,8 +110,6 @@ class _Trainer:
         self, batch_size: int, length: int, max_bytes: int | None
     ) -> float:
         """Returns how well the byte model foresees held-out text."""
-        from drivetrain.quickstart._byte_lm import held_out_bits
-
         return held_out_bits(self._program(), batch_size, length, max_bytes)
 
 

@@ -22,22 +22,22 @@ from drivetrain_core.processes import (
     kill_adopted,
     reap_orphans,
 )
-from drivetrain_elastic._address import split_addresses, stays_here
-from drivetrain_elastic._agent._crew import Crew
 from drivetrain_elastic._agent._diagnostician import Diagnostician, first_line
 from drivetrain_elastic._agent._final_reports import FinalReports
 from drivetrain_elastic._agent._flights import flights_of
 from drivetrain_elastic._agent._folder import make_folder
 from drivetrain_elastic._agent._launcher import Launcher, Program
-from drivetrain_elastic._agent._link import serve_links
-from drivetrain_elastic._agent._master_line import MasterLine
 from drivetrain_elastic._agent._master_process import MasterProcess
+from drivetrain_elastic._agent._master_stream import MasterStream
 from drivetrain_elastic._agent._node_check import NodeCheck
 from drivetrain_elastic._agent._node_watch import NodeWatch
 from drivetrain_elastic._agent._notice_listener import NoticeListener
 from drivetrain_elastic._agent._output import Output
-from drivetrain_elastic._secret import check_token, make_token, write_token
-from drivetrain_elastic._stacks import take_stacks
+from drivetrain_elastic._agent._worker_connection import serve_workers
+from drivetrain_elastic._agent._worker_group import WorkerGroup
+from drivetrain_elastic._client._address import split_addresses, stays_here
+from drivetrain_elastic._client._token import check_token, make_token, write_token
+from drivetrain_elastic._observability._stacks import take_stacks
 from drivetrain_elastic.decisions.ending import Ending
 from drivetrain_elastic.decisions.past_ending import judge_past_ending
 from drivetrain_elastic.protocol import messages as pb
@@ -204,7 +204,7 @@ class Agent:
                 alert=self._report_alert,
                 is_training=self._sends,
             )
-            self._crew = Crew(
+            self._worker_group = WorkerGroup(
                 self._config,
                 launcher,
                 output,
@@ -215,7 +215,7 @@ class Agent:
                 terminated=self._hear_of_sigterm,
                 diagnostician=self._diagnostician,
             )
-            self._line = MasterLine(
+            self._stream = MasterStream(
                 self._address,
                 self._token,
                 hello=self._hello,
@@ -224,17 +224,17 @@ class Agent:
                 patience_s=self._config.patience_s,
                 tls=self._tls,
             )
-            server = await serve_links(self._path, heard=self._crew.heard)
+            server = await serve_workers(self._path, heard=self._worker_group.heard)
             self._listen_to_signals()
             self._diagnostician.start()
             self._check = NodeCheck(self._config.node, env)
-            line = asyncio.create_task(self._line.run())
-            tasks += [line, asyncio.create_task(self._train())]
+            stream = asyncio.create_task(self._stream.run())
+            tasks += [stream, asyncio.create_task(self._train())]
             tasks.append(asyncio.create_task(self._watch.run()))
             ending: list[asyncio.Future[Any]] = [*tasks, self._outcome]
             tasks.append(asyncio.create_task(self._notices.run()))
             await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
-            await self._go_home(line)
+            await self._go_home(stream)
             await self._notices.acknowledge()
             server.close()
             await launcher.close()
@@ -282,17 +282,17 @@ class Agent:
             env.setdefault("OMP_NUM_THREADS", "1")
         return env
 
-    async def _go_home(self, line: asyncio.Task[None]) -> None:
+    async def _go_home(self, stream: asyncio.Task[None]) -> None:
         """Ends the workers, and takes leave of the master."""
         grace_s, reason = 0.0, "the agent has failed"
         if self._outcome.done():
             outcome = self._outcome.result()
             grace_s, reason = outcome.grace_s, outcome.reason
-        await self._crew.stop(reason, grace_s=grace_s)
-        if self._line.is_open and not line.done():
-            self._line.send(pb.FromAgent(goodbye=pb.Goodbye(reason=reason)))
-            self._line.close()
-            await asyncio.wait([line], timeout=2.0)
+        await self._worker_group.stop(reason, grace_s=grace_s)
+        if self._stream.is_open and not stream.done():
+            self._stream.send(pb.FromAgent(goodbye=pb.Goodbye(reason=reason)))
+            self._stream.close()
+            await asyncio.wait([stream], timeout=2.0)
 
     # ---- the master ----
 
@@ -311,7 +311,7 @@ class Agent:
             host=os.uname().nodename,
             pid=os.getpid(),
             num_slots=config.num_workers,
-            workers=[*self._crew.reports(), *self._final_reports.all()],
+            workers=[*self._worker_group.reports(), *self._final_reports.all()],
             terms=terms,
             agent=self._id,
             broken=self._broken,
@@ -324,7 +324,7 @@ class Agent:
         )
 
     def _heartbeat(self) -> pb.Heartbeat:
-        workers = self._crew.workers.values()
+        workers = self._worker_group.workers.values()
         return pb.Heartbeat(
             workers=[one.progress() for one in workers],
             hardware=self._watch.hardware() if self._watch is not None else None,
@@ -333,7 +333,7 @@ class Agent:
     def _trains(self) -> bool:
         """Whether the workers of this node make steps, as far as they have said."""
         phases = {"computing", "waiting"}
-        return any(one.phase in phases for one in self._crew.workers.values())
+        return any(one.phase in phases for one in self._worker_group.workers.values())
 
     def _sends(self) -> bool:
         """Whether traffic is to be expected at the ports: not if all is on this machine."""
@@ -347,24 +347,24 @@ class Agent:
             *("no longer " if alert.is_over else "", alert.kind),
             first_line(alert.reason),
         )
-        self._line.send(pb.FromAgent(alert=alert))
+        self._stream.send(pb.FromAgent(alert=alert))
 
     def _report(self, reports: list[pb.WorkerReport]) -> None:
         self._final_reports.add(reports)
-        self._line.send(pb.FromAgent(workers=pb.WorkerReports(reports=reports)))
+        self._stream.send(pb.FromAgent(workers=pb.WorkerReports(reports=reports)))
 
     def _report_broken(self, epoch: int, worker: str, reason: str) -> None:
         broken = pb.Broken(epoch=epoch, worker=worker, reason=reason)
         if self._broken is None or epoch > self._broken.epoch:
             self._broken = broken
-        self._line.send(pb.FromAgent(broken=broken))
+        self._stream.send(pb.FromAgent(broken=broken))
 
     def _report_notice(self, notice: pb.CapacityNotice) -> None:
-        self._line.send(pb.FromAgent(notice=notice))
+        self._stream.send(pb.FromAgent(notice=notice))
 
     def _report_saved(self, saved: pb.Saved) -> None:
         self._last_saved = saved
-        self._line.send(pb.FromAgent(saved=saved))
+        self._stream.send(pb.FromAgent(saved=saved))
 
     def _heard(self, message: pb.ToAgent) -> None:
         what = message.WhichOneof("what")
@@ -374,11 +374,11 @@ class Agent:
             where = "" if is_here else ", without this node"
             logger.info("world %d%s: %s", world.epoch, where, first_line(world.reason))
             self._final_reports.settle(message.world)
-            self._crew.show_world(message.world)
+            self._worker_group.show_world(message.world)
         elif what == "command":
             self._obey(message.command)
         elif what == "save":
-            self._crew.show_order(message.save)
+            self._worker_group.show_save_request(message.save)
         elif what == "notice":
             notice = message.notice
             short = first_line(notice.reason)
@@ -387,7 +387,7 @@ class Agent:
     def _obey(self, command: pb.Command) -> None:
         if command.what == pb.Command.STOP_ALL:
             ending = Ending(command.exit_code, command.reason)
-            if command.ended_at_s and self._line.num_lines == 1:
+            if command.ended_at_s and self._stream.num_streams == 1:
                 at_s, on_ended = command.ended_at_s, self._config.on_ended
                 ending = judge_past_ending(ending, at_s, on_ended=on_ended)
             self._end(_Outcome(*ending, self._config.grace_s))
@@ -399,14 +399,14 @@ class Agent:
                 check = self._check_on_suspicion(command.reason)
                 self._checking = asyncio.create_task(check)
         elif command.what == pb.Command.DUMP_STACKS:
-            flights = flights_of(self._crew.workers.values(), self._path)
-            self._line.send(pb.FromAgent(flights=flights))
-            self._crew.dump_stacks()
+            flights = flights_of(self._worker_group.workers.values(), self._path)
+            self._stream.send(pb.FromAgent(flights=flights))
+            self._worker_group.dump_stacks()
             self._showing = asyncio.create_task(self._show_stacks(command.reason))
 
     async def _show_stacks(self, reason: str) -> None:
         await asyncio.sleep(_DUMP_S)
-        for worker in self._crew.workers.values():
+        for worker in self._worker_group.workers.values():
             if worker.process is not None and not worker.is_spare:
                 text = take_stacks(self._path, worker.process.pid)
                 logger.warning("%s; the stacks of %s:\n%s", reason, worker.name, text)
@@ -424,18 +424,18 @@ class Agent:
             return
         logger.info("this node leaves within %.1f s: %s", within_s, first_line(reason))
         self._leave_reason = reason
-        self._crew.ask_to_leave(reason, within_s)
+        self._worker_group.ask_to_leave(reason, within_s)
         self._leaving = asyncio.create_task(self._wait_for_leaving())
 
     async def _wait_for_leaving(self) -> None:
-        while self._crew.workers and time.monotonic() < self._leave_end_s:
+        while self._worker_group.workers and time.monotonic() < self._leave_end_s:
             await asyncio.sleep(0.01)
         # Those that could not leave in time are asked once more, and not for long.
         reason = f"the node has left: {self._leave_reason}"
         if self._master is None or not self._goes_on_elsewhere():
             self._end(_Outcome(self._leave_code, reason, _LATE_GRACE_S))
             return
-        await self._crew.stop(reason, grace_s=_LATE_GRACE_S)
+        await self._worker_group.stop(reason, grace_s=_LATE_GRACE_S)
         logger.warning(
             "the workers of this node have left; the agent stays to the end of the job, "
             "which needs the master that it keeps (a signal ends both)"
@@ -469,12 +469,12 @@ class Agent:
         has_left = self._leaving is not None and self._leaving.done()
         if self._num_signals > 1 or has_left:
             self._end(_Outcome(128 + number, reason, 0.0))
-            for worker in list(self._crew.workers.values()):
-                self._crew.kill(worker, reason)
+            for worker in list(self._worker_group.workers.values()):
+                self._worker_group.kill(worker, reason)
         elif self._goes_on_elsewhere():
             # The time runs from now, whether or not there is a master that hears of it.
             self._leave(reason, grace_s)
-            self._line.send(pb.FromAgent(leave=self._leave_request()))
+            self._stream.send(pb.FromAgent(leave=self._leave_request()))
         else:
             self._saving = asyncio.create_task(self._save_and_end(number, reason))
 
@@ -490,10 +490,10 @@ class Agent:
         end_s = time.monotonic() + self._config.grace_s
         by_s = end_s - min(_LATE_GRACE_S, self._config.grace_s / 2)
         before = self._last_saved
-        if self._line.is_open and self._trains():
+        if self._stream.is_open and self._trains():
             within_s = by_s - time.monotonic()
             self._report_notice(pb.CapacityNotice(within_s=within_s, reason=reason))
-        while self._trains() and self._last_saved is before and self._line.is_open:
+        while self._trains() and self._last_saved is before and self._stream.is_open:
             if time.monotonic() > by_s:
                 break
             await asyncio.sleep(0.01)
@@ -501,7 +501,7 @@ class Agent:
         self._end(_Outcome(128 + number, reason, left_s))
 
     def _goes_on_elsewhere(self) -> bool:
-        world = self._crew.world
+        world = self._worker_group.world
         nodes = {one.node for one in world.members} if world is not None else set()
         return len(nodes - {self._config.node}) > 0
 
@@ -510,7 +510,7 @@ class Agent:
     def _reap_orphans(self) -> None:
         master = self._master.pid if self._master is not None else 0
         ours = {self._launcher.pid, master, self._check.pid}
-        reap_orphans({*self._crew.pids, *ours})
+        reap_orphans({*self._worker_group.pids, *ours})
 
     async def _kill_orphans(self, strangers: set[int]) -> None:
         """Kills what workers have started and left, also in sessions of their own."""
@@ -521,14 +521,14 @@ class Agent:
     async def _train(self) -> None:
         """Checks the node, if that is wanted, and starts and looks after its workers."""
         if self._config.check in {"start", "always"}:
-            while not self._line.is_open:
+            while not self._stream.is_open:
                 await asyncio.sleep(_LOOK_S)
             result = await self._check_first()
             self._report_check(result)
             if result.is_faulty:
                 logger.error("this node does not train: %s", result.reason)
                 await self._outcome
-        self._crew.begin()
+        self._worker_group.begin()
         await self._look_after_workers()
 
     async def _check_first(self) -> pb.CheckResult:
@@ -551,7 +551,7 @@ class Agent:
             return
         logger.info("the check of this node: %s", result.reason)
         self._last_check = result
-        self._line.send(pb.FromAgent(check=result))
+        self._stream.send(pb.FromAgent(check=result))
 
     async def _look_after_workers(self) -> None:
         while True:
@@ -559,15 +559,17 @@ class Agent:
             await asyncio.sleep(_LOOK_S)
             overslept_s = time.monotonic() - began_s - _LOOK_S
             self._reap_orphans()
-            stuck = self._crew.check(overslept_s if overslept_s > _NAP_S else 0.0)
+            stuck = self._worker_group.check(
+                overslept_s if overslept_s > _NAP_S else 0.0
+            )
             for worker, why in stuck:
                 if worker.name in self._reported_stuck:
                     continue
                 self._reported_stuck.add(worker.name)
                 logger.error("worker %s is stuck: %s", worker.name, why)
                 reason = f"{worker.name} is stuck, {why}"
-                self._line.send(pb.FromAgent(stuck=pb.Stuck(reason=reason)))
+                self._stream.send(pb.FromAgent(stuck=pb.Stuck(reason=reason)))
                 # Every rank first writes down what it is doing.
                 await asyncio.sleep(_STUCK_PAUSE_S)
                 if self._config.on_stuck == "kill":
-                    self._crew.kill(worker, why, Health.STUCK)
+                    self._worker_group.kill(worker, why, Health.STUCK)

@@ -10,6 +10,11 @@ from drivetrain_core.services import get_service
 
 __all__ = ["AgentConfig"]
 
+_CHOICES = {
+    "on_stuck": ("kill", "report"),
+    "on_ended": ("fail", "succeed"),
+    "on_notice": ("save", "tell"),
+}
 _CHECKS = ("start", "suspicion", "always", "never")
 
 
@@ -129,15 +134,12 @@ class AgentConfig:
                 f"{self.num_workers} and {self.workers_per_copy}"
             )
             raise ProgramError(message)
-        if self.on_stuck not in {"kill", "report"}:
-            message = f"on_stuck must be 'kill' or 'report', got {self.on_stuck!r}"
-            raise ProgramError(message)
-        if self.on_ended not in {"fail", "succeed"}:
-            message = f"on_ended must be 'fail' or 'succeed', got {self.on_ended!r}"
-            raise ProgramError(message)
-        if self.on_notice not in {"save", "tell"}:
-            message = f"on_notice must be 'save' or 'tell', got {self.on_notice!r}"
-            raise ProgramError(message)
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                said = " or ".join(map(repr, choices))
+                message = f"{name} must be {said}, got {value!r}"
+                raise ProgramError(message)
         if self.notices != "none":
             try:
                 get_service("cloud_notices").check(self.notices)

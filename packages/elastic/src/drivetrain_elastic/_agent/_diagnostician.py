@@ -120,8 +120,6 @@ class Diagnostician:
         self,
         worker: LocalWorker,
         exit_code: int,
-        *,
-        is_asked: bool,
         siblings: Sequence[LocalWorker] = (),
     ) -> tuple[LocalWorker, pb.Failure]:
         """Returns who of a copy has failed first, as far as can be told, and why.
@@ -129,7 +127,6 @@ class Diagnostician:
         Args:
             worker: It has ended.
             exit_code: Of its process.
-            is_asked: Whether somebody wanted it to end.
             siblings: The others of its copy, which were killed because it has ended.
         """
         await asyncio.sleep(_LATE_S)
@@ -148,7 +145,6 @@ class Diagnostician:
             phase=worker.phase,
             health=worker.health,
             why_killed=worker.why_killed,
-            is_asked=is_asked,
         )
         found = diagnose(evidence)
         if found.is_echo and siblings:

@@ -19,7 +19,7 @@ _FINAL = {pb.WorkerReport.FINISHED, pb.WorkerReport.FAILED, pb.WorkerReport.LEFT
 class FinalReports:
     """Keeps reports of workers that have ended; used from one event loop.
 
-    A report that was sent may be lost with the line, or with the master that has heard it.
+    A report that was sent may be lost with the stream, or with the master that has heard it.
     A world is told when it is durable: one without the worker says that its end is known.
     No world says that one has finished, or that a place was given up; these are few, and
     are kept for good. So are the last diagnoses, which no world tells of either.

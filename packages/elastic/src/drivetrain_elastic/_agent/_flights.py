@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from drivetrain_elastic._agent_seats import flight_path
-from drivetrain_elastic._flight_record import read_flight_record
+from drivetrain_elastic._membership._agent_membership import flight_path
+from drivetrain_elastic._observability._flight_record import read_flight_record
 from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:

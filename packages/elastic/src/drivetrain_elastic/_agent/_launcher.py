@@ -21,7 +21,7 @@ __all__ = ["Launcher", "Program"]
 logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 1 << 20
-_LOADED = ("torch", "torch._dynamo", "drivetrain_elastic._loop")
+_LOADED = ("torch", "torch._dynamo", "drivetrain_elastic._training._loop")
 _START_S = 120.0
 # A worker is forked in milliseconds; a server that takes this long is stopped, or broken.
 _ANSWER_S = 10.0

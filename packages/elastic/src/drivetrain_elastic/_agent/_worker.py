@@ -1,4 +1,4 @@
-"""A worker on this node: its process, its line, and what is known of it."""
+"""Worker on this node: its process, its connection, and what is known of it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from drivetrain_elastic.protocol import messages as pb
 from drivetrain_health.failures import Health
 
 if TYPE_CHECKING:
-    from drivetrain_elastic._agent._link import Link
     from drivetrain_elastic._agent._process import ChildProcess
+    from drivetrain_elastic._agent._worker_connection import WorkerConnection
 
 __all__ = ["LocalWorker", "Stage"]
 
@@ -37,7 +37,7 @@ class LocalWorker:
         copy: Which processes hold a copy of the model together: a number that they share.
         is_spare: Whether it only stands by.
         process: Its process; None until it is known.
-        link: Its line; None until it has called.
+        connection: To it; None until it has called.
         stage: How far it is.
         began_s: When it was started.
         heard_s: When it was last heard of.
@@ -58,7 +58,7 @@ class LocalWorker:
     copy: int
     is_spare: bool
     process: ChildProcess | None = None
-    link: Link | None = None
+    connection: WorkerConnection | None = None
     stage: Stage = Stage.STARTING
     began_s: float = 0.0
     heard_s: float = 0.0
@@ -91,7 +91,7 @@ class LocalWorker:
         assert self.process is not None
         now_s = time.monotonic()
         state, idle_s = self.process.look()
-        silent_s = now_s - self.heard_s if self.link is not None else 0.0
+        silent_s = now_s - self.heard_s if self.connection is not None else 0.0
         return Signs(
             silent_s=silent_s,
             idle_s=idle_s,

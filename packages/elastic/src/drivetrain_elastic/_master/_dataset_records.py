@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_elastic._numbers import Numbers
+from drivetrain_elastic.decisions.interval_set import IntervalSet
 from drivetrain_elastic.decisions.shards import (
     Appended,
     Closed,
@@ -124,7 +124,7 @@ def _state(body: Mapping[str, Any]) -> DatasetState:
         leased={row[0]: _lease(row) for row in body["leased"]},
         dead=[(Shard(*shard), reason) for shard, reason in body["dead"]],
         next_fence=body["next_fence"],
-        done=Numbers([(start, end) for start, end in body["done"]]),
+        done=IntervalSet([(start, end) for start, end in body["done"]]),
         num_samples_done=body["num_samples_done"],
         growths=OrderedDict((caller, call) for caller, call in body.get("growths", ())),
     )

@@ -28,13 +28,8 @@ from drivetrain_elastic.decisions.shards import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from drivetrain_elastic._master._ledger import Ledger
-    from drivetrain_elastic.decisions.shards import (
-        DatasetSpec,
-        Event,
-        Lease,
-        Returned,
-    )
+    from drivetrain_elastic._master._journal_writer import JournalWriter
+    from drivetrain_elastic.decisions.shards import DatasetSpec, Event, Lease, Returned
     from drivetrain_elastic.journal import Record
 
 __all__ = ["Datasets"]
@@ -51,13 +46,13 @@ class Datasets:
     the journal has it.
 
     Args:
-        ledger: Where it is written.
+        writer: Of the journal.
         patience_s: How long a worker may hold shards without a word.
     """
 
-    def __init__(self, ledger: Ledger, *, patience_s: float = 60.0) -> None:
+    def __init__(self, writer: JournalWriter, *, patience_s: float = 60.0) -> None:
         self.states: dict[str, DatasetState] = {}
-        self._ledger = ledger
+        self._writer = writer
         self._patience_s = patience_s
         self._changes: dict[str, asyncio.Event] = {}
         self._heard_s: dict[str, float] = {}
@@ -88,7 +83,7 @@ class Datasets:
         state = self.states.get(spec.name)
         if state is None:
             state = self.states[spec.name] = DatasetState(spec=spec)
-            await self._ledger.append([opened(spec)])
+            await self._writer.append([opened(spec)])
             logger.info("dataset %s: %s", spec.name, spec)
         elif state.spec != spec:
             mine, theirs = asdict(state.spec), asdict(spec)
@@ -101,7 +96,7 @@ class Datasets:
             raise ProgramError(message)
         else:
             # Whoever opened it first may still wait for the journal.
-            await self._ledger.append([])
+            await self._writer.append([])
         return state
 
     def find(self, name: str) -> DatasetState:
@@ -293,7 +288,7 @@ class Datasets:
         Raises:
             JournalError: Something that was decided could not be written.
         """
-        self._ledger.check()
+        self._writer.check()
         now_s = time.monotonic()
         for worker in present:
             if worker in self._heard_s:
@@ -317,7 +312,7 @@ class Datasets:
         Without records too: what a caller repeats may not be durable yet.
         """
         try:
-            await self._ledger.append(records)
+            await self._writer.append(records)
         finally:
             # It has happened even if there was no room for it, or nobody waits for it.
             for name in names:

@@ -11,7 +11,7 @@ from drivetrain_elastic.journal import Record
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from drivetrain_elastic._master._ledger import Ledger
+    from drivetrain_elastic._master._journal_writer import JournalWriter
 
 __all__ = ["EventLog", "LoggedEvent"]
 
@@ -42,11 +42,11 @@ class EventLog:
     """The events of a job; used from one event loop.
 
     Args:
-        ledger: Where they are written.
+        writer: Of the journal.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, writer: JournalWriter) -> None:
+        self._writer = writer
         self._events: list[LoggedEvent] = []
         self._change = asyncio.Event()
 
@@ -78,7 +78,7 @@ class EventLog:
 
     async def add(self, kind: str, subject: str, reason: str) -> None:
         """Adds an event; it is durable when this returns."""
-        await self._ledger.append([self.make(kind, subject, reason)])
+        await self._writer.append([self.make(kind, subject, reason)])
 
     async def watch(self, start: int, *, follow: bool) -> AsyncIterator[LoggedEvent]:
         """Yields events from a number on, and, if asked, those that are still to come."""

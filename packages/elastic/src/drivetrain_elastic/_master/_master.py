@@ -9,23 +9,23 @@ import threading
 from typing import TYPE_CHECKING
 
 from drivetrain_core import ProgramError
-from drivetrain_elastic._master._answers import Answers
+from drivetrain_elastic._client._token import make_token
 from drivetrain_elastic._master._datasets import Datasets
 from drivetrain_elastic._master._events import EventLog
-from drivetrain_elastic._master._keys import Keys
-from drivetrain_elastic._master._ledger import Ledger
-from drivetrain_elastic._master._nodes import Nodes
+from drivetrain_elastic._master._journal_writer import JournalWriter
+from drivetrain_elastic._master._key_value_store import KeyValueStore
+from drivetrain_elastic._master._leadership import Leadership
+from drivetrain_elastic._master._master_servicer import MasterServicer
+from drivetrain_elastic._master._node_manager import NodeManager
 from drivetrain_elastic._master._server import serve
-from drivetrain_elastic._master._tenure import Tenure
-from drivetrain_elastic._metrics import MetricsServer
-from drivetrain_elastic._secret import make_token
+from drivetrain_elastic._observability._metrics_server import MetricsServer
 from drivetrain_elastic.journal import JournalError
 from drivetrain_elastic.journal._open import open_journal
 from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     import os
-    from typing import Any, Self
+    from typing import Self
 
     import grpc
 
@@ -95,7 +95,7 @@ class Master:
     ) -> None:
         self.address = address
         self.metrics = metrics
-        self._answers: Answers | None = None
+        self._servicer: MasterServicer | None = None
         self.token = token or make_token()
         self._tls = tls
         self._journal, lease = open_journal(journal, lease, token=self.token)
@@ -104,7 +104,7 @@ class Master:
         self._node_timeout_s = node_timeout_s
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
-        self._tenure = Tenure(lease, self._stopping)
+        self._leadership = Leadership(lease, self._stopping)
         self._started = threading.Event()
         self._errors: list[BaseException] = []
         self._thread = threading.Thread(
@@ -129,63 +129,64 @@ class Master:
             self._started.set()
 
     async def _hold(self) -> None:
-        async with self._tenure:
+        async with self._leadership:
             await self._serve()
 
     async def _serve(self) -> None:
-        ledger = Ledger(self._journal)
+        writer = JournalWriter(self._journal)
         try:
-            datasets = Datasets(ledger, patience_s=self._patience_s)
-            events = EventLog(ledger)
-            keys = Keys()
-            nodes = Nodes(
-                ledger,
+            datasets = Datasets(writer, patience_s=self._patience_s)
+            events = EventLog(writer)
+            store = KeyValueStore()
+            node_manager = NodeManager(
+                writer,
                 events,
-                keys,
+                store,
                 incarnation=self.incarnation,
                 heartbeat_s=self._node_timeout_s / _HEARTBEATS,
                 timeout_s=self._node_timeout_s,
             )
             # In a thread: the lease is renewed meanwhile.
-            await asyncio.to_thread(_replay, self._journal, datasets, events, nodes)
+            await asyncio.to_thread(
+                _replay, self._journal, datasets, events, node_manager
+            )
             datasets.begin()
-            nodes.begin()
-            self._answers = Answers(keys, datasets, events, nodes, self.incarnation)
+            node_manager.begin()
+            self._servicer = servicer = MasterServicer(
+                store, datasets, events, node_manager, self.incarnation
+            )
             with contextlib.ExitStack() as stack:
                 if self.metrics is not None:
                     metrics = MetricsServer(self.metrics, self._status)
                     stack.callback(metrics.close)
                     self.metrics = metrics.address
-                await self._answer(self._answers, datasets, events, nodes, ledger)
+                host = self.address.rsplit(":", 1)[0]
+                server, port = await serve(
+                    servicer, self.address, token=self.token, credentials=self._tls
+                )
+                self.address = f"{host}:{port}"
+                self._leadership.publish(self.address)
+                number = str(self.incarnation)
+                await events.add("master", number, "it has begun to serve")
+                logger.info("master %s serves at %s", number, self.address)
+                self._started.set()
+                await self._watch(datasets, node_manager, writer)
+                servicer.end()
+                await server.stop(grace=0.5)
         finally:
-            await ledger.close()
+            await writer.close()
 
-    async def _answer(
-        self,
-        answers: Answers,
-        datasets: Datasets,
-        events: EventLog,
-        nodes: Nodes,
-        ledger: Ledger,
+    async def _watch(
+        self, datasets: Datasets, node_manager: NodeManager, writer: JournalWriter
     ) -> None:
-        host = self.address.rsplit(":", 1)[0]
-        server, port = await serve(
-            answers, self.address, token=self.token, credentials=self._tls
-        )
-        self.address = f"{host}:{port}"
-        self._tenure.publish(self.address)
-        await events.add("master", str(self.incarnation), "it has begun to serve")
-        logger.info("master %d serves at %s", self.incarnation, self.address)
-        self._started.set()
-        await self._watch(datasets, nodes, ledger)
-        answers.end()
-        await server.stop(grace=0.5)
-
-    async def _watch(self, datasets: Datasets, nodes: Nodes, ledger: Ledger) -> None:
         """Decides what nobody asks for, until this master is stopped or replaced."""
         work = [
             asyncio.create_task(one)
-            for one in (self._stopping.wait(), nodes.run(), _expire(datasets, ledger))
+            for one in (
+                self._stopping.wait(),
+                node_manager.run(),
+                _expire(datasets, writer),
+            )
         ]
         try:
             await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
@@ -193,8 +194,8 @@ class Master:
             for one in work:
                 one.cancel()
             results = await asyncio.gather(*work, return_exceptions=True)
-        if ledger.failure is not None:
-            logger.warning("this master gives way: %s", ledger.failure)
+        if writer.failure is not None:
+            logger.warning("this master gives way: %s", writer.failure)
         for result in results:
             if isinstance(result, Exception) and not isinstance(result, JournalError):
                 raise result
@@ -205,7 +206,9 @@ class Master:
         Raises:
             BaseException: What the service has failed with.
         """
-        self._submit(self._stopping.set)
+        # The loop may have ended by itself.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
         if self._errors:
             raise self._errors.pop()
@@ -217,16 +220,11 @@ class Master:
 
     def _status(self) -> pb.Status:
         """Returns how the job stands, in any other thread than the master's own."""
-        assert self._answers is not None
-        asked = self._answers.GetStatus(pb.StatusRequest(), None)
+        assert self._servicer is not None
+        asked = self._servicer.GetStatus(pb.StatusRequest(), None)
         done = asyncio.run_coroutine_threadsafe(asked, self._loop)
         status: pb.Status = done.result(_ANSWER_S)
         return status
-
-    def _submit(self, call: Any) -> None:
-        # The loop may have ended by itself.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(call)
 
     def __enter__(self) -> Self:
         return self
@@ -235,20 +233,20 @@ class Master:
         self.stop()
 
 
-async def _expire(datasets: Datasets, ledger: Ledger) -> None:
-    # The ledger knows whether it has failed for good.
-    while ledger.failure is None:
+async def _expire(datasets: Datasets, writer: JournalWriter) -> None:
+    # The writer knows whether it has failed for good.
+    while writer.failure is None:
         await asyncio.sleep(_TICK_S)
         with contextlib.suppress(JournalError):
             await datasets.expire(())
 
 
 def _replay(
-    journal: Journal, datasets: Datasets, events: EventLog, nodes: Nodes
+    journal: Journal, datasets: Datasets, events: EventLog, node_manager: NodeManager
 ) -> None:
     """Brings back what the masters before this one had written."""
     records = journal.records()
-    keepers = datasets, events, nodes
+    keepers = datasets, events, node_manager
     for record in records:
         if not any(one.replay(record) for one in keepers):
             message = f"the journal has a record of a kind unknown here: {record.kind}"

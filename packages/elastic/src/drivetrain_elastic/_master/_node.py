@@ -1,4 +1,4 @@
-"""A node as the master sees it, and what is told of nodes and worlds."""
+"""Node as the master sees it, and the messages about nodes and worlds."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from drivetrain_elastic.protocol import messages as pb
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from drivetrain_elastic._master._diagnoses import Excluded
-    from drivetrain_elastic._master._line import Line
-    from drivetrain_elastic._master._training_watch import Slowness
+    from drivetrain_elastic._master._agent_stream import AgentStream
+    from drivetrain_elastic._master._failure_history import Excluded
+    from drivetrain_elastic._master._progress_monitor import Slowness
     from drivetrain_elastic.decisions.ending import Ending
     from drivetrain_elastic.decisions.membership import MembershipState
     from drivetrain_elastic.decisions.time_ledger import TimeLedger
 
 __all__ = [
     "Node",
-    "describe_care",
+    "describe_faults",
     "describe_nodes",
     "leave_message",
     "stop_message",
@@ -39,7 +39,7 @@ class Node:
         agent: What its agent calls itself.
         leave: Why and within which time it is to leave; None while it is not.
         num_slots: How many workers train there.
-        line: To the agent; None while there is none.
+        stream: To the agent; None while there is none.
         heard_s: When it was last heard of.
         progress: Of its workers, by name, those that stand by included.
         machine: What it runs on.
@@ -53,7 +53,7 @@ class Node:
     agent: str = ""
     leave: pb.LeaveRequest | None = None
     num_slots: int = 0
-    line: Line | None = None
+    stream: AgentStream | None = None
     heard_s: float = 0.0
     progress: dict[str, pb.WorkerProgress] = field(default_factory=dict)
     machine: str = ""
@@ -150,7 +150,7 @@ def describe_nodes(
             )
 
 
-def describe_care(
+def describe_faults(
     status: pb.Status, time_ledger: TimeLedger, excluded: Mapping[str, Excluded]
 ) -> None:
     """Fills in where the time has gone, and which machines are excluded."""

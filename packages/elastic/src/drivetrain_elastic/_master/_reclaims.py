@@ -40,7 +40,7 @@ class Reclaims:
         self._notices: dict[str, pb.CapacityNotice] = {}
         self._reclaims: dict[str, Reclaim] = {}
         self._leaves: dict[str, Reclaim] = {}
-        self._order = pb.SaveRequest()
+        self._request = pb.SaveRequest()
         self._asked_s = self._own_asked_s = float("-inf")
         self._end_s = 0.0
         self._saved: pb.Saved | None = None
@@ -145,17 +145,17 @@ class Reclaims:
         if not order.request:
             message = "a request to save needs a name that no other request has"
             raise ProgramError(message)
-        if order.request == self._order.request:
+        if order.request == self._request.request:
             return
-        self._order, self._saved = order, None
+        self._request, self._saved = order, None
         self._asked_s = time.monotonic()
         self._end_s = self._asked_s + order.within_s
         self._note("save", order.request, order.reason)
-        self._tell(self.order_message())
+        self._tell(self.save_message())
 
     def take_saved(self, saved: pb.Saved) -> None:
         """Notes what has become of a checkpoint that was asked for."""
-        if saved.request != self._order.request or self._saved is not None:
+        if saved.request != self._request.request or self._saved is not None:
             return
         self._saved = saved
         took_s = time.monotonic() - self._asked_s
@@ -169,13 +169,13 @@ class Reclaims:
             self._note("saved", saved.request, what)
         self._tell(pb.ToAgent(save=pb.SaveRequest()))
 
-    def order_message(self) -> pb.ToAgent | None:
+    def save_message(self) -> pb.ToAgent | None:
         """Returns what agents are told of the checkpoint that is wanted; None for none."""
         left_s = self._end_s - time.monotonic()
-        if not self._order.request or self._saved is not None or left_s <= 0:
+        if not self._request.request or self._saved is not None or left_s <= 0:
             return None
         order = pb.SaveRequest()
-        order.CopyFrom(self._order)
+        order.CopyFrom(self._request)
         order.within_s = left_s
         return pb.ToAgent(save=order)
 
@@ -185,7 +185,7 @@ class Reclaims:
             notice = self.notice_of(node.node)
             if notice is not None:
                 node.notice.CopyFrom(notice)
-        if self._order.request:
-            status.save.request = self._order.request
+        if self._request.request:
+            status.save.request = self._request.request
             if self._saved is not None:
                 status.save.saved.CopyFrom(self._saved)

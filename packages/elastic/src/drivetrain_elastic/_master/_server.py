@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 
 from drivetrain_core import ProgramError
-from drivetrain_elastic._address import is_free, is_loopback
-from drivetrain_elastic._master._gate import Gate
+from drivetrain_elastic._client._address import is_free, is_loopback
+from drivetrain_elastic._master._auth_interceptor import AuthInterceptor
 from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, SERVICE
 
 __all__ = ["serve"]
@@ -30,7 +30,7 @@ _OPTIONS = (
 
 
 async def serve(
-    answers: object,
+    servicer: object,
     address: str,
     *,
     token: str,
@@ -39,7 +39,7 @@ async def serve(
     """Starts a server.
 
     Args:
-        answers: Has a coroutine method for each call, or an asynchronous generator where
+        servicer: Has a coroutine method for each call, or an asynchronous generator where
             the call answers with a stream. A call without one is not served.
         address: Where to listen, `host:port`; port 0 takes one that is free.
         token: Of the job.
@@ -58,16 +58,18 @@ async def serve(
         )
         raise ProgramError(message)
     server = grpc.aio.server(
-        interceptors=[Gate(token)], options=_OPTIONS, maximum_concurrent_rpcs=None
+        interceptors=[AuthInterceptor(token)],
+        options=_OPTIONS,
+        maximum_concurrent_rpcs=None,
     )
     handlers = {}
     for name, method in METHODS.items():
-        if not hasattr(answers, name):
+        if not hasattr(servicer, name):
             continue
         make = getattr(grpc, f"{method.kind}_rpc_method_handler")
         handlers[name] = make(
-            getattr(answers, name),
-            request_deserializer=method.read_request,
+            getattr(servicer, name),
+            request_deserializer=method.request.FromString,
             response_serializer=_serialize,
         )
     server.add_generic_rpc_handlers(

@@ -1,4 +1,4 @@
-"""Who keeps all others waiting, by what each rank did last.
+"""Hang report: which ranks keep all others waiting, by what each rank did last.
 
 Collectives of a group begin in the same order on all ranks, and are counted. In a hang, most
 ranks are in the same one; who has not entered it is silent, and the others only wait. If all
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LastOperation", "Silence", "find_silent"]
+__all__ = ["HangReport", "LastOperation", "find_silent"]
 
 
 class LastOperation(NamedTuple):
@@ -35,7 +35,7 @@ class LastOperation(NamedTuple):
     is_waiting: bool
 
 
-class Silence(NamedTuple):
+class HangReport(NamedTuple):
     """What `find_silent` has found.
 
     Attributes:
@@ -47,7 +47,7 @@ class Silence(NamedTuple):
     reason: str
 
 
-def find_silent(members: Mapping[str, LastOperation | None]) -> Silence:
+def find_silent(members: Mapping[str, LastOperation | None]) -> HangReport:
     """Names those for whom the ranks of a world wait.
 
     Args:
@@ -57,13 +57,13 @@ def find_silent(members: Mapping[str, LastOperation | None]) -> Silence:
         >>> at = LastOperation(3, 120, 17, "all-reduce", 9.0, True)
         >>> find_silent({"a": at, "b": at, "c": at._replace(
         ...     collective=16, name="computing", is_waiting=False)})
-        Silence(silent=('c',), reason="c is in 'computing' of step 120 for 9.0 s, and has \
+        HangReport(silent=('c',), reason="c is in 'computing' of step 120 for 9.0 s, and has \
 not entered collective 17, in which 2 others wait")
     """
     mute = [name for name, last in members.items() if last is None]
     heard = {name: last for name, last in members.items() if last is not None}
     if not heard:
-        return Silence((), "no rank says what it does")
+        return HangReport((), "no rank says what it does")
     newest = max(last.epoch for last in heard.values())
     late = [name for name, last in heard.items() if last.epoch < newest]
     here = {name: last for name, last in heard.items() if last.epoch == newest}
@@ -76,10 +76,10 @@ not entered collective 17, in which 2 others wait")
     behind = [name for name, last in here.items() if last.collective < furthest]
     if mute:
         reason = f"{_names(mute)} {_be(mute)} silent, and {len(waiting)} others wait"
-        return Silence(tuple(mute), reason)
+        return HangReport(tuple(mute), reason)
     if late:
         reason = f"{_names(late)} {_be(late)} not in world {newest}, where others wait"
-        return Silence(tuple(late), reason)
+        return HangReport(tuple(late), reason)
     if behind:
         one = min(behind, key=lambda name: (here[name].collective, -here[name].seconds))
         last = here[one]
@@ -91,23 +91,23 @@ not entered collective 17, in which 2 others wait")
             f"has not entered collective {furthest}, in which {len(waiting)} others wait"
             f"{others}"
         )
-        return Silence(tuple(behind), reason)
+        return HangReport(tuple(behind), reason)
     busy = [name for name, last in here.items() if not last.is_waiting]
     if len(busy) == len(here):
         reason = "all ranks compute, and none waits"
-        return Silence((), reason)
+        return HangReport((), reason)
     if busy:
         # It has left the collective that others are still in, or has entered it late.
         reason = (
             f"all ranks have entered collective {furthest}; {_names(busy)} {_be(busy)} "
             f"out of it, in {here[busy[0]].name!r}"
         )
-        return Silence(tuple(busy), reason)
+        return HangReport(tuple(busy), reason)
     reason = (
         f"all {len(here)} ranks wait in collective {furthest}: what is silent is the "
         "network between them"
     )
-    return Silence((), reason)
+    return HangReport((), reason)
 
 
 def _be(names: list[str]) -> str:

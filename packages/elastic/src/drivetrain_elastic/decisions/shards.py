@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from drivetrain_core import ProgramError
-from drivetrain_elastic._numbers import Numbers
-from drivetrain_elastic._permutation import permuted
+from drivetrain_elastic.decisions.interval_set import IntervalSet
+from drivetrain_elastic.decisions.permutation import permuted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -229,7 +229,7 @@ class DatasetState:
     leased: dict[int, Lease] = field(default_factory=dict)
     dead: list[tuple[Shard, str]] = field(default_factory=list)
     next_fence: int = 1
-    done: Numbers = field(default_factory=Numbers)
+    done: IntervalSet = field(default_factory=IntervalSet)
     num_samples_done: int = 0
     growths: OrderedDict[str, int] = field(default_factory=OrderedDict)
 

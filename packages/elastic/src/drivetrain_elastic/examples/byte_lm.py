@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from drivetrain_elastic._step import Step
+    from drivetrain_elastic._training._step import Step
 
 __all__ = ["main"]
 

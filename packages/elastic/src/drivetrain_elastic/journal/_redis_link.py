@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import MissingLibraryError, ProgramError
-from drivetrain_elastic._rarely import Rarely
+from drivetrain_elastic._observability._rate_limited_log import RateLimitedLog
 from drivetrain_elastic.journal._record import JournalError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class RedisLink:
         self._name, self._patience_s = place.name, place.patience_s
         self._keys = [place.key(what) for what in ("journal", "records", "lease")]
         self._reply_s = reply_s
-        self._rarely = Rarely()
+        self._rate_limit = RateLimitedLog()
         redis = _import_redis()
         self._raised = redis.exceptions
         try:
@@ -109,12 +109,12 @@ class RedisLink:
             except AwayError as error:
                 is_over = time.monotonic() + pause_s > end_s
                 # Whoever asks again and again is told now and then.
-                if self._rarely.is_due(str(error)):
+                if self._rate_limit.is_due(str(error)):
                     logger.warning("%s; it is tried again", error)
                 if is_over:
                     raise
             else:
-                self._rarely.forget()
+                self._rate_limit.forget()
                 return reply
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

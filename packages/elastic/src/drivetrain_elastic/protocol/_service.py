@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from google.protobuf import message_factory
 
 from drivetrain_elastic.protocol import messages
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = [
     "API",
@@ -33,7 +30,6 @@ class Method(NamedTuple):
     """A call of the service.
 
     Attributes:
-        name: What it is called.
         path: How gRPC calls it.
         request: The class of what is sent.
         reply: The class of what comes back.
@@ -41,7 +37,6 @@ class Method(NamedTuple):
         gets_many: Whether the server does.
     """
 
-    name: str
     path: str
     request: Any
     reply: Any
@@ -53,35 +48,22 @@ class Method(NamedTuple):
         """The form of the call, as gRPC names it: `unary_unary`, for example."""
         return f"{_form(self.sends_many)}_{_form(self.gets_many)}"
 
-    @property
-    def read_request(self) -> Callable[[bytes], Any]:
-        """Makes a request of bytes."""
-        reader: Callable[[bytes], Any] = self.request.FromString
-        return reader
-
-    @property
-    def read_reply(self) -> Callable[[bytes], Any]:
-        """Makes a reply of bytes."""
-        reader: Callable[[bytes], Any] = self.reply.FromString
-        return reader
-
 
 def _form(is_stream: bool) -> str:
     return "stream" if is_stream else "unary"
 
 
 def _methods(service: Any) -> dict[str, Method]:
-    found = {}
-    for method in service.methods:
-        found[method.name] = Method(
-            name=method.name,
+    return {
+        method.name: Method(
             path=f"/{service.full_name}/{method.name}",
             request=message_factory.GetMessageClass(method.input_type),
             reply=message_factory.GetMessageClass(method.output_type),
             sends_many=method.client_streaming,
             gets_many=method.server_streaming,
         )
-    return found
+        for method in service.methods
+    }
 
 
 (_described,) = messages.DESCRIPTOR.services_by_name.values()

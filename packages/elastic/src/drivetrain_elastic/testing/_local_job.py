@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from drivetrain_core import DrivetrainError
-from drivetrain_elastic._client import MasterClient, MasterError
-from drivetrain_elastic._secret import make_token, write_token
+from drivetrain_elastic._client._address import free_port
+from drivetrain_elastic._client._master_client import MasterClient, MasterError
+from drivetrain_elastic._client._token import make_token, write_token
 from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class LocalJob:
             self._program += ["--log", str(self.log)]
         self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         self._keeps_master = keeps_master
-        self.address = address or f"127.0.0.1:{_free_port()}"
+        self.address = address or f"127.0.0.1:{free_port()}"
         write_token(self.folder / "token", self.token)
         self._client = MasterClient(self.address, self.token, patience_s=5.0)
 
@@ -254,10 +254,3 @@ def members_of(status: pb.Status) -> list[pb.WorkerStatus]:
     """Returns the workers of the world, by rank."""
     workers = [one for node in status.nodes for one in node.workers if one.rank >= 0]
     return sorted(workers, key=lambda one: one.rank)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from drivetrain_elastic._seat import Seat
+from drivetrain_elastic._membership._rank_assignment import (
+    MembershipSource,
+    RankAssignment,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,11 +30,10 @@ def connect_store() -> TCPStore:
     return TCPStore(host, port, is_master=False)
 
 
-class ScriptedWorlds:
-    """A source of seats that reads the worlds which `write_worlds` has written.
+class ScriptedWorlds(MembershipSource):
+    """A membership source that reads the worlds which `write_worlds` has written.
 
-    It has the methods of what `ElasticLoop` asks its agent by; one thread waits for the
-    next world.
+    One thread waits for the next world.
 
     Args:
         name: Of this worker.
@@ -45,9 +47,9 @@ class ScriptedWorlds:
         self.name = name
         self.steps: list[tuple[int, float]] = []
         self._connect = connect
-        self._heard: list[Seat] = []
+        self._heard: list[RankAssignment] = []
         self._change = threading.Condition()
-        self._listeners: list[Callable[[Seat], object]] = []
+        self._listeners: list[Callable[[RankAssignment], object]] = []
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
@@ -60,20 +62,22 @@ class ScriptedWorlds:
             members, gone = (part.split() for part in text.split("|"))
             rank = members.index(self.name) if self.name in members else -1
             broken = epoch - 1 if gone else broken
-            seat = Seat(epoch, rank, tuple(members), ("node",) * len(members))
-            seat = seat._replace(broken_epoch=broken)
+            assignment = RankAssignment(
+                epoch, rank, tuple(members), ("node",) * len(members)
+            )
+            assignment = assignment._replace(broken_epoch=broken)
             with self._change:
-                self._heard.append(seat)
+                self._heard.append(assignment)
                 self._change.notify_all()
             for listener in self._listeners:
-                listener(seat)
+                listener(assignment)
 
-    def latest(self) -> Seat | None:
-        """Returns the last seat that was heard of."""
+    def latest(self) -> RankAssignment | None:
+        """Returns the last assignment that was heard of."""
         return self._heard[-1] if self._heard else None
 
-    def wait(self, newer_than: int, timeout_s: float) -> Seat | None:
-        """Returns a seat of a later epoch; None if there is none in time."""
+    def wait(self, newer_than: int, timeout_s: float) -> RankAssignment | None:
+        """Returns an assignment of a later epoch; None if there is none in time."""
 
         def is_there() -> bool:
             return bool(self._heard) and self._heard[-1].epoch > newer_than
@@ -83,29 +87,25 @@ class ScriptedWorlds:
                 self._heard[-1] if self._change.wait_for(is_there, timeout_s) else None
             )
 
-    def subscribe(self, heard: Callable[[Seat], object]) -> Callable[[], None]:
-        """Tells a function of each seat; returns what ends that."""
+    def subscribe(
+        self, heard: Callable[[RankAssignment], object]
+    ) -> Callable[[], None]:
+        """Tells a function of each assignment; returns what ends that."""
         self._listeners.append(heard)
         return lambda: self._listeners.remove(heard)
+
+    def is_leaving(self) -> bool:
+        """Returns whether this worker was in a world, and is not in the last one."""
+        assignment = self.latest()
+        return assignment is not None and self.has_left(assignment)
 
     def end_s(self) -> float:
         """Returns when this worker has to be gone: never."""
         return float("inf")
 
-    def save_order(self) -> None:
-        """Returns that no checkpoint is asked for."""
-
-    def is_leaving(self) -> bool:
-        """Returns whether this worker was in a world, and is not in the last one."""
-        seat = self.latest()
-        return seat is not None and self.has_left(seat)
-
-    def has_left(self, seat: Seat) -> bool:
-        """Returns whether a seat is that of a worker that has left."""
-        return bool(self.steps) and seat.rank < 0
-
-    def flight_record(self) -> None:
-        """Returns that no record of collectives is asked for."""
+    def has_left(self, assignment: RankAssignment) -> bool:
+        """Returns whether an assignment is that of a worker that has left."""
+        return bool(self.steps) and assignment.rank < 0
 
     def report_step(self, step: int, seconds: float) -> None:
         """Keeps a step and its time."""
@@ -116,21 +116,6 @@ class ScriptedWorlds:
         """Tells the writer of worlds that this one is broken."""
         del epoch
         self._connect().set(f"broken/{self.name}", reason)
-
-    def report_saved(self, *_: Any) -> None:
-        """Takes no note."""
-
-    def report_ready(self) -> None:
-        """Takes no note."""
-
-    def report_phase(self, phase: str) -> None:
-        """Takes no note."""
-
-    def report_times(self, times: object) -> None:
-        """Takes no note."""
-
-    def report_end(self, *, is_finished: bool) -> None:
-        """Takes no note."""
 
 
 def write_worlds(

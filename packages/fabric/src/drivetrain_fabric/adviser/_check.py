@@ -41,14 +41,8 @@ def check_settings(facts: Facts) -> tuple[Problem, ...]:
             found.append(problem)
         before = first.setdefault(one.name, one)
         if before is not one and before.value != one.value:
-            found.append(
-                Problem(
-                    name=one.name,
-                    where=one.where,
-                    because=f"{before.where} says {before.value}, which comes first",
-                    fix="leave one of them",
-                )
-            )
+            because = f"{before.where} says {before.value}, which comes first"
+            found.append(_problem(one, because, "leave one of them"))
     return tuple(found)
 
 
@@ -81,23 +75,22 @@ def _check_one(one: Assignment, facts: Facts) -> Problem | None:
         else:
             because = f"NCCL has it since {known.since}, and this is {version}"
         fix = f"set {known.instead}" if known.instead else "leave it out"
-        return Problem(name=one.name, where=one.where, because=because, fix=fix)
+        return _problem(one, because, fix)
     wrong = wrong_value(one.name, one.value, facts.nccl)
-    if wrong is None:
-        return None
-    return Problem(name=one.name, where=one.where, because=wrong, fix="correct it")
+    return None if wrong is None else _problem(one, wrong, "correct it")
 
 
 def _unknown(one: Assignment, facts: Facts) -> Problem:
     near = nearest_name(one.name, facts.nccl)
     reader = one.name.split("_", maxsplit=1)[0]
     who = {"NCCL": "no manual of NCCL to 2.32", "GLOO": "no source of Gloo"}
-    return Problem(
-        name=one.name,
-        where=one.where,
-        because=f"{who.get(reader, 'no source of torch 2.13')} knows it",
-        fix=f"did you mean {near}?" if near else "leave it out, unless a plug-in asks",
-    )
+    because = f"{who.get(reader, 'no source of torch 2.13')} knows it"
+    fix = f"did you mean {near}?" if near else "leave it out, unless a plug-in asks"
+    return _problem(one, because, fix)
+
+
+def _problem(one: Assignment, because: str, fix: str) -> Problem:
+    return Problem(name=one.name, where=one.where, because=because, fix=fix)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

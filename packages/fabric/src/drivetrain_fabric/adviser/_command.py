@@ -33,6 +33,8 @@ __all__ = ["populate_advise"]
 
 _DEFAULT_RANKS = 8
 _MOST = 10**9
+# Options that are arguments of `with_given`.
+_GIVEN = ("nccl_version", "delay_ms", "gbps", "flow_gbps", "paths", "dscp")
 
 
 def populate_advise(commands: Any) -> None:
@@ -118,17 +120,9 @@ def _facts(args: argparse.Namespace) -> Facts:
     ranks = args.ranks
     if ranks is None and facts.ranks is None:
         ranks = _DEFAULT_RANKS
+    given = {name: getattr(args, name) for name in _GIVEN}
     with as_wrong_use(args, "--nccl-version"):
-        return with_given(
-            facts,
-            nccl_version=args.nccl_version,
-            delay_ms=args.delay_ms,
-            gbps=args.gbps,
-            flow_gbps=args.flow_gbps,
-            ranks=ranks,
-            paths=args.paths,
-            dscp=args.dscp,
-        )
+        return with_given(facts, ranks=ranks, **given)
 
 
 def _plain(report: Report) -> list[dict[str, Any]]:

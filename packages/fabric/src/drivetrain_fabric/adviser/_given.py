@@ -68,16 +68,9 @@ def with_given(
         >>> with_given(Facts(), delay_ms=1, gbps=10).bdp_bytes
         2500000
     """
-    numbers = {
-        "delay_ms": delay_ms,
-        "gbps": gbps,
-        "flow_gbps": flow_gbps,
-        "ranks": ranks,
-        "paths": paths,
-        "dscp": dscp,
-    }
-    for name, value in numbers.items():
-        wrong = _refusal(name, value)
+    given = locals()
+    for name in ("delay_ms", "gbps", "flow_gbps", "ranks", "paths", "dscp"):
+        wrong = _refusal(name, given[name])
         if wrong is not None:
             message = f"{name} {wrong}"
             raise AdviserError(message)

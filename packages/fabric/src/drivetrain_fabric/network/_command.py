@@ -111,7 +111,9 @@ def _compare(args: argparse.Namespace, spec: ClusterSpec | None) -> int:
             "gpus": num_gpus,
             "fabric": asdict(clos),
             "traffic": args.traffic,
-            "measures": [_plain(each) for each in measures],
+            "measures": [
+                asdict(each) | {"slowdown": each.slowdown} for each in measures
+            ],
         }
         sys.stdout.write(f"{json.dumps(report, indent=2)}\n")
         return 0
@@ -303,7 +305,3 @@ def _cells(measure: Measure) -> list[str]:
         amount(measure.seconds, "s"),
         f"{measure.slowdown:.2f}",
     ]
-
-
-def _plain(measure: Measure) -> dict[str, object]:
-    return {**asdict(measure), "slowdown": measure.slowdown}

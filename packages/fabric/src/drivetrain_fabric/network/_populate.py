@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core.commands import integer, number
+from drivetrain_core.commands import deferred, integer, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,9 @@ def populate_simulate(commands: Any) -> None:
     )
     parser.add_argument("--svg", metavar="FILE", help="write a picture as well")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=_run, given=frozenset())
+    # Other commands need no numpy.
+    run = deferred("drivetrain_fabric.network._command:run_fabric")
+    parser.set_defaults(run=run, given=frozenset())
 
 
 def _add_fabric(parser: argparse.ArgumentParser) -> None:
@@ -166,10 +168,3 @@ def _bytes(kind: Callable[[str], float]) -> Callable[[str], float]:
         return kind(text) if unit is None else kind(text[:-1]) * unit
 
     return parse
-
-
-def _run(args: argparse.Namespace) -> int:
-    # Imported here: other commands need no numpy.
-    from drivetrain_fabric.network._command import run_fabric
-
-    return run_fabric(args)

@@ -19,11 +19,7 @@ from drivetrain_fabric.topology._errors import TopologyError
 
 if TYPE_CHECKING:
     from drivetrain_fabric.topology._graph import Topology
-    from drivetrain_fabric.topology._parts import (
-        Gpu,
-        Nic,
-        PciSlot,
-    )
+    from drivetrain_fabric.topology._parts import Gpu, Nic, PciSlot
 
 __all__ = [
     "closeness",

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from drivetrain_core.commands import number
-from drivetrain_fabric.topology._cluster import find_flaws, find_hosts
+from drivetrain_core.commands import deferred, number
 from drivetrain_fabric.topology._draw_host import host_svg
-from drivetrain_fabric.topology._draw_links import links_svg
-from drivetrain_fabric.topology._draw_text import (
-    host_rich,
-    host_text,
-    links_rich,
-    links_text,
-)
+from drivetrain_fabric.topology._draw_text import host_rich, host_text
 from drivetrain_fabric.topology._file import load_topology, topology_to_json
-from drivetrain_fabric.topology._json import to_plain
-from drivetrain_fabric.topology._order import ring_order
 from drivetrain_fabric.topology._read import read_topology
 
 if TYPE_CHECKING:
@@ -29,9 +19,10 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from drivetrain_fabric.topology._matrix import LinkMatrix
+__all__ = ["populate_topo", "print_either", "print_text"]
 
-__all__ = ["populate_topo"]
+# Showing a host needs no torch.
+_measure = deferred("drivetrain_fabric.topology._measure_command:measure")
 
 
 def populate_topo(
@@ -90,49 +81,21 @@ def _show(args: argparse.Namespace) -> int:
     if args.svg is not None:
         Path(args.svg).write_text(host_svg(host), encoding="utf-8")
     if args.json:
-        _print(topology_to_json(host))
+        print_text(topology_to_json(host))
     else:
-        _print_either(host_rich(host), host_text(host))
+        print_either(host_rich(host), host_text(host))
     return 0
 
 
-def _measure(args: argparse.Namespace) -> int:
-    # Imported here: showing a host needs no torch.
-    from drivetrain_core.services import destroy_process_group, init_process_group
-    from drivetrain_fabric.topology._measure import measure_links
-
-    rank = init_process_group().rank()
-    try:
-        links = measure_links(budget_s=args.budget)
-    finally:
-        destroy_process_group()
-    if rank != 0:
-        return 0
-    if args.svg is not None:
-        Path(args.svg).write_text(links_svg(links), encoding="utf-8")
-    if args.json:
-        _print(json.dumps(_as_json(links), indent=2))
-    else:
-        _print_either(links_rich(links), links_text(links))
-    return 0
-
-
-def _as_json(links: LinkMatrix) -> dict[str, object]:
-    return {
-        "links": to_plain(links),
-        "hosts": find_hosts(links),
-        "ring": ring_order(links),
-        "flaws": to_plain(find_flaws(links)),
-    }
-
-
-def _print_either(rich: list[RenderableType], plain: str) -> None:
+def print_either(rich: list[RenderableType], plain: str) -> None:
+    """Prints the first to a terminal, and the second to all else."""
     console = Console()
     if console.is_terminal:
         console.print(*rich, sep="\n")
     else:
-        _print(plain)
+        print_text(plain)
 
 
-def _print(text: str) -> None:
+def print_text(text: str) -> None:
+    """Prints a text and the end of its line."""
     sys.stdout.write(f"{text}\n")

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain_fabric.topology._affinity import nvlinks_of
 from drivetrain_fabric.topology._draw_distances import draw_distances
-from drivetrain_fabric.topology._parts import (
-    Gpu,
-)
+from drivetrain_fabric.topology._parts import Gpu
 from drivetrain_fabric.topology._svg import Sheet, fit, text_width
 from drivetrain_fabric.topology._tree import Branch, numa_tree
 from drivetrain_fabric.topology._words import (

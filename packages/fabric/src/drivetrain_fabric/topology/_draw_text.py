@@ -12,9 +12,7 @@ from rich.tree import Tree
 from drivetrain_fabric.topology._affinity import distance, nearest_nic, nvlinks_of
 from drivetrain_fabric.topology._cluster import find_flaws, find_hosts
 from drivetrain_fabric.topology._order import ring_order
-from drivetrain_fabric.topology._parts import (
-    Gpu,
-)
+from drivetrain_fabric.topology._parts import Gpu
 from drivetrain_fabric.topology._tree import Branch, numa_tree
 from drivetrain_fabric.topology._units import scale
 from drivetrain_fabric.topology._words import (

@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from drivetrain_fabric.topology._parts import (
-    Nic,
-    RdmaPort,
-)
+from drivetrain_fabric.topology._parts import Nic, RdmaPort
 from drivetrain_fabric.topology._sysfs import entries, read_int, read_text
 
 if TYPE_CHECKING:

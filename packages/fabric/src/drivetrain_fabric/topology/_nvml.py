@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol, cast
 
-from drivetrain_fabric.topology._parts import (
-    Gpu,
-    NvLink,
-    NvSwitch,
-    PciLink,
-    PciSlot,
-)
+from drivetrain_fabric.topology._parts import Gpu, NvLink, NvSwitch, PciLink, PciSlot
 
 __all__ = ["Nvml", "NvmlFacts", "read_nvml"]
 

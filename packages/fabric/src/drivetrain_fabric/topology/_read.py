@@ -17,11 +17,7 @@ if TYPE_CHECKING:
     import os
 
     from drivetrain_fabric.topology._nvml import Nvml
-    from drivetrain_fabric.topology._parts import (
-        Gpu,
-        PciLink,
-        PciSlot,
-    )
+    from drivetrain_fabric.topology._parts import Gpu, PciLink, PciSlot
     from drivetrain_fabric.topology._sysfs import PciTree
 
 __all__ = ["read_topology"]

@@ -6,19 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from drivetrain_fabric.topology._affinity import numa_node_of
-from drivetrain_fabric.topology._parts import (
-    Gpu,
-    Nic,
-)
+from drivetrain_fabric.topology._parts import Gpu, Nic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from drivetrain_fabric.topology._graph import Topology
-    from drivetrain_fabric.topology._parts import (
-        NumaNode,
-        PciSlot,
-    )
+    from drivetrain_fabric.topology._parts import NumaNode, PciSlot
 
 __all__ = ["Branch", "Device", "NumaBranch", "numa_tree"]
 

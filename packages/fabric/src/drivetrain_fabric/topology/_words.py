@@ -5,20 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivetrain_fabric.topology._affinity import nvlinks_of
-from drivetrain_fabric.topology._parts import (
-    Gpu,
-    Nic,
-)
+from drivetrain_fabric.topology._parts import Gpu, Nic
 from drivetrain_fabric.topology._units import bytes_text, speed_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from drivetrain_fabric.topology._graph import Topology
-    from drivetrain_fabric.topology._parts import (
-        NumaNode,
-        PciSlot,
-    )
+    from drivetrain_fabric.topology._parts import NumaNode, PciSlot
 
 __all__ = [
     "device_name",

@@ -10,6 +10,7 @@ Importing this package does not import torch.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core.lazy import load_export as _load_export
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     )
     from drivetrain_health.checks._checks import CHECKS
     from drivetrain_health.checks._silent_corruption import BitReport, probe_bits
-    from drivetrain_health.checks._tcp_meeting import tcp_meeting
+    from drivetrain_health.checks._tcp_rendezvous_store import tcp_rendezvous_store
 
 __all__ = [
     "CHECKS",
@@ -39,7 +40,7 @@ __all__ = [
     "check_nodes",
     "check_together",
     "probe_bits",
-    "tcp_meeting",
+    "tcp_rendezvous_store",
 ]
 
 _HOMES = {
@@ -54,12 +55,20 @@ _HOMES = {
     "check_nodes": "_check_nodes",
     "check_together": "_check_nodes",
     "probe_bits": "_silent_corruption",
-    "tcp_meeting": "_tcp_meeting",
+    "tcp_rendezvous_store": "_tcp_rendezvous_store",
 }
+
+
+# Names of version 0.1, which go away in the next one.
+_RENAMED = {"tcp_meeting": "tcp_rendezvous_store"}
 
 
 def __getattr__(name: str) -> Any:
     """Imports what needs torch when it is first used."""
+    if name in _RENAMED:
+        message = f"{__name__}.{name} is now {_RENAMED[name]}"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     return _load_export(__name__, _HOMES, name)
 
 

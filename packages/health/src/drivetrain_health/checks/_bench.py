@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
+from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core import DistributedError
 from drivetrain_core.processes import describe_exit
+from drivetrain_health.checks._answer_store import answer_store
 from drivetrain_health.checks._checks import CHECKS
 from drivetrain_health.checks._fork import Fork, may_fork
 from drivetrain_health.checks._task import Found
@@ -117,7 +118,8 @@ class Bench:
                 if "doing" in message:
                     doing = f", while {message['doing']}"
                 elif "store" in message and store is not None:
-                    reply = _answer(store, message, end_s)
+                    left_s = max(0.0, end_s - time.monotonic())
+                    reply = answer_store(store, message, left_s)
                     ours.sendall(json.dumps(reply).encode() + b"\n")
             is_late = time.monotonic() >= end_s
             code = self._end("end" if is_late else "wait")
@@ -165,7 +167,9 @@ class Bench:
             descriptor = theirs.fileno()
             if may_fork():
                 # It takes two seconds of a processor to import torch again.
-                self._server = Fork(partial(_serve, descriptor), descriptor)
+                self._server = Fork(
+                    lambda: import_module(_MODULE).serve(descriptor), descriptor
+                )
             else:
                 self._server = subprocess.Popen(
                     [sys.executable, "-P", "-m", _MODULE, str(descriptor)],
@@ -231,13 +235,6 @@ class Bench:
         self.close()
 
 
-def _serve(descriptor: int) -> None:
-    # Imported late: it imports torch.
-    from drivetrain_health.checks._measure_server import serve
-
-    serve(descriptor)
-
-
 def _messages(channel: socket.socket, end_s: float) -> Any:
     """Yields what a measurement says, until it ends or its time is up."""
     buffer = b""
@@ -253,13 +250,6 @@ def _messages(channel: socket.socket, end_s: float) -> Any:
         *lines, buffer = (buffer + data).split(b"\n")
         for one in lines:
             yield json.loads(one)
-
-
-def _answer(store: Store, message: dict[str, Any], end_s: float) -> dict[str, Any]:
-    # Imported late: it imports torch.
-    from drivetrain_health.checks._parent_store import answer_store
-
-    return answer_store(store, message, max(0.0, end_s - time.monotonic()))
 
 
 def _last_line(output: IO[bytes]) -> str:

@@ -113,8 +113,8 @@ def check_together(
             own.start()
             return check_together(store, node, nodes, config, own)
 
-    def measure(group: tuple[str, ...], meeting: Store) -> NodeReport:
-        return measure_node(bench, config, node, group, meeting)
+    def measure(group: tuple[str, ...], store_of_round: Store) -> NodeReport:
+        return measure_node(bench, config, node, group, store_of_round)
 
     return confer(store, node, nodes, config, measure)
 
@@ -155,8 +155,8 @@ def confer(
         group_of = {member: group for group in groups for member in group}
         if node in group_of:
             group = group_of[node]
-            meeting = PrefixStore(f"round {number}/{group[0]}", store)
-            report = measure(group, meeting)
+            store_of_round = PrefixStore(f"round {number}/{group[0]}", store)
+            report = measure(group, store_of_round)
             table.say(f"round {number}", node, write_result(report, group))
         said = table.close(
             f"round {number}", group_of, until_s=until_s, has_said=node in group_of
@@ -195,17 +195,17 @@ def _join(
             "store: give each node a name, and each check a PrefixStore of its own"
         )
         raise ProgramError(message)
-    seats = (
+    places = (
         [str(i + 1) for i in range(nodes)] if isinstance(nodes, int) else list(nodes)
     )
-    seat = str(table.enter("seats")) if isinstance(nodes, int) else node
-    if seat not in seats:
+    place = str(table.enter("seats")) if isinstance(nodes, int) else node
+    if place not in places:
         message = f"this check is of {nodes} nodes, and {node} is one more"
         raise ProgramError(message)
     mine = json.dumps({"node": node, "terms": _terms(config)})
-    table.say("join", seat, mine)
-    said = table.close("join", seats, until_s=until_s, has_said=True)
-    if seat not in said:
+    table.say("join", place, mine)
+    said = table.close("join", places, until_s=until_s, has_said=True)
+    if place not in said:
         message = (
             f"the check has begun without {node}, which came after {config.join_s:g} s: "
             "give the nodes more time to come (join_s)"
@@ -219,12 +219,12 @@ def _join(
                 f"{node} and {other['terms']} on {other['node']}"
             )
             raise ProgramError(message)
-    present = [str(came[one]["node"]) for one in seats if one in came]
+    present = [str(came[one]["node"]) for one in places if one in came]
     if isinstance(nodes, int):
         present.sort()
     absent = [
         f"(one of {nodes})" if isinstance(nodes, int) else one
-        for one in seats
+        for one in places
         if one not in came
     ]
     return present, _unique(absent)

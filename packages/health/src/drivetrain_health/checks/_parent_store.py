@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import Store
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from drivetrain_health.checks._answer_store import to_text
 
-__all__ = ["ParentStore", "answer_store"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ParentStore"]
 
 _TIMEOUT = timedelta(seconds=300)
 
@@ -41,7 +43,7 @@ class ParentStore(Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         """Sets a value."""
-        self._ask("set", key=key, value=_text(value))
+        self._ask("set", key=key, value=to_text(value))
 
     def get(self, key: str) -> bytes:
         """Returns a value, and waits for it."""
@@ -86,54 +88,3 @@ class ParentStore(Store):
         if "error" in reply:
             raise DistStoreError(reply["error"])
         return reply["value"]
-
-
-def answer_store(
-    store: Store, asked: Mapping[str, Any], most_s: float
-) -> dict[str, Any]:
-    """Does what a `ParentStore` asks for; returns the reply.
-
-    Args:
-        store: The real one.
-        asked: What came over the line.
-        most_s: How long this may wait for keys, whatever was asked for.
-
-    Example:
-        >>> from torch.distributed import HashStore
-        >>> store = HashStore()
-        >>> answer_store(store, {"store": "add", "key": "n", "amount": 2}, 1.0)
-        {'value': 2}
-        >>> answer_store(store, {"store": "check", "keys": ["m"]}, 1.0)
-        {'value': False}
-    """
-    operation, key = asked["store"], asked.get("key", "")
-    patience = timedelta(
-        seconds=max(0.001, min(asked.get("timeout_s", most_s), most_s))
-    )
-    value: Any = None
-    try:
-        if operation == "set":
-            set_bytes: Any = store.set
-            set_bytes(key, base64.b64decode(asked["value"]))
-        elif operation == "get":
-            store.wait([key], patience)
-            value = _text(store.get(key))
-        elif operation == "wait":
-            store.wait(asked["keys"], patience)
-        elif operation == "check":
-            value = store.check(asked["keys"])
-        elif operation == "add":
-            value = store.add(key, asked["amount"])
-        elif operation == "delete_key":
-            value = store.delete_key(key)
-        else:
-            return {"error": f"the store has no operation {operation!r}"}
-    except RuntimeError as error:
-        # Stores raise errors of different kinds when the time is up.
-        return {"error": str(error)}
-    return {"value": value}
-
-
-def _text(value: str | bytes) -> str:
-    raw = value.encode() if isinstance(value, str) else bytes(value)
-    return base64.b64encode(raw).decode()

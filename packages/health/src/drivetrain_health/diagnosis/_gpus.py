@@ -232,9 +232,9 @@ class _Gpu:
         self._is_lost = False
         # When each was taken, and its number.
         self.xids: deque[tuple[float, int]] = deque(maxlen=_MOST_EVENTS)
-        self.handle = self._ask(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
-        self.uuid = _text(self._ask(lambda: nvml.nvmlDeviceGetUUID(self.handle)) or "")
-        self._name = _text(self._ask(lambda: nvml.nvmlDeviceGetName(self.handle)) or "")
+        self.handle = self._try(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+        self.uuid = _text(self._ask("UUID") or "")
+        self._name = _text(self._ask("Name") or "")
         self._before = Baseline[_Counts](within_s)
         self._counts = _Counts(0, frozenset(), 0)
         self._counts = self._count()
@@ -242,22 +242,16 @@ class _Gpu:
 
     def read(self, now_s: float) -> GpuReading:
         """Returns what it is now; what cannot be read is as it was last."""
-        self._missing, nvml = "", self._nvml
-        rows = self._ask(lambda: nvml.nvmlDeviceGetRemappedRows(self.handle))
+        self._missing = ""
+        rows = self._ask("RemappedRows")
         now, before = self._count(), self._before.at(now_s)
         self._counts = now
         self._before.add(now_s, now)
-        slowed = self._ask(
-            lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(self.handle)
-        )
-        heat = self._ask(
-            lambda: nvml.nvmlDeviceGetTemperature(
-                self.handle, nvml.NVML_TEMPERATURE_GPU
-            )
-        )
+        slowed = self._ask("CurrentClocksEventReasons")
+        heat = self._ask("Temperature", "TEMPERATURE_GPU")
         recovery = self._recovery()
-        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(self.handle))
-        busy = self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(self.handle))
+        memory = self._ask("MemoryInfo")
+        busy = self._ask("UtilizationRates")
         return GpuReading(
             uuid=self.uuid,
             index=self._index,
@@ -295,7 +289,16 @@ class _Gpu:
             *((last.up, last.errors) if up is None else (frozenset(up), errors)),
         )
 
-    def _ask(self, call: Callable[[], Any]) -> Any:
+    def _ask(self, what: str, *constants: str) -> Any:
+        """Returns what `nvmlDeviceGet...` says of it, given constants `NVML_...`."""
+        nvml = self._nvml
+        return self._try(
+            lambda: getattr(nvml, f"nvmlDeviceGet{what}")(
+                self.handle, *(getattr(nvml, f"NVML_{one}") for one in constants)
+            )
+        )
+
+    def _try(self, call: Callable[[], Any]) -> Any:
         """Returns what the driver answers; None if it does not know, or cannot tell."""
         nvml = self._nvml
         try:
@@ -312,19 +315,14 @@ class _Gpu:
         return None
 
     def _ecc(self) -> int | None:
-        nvml = self._nvml
         count = self._ask(
-            lambda: nvml.nvmlDeviceGetTotalEccErrors(
-                self.handle,
-                nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-                nvml.NVML_VOLATILE_ECC,
-            )
+            "TotalEccErrors", "MEMORY_ERROR_TYPE_UNCORRECTED", "VOLATILE_ECC"
         )
         return None if count is None else int(count)
 
     def _recovery(self) -> str:
         nvml = self._nvml
-        fields = self._ask(
+        fields = self._try(
             lambda: nvml.nvmlDeviceGetFieldValues(
                 self.handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]
             )

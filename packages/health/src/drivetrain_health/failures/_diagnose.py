@@ -11,38 +11,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_health.failures._clue import (
-    Clue,
-    clean_lines,
-    find_sign,
-    shortened,
-)
-from drivetrain_health.failures._counters import (
-    clues_of_gpus,
-    clues_of_network,
-)
+from drivetrain_health.failures._clue import Clue, clean_lines, find_sign, shortened
+from drivetrain_health.failures._counters import clues_of_gpus, clues_of_network
 from drivetrain_health.failures._diagnosis import Diagnosis
 from drivetrain_health.failures._exceptions import clue_of_error
-from drivetrain_health.failures._exit_codes import (
-    clue_of_exit_code,
-    signal_of,
-)
+from drivetrain_health.failures._exit_codes import clue_of_exit_code, signal_of
 from drivetrain_health.failures._failure_class import FailureClass
 from drivetrain_health.failures._health import Health
-from drivetrain_health.failures._kernel_signs import (
-    CERTAIN,
-    EXPLAINING,
-    OUT_OF_MEMORY,
-)
+from drivetrain_health.failures._kernel_signs import CERTAIN, EXPLAINING, OUT_OF_MEMORY
 from drivetrain_health.failures._launchers import clue_of_launcher
-from drivetrain_health.failures._output_signs import (
-    OUTPUT_SIGNS,
-    telling_lines,
-)
-from drivetrain_health.failures._tracebacks import (
-    find_place,
-    find_tracebacks,
-)
+from drivetrain_health.failures._output_signs import OUTPUT_SIGNS, telling_lines
+from drivetrain_health.failures._tracebacks import find_place, find_tracebacks
 from drivetrain_health.failures._xids import clues_of_xid_lines
 
 if TYPE_CHECKING:

@@ -5,12 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from drivetrain_health.failures._clue import (
-    Clue,
-    clean_lines,
-    find_sign,
-    shortened,
-)
+from drivetrain_health.failures._clue import Clue, clean_lines, find_sign, shortened
 from drivetrain_health.failures._failure_class import FailureClass
 from drivetrain_health.failures._output_signs import OUTPUT_SIGNS
 from drivetrain_health.failures._tracebacks import find_place, headlines

@@ -7,10 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from drivetrain_health.failures._exceptions import clue_of_error
-from drivetrain_health.failures._exit_codes import (
-    clue_of_exit_code,
-    signal_of,
-)
+from drivetrain_health.failures._exit_codes import clue_of_exit_code, signal_of
 from drivetrain_health.failures._tracebacks import find_tracebacks
 
 if TYPE_CHECKING:

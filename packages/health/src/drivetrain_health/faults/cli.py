@@ -12,12 +12,18 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core.commands import CommandParser, integer, number, run_command
+from drivetrain_health.faults._chaos import KINDS, Chaos
+from drivetrain_health.faults._chaos_plan import ChaosSpec
+from drivetrain_health.faults._kill import kill
+from drivetrain_health.faults._slow import slow
+from drivetrain_health.faults._stop import stop
+from drivetrain_health.faults._target import Held, children_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from drivetrain_health.faults import Happening
+    from drivetrain_health.faults._chaos import Happening
 
 __all__ = ["main", "populate_parser"]
 
@@ -121,8 +127,6 @@ def _signal(text: str) -> signal.Signals:
 
 def _kinds(text: str) -> list[str]:
     """Returns kinds of faults, which have commas between them."""
-    from drivetrain_health.faults._chaos import KINDS
-
     kinds = text.split(",")
     if not set(kinds) <= set(KINDS):
         message = f"takes {', '.join(KINDS)}, with commas between them, got {text!r}"
@@ -131,8 +135,6 @@ def _kinds(text: str) -> list[str]:
 
 
 def _kill(arguments: argparse.Namespace) -> int:
-    from drivetrain_health.faults import kill
-
     number: signal.Signals = arguments.signal
     for pid in arguments.pids:
         kill(pid, number, tree=arguments.tree)
@@ -141,14 +143,10 @@ def _kill(arguments: argparse.Namespace) -> int:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    from drivetrain_health.faults import stop
-
     return _last(arguments, lambda pid: stop(pid, tree=arguments.tree), "stopped")
 
 
 def _slow(arguments: argparse.Namespace) -> int:
-    from drivetrain_health.faults import slow
-
     share = arguments.share
     return _last(
         arguments,
@@ -173,9 +171,6 @@ def _last(
 
 
 def _chaos(arguments: argparse.Namespace) -> int:
-    from drivetrain_health.faults import Chaos, ChaosSpec
-    from drivetrain_health.faults._target import Held, children_of
-
     with _signals() as ending, Held(arguments.pid) as parent:
         spec = ChaosSpec(
             seed=arguments.seed,

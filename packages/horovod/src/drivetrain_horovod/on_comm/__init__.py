@@ -30,9 +30,7 @@ from drivetrain_horovod.on_comm._broadcast import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from drivetrain_horovod.on_comm._compression import (
-    Compression,
-)
+from drivetrain_horovod.on_comm._compression import Compression
 from drivetrain_horovod.on_comm._exchange import (
     allgather,
     allgather_async,
@@ -45,13 +43,8 @@ from drivetrain_horovod.on_comm._exchange import (
     join,
     reducescatter,
 )
-from drivetrain_horovod.on_comm._handles import (
-    poll,
-    synchronize,
-)
-from drivetrain_horovod.on_comm._optimizer import (
-    DistributedOptimizer,
-)
+from drivetrain_horovod.on_comm._handles import poll, synchronize
+from drivetrain_horovod.on_comm._optimizer import DistributedOptimizer
 from drivetrain_horovod.on_comm._process_sets import (
     ProcessSet,
     add_process_set,

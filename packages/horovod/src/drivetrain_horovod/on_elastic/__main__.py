@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from drivetrain_core import ProgramError
 from drivetrain_core.commands import CommandParser, integer, number, run_command
+from drivetrain_horovod.on_elastic._names import put_names
+from drivetrain_horovod.on_elastic._runtime import options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,9 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
-    from drivetrain_horovod.on_elastic._names import put_names
-    from drivetrain_horovod.on_elastic._runtime import options
-
     if not arguments.module and not Path(arguments.script).exists():
         message = f"there is no script {arguments.script!r}"
         raise ProgramError(message)

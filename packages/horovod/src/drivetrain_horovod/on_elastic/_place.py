@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from drivetrain_elastic.extending import Seat
+    from drivetrain_elastic.extending import RankAssignment
 
 __all__ = ["Claim", "Place", "agree_on_place"]
 
@@ -71,7 +71,7 @@ class Place(NamedTuple):
         return peers.index(self.rank), len(peers)
 
 
-def agree_on_place(seat: Seat, claims: Sequence[Claim]) -> Place:
+def agree_on_place(assignment: RankAssignment, claims: Sequence[Claim]) -> Place:
     """Returns the numbers of a rank, of which the first has the state for all others.
 
     Every rank finds the same, from the same claims; so nobody sends a state that others
@@ -79,14 +79,14 @@ def agree_on_place(seat: Seat, claims: Sequence[Claim]) -> Place:
     were told that nobody joins them.
 
     Args:
-        seat: This rank's place in the process group.
+        assignment: This rank's place in the process group.
         claims: Of all ranks, by rank of the process group.
 
     Example:
-        >>> from drivetrain_elastic.extending import Seat
-        >>> seat = Seat(2, 0, ("a", "b"), ("n", "n"))
+        >>> from drivetrain_elastic.extending import RankAssignment
+        >>> assignment = RankAssignment(2, 0, ("a", "b"), ("n", "n"))
         >>> new, old = Claim(False, 0, True, False, 0), Claim(True, 7, True, True, 1)
-        >>> agree_on_place(seat, [new, old])
+        >>> agree_on_place(assignment, [new, old])
         Place(order=(1, 0), rank=1, nodes=('n', 'n'), skips_sync=False)
     """
     order = sorted(
@@ -105,7 +105,7 @@ def agree_on_place(seat: Seat, claims: Sequence[Claim]) -> Place:
     )
     return Place(
         order=tuple(order),
-        rank=order.index(seat.rank),
-        nodes=tuple(seat.nodes[at] for at in order),
+        rank=order.index(assignment.rank),
+        nodes=tuple(assignment.nodes[at] for at in order),
         skips_sync=skips,
     )

@@ -17,7 +17,7 @@ from drivetrain_horovod.on_elastic._state import HostUpdateResult
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from drivetrain_elastic.extending import Seat
+    from drivetrain_elastic.extending import RankAssignment
     from drivetrain_horovod.on_elastic._runtime import Runtime
     from drivetrain_horovod.on_elastic._state import State
 
@@ -59,8 +59,8 @@ def run(func: Callable[..., _ResultT]) -> Callable[..., _ResultT]:
     def wrapper(state: State, *args: Any, **kwargs: Any) -> _ResultT:
         one = runtime()
 
-        def hear(seat: Seat) -> None:
-            state.on_hosts_updated(seat.epoch, _difference(one, seat))
+        def hear(assignment: RankAssignment) -> None:
+            state.on_hosts_updated(assignment.epoch, _difference(one, assignment))
 
         end_hearing = one.listen(hear)
         try:
@@ -115,8 +115,8 @@ def _run(one: Runtime, state: State, func: Callable[[], _ResultT]) -> _ResultT:
         state.on_reset()
 
 
-def _difference(one: Runtime, seat: Seat) -> HostUpdateResult:
-    before, after = set(one.members), set(seat.members)
+def _difference(one: Runtime, assignment: RankAssignment) -> HostUpdateResult:
+    before, after = set(one.members), set(assignment.members)
     found = HostUpdateResult.no_update
     if before - after:
         found |= HostUpdateResult.removed

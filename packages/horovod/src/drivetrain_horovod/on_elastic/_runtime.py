@@ -16,9 +16,9 @@ import torch
 from drivetrain_core import DistributedError, DrivetrainError
 from drivetrain_elastic.extending import (
     Connection,
-    LoneSeat,
+    RankAssignment,
     RankLostError,
-    Seat,
+    SingleProcessMembership,
     World,
     call_roll,
     connect,
@@ -65,17 +65,17 @@ class Options:
 options = Options()
 
 
-class _LoneWorlds(LoneSeat):
+class _LoneWorlds(SingleProcessMembership):
     """Worlds of one: the next one is there as soon as it is asked for."""
 
     def __init__(self) -> None:
         self._epoch = 0
 
-    def latest(self) -> Seat:
+    def latest(self) -> RankAssignment:
         """Returns the world that was asked for last."""
-        return Seat(max(1, self._epoch), 0, ("this",), ("here",))
+        return RankAssignment(max(1, self._epoch), 0, ("this",), ("here",))
 
-    def wait(self, newer_than: int, timeout_s: float) -> Seat:
+    def wait(self, newer_than: int, timeout_s: float) -> RankAssignment:
         """Returns a newer world."""
         del timeout_s  # nobody else has to come
         self._epoch = newer_than + 1
@@ -103,12 +103,16 @@ class Runtime:
     def __init__(
         self, connection: Connection | None = None, *, patience_s: float
     ) -> None:
-        seats, self._store, make = connection or connect()
-        self._seats = _LoneWorlds() if isinstance(seats, LoneSeat) else seats
+        membership, self._store, make = connection or connect()
+        self._membership = (
+            _LoneWorlds()
+            if isinstance(membership, SingleProcessMembership)
+            else membership
+        )
         self._factory = make()
         self._patience_s = patience_s
         self._world: World | None = None
-        self._listeners: list[Callable[[Seat], None]] = []
+        self._listeners: list[Callable[[RankAssignment], None]] = []
         self._committed_s = time.monotonic()
         self._num_broken = 0
         self.place = Place((0,), 0, ("",), False)
@@ -116,7 +120,7 @@ class Runtime:
         self.members: tuple[str, ...] = ()
         self.num_commits = 0
         self.has_state = False
-        self._unsubscribe = self._seats.subscribe(self._hear)
+        self._unsubscribe = self._membership.subscribe(self._hear)
 
     # ---- collectives ----
 
@@ -130,7 +134,7 @@ class Runtime:
         world = self._world
         if world is None or self._is_broken():
             raise _broken_off(self.epoch)
-        self._seats.report_phase("waiting for others")
+        self._membership.report_phase("waiting for others")
         try:
             yield world.everyone
         except RuntimeError as error:
@@ -138,7 +142,7 @@ class Runtime:
                 raise
             raise HorovodInternalError(str(error)) from error
         finally:
-            self._seats.report_phase("training")
+            self._membership.report_phase("training")
         if self._is_broken():
             # On a GPU that ends what is under way as if it were done.
             raise _broken_off(self.epoch)
@@ -148,21 +152,21 @@ class Runtime:
 
     # ---- news ----
 
-    def listen(self, heard: Callable[[Seat], None]) -> Callable[[], None]:
+    def listen(self, heard: Callable[[RankAssignment], None]) -> Callable[[], None]:
         """Calls a function, from a thread, for each world; returns what ends that."""
         self._listeners.append(heard)
         return lambda: self._listeners.remove(heard)
 
-    def _hear(self, seat: Seat) -> None:
+    def _hear(self, assignment: RankAssignment) -> None:
         world = self._world
-        if world is not None and seat.broken_epoch >= world.seat.epoch:
-            world.break_off()
+        if world is not None and assignment.broken_epoch >= world.assignment.epoch:
+            world.abort()
         for heard in list(self._listeners):
-            heard(seat)
+            heard(assignment)
 
     def news(self) -> tuple[bool, bool]:
         """Returns whether there is a newer world, and whether somebody is new in it."""
-        latest = self._seats.latest()
+        latest = self._membership.latest()
         if latest is None or latest.epoch <= self.epoch:
             return False, False
         return True, not set(latest.members) <= set(self.members)
@@ -171,22 +175,22 @@ class Runtime:
         """Notes that the state was committed."""
         self.num_commits += 1
         now_s = time.monotonic()
-        self._seats.report_step(self.num_commits, now_s - self._committed_s)
+        self._membership.report_step(self.num_commits, now_s - self._committed_s)
         self._committed_s = now_s
 
     # ---- worlds ----
 
     def start(self) -> bool:
         """Says that this worker can take a place, and enters its first world."""
-        self._seats.report_ready()
+        self._membership.report_ready()
         return self.enter(is_live=True, may_skip=False)
 
     def break_world(self, reason: str) -> None:
         """Leaves the world, since its collectives fail; others are told to."""
-        latest = self._seats.latest()
+        latest = self._membership.latest()
         if latest is None or latest.epoch <= self.epoch:
             logger.info("world %d is broken: %s", self.epoch, reason)
-            self._seats.report_broken(self.epoch, reason)
+            self._membership.report_broken(self.epoch, reason)
         self._leave()
 
     def leave_world(self) -> None:
@@ -198,7 +202,7 @@ class Runtime:
 
     def _leave(self) -> None:
         if self._world is not None:
-            self._world.break_off()
+            self._world.abort()
             self._world.close()
             self._world = None
 
@@ -212,71 +216,76 @@ class Runtime:
         Raises:
             DistributedError: No world came in time.
         """
-        self._seats.report_phase("waiting for a world")
+        self._membership.report_phase("waiting for a world")
         before = self.epoch
         # One that stands by waits for as long as the job goes on.
         end_s = time.monotonic() + self._patience_s if before else math.inf
         while not is_finished(self._store):
-            seat = self._seats.wait(self.epoch, _LOOK_S)
-            if seat is None or seat.rank < 0:
-                if self._seats.is_leaving():
+            assignment = self._membership.wait(self.epoch, _LOOK_S)
+            if assignment is None or assignment.rank < 0:
+                if self._membership.is_leaving():
                     return False
-                if seat is not None:
-                    self.epoch, end_s = seat.epoch, math.inf
+                if assignment is not None:
+                    self.epoch, end_s = assignment.epoch, math.inf
                 elif time.monotonic() > end_s:
                     message = f"no world after {self.epoch} came within {self._patience_s:g} s"
                     raise DistributedError(message)
                 continue
-            self.epoch = seat.epoch
+            self.epoch = assignment.epoch
             claim = Claim(self.has_state, self.num_commits, is_live, may_skip, before)
             try:
-                if not self._form(seat, claim):
+                if not self._form(assignment, claim):
                     continue
             except RankLostError as error:
                 self._wait_before_the_next(error)
                 self.break_world(str(error))
                 continue
             self._num_broken = 0
-            self.members = seat.members
-            self._seats.report_phase("training")
+            self.members = assignment.members
+            self._membership.report_phase("training")
             return True
         return False
 
-    def _form(self, seat: Seat, claim: Claim) -> bool:
+    def _form(self, assignment: RankAssignment, claim: Claim) -> bool:
         """Makes a world with its other ranks; returns whether it still stands.
 
         Raises:
             RankLostError: One of them is gone.
         """
         if not call_roll(
-            seat, self._store, patience_s=self._patience_s, is_over=self._is_over
+            assignment, self._store, patience_s=self._patience_s, is_over=self._is_over
         ):
             return False
         with with_others():
             timeout = timedelta(seconds=_TIMEOUT_S)
-            self._world = World(seat, self._factory, self._store, timeout)
+            self._world = World(assignment, self._factory, self._store, timeout)
         # What was heard while the group was made found none to break off.
-        latest = self._seats.latest()
+        latest = self._membership.latest()
         if latest is not None:
             self._hear(latest)
         mine = torch.tensor([int(part) for part in claim])
-        rows: list[Tensor] = [torch.zeros_like(mine) for _ in seat.members]
+        rows: list[Tensor] = [torch.zeros_like(mine) for _ in assignment.members]
         with with_others():
             self._world.everyone.allgather([rows], [mine]).wait()
         claims = [
             Claim(bool(row[0]), int(row[1]), bool(row[2]), bool(row[3]), int(row[4]))
             for row in rows
         ]
-        self.place = agree_on_place(seat, claims)
-        if seat.epoch > 1 and not any(one.has_state for one in claims):
-            logger.warning("no rank of world %d has the state: it is new", seat.epoch)
+        self.place = agree_on_place(assignment, claims)
+        if assignment.epoch > 1 and not any(one.has_state for one in claims):
+            logger.warning(
+                "no rank of world %d has the state: it is new", assignment.epoch
+            )
         logger.info(
-            "rank %d of %d in world %d", self.place.rank, self.place.size, seat.epoch
+            "rank %d of %d in world %d",
+            self.place.rank,
+            self.place.size,
+            assignment.epoch,
         )
         return True
 
     def _is_over(self) -> bool:
-        latest = self._seats.latest()
+        latest = self._membership.latest()
         return latest is not None and latest.epoch > self.epoch
 
     def _wait_before_the_next(self, error: RankLostError) -> None:
@@ -310,8 +319,8 @@ class Runtime:
 
     def report_end(self, *, is_finished: bool) -> None:
         """Tells that this worker is at the end, or has left before."""
-        self._seats.report_phase("ending")
-        self._seats.report_end(is_finished=is_finished)
+        self._membership.report_phase("ending")
+        self._membership.report_end(is_finished=is_finished)
 
     def close(self) -> None:
         """Leaves the world, and hears of no other one."""

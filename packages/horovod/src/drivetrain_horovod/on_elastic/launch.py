@@ -28,7 +28,8 @@ from drivetrain_core.commands import (
     number,
     run_command,
 )
-from drivetrain_elastic.extending import addresses
+from drivetrain_elastic.extending import MasterClient, addresses, read_token
+from drivetrain_elastic.protocol import messages as pb
 from drivetrain_horovod.on_elastic.discovery import (
     Blacklist,
     HostDiscoveryScript,
@@ -209,9 +210,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from drivetrain_elastic.extending import MasterClient, read_token
-    from drivetrain_elastic.protocol import messages as pb
-
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )

@@ -8,17 +8,24 @@ rounded to its dtype before it is normalised, so that y is what follows from z.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from drivetrain_kernels._check import check_floating
-from drivetrain_kernels._compiled import compiled
-from drivetrain_kernels._dispatch import Implementation, Op, only_on_a_gpu
+from drivetrain_kernels._compiled import compiled_form
+from drivetrain_kernels._dispatch import (
+    Example,
+    Implementation,
+    Op,
+    reference_form,
+    triton_form,
+)
 from drivetrain_kernels.ops import _rms_norm
 from drivetrain_kernels.ops._norm_rows import (
     NormFacts,
     norm_facts,
+    run_triton,
     triton_refuses,
 )
 
@@ -135,18 +142,10 @@ def _triton(
     offset: float,
     cast: str,
 ) -> tuple[Tensor, Tensor]:
-    from drivetrain_kernels.ops import _triton_norm
-
-    if weight is None and offset:
-        weight = x.new_zeros(x.shape[-1])
-    options = (eps, offset, 0.0, False, cast == "input")
-    out = _triton_norm.norm(x, residual, weight, None, None, *options)
-    return out[0], out[1]
+    return run_triton(x, residual, weight, eps=eps, offset=offset, cast=cast)
 
 
-def _example(
-    device: torch.device, dtype: torch.dtype
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _example(device: torch.device, dtype: torch.dtype) -> Example:
     x, r, w = (torch.randn(s, device=device, dtype=dtype) for s in ((6, 40),) * 3)
     return (x, r, w[0]), {}
 
@@ -154,19 +153,12 @@ def _example(
 OP = Op(
     name="add_rms_norm",
     implementations=(
-        Implementation(
-            name="triton",
-            call=_triton,
+        triton_form(
+            _triton,
             refuse=triton_refuses,
-            automatic=only_on_a_gpu,
             because="one pass over the rows, forward and backward",
         ),
-        Implementation(
-            name="compiled",
-            call=compiled(_reference),
-            automatic=only_on_a_gpu,
-            because="one kernel made by torch.compile",
-        ),
+        compiled_form(_reference),
         Implementation(
             name="eager",
             call=_added_then("eager"),
@@ -180,9 +172,7 @@ OP = Op(
             refuse=_rms_norm.torch_refuses,
             because="an addition, then torch's own fused operator",
         ),
-        Implementation(
-            name="reference", call=_reference, because="it takes every call"
-        ),
+        reference_form(_reference),
     ),
     facts=facts,
     example=_example,

@@ -7,7 +7,6 @@ Ainslie et al. 2023, https://arxiv.org/abs/2305.13245; sliding windows by Beltag
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,20 +15,18 @@ from torch import Tensor
 
 from drivetrain_kernels._available import triton_missing
 from drivetrain_kernels._check import (
+    check_at_least,
+    check_device,
     check_floating,
     check_integer,
     check_like,
     check_number,
+    check_positive,
     check_shape,
     check_whole,
 )
-from drivetrain_kernels._dispatch import Implementation, Op
-from drivetrain_kernels._errors import (
-    DeviceError,
-    IndexRangeError,
-    OptionError,
-    ShapeError,
-)
+from drivetrain_kernels._dispatch import Example, Implementation, Op, reference_form
+from drivetrain_kernels._errors import IndexRangeError, OptionError, ShapeError
 from drivetrain_kernels.ops._attention_band import Band, Packed, resolve_band
 from drivetrain_kernels.ops._attention_external import (
     flash_attention,
@@ -128,7 +125,8 @@ def attention(
     band = resolve_band(causal, window)
     packed = _packed(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen)
     found = _facts(q, k, v, band, packed, softcap, dropout_p)
-    _check_scale(scale)
+    if scale is not None:
+        check_positive(OP_NAME, "scale", scale)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if q.shape[0] == 0:
         OP.choose(found, impl)  # raises if the one that was named cannot take the call
@@ -182,10 +180,7 @@ def _packed(
     check_shape(OP_NAME, "cu_seqlens_k", cu_k, cu_q.shape)
     if max_seqlen is not None:
         check_whole(OP_NAME, "max_seqlen", max_seqlen)
-    if max_seqlen is not None and max_seqlen < 1:
-        message = f"{OP_NAME}: max_seqlen must be >= 1, got {max_seqlen}"
-        raise OptionError(message)
-    if max_seqlen is not None:
+        check_at_least(OP_NAME, "max_seqlen", max_seqlen, 1)
         _check_longest(max_seqlen, cu_q, cu_k)
     longest = max(1, q.shape[0], k.shape[0]) if max_seqlen is None else max_seqlen
     return Packed(cu_q, cu_k, longest, is_self)
@@ -213,12 +208,7 @@ def _check_offsets(name: str, cu: Tensor, tokens: Tensor) -> None:
             f"{tuple(cu.shape)}"
         )
         raise ShapeError(message)
-    if cu.device != tokens.device:
-        message = (
-            f"{OP_NAME}: {name} must be on the device of the tokens, {tokens.device}, "
-            f"got {cu.device}; move one of them"
-        )
-        raise DeviceError(message)
+    check_device(OP_NAME, name, cu, ("the tokens", tokens))
     if cu.device.type != "cpu" or torch.compiler.is_compiling() or tokens.dim() != 3:
         return  # the layout of the tokens is checked with the others'
     if int(cu[0]) != 0 or bool((cu.diff() < 0).any()) or int(cu[-1]) > len(tokens):
@@ -227,15 +217,6 @@ def _check_offsets(name: str, cu: Tensor, tokens: Tensor) -> None:
             f"{len(tokens)} tokens, got {cu.tolist()}"
         )
         raise IndexRangeError(message)
-
-
-def _check_scale(scale: float | None) -> None:
-    if scale is None:
-        return
-    check_number(OP_NAME, "scale", scale)
-    if not 0.0 < scale < math.inf:
-        message = f"{OP_NAME}: scale must be a finite number > 0, got {scale}"
-        raise OptionError(message)
 
 
 def _facts(
@@ -252,15 +233,11 @@ def _facts(
     check_floating(OP_NAME, "v", v)
     check_like(OP_NAME, ("q", q), ("k", k), ("v", v))
     dims = 4 if packed is None else 3
-    layout = (
-        "[batch, sequence, heads, head_dim]"
-        if dims == 4
-        else ("[tokens, heads, head_dim]")
-    )
+    leading = "batch, sequence" if packed is None else "tokens"
     if not q.dim() == k.dim() == dims:
         message = (
-            f"{OP_NAME}: q and k must have the layout {layout}, got "
-            f"{tuple(q.shape)} and {tuple(k.shape)}"
+            f"{OP_NAME}: q and k must have the layout [{leading}, heads, head_dim], "
+            f"got {tuple(q.shape)} and {tuple(k.shape)}"
         )
         raise ShapeError(message)
     check_shape(OP_NAME, "v", v, k.shape)
@@ -272,11 +249,8 @@ def _facts(
         )
         raise ShapeError(message)
     if softcap is not None:
-        check_number(OP_NAME, "softcap", softcap)
+        check_positive(OP_NAME, "softcap", softcap)
     check_number(OP_NAME, "dropout_p", dropout_p)
-    if softcap is not None and not 0.0 < softcap < math.inf:
-        message = f"{OP_NAME}: softcap must be a finite number > 0, got {softcap}"
-        raise OptionError(message)
     if not 0.0 <= dropout_p < 1.0:
         message = f"{OP_NAME}: dropout_p must be >= 0 and < 1, got {dropout_p}"
         raise OptionError(message)
@@ -323,7 +297,8 @@ def facts(
         softcap: Likewise.
         dropout_p: Likewise.
     """
-    _check_scale(scale)
+    if scale is not None:
+        check_positive(OP_NAME, "scale", scale)
     packed = _packed(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen)
     return _facts(q, k, v, resolve_band(causal, window), packed, softcap, dropout_p)
 
@@ -416,9 +391,7 @@ def _refuse_sdpa(call: AttentionFacts) -> str | None:
     return None if call.softcap is None else f"has no soft cap, got {call.softcap}"
 
 
-def _example(
-    device: torch.device, dtype: torch.dtype
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _example(device: torch.device, dtype: torch.dtype) -> Example:
     q = torch.randn(1, 8, 4, 16, device=device, dtype=dtype)
     k = torch.randn(1, 8, 2, 16, device=device, dtype=dtype)
     return (q, k, k), {}
@@ -460,11 +433,7 @@ OP: Op[AttentionFacts] = Op(
             refuse=_refuse_sdpa,
             because="torch's fused attention has all that was asked for",
         ),
-        Implementation(
-            name="reference",
-            call=reference_attention,
-            because="it takes every call, on any device",
-        ),
+        reference_form(reference_attention, "it takes every call, on any device"),
     ),
     facts=facts,
     example=_example,

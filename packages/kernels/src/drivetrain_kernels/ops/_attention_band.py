@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from drivetrain_kernels._check import check_whole
-from drivetrain_kernels._direct import is_watched
 from drivetrain_kernels._errors import OptionError
+from drivetrain_kernels._fast_path import is_watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.utils import clip_grads_with_norm_
@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._available import triton_missing
 from drivetrain_kernels._check import check_at_least, check_floating
-from drivetrain_kernels._dispatch import Implementation, Op
+from drivetrain_kernels._dispatch import Example, Implementation, Op
 from drivetrain_kernels._errors import DtypeError, OptionError
 from drivetrain_kernels.ops._clip_epsilon import EPS
 
@@ -245,6 +245,7 @@ class _Holder:
 def _triton(
     grads: list[Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool
 ) -> Tensor:
+    # Triton is an extra, which only those need who run its kernels.
     from drivetrain_kernels.ops import _triton_clip
 
     del norm_type
@@ -285,9 +286,7 @@ def _reference_refuses(facts: ClipFacts) -> str | None:
     return "knows no sharded gradients" if facts.sharded else None
 
 
-def _example(
-    device: torch.device, dtype: torch.dtype
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _example(device: torch.device, dtype: torch.dtype) -> Example:
     weight = torch.zeros(6, 40, device=device, dtype=dtype)
     weight.grad = torch.randn(6, 40, device=device, dtype=dtype)
     return ([weight], 1.0), {}

@@ -11,10 +11,16 @@ from torch.nn import functional
 
 from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._available import triton_missing
-from drivetrain_kernels._check import check_floating, check_integer
+from drivetrain_kernels._check import check_device, check_floating, check_integer
 from drivetrain_kernels._compiled import compiled
-from drivetrain_kernels._dispatch import Implementation, Op
-from drivetrain_kernels._errors import DeviceError, ShapeError
+from drivetrain_kernels._dispatch import (
+    Example,
+    Implementation,
+    Op,
+    not_interpreted,
+    reference_form,
+)
+from drivetrain_kernels._errors import ShapeError
 from drivetrain_kernels.ops._loss_options import (
     LossOptions,
     check_target_range,
@@ -116,12 +122,7 @@ def _facts(logits: Tensor, target: Tensor, options: LossOptions) -> CrossEntropy
             f"is that of logits without the classes, got {tuple(target.shape)}"
         )
         raise ShapeError(message)
-    if target.device != logits.device:
-        message = (
-            f"{OP_NAME}: target must be on the device of logits, {logits.device}, got "
-            f"{target.device}; move one of them"
-        )
-        raise DeviceError(message)
+    check_device(OP_NAME, "target", target, ("logits", logits))
     return CrossEntropyFacts(
         device=logits.device.type,
         dtype=logits.dtype,
@@ -149,10 +150,14 @@ def _reference(
     logits: Tensor, target: Tensor, options: LossOptions
 ) -> tuple[Tensor, Tensor]:
     losses, z_losses = class_losses(logits, target, options)
-    return (
-        reduce_losses(losses, target, options),
-        reduce_losses(z_losses, target, options),
-    )
+    return _reduced(losses, z_losses, target, options)
+
+
+def _reduced(
+    losses: Tensor, z_losses: Tensor, target: Tensor, options: LossOptions
+) -> tuple[Tensor, Tensor]:
+    loss = reduce_losses(losses, target, options)
+    return loss, reduce_losses(z_losses, target, options)
 
 
 def _torch(
@@ -178,29 +183,18 @@ def _triton(
     from drivetrain_kernels.ops._triton_cross_entropy import cross_entropy_triton
 
     losses, z_losses = cross_entropy_triton(logits, target, options)
-    return (
-        reduce_losses(losses, target, options),
-        reduce_losses(z_losses, target, options),
-    )
+    return _reduced(losses, z_losses, target, options)
 
 
 def _refuse_triton(call: CrossEntropyFacts) -> str | None:
     return triton_missing(call.device)
 
 
-def _triton_automatic(call: CrossEntropyFacts) -> str | None:
-    if call.device == "cpu":
-        return "is only interpreted on a CPU"
-    return None
-
-
 def _refuse_torch(call: CrossEntropyFacts) -> str | None:
     return None if call.is_plain else "has neither a z-loss nor a soft cap"
 
 
-def _example(
-    device: torch.device, dtype: torch.dtype
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _example(device: torch.device, dtype: torch.dtype) -> Example:
     logits = torch.randn(8, 16, device=device, dtype=dtype)
     return (logits, torch.arange(8, device=device)), {}
 
@@ -218,7 +212,7 @@ OP: Op[CrossEntropyFacts] = Op(
             name="triton",
             call=_triton,
             refuse=_refuse_triton,
-            automatic=_triton_automatic,
+            automatic=not_interpreted,
             because="it reads the logits once, and writes their gradient once",
         ),
         Implementation(
@@ -233,11 +227,7 @@ OP: Op[CrossEntropyFacts] = Op(
             automatic=_compiled_automatic,
             because="the reference is fused by the compiler",
         ),
-        Implementation(
-            name="reference",
-            call=_reference,
-            because="it takes every call, on any device",
-        ),
+        reference_form(_reference, "it takes every call, on any device"),
     ),
     facts=facts,
     example=_example,

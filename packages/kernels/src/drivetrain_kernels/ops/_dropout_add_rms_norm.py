@@ -8,7 +8,7 @@ keeping it, and every implementation drops the same elements.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,13 +20,14 @@ from drivetrain_kernels._check import (
     check_shape,
     check_whole,
 )
-from drivetrain_kernels._compiled import compiled
-from drivetrain_kernels._dispatch import Implementation, Op, only_on_a_gpu
+from drivetrain_kernels._compiled import compiled_form
+from drivetrain_kernels._dispatch import Example, Op, reference_form, triton_form
 from drivetrain_kernels._errors import DeviceError, OptionError
 from drivetrain_kernels.ops import _add_rms_norm, _rms_norm
 from drivetrain_kernels.ops._norm_rows import (
     NormFacts,
     norm_facts,
+    run_triton,
     triton_refuses,
 )
 from drivetrain_kernels.ops._philox import keep_mask
@@ -212,18 +213,13 @@ def _triton(
     offset: float,
     cast: str,
 ) -> tuple[Tensor, Tensor]:
-    from drivetrain_kernels.ops import _triton_norm
-
-    if weight is None and offset:
-        weight = x.new_zeros(x.shape[-1])
-    options = (eps, offset, float(p), False, cast == "input")
-    out = _triton_norm.norm(x, residual, weight, None, seed, *options)
-    return out[0], out[1]
+    p = float(p)
+    return run_triton(
+        x, residual, weight, seed=seed, eps=eps, offset=offset, p=p, cast=cast
+    )
 
 
-def _example(
-    device: torch.device, dtype: torch.dtype
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _example(device: torch.device, dtype: torch.dtype) -> Example:
     x, r, w = (torch.randn(s, device=device, dtype=dtype) for s in ((6, 40),) * 3)
     return (x, r, w[0]), {"seed": 5}
 
@@ -231,22 +227,13 @@ def _example(
 OP = Op(
     name=_OP,
     implementations=(
-        Implementation(
-            name="triton",
-            call=_triton,
+        triton_form(
+            _triton,
             refuse=triton_refuses,
-            automatic=only_on_a_gpu,
             because="one pass over the rows each way, and no mask is kept",
         ),
-        Implementation(
-            name="compiled",
-            call=compiled(_reference),
-            automatic=only_on_a_gpu,
-            because="one kernel made by torch.compile",
-        ),
-        Implementation(
-            name="reference", call=_reference, because="it takes every call"
-        ),
+        compiled_form(_reference),
+        reference_form(_reference),
     ),
     facts=facts,
     example=_example,

@@ -1,9 +1,9 @@
-"""What the gated activations share: their facts, and the table that both fill."""
+"""Facts, Triton kernel and table of implementations that the gated activations share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,8 +14,14 @@ from drivetrain_kernels._check import (
     check_shape,
     is_distributed,
 )
-from drivetrain_kernels._compiled import compiled
-from drivetrain_kernels._dispatch import Implementation, Op, only_on_a_gpu
+from drivetrain_kernels._compiled import compiled_form
+from drivetrain_kernels._dispatch import (
+    Example,
+    Implementation,
+    Op,
+    reference_form,
+    triton_form,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +82,6 @@ def gated_op(
     facts: Callable[..., GatedFacts],
     reference: Callable[..., Tensor],
     by_torch: Callable[..., Tensor],
-    by_triton: Callable[..., Tensor],
 ) -> Op[GatedFacts]:
     """Returns the table of a gated activation.
 
@@ -85,36 +90,34 @@ def gated_op(
         facts: Checks a call and returns its facts.
         reference: Computes in the wide dtype.
         by_torch: Computes in the dtype of the tensors.
-        by_triton: Runs the kernels.
     """
     return Op(
         name=name,
         implementations=(
-            Implementation(
-                name="triton",
-                call=by_triton,
+            triton_form(
+                _triton,
                 refuse=triton_refuses,
-                automatic=only_on_a_gpu,
                 because="one pass each way, and only gate and up are kept",
             ),
-            Implementation(
-                name="compiled",
-                call=compiled(reference),
-                automatic=only_on_a_gpu,
-                because="one kernel made by torch.compile",
-            ),
+            compiled_form(reference),
             Implementation(
                 name="torch",
                 call=by_torch,
                 because="torch's operators in the dtype of the tensors, without a copy",
             ),
-            Implementation(
-                name="reference", call=reference, because="it takes every call"
-            ),
+            reference_form(reference),
         ),
         facts=facts,
         example=gated_example,
     )
+
+
+def _triton(gate: Tensor, up: Tensor, kind: str = "silu") -> Tensor:
+    # Triton is an extra, which only those need who run its kernels.
+    from drivetrain_kernels.ops import _triton_gated
+
+    out: Tensor = _triton_gated.gated(gate, up, kind)
+    return out
 
 
 def triton_refuses(facts: GatedFacts) -> str | None:
@@ -128,9 +131,7 @@ def triton_refuses(facts: GatedFacts) -> str | None:
     return triton_missing(facts.device)
 
 
-def gated_example(
-    device: torch.device, dtype: torch.dtype
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def gated_example(device: torch.device, dtype: torch.dtype) -> Example:
     """Returns small arguments of a gated activation.
 
     Args:

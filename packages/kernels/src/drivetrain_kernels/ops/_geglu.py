@@ -72,13 +72,4 @@ def _torch(gate: Tensor, up: Tensor, approximate: str) -> Tensor:
     return functional.gelu(gate, approximate=approximate) * up
 
 
-def _triton(gate: Tensor, up: Tensor, approximate: str) -> Tensor:
-    from drivetrain_kernels.ops import _triton_gated
-
-    out: Tensor = _triton_gated.gated(gate, up, approximate)
-    return out
-
-
-OP = gated_op(
-    "geglu", facts=facts, reference=_reference, by_torch=_torch, by_triton=_triton
-)
+OP = gated_op("geglu", facts=facts, reference=_reference, by_torch=_torch)

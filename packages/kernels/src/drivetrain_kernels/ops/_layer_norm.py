@@ -8,17 +8,24 @@ https://arxiv.org/abs/1607.06450.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 
 from drivetrain_kernels._accumulation import accumulation_dtype
-from drivetrain_kernels._compiled import compiled
-from drivetrain_kernels._dispatch import Implementation, Op, only_on_a_gpu
+from drivetrain_kernels._compiled import compiled_form
+from drivetrain_kernels._dispatch import (
+    Example,
+    Implementation,
+    Op,
+    reference_form,
+    triton_form,
+)
 from drivetrain_kernels.ops._norm_rows import (
     NormFacts,
     norm_facts,
+    run_triton,
     triton_refuses,
 )
 
@@ -109,16 +116,10 @@ def _torch_refuses(facts: NormFacts) -> str | None:
 def _triton(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    from drivetrain_kernels.ops import _triton_norm
-
-    options = (eps, 0.0, 0.0, True, False)
-    out: Tensor = _triton_norm.norm(x, None, weight, bias, None, *options)[0]
-    return out
+    return run_triton(x, None, weight, bias=bias, eps=eps, layer=True)[0]
 
 
-def _example(
-    device: torch.device, dtype: torch.dtype
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _example(device: torch.device, dtype: torch.dtype) -> Example:
     x, w, b = (torch.randn(s, device=device, dtype=dtype) for s in ((6, 40), 40, 40))
     return (x, w, b), {}
 
@@ -126,11 +127,9 @@ def _example(
 OP = Op(
     name="layer_norm",
     implementations=(
-        Implementation(
-            name="triton",
-            call=_triton,
+        triton_form(
+            _triton,
             refuse=triton_refuses,
-            automatic=only_on_a_gpu,
             because="one pass over the rows, forward and backward",
         ),
         Implementation(
@@ -139,15 +138,8 @@ OP = Op(
             refuse=_torch_refuses,
             because="torch's own operator gives the same",
         ),
-        Implementation(
-            name="compiled",
-            call=compiled(_reference),
-            automatic=only_on_a_gpu,
-            because="one kernel made by torch.compile",
-        ),
-        Implementation(
-            name="reference", call=_reference, because="it takes every call"
-        ),
+        compiled_form(_reference),
+        reference_form(_reference),
     ),
     facts=facts,
     example=_example,

@@ -13,20 +13,27 @@ from torch.nn import functional
 from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._available import (
     torch_function_missing,
-    transforms_active,
+    transforms_refuse,
     triton_missing,
 )
 from drivetrain_kernels._check import (
     autocast_dtype,
     check_at_least,
+    check_device,
     check_floating,
     check_integer,
     check_like,
     check_shape,
     check_whole,
 )
-from drivetrain_kernels._dispatch import Implementation, Op
-from drivetrain_kernels._errors import DeviceError, ShapeError
+from drivetrain_kernels._dispatch import (
+    Example,
+    Implementation,
+    Op,
+    not_interpreted,
+    reference_form,
+)
+from drivetrain_kernels._errors import ShapeError
 from drivetrain_kernels.ops._linear_cross_entropy_autograd import (
     linear_cross_entropy_losses,
     linear_cross_entropy_total,
@@ -189,12 +196,7 @@ def _facts(
     check_shape(OP_NAME, "weight", weight, (weight.shape[0], hidden.shape[-1]))
     check_shape(OP_NAME, "bias", bias, weight.shape[:1])
     check_shape(OP_NAME, "target", target, hidden.shape[:-1])
-    if target.device != hidden.device:
-        message = (
-            f"{OP_NAME}: target must be on the device of hidden, {hidden.device}, got "
-            f"{target.device}; move one of them"
-        )
-        raise DeviceError(message)
+    check_device(OP_NAME, "target", target, ("hidden", hidden))
     return LinearCrossEntropyFacts(
         device=hidden.device.type,
         dtype=hidden.dtype,
@@ -275,16 +277,6 @@ def _refuse_triton(call: LinearCrossEntropyFacts) -> str | None:
     if missing is not None:
         return missing
     return "knows no vocabulary in shards" if call.is_sharded else None
-
-
-def _triton_automatic(call: LinearCrossEntropyFacts) -> str | None:
-    return "is only interpreted on a CPU" if call.device == "cpu" else None
-
-
-def _refuse_chunked(call: LinearCrossEntropyFacts) -> str | None:
-    del call
-    transformed: str | None = transforms_active()
-    return transformed
 
 
 def _total(*arguments: Any) -> Tensor:
@@ -386,9 +378,7 @@ def _sharded_losses(
     return shard.counted(losses, target, counts)
 
 
-def _example(
-    device: torch.device, dtype: torch.dtype
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _example(device: torch.device, dtype: torch.dtype) -> Example:
     hidden = torch.randn(8, 4, device=device, dtype=dtype)
     weight = torch.randn(16, 4, device=device, dtype=dtype)
     return (hidden, weight, torch.arange(8, device=device)), {}
@@ -401,13 +391,13 @@ OP: Op[LinearCrossEntropyFacts] = Op(
             name="triton",
             call=_triton,
             refuse=_refuse_triton,
-            automatic=_triton_automatic,
+            automatic=not_interpreted,
             because="it is 'chunked' with two passes over the logits of a chunk",
         ),
         Implementation(
             name="chunked",
             call=_chunked,
-            refuse=_refuse_chunked,
+            refuse=transforms_refuse,
             because="its extra memory does not depend on the number of tokens",
         ),
         Implementation(
@@ -417,11 +407,7 @@ OP: Op[LinearCrossEntropyFacts] = Op(
             automatic=_torch_automatic,
             because="torch's own chunked function has all that was asked for",
         ),
-        Implementation(
-            name="reference",
-            call=_reference,
-            because="it takes every call, on any device",
-        ),
+        reference_form(_reference, "it takes every call, on any device"),
     ),
     facts=facts,
     example=_example,

@@ -8,6 +8,7 @@ again.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,9 @@ from drivetrain_kernels.ops._linear_cross_entropy_steps import Problem
 from drivetrain_kernels.ops._vocab_parallel import shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from drivetrain_kernels.ops._vocab_parallel import Shard
 
 __all__ = [
     "NAMESPACE",
@@ -32,23 +35,11 @@ NAMESPACE = "drivetrain_kernels"
 SCALED_ROWS = 4096
 
 
-def _problem(tensors: tuple[Tensor | None, ...], numbers: Sequence[Any]) -> Problem:
-    hidden, weight, bias, target = tensors
-    assert hidden is not None
-    assert weight is not None
-    assert target is not None
-    return Problem(
-        hidden=hidden,
-        weight=weight,
-        bias=bias,
-        target=target,
-        ignore_index=numbers[0],
-        label_smoothing=numbers[1],
-        z_loss=numbers[2],
-        softcap=numbers[3],
-        chunk_tokens=numbers[4],
-        with_triton=numbers[5],
-    )
+def _prepared(given: Mapping[str, Any]) -> tuple[Problem, Shard]:
+    """Returns what an operator computes, and on which shard, by its arguments' names."""
+    problem = Problem(**{field.name: given[field.name] for field in fields(Problem)})
+    weight = problem.weight
+    return problem, shard_of(given["group_name"], len(weight), weight.device)
 
 
 def _narrowed(
@@ -122,16 +113,7 @@ def linear_cross_entropy_losses(
         >>> losses.shape
         torch.Size([2])
     """
-    numbers = (
-        ignore_index,
-        label_smoothing,
-        z_loss,
-        softcap,
-        chunk_tokens,
-        with_triton,
-    )
-    problem = _problem((hidden, weight, bias, target), numbers)
-    shard = shard_of(group_name, len(weight), hidden.device)
+    problem, shard = _prepared(locals())
     return run_chunks(problem, shard, None)
 
 
@@ -157,17 +139,8 @@ def _grads(
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the logits again, and from a gradient for each token all gradients."""
-    numbers = (
-        ignore_index,
-        label_smoothing,
-        z_loss,
-        softcap,
-        chunk_tokens,
-        with_triton,
-    )
-    problem = _problem((hidden, weight, bias, target), numbers)
+    problem, shard = _prepared(locals())
     gradients = Gradients.zeros(problem, (wanted[0], wanted[1], wanted[2]))
-    shard = shard_of(group_name, len(weight), hidden.device)
     run_chunks(problem, shard, gradients, grad)
     return _narrowed(problem, gradients, hidden.dtype)
 
@@ -221,17 +194,8 @@ def linear_cross_entropy_total(
         >>> total, grad.shape
         (tensor(1.3863), torch.Size([2, 3]))
     """
-    numbers = (
-        ignore_index,
-        label_smoothing,
-        z_loss,
-        softcap,
-        chunk_tokens,
-        with_triton,
-    )
-    problem = _problem((hidden, weight, bias, target), numbers)
+    problem, shard = _prepared(locals())
     gradients = Gradients.zeros(problem, (wanted[0], wanted[1], wanted[2]))
-    shard = shard_of(group_name, len(weight), hidden.device)
     kept = _kept_dtype(hidden.dtype)
     if kept == hidden.dtype:
         losses = run_chunks(problem, shard, gradients, scale.expand(target.shape))

@@ -12,14 +12,14 @@ Shapes: T tokens, H width, I inner width, E experts, K experts a token, N = T K.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn import functional
 
 from drivetrain_kernels._available import (
     torch_function_missing,
-    transforms_active,
+    transforms_refuse,
     triton_missing,
 )
 from drivetrain_kernels._check import (
@@ -30,7 +30,13 @@ from drivetrain_kernels._check import (
     check_shape,
     check_whole,
 )
-from drivetrain_kernels._dispatch import Implementation, Op, only_on_a_gpu
+from drivetrain_kernels._dispatch import (
+    Example,
+    Implementation,
+    Op,
+    reference_form,
+    triton_form,
+)
 from drivetrain_kernels._errors import OptionError, ShapeError
 from drivetrain_kernels.ops._moe_gemm import grouped_gemm, split_gemm
 from drivetrain_kernels.ops._moe_permute import permute, sort_by_expert, unpermute
@@ -273,14 +279,8 @@ def _reference(
     return total_TH
 
 
-def _split_refuses(facts: MoEFacts) -> str | None:
-    del facts
-    transformed: str | None = transforms_active()
-    return transformed
-
-
 def _grouped_refuses(facts: MoEFacts) -> str | None:
-    transformed = _split_refuses(facts)
+    transformed = transforms_refuse(facts)
     if transformed is not None:
         return transformed
     missing = torch_function_missing("torch.nn.functional.grouped_mm")
@@ -307,9 +307,7 @@ def _waits(facts: MoEFacts) -> str | None:
     return None
 
 
-def _example(
-    device: torch.device, dtype: torch.dtype
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _example(device: torch.device, dtype: torch.dtype) -> Example:
     shapes = ((6, 16), (4, 16), (4, 32, 16), (4, 32, 16), (4, 16, 32))
     tensors = tuple(torch.randn(s, device=device, dtype=dtype) for s in shapes)
     return tensors, {"top_k": 2}
@@ -318,11 +316,9 @@ def _example(
 OP = Op(
     name="moe",
     implementations=(
-        Implementation(
-            name="triton",
-            call=_sorted(grouped_gemm, fused=True),
+        triton_form(
+            _sorted(grouped_gemm, fused=True),
             refuse=_triton_refuses,
-            automatic=only_on_a_gpu,
             because="torch's grouped GEMM between kernels that move tokens once",
         ),
         Implementation(
@@ -334,13 +330,11 @@ OP = Op(
         Implementation(
             name="split",
             call=_sorted(split_gemm),
-            refuse=_split_refuses,
+            refuse=transforms_refuse,
             automatic=_waits,
             because="tokens are sorted once, and each expert is three GEMMs",
         ),
-        Implementation(
-            name="reference", call=_reference, because="it takes every call"
-        ),
+        reference_form(_reference),
     ),
     facts=facts,
     example=_example,

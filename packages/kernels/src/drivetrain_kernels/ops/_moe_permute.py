@@ -63,6 +63,13 @@ def sort_by_expert(experts_TK: Tensor, counts_E: Tensor) -> Order:
     return Order(order_N // top_k, row_N.view(experts_TK.shape), ends_E)
 
 
+def _kernels() -> Any:
+    # Triton is an extra, which only those need who run its kernels.
+    from drivetrain_kernels.ops import _triton_moe
+
+    return _triton_moe
+
+
 @torch.library.custom_op("drivetrain_kernels::permute", mutates_args=())
 def gather_tokens(x_TH: Tensor, token_N: Tensor, row_TK: Tensor, fused: bool) -> Tensor:
     """Returns the token of each row.
@@ -96,9 +103,7 @@ def sum_rows(
         fused: Whether a Triton kernel does it.
     """
     if fused:
-        from drivetrain_kernels.ops import _triton_moe
-
-        return _triton_moe.sum_rows(y_NH, weights_TK, row_TK)
+        return _kernels().sum_rows(y_NH, weights_TK, row_TK)  # type: ignore[no-any-return]
     wide = accumulation_dtype(y_NH.dtype)
     total_TH = y_NH.new_zeros((row_TK.shape[0], y_NH.shape[1]), dtype=wide)
     for place, row_T in enumerate(row_TK.unbind(1)):
@@ -130,9 +135,7 @@ def spread_rows(
         fused: Whether a Triton kernel does it.
     """
     if fused:
-        from drivetrain_kernels.ops import _triton_moe
-
-        return _triton_moe.spread_rows(grad_TH, y_NH, weights_N, token_N)
+        return _kernels().spread_rows(grad_TH, y_NH, weights_N, token_N)  # type: ignore[no-any-return]
     wide = weights_N.dtype
     grad_NH = grad_TH.index_select(0, token_N)
     dots_N = torch.linalg.vecdot(grad_NH.to(wide), y_NH.to(wide))

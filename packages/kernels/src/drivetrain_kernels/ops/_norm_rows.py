@@ -1,4 +1,4 @@
-"""What the normalising ops share: their facts, their checks, and who refuses what."""
+"""Facts, checks and Triton kernel that the normalising ops share."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ __all__ = [
     "MAX_COLUMNS",
     "NormFacts",
     "norm_facts",
+    "run_triton",
     "triton_refuses",
 ]
 
@@ -111,6 +112,43 @@ def norm_facts(
         offset=offset,
         cast=cast,
     )
+
+
+def run_triton(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    *,
+    bias: Tensor | None = None,
+    seed: Tensor | None = None,
+    eps: float,
+    offset: float = 0.0,
+    p: float = 0.0,
+    cast: str = "float32",
+    layer: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Returns the normalised rows, and the rows before that, by the Triton kernel.
+
+    Args:
+        x: The rows.
+        residual: What is added to them first; without it the second result is empty.
+        weight: Of one row.
+        bias: Likewise.
+        seed: The key of the dropout's mask.
+        eps: Added to the mean of the squares.
+        offset: Added to the weight.
+        p: The share that dropout drops.
+        cast: When the row becomes narrow again.
+        layer: Whether the mean is subtracted.
+    """
+    # Triton is an extra, which only those need who run its kernels.
+    from drivetrain_kernels.ops import _triton_norm
+
+    if weight is None and offset:
+        weight = x.new_zeros(x.shape[-1])
+    options = (eps, offset, p, layer, cast == "input")
+    normed, total, *_ = _triton_norm.norm(x, residual, weight, bias, seed, *options)
+    return normed, total
 
 
 def triton_refuses(facts: NormFacts) -> str | None:

@@ -29,7 +29,7 @@ from drivetrain_kernels._check import (
     check_shape,
     check_whole,
 )
-from drivetrain_kernels._dispatch import Implementation, Op
+from drivetrain_kernels._dispatch import Example, Implementation, Op, reference_form
 from drivetrain_kernels._errors import OptionError, ShapeError
 from drivetrain_kernels.ops._attention import attention
 from drivetrain_kernels.ops._geglu import geglu
@@ -350,9 +350,7 @@ def _reference(
     return x + functional.linear(heads, w_heads) + functional.linear(hidden, w_hidden)
 
 
-def _example(
-    device: torch.device, dtype: torch.dtype
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _example(device: torch.device, dtype: torch.dtype) -> Example:
     shapes = ((2, 5, 8), (8,), (4 * 4 + 2 * 12, 8), (8, 8 + 12))
     tensors = tuple(torch.randn(s, device=device, dtype=dtype) for s in shapes)
     return tensors, {"num_heads": 2, "num_kv_heads": 1}
@@ -371,9 +369,7 @@ OP = Op(
             call=_accumulated,
             because="nothing is joined before the GEMMs out",
         ),
-        Implementation(
-            name="reference", call=_reference, because="it takes every call"
-        ),
+        reference_form(_reference),
     ),
     facts=facts,
     example=_example,

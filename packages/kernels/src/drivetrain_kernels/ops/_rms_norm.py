@@ -17,19 +17,24 @@ import torch
 from torch.nn import functional
 
 from drivetrain_kernels._accumulation import accumulation_dtype
-from drivetrain_kernels._compiled import compiled
-from drivetrain_kernels._direct import is_watched
-from drivetrain_kernels._dispatch import Implementation, Op, only_on_a_gpu
+from drivetrain_kernels._compiled import compiled_form
+from drivetrain_kernels._dispatch import (
+    Example,
+    Implementation,
+    Op,
+    reference_form,
+    triton_form,
+)
+from drivetrain_kernels._fast_path import is_watched
 from drivetrain_kernels.ops._norm_rows import (
     NormFacts,
     norm_facts,
+    run_triton,
     triton_refuses,
 )
 from drivetrain_kernels.ops._rms_norm_eager import RowsNorm
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from torch import Tensor
 
 __all__ = [
@@ -181,18 +186,10 @@ def eager_automatic(facts: NormFacts) -> str | None:
 def _triton(
     x: Tensor, weight: Tensor | None, eps: float, offset: float, cast: str
 ) -> Tensor:
-    from drivetrain_kernels.ops import _triton_norm
-
-    if weight is None and offset:
-        weight = x.new_zeros(x.shape[-1])
-    options = (eps, offset, 0.0, False, cast == "input")
-    out: Tensor = _triton_norm.norm(x, None, weight, None, None, *options)[0]
-    return out
+    return run_triton(x, None, weight, eps=eps, offset=offset, cast=cast)[0]
 
 
-def _example(
-    device: torch.device, dtype: torch.dtype
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _example(device: torch.device, dtype: torch.dtype) -> Example:
     x = torch.randn(6, 40, device=device, dtype=dtype)
     return (x, torch.ones(40, device=device, dtype=dtype)), {}
 
@@ -200,11 +197,9 @@ def _example(
 OP = Op(
     name="rms_norm",
     implementations=(
-        Implementation(
-            name="triton",
-            call=_triton,
+        triton_form(
+            _triton,
             refuse=triton_refuses,
-            automatic=only_on_a_gpu,
             because="one pass over the rows, forward and backward",
         ),
         Implementation(
@@ -220,15 +215,8 @@ OP = Op(
             refuse=torch_refuses,
             because="torch's own operator gives the same",
         ),
-        Implementation(
-            name="compiled",
-            call=compiled(_reference),
-            automatic=only_on_a_gpu,
-            because="one kernel made by torch.compile",
-        ),
-        Implementation(
-            name="reference", call=_reference, because="it takes every call"
-        ),
+        compiled_form(_reference),
+        reference_form(_reference),
     ),
     facts=facts,
     example=_example,

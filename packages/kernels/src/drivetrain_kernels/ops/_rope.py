@@ -13,9 +13,8 @@ Shapes: B batch, S sequence, T packed tokens, H heads, D head dim, R rotated col
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,20 +24,20 @@ from drivetrain_kernels._check import (
     check_floating,
     check_integer,
     check_like,
-    check_number,
+    check_positive,
     check_shape,
     check_whole,
     is_distributed,
 )
-from drivetrain_kernels._compiled import compiled
-from drivetrain_kernels._direct import is_watched
-from drivetrain_kernels._dispatch import Implementation, Op, only_on_a_gpu
+from drivetrain_kernels._compiled import compiled_form
+from drivetrain_kernels._dispatch import Example, Op, reference_form, triton_form
 from drivetrain_kernels._errors import (
     DeviceError,
     IndexRangeError,
     OptionError,
     ShapeError,
 )
+from drivetrain_kernels._fast_path import is_watched
 from drivetrain_kernels.ops._rope_tables import (
     counted_tables,
     packed_positions,
@@ -176,10 +175,7 @@ def facts(
         )
         raise ShapeError(message)
     check_shape("rope", "k", k, (*q.shape[:-2], *k.shape[-2:-1], q.shape[-1]))
-    check_number("rope", "base", base)
-    if not 0 < base < math.inf:
-        message = f"rope: base must be a finite number > 0, got {base}"
-        raise OptionError(message)
+    check_positive("rope", "base", base)
     if (cos is None) != (sin is None):
         message = "rope: give both cos and sin, or neither"
         raise OptionError(message)
@@ -300,6 +296,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 def _triton(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
+    # Triton is an extra, which only those need who run its kernels.
     from drivetrain_kernels.ops import _triton_rope
 
     wide = accumulation_dtype(q.dtype)
@@ -316,9 +313,7 @@ def _triton_refuses(facts: RopeFacts) -> str | None:
     return triton_missing(facts.device)
 
 
-def _example(
-    device: torch.device, dtype: torch.dtype
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _example(device: torch.device, dtype: torch.dtype) -> Example:
     q = torch.randn(2, 5, 4, 8, device=device, dtype=dtype)
     return (q, q[:, :, :2]), {}
 
@@ -326,22 +321,13 @@ def _example(
 OP = Op(
     name="rope",
     implementations=(
-        Implementation(
-            name="triton",
-            call=_triton,
+        triton_form(
+            _triton,
             refuse=_triton_refuses,
-            automatic=only_on_a_gpu,
             because="one pass each way over queries and over keys",
         ),
-        Implementation(
-            name="compiled",
-            call=compiled(_reference),
-            automatic=only_on_a_gpu,
-            because="one kernel made by torch.compile",
-        ),
-        Implementation(
-            name="reference", call=_reference, because="it takes every call"
-        ),
+        compiled_form(_reference),
+        reference_form(_reference),
     ),
     facts=facts,
     example=_example,

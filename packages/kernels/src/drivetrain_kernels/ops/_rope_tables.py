@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from drivetrain_kernels._direct import is_watched
+from drivetrain_kernels._fast_path import is_watched
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -62,13 +62,4 @@ def _torch(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-def _triton(gate: Tensor, up: Tensor) -> Tensor:
-    from drivetrain_kernels.ops import _triton_gated
-
-    out: Tensor = _triton_gated.gated(gate, up, "silu")
-    return out
-
-
-OP = gated_op(
-    "swiglu", facts=facts, reference=_reference, by_torch=_torch, by_triton=_triton
-)
+OP = gated_op("swiglu", facts=facts, reference=_reference, by_torch=_torch)

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from drivetrain_kernels._accumulation import accumulation_dtype
-from drivetrain_kernels._direct import direct, run
+from drivetrain_kernels._fast_path import fast_path, run
 from drivetrain_kernels._triton_blocks import (
     TRITON_DTYPES,
     num_warps,
@@ -249,16 +249,9 @@ def _empty_losses(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return losses, torch.empty_like(losses), torch.empty_like(losses)
 
 
-@torch.library.custom_op("drivetrain_kernels::cross_entropy", mutates_args=())
-def _losses(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    smoothing: float,
-    zeta: float,
-    cap: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return class_losses_of(logits, target, ignore_index, smoothing, zeta, cap)
+_losses = torch.library.custom_op(
+    "drivetrain_kernels::cross_entropy", class_losses_of, mutates_args=()
+)
 
 
 @_losses.register_fake
@@ -304,7 +297,9 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 
 
 _losses.register_autograd(_backward, setup_context=_keep)
-_call_losses = direct(_losses, class_losses_of, backward=_backward, setup_context=_keep)
+_call_losses = fast_path(
+    _losses, class_losses_of, backward=_backward, setup_context=_keep
+)
 
 
 def cross_entropy_triton(

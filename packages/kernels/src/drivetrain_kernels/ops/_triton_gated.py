@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from drivetrain_kernels._accumulation import accumulation_dtype
-from drivetrain_kernels._direct import direct, run
+from drivetrain_kernels._fast_path import fast_path, run
 from drivetrain_kernels._triton_blocks import (
     TRITON_DTYPES,
     on_device_of,
@@ -180,7 +180,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None]:
 
 
 _gated.register_autograd(_backward, setup_context=_keep)
-gated = direct(_gated, _run_forward, backward=_backward, setup_context=_keep)
+gated = fast_path(_gated, _run_forward, backward=_backward, setup_context=_keep)
 
 
 def _rows(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from drivetrain_kernels._accumulation import accumulation_dtype
-from drivetrain_kernels._direct import direct, run
+from drivetrain_kernels._fast_path import fast_path, run
 from drivetrain_kernels._triton_blocks import (
     TRITON_DTYPES,
     keep_row,
@@ -241,18 +241,9 @@ _norm = torch.library.custom_op(
 
 @_norm.register_fake
 def _(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    eps: float,
-    offset: float,
-    p: float,
-    layer: bool,
-    cast_first: bool,
+    x: Tensor, residual: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    del weight, bias, seed, eps, offset, p, cast_first
+    *_, layer, _cast_first = rest
     return _empty_results(x, residual, layer)
 
 
@@ -328,21 +319,8 @@ _norm_backward = torch.library.custom_op(
 
 
 @_norm_backward.register_fake
-def _(
-    dy: Tensor,
-    dz_in: Tensor | None,
-    z: Tensor,
-    weight: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    seed: Tensor | None,
-    offset: float,
-    p: float,
-    layer: bool,
-    cast_first: bool,
-    has_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    del dy, dz_in, mean, rstd, offset, p, layer, cast_first
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _dy, _dz_in, z, weight, _mean, _rstd, seed, *_, has_bias = inputs
     dz, dx, dw, db = _empty_gradients(z, weight, seed, has_bias, 1)
     return dz, dx, dw.sum(0), db.sum(0)
 
@@ -376,7 +354,7 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 _norm.register_autograd(_backward, setup_context=_keep)
-norm = direct(_norm, _run_forward, backward=_backward, setup_context=_keep)
+norm = fast_path(_norm, _run_forward, backward=_backward, setup_context=_keep)
 
 
 def _rows(x: Tensor) -> Tensor:

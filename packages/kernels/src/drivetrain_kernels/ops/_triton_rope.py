@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from drivetrain_kernels._accumulation import accumulation_dtype
-from drivetrain_kernels._direct import direct, run
+from drivetrain_kernels._fast_path import fast_path, run
 from drivetrain_kernels._triton_blocks import (
     TRITON_DTYPES,
     num_warps,
@@ -147,4 +147,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
 
 
 _rotate.register_autograd(_backward, setup_context=_keep)
-rotate = direct(_rotate, _run, backward=_backward, setup_context=_keep)
+rotate = fast_path(_rotate, _run, backward=_backward, setup_context=_keep)

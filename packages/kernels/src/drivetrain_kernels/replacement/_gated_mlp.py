@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain_kernels.ops import _geglu, _swiglu
-from drivetrain_kernels.replacement._guess import Guess, Standin, method
+from drivetrain_kernels.replacement._identify import OpMatch, Standin, method
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["gated_mlp_guesses"]
+__all__ = ["gated_mlp_matches"]
 
 _THREE = (
     ("gate_proj", "up_proj", "down_proj"),
@@ -33,7 +33,7 @@ _ACTIVATIONS = {
 }
 
 
-def gated_mlp_guesses(module: nn.Module) -> list[Guess]:
+def gated_mlp_matches(module: nn.Module) -> list[OpMatch]:
     """Returns how a module might be a gated feed-forward; empty if it has no such parts.
 
     Which activation it has is found out by running it.
@@ -57,7 +57,7 @@ def gated_mlp_guesses(module: nn.Module) -> list[Guess]:
 
 def _guess(
     kind: str, names: tuple[str, ...], approximate: str | None, width: int
-) -> Guess:
+) -> OpMatch:
     def facts(module: nn.Module, x: Tensor) -> Any:
         with torch.no_grad():
             gate, up = _gate_and_up(module, x, names)
@@ -65,7 +65,7 @@ def _guess(
             return _swiglu.facts(gate, up)
         return _geglu.facts(gate, up, approximate=approximate)
 
-    return Guess(
+    return OpMatch(
         kind=kind,
         what=kind if approximate is None else f"{kind}(approximate={approximate})",
         op=_swiglu.OP if approximate is None else _geglu.OP,

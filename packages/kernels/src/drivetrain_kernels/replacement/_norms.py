@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels.ops import _layer_norm, _rms_norm
-from drivetrain_kernels.replacement._guess import Guess, Standin, method, norm_eps
+from drivetrain_kernels.replacement._identify import OpMatch, Standin, method, norm_eps
 
 if TYPE_CHECKING:
     from drivetrain_kernels.ops._norm_rows import NormFacts
 
-__all__ = ["layer_norm_guesses", "rms_norm_guesses"]
+__all__ = ["layer_norm_matches", "rms_norm_matches"]
 
 
-def rms_norm_guesses(module: nn.Module) -> list[Guess]:
+def rms_norm_matches(module: nn.Module) -> list[OpMatch]:
     """Returns how a module might be an RMSNorm; empty if its structure says no.
 
     Nothing but a weight vector and an epsilon: whether it is Llama's or Gemma's, and
@@ -35,10 +35,10 @@ def rms_norm_guesses(module: nn.Module) -> list[Guess]:
     if weight is None or eps is None or isinstance(module, nn.LayerNorm):
         return []
     options = [(0.0, "input"), (0.0, "float32"), (1.0, "float32"), (1.0, "input")]
-    return [_rms_norm_guess(weight.numel(), eps, o, cast) for o, cast in options]
+    return [_rms_norm_match(weight.numel(), eps, o, cast) for o, cast in options]
 
 
-def layer_norm_guesses(module: nn.Module) -> list[Guess]:
+def layer_norm_matches(module: nn.Module) -> list[OpMatch]:
     """Returns how a module is a LayerNorm over its last dimension, if it is one.
 
     Args:
@@ -54,7 +54,7 @@ def layer_norm_guesses(module: nn.Module) -> list[Guess]:
         return _layer_norm.facts(x, module.weight, module.bias, eps=eps)  # type: ignore[arg-type]
 
     return [
-        Guess(
+        OpMatch(
             kind="layer_norm",
             what=f"layer_norm(eps={eps:g})",
             op=_layer_norm.OP,
@@ -65,11 +65,11 @@ def layer_norm_guesses(module: nn.Module) -> list[Guess]:
     ]
 
 
-def _rms_norm_guess(width: int, eps: float, offset: float, cast: str) -> Guess:
+def _rms_norm_match(width: int, eps: float, offset: float, cast: str) -> OpMatch:
     def facts(module: nn.Module, x: Tensor) -> NormFacts:
         return _rms_norm.facts(x, module.weight, eps=eps, offset=offset, cast=cast)  # type: ignore[arg-type]
 
-    return Guess(
+    return OpMatch(
         kind="rms_norm",
         what=f"rms_norm(eps={eps:g}, offset={offset:g}, cast={cast})",
         op=_rms_norm.OP,

@@ -17,18 +17,9 @@ from drivetrain_kernels._errors import (
     ImplementationNameError,
     ReplacementError,
 )
-from drivetrain_kernels.replacement._check import (
-    TOLERANCES,
-    disagreement,
-    sample_input,
-)
-from drivetrain_kernels.replacement._guess import is_standin
+from drivetrain_kernels.replacement._check import TOLERANCES, disagreement, sample_input
 from drivetrain_kernels.replacement._handle import Left, Replaced, Replacement
-from drivetrain_kernels.replacement._kinds import (
-    KINDS,
-    guesses_for,
-    known_to_be_left,
-)
+from drivetrain_kernels.replacement._identify import is_standin
 from drivetrain_kernels.replacement._loss_head import (
     ATTRIBUTE,
     causal_loss,
@@ -36,10 +27,15 @@ from drivetrain_kernels.replacement._loss_head import (
     loss_disagreement,
     loss_facts,
 )
+from drivetrain_kernels.replacement._module_types import (
+    KINDS,
+    known_to_be_left,
+    matches_for,
+)
 from drivetrain_kernels.replacement._trial_copy import trial_copy
 
 if TYPE_CHECKING:
-    from drivetrain_kernels.replacement._guess import Guess
+    from drivetrain_kernels.replacement._identify import OpMatch
 
 __all__ = ["replace"]
 
@@ -129,17 +125,17 @@ class _Swap:
             compiled: The compiled module that it is a part of, or empty.
         """
         kind = type(module).__name__
-        guesses = guesses_for(module)
-        why = known_to_be_left(module) if not guesses else ""
-        if guesses:
-            guesses = [g for g in guesses if g.kind in self.wanted]
-            if not guesses:
+        matches = matches_for(module)
+        why = known_to_be_left(module) if not matches else ""
+        if matches:
+            matches = [g for g in matches if g.kind in self.wanted]
+            if not matches:
                 return
             why = _unfit(module, compiled)
         if why:
             self.left.append(Left(name=name, module=kind, why=why))
-        elif guesses:
-            self._try(name, module, guesses)
+        elif matches:
+            self._try(name, module, matches)
 
     def require_some_of_each(self) -> None:
         """Raises if an implementation that was named can take no module of its kind."""
@@ -148,11 +144,11 @@ class _Swap:
             if kind not in done:
                 raise error
 
-    def _try(self, name: str, module: nn.Module, guesses: list[Guess]) -> None:
+    def _try(self, name: str, module: nn.Module, matches: list[OpMatch]) -> None:
         kind = type(module).__name__
-        best, error, why = None, None, self._nothing_to_gain(module, guesses[0])
+        best, error, why = None, None, self._nothing_to_gain(module, matches[0])
         if not why:
-            best, error, why = self._best(module, guesses)
+            best, error, why = self._best(module, matches)
         if best is not None:
             impl, why = self._implementation(module, best)
             if not why:
@@ -218,50 +214,50 @@ class _Swap:
         )
 
     def _best(
-        self, module: nn.Module, guesses: list[Guess]
-    ) -> tuple[Guess | None, float | None, str]:
-        """Returns the guess that computes what the module does, by its reference."""
-        found: list[tuple[float, float, Guess]] = []
+        self, module: nn.Module, matches: list[OpMatch]
+    ) -> tuple[OpMatch | None, float | None, str]:
+        """Returns the match that computes what the module does, by its reference."""
+        found: list[tuple[float, float, OpMatch]] = []
         why = ""
-        for guess in guesses:
+        for match in matches:
             try:
-                standin = guess.build("reference")
-                error = disagreement(module, standin, guess.width, _dtype(module))
+                standin = match.build("reference")
+                error = disagreement(module, standin, match.width, _dtype(module))
                 # Where it rounds shows in few bits only.
-                few = disagreement(module, standin, guess.width, torch.bfloat16)
+                few = disagreement(module, standin, match.width, torch.bfloat16)
             except Exception as failure:  # noqa: BLE001
                 # The module is something else, which may raise whatever it likes.
                 why = f"it takes other input: {type(failure).__name__}"
                 continue
-            found.append((error, few, guess))
+            found.append((error, few, match))
         good = [f for f in found if f[0] <= TOLERANCES[_dtype(module)]]
         if good:
-            error, _, guess = min(good, key=lambda f: f[1])
-            return guess, error, ""
+            error, _, match = min(good, key=lambda f: f[1])
+            return match, error, ""
         if found:
-            error, _, guess = min(found, key=lambda f: f[0])
-            why = f"it is no {guess.what}: it differs by {error:.1e}"
+            error, _, match = min(found, key=lambda f: f[0])
+            why = f"it is no {match.what}: it differs by {error:.1e}"
         return None, None, why
 
-    def _implementation(self, module: nn.Module, guess: Guess) -> tuple[str, str]:
+    def _implementation(self, module: nn.Module, match: OpMatch) -> tuple[str, str]:
         """Returns the implementation to use, or why there is none."""
-        impl = self.wanted[guess.kind]
+        impl = self.wanted[match.kind]
         if impl == "auto":
-            return impl, self._nothing_to_gain(module, guess)
+            return impl, self._nothing_to_gain(module, match)
         try:
-            guess.op.choose(_facts(module, guess), impl)
+            match.op.choose(_facts(module, match), impl)
         except ImplementationError as error:
-            self._refusals.setdefault(guess.kind, error)
+            self._refusals.setdefault(match.kind, error)
             return "", str(error)
         return impl, ""
 
-    def _nothing_to_gain(self, module: nn.Module, guess: Guess) -> str:
+    def _nothing_to_gain(self, module: nn.Module, match: OpMatch) -> str:
         """Returns why "auto" leaves a module, or nothing."""
-        if self.wanted[guess.kind] != "auto":
+        if self.wanted[match.kind] != "auto":
             return ""
-        chosen = guess.op.choose(_facts(module, guess)).implementation.name
+        chosen = match.op.choose(_facts(module, match)).implementation.name
         if chosen in _PLAIN:
-            return f"{guess.op.name} would run torch's operators here as well"
+            return f"{match.op.name} would run torch's operators here as well"
         return ""
 
 
@@ -269,9 +265,9 @@ def _loss_of(module: nn.Module) -> str:
     return f"loss of {type(module).__name__}"
 
 
-def _facts(module: nn.Module, guess: Guess) -> Any:
-    x = sample_input(guess.width, _device(module), _dtype(module))
-    return guess.facts(trial_copy(module), x.requires_grad_())
+def _facts(module: nn.Module, match: OpMatch) -> Any:
+    x = sample_input(match.width, _device(module), _dtype(module))
+    return match.facts(trial_copy(module), x.requires_grad_())
 
 
 def _checked_plan(

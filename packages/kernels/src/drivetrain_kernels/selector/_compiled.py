@@ -9,13 +9,13 @@ their class, their names and their hooks; switching is setting one attribute.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import itertools
 import logging
 import time
 import types
 import weakref
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -126,11 +126,13 @@ class Compilation:
             # Torch's own frames are never compiled by themselves, and `forward` of an
             # `nn.Sequential` is one of them; this one is ours, and inlines it.
             compiled = torch.compile(_copied(_call_module), **options)
-            self._calls = [(m, self._guarded(compiled, m)) for m in parts]
+            self._calls = [
+                (m, self._guarded(partial(compiled, m), m._call_impl)) for m in parts
+            ]
         else:
             compiled = torch.compile(_copied(target), **options)
             self._calls = []
-            self.call = self._guarded_function(compiled, target)
+            self.call = wraps(target)(self._guarded(compiled, target))
 
     def commit(self, limit: int, on_demotion: Callable[[], None]) -> None:
         """From now on nothing that goes wrong may reach the user's step.
@@ -167,22 +169,8 @@ class Compilation:
             vars(module).pop("_compiled_call_impl", None)
 
     def _guarded(
-        self, compiled: Callable[..., Any], module: nn.Module
-    ) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return compiled(module, *args, **kwargs)
-            except TorchDynamoException as error:
-                if not self.log.demote(first_line(error)):
-                    raise
-                return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-        return call
-
-    def _guarded_function(
         self, compiled: Callable[..., Any], plain: Callable[..., Any]
     ) -> Callable[..., Any]:
-        @functools.wraps(plain)
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self._is_on:
                 return plain(*args, **kwargs)

@@ -22,10 +22,10 @@ from drivetrain_kernels.selector._decide import (
     whole_compile_s,
     worth_compiling,
 )
-from drivetrain_kernels.selector._preserve import require_unchanged_parameters
 from drivetrain_kernels.selector._probe import Probe, probe, synchronize
 from drivetrain_kernels.selector._race import race
 from drivetrain_kernels.selector._ranks import agreed_trials
+from drivetrain_kernels.selector._state_snapshot import require_unchanged_parameters
 from drivetrain_kernels.selector._store import Record, fingerprint
 from drivetrain_kernels.selector._verify import difference, reference_of
 

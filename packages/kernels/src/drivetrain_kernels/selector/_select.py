@@ -11,22 +11,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from drivetrain_kernels._errors import SelectionError
-from drivetrain_kernels.selector._candidates import (
-    EAGER,
-    Installed,
-    candidates_for,
-)
-from drivetrain_kernels.selector._preserve import (
-    preserved,
-)
+from drivetrain_kernels.selector._candidates import EAGER, Installed, candidates_for
 from drivetrain_kernels.selector._ranks import agreed_text
 from drivetrain_kernels.selector._search import Search
-from drivetrain_kernels.selector._store import (
-    Record,
-    load,
-    save,
-    store_folder,
-)
+from drivetrain_kernels.selector._state_snapshot import state_snapshot
+from drivetrain_kernels.selector._store import Record, load, save, store_folder
 from drivetrain_kernels.selector._table import table
 from drivetrain_kernels.selector._watch import Watch
 from drivetrain_kernels.selector._workload import Workload
@@ -38,9 +27,7 @@ if TYPE_CHECKING:
     from torch import distributed as dist
 
     from drivetrain_kernels.selector._compiled import Compilation
-    from drivetrain_kernels.selector._decide import (
-        Trial,
-    )
+    from drivetrain_kernels.selector._decide import Trial
 
 __all__ = ["Selected", "select"]
 
@@ -175,7 +162,7 @@ def select(
     text = agreed_text(kept.to_json() if kept else "", group).strip()
     found = Record.from_json(text) if text else None
     started = time.monotonic()
-    with preserved(search.workload):
+    with state_snapshot(search.workload):
         record, chosen = search.repeat(found) if found else search.run(asked)
     if cache and found is None:
         save(folder, key, record)

@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import torch
 from drivetrain_kernels.selector._decide import Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from drivetrain_kernels.selector._workload import Workload
 
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 _VERSION = 1
 
 
+@dataclass(frozen=True, slots=True)
 class Record:
     """What was decided, and from what.
 
@@ -36,17 +38,10 @@ class Record:
         verdicts: By candidate, what was decided on it.
     """
 
-    def __init__(
-        self,
-        choice: str,
-        reason: str,
-        trials: Sequence[Trial],
-        verdicts: Mapping[str, str],
-    ) -> None:
-        self.choice = choice
-        self.reason = reason
-        self.trials = list(trials)
-        self.verdicts = dict(verdicts)
+    choice: str
+    reason: str
+    trials: list[Trial]
+    verdicts: dict[str, str]
 
     def to_json(self) -> str:
         """Returns the record as text."""
@@ -72,9 +67,8 @@ class Record:
                 message = f"version {data['version']}, this is {_VERSION}"
                 raise ValueError(message)
             trials = [Trial(**fields) for fields in data["trials"]]
-            record = cls(
-                str(data["choice"]), str(data["reason"]), trials, data["verdicts"]
-            )
+            verdicts = dict(data["verdicts"])
+            record = cls(str(data["choice"]), str(data["reason"]), trials, verdicts)
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             message = f"not a record of a decision: {error}"
             raise ValueError(message) from error

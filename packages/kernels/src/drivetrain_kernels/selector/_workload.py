@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from drivetrain_kernels._errors import SelectionError
-from drivetrain_kernels.selector._reached import reached_modules
+from drivetrain_kernels.selector._referenced_modules import referenced_modules
 
 __all__ = ["LossFunction", "StepFunction", "Workload"]
 
@@ -73,7 +73,7 @@ class Workload:
         self._loss = loss
         self._step = step
         self._weights: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
-        self.modules = reached_modules(target, loss, step)
+        self.modules = referenced_modules(target, loss, step)
         inputs = [t for t in self.tensors(self.batches) if t.is_leaf]
         self.device = self._find_device()
         parameters = [p for module in self.modules for p in module.parameters()]

@@ -24,12 +24,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from drivetrain_core import MissingLibraryError
 from drivetrain_optim import AGD, WSAM
-from drivetrain_optim.examples._program import (
-    INSTALL,
-    new_figure,
-    run_program,
-    table,
-)
+from drivetrain_optim.examples._program import INSTALL, new_figure, run_program, table
 from drivetrain_optim.examples._resnet import ResNet
 from drivetrain_optim.examples._runs import Runs, mean_and_deviation, or_infinite
 from drivetrain_optim.examples._schedule import factor_of

@@ -11,10 +11,11 @@ from drivetrain_cloud.kubernetes.operator_actions import (
     PatchObject,
     SetStatus,
     TellEvent,
+    patch_object,
 )
 from drivetrain_cloud.kubernetes.plain_workers import LEAVE
 from drivetrain_cloud.kubernetes.pods import (
-    controller_of,
+    controls,
     has_ended,
     is_leaving,
     is_ready,
@@ -104,7 +105,7 @@ def look_after(observed: TrainingObserved) -> list[ForTraining]:
         return []
     before = list((job.get("status") or {}).get("currentWorkers") or ())
     elastic = observed.elastic
-    if elastic is not None and not _is_ours(job, elastic):
+    if elastic is not None and not controls(job, elastic):
         elastic = None
     try:
         wanted = translate(job, elastic)
@@ -125,8 +126,8 @@ def look_after(observed: TrainingObserved) -> list[ForTraining]:
             steps += _fail(one, "JobEnded", message)
         return [*steps, *_told(observed, elastic, None, before)]
     if patch := spec_change(elastic, wanted):
-        steps.append(ForTraining(job, _patch(elastic, patch, "the job was changed")))
-        return steps
+        change_it = patch_object("ElasticJob", elastic, patch, "the job was changed")
+        return [ForTraining(job, change_it)]
     return _scale(observed, elastic, before)
 
 
@@ -149,7 +150,14 @@ def _scale(
         hosts = _hosts(workers, before, None, None)
     if hosts != before:
         text = host_script(hosts, job["spec"].get("slotsPerWorker", 1))
-        steps.append(ForTraining(job, _host_file(job, text)))
+        write = PatchObject(
+            kind="ConfigMap",
+            namespace=job["metadata"]["namespace"],
+            name=hosts_name(job),
+            patch={"data": {FILE: text}},
+            reason="workers have come or gone",
+        )
+        steps.append(ForTraining(job, write))
     if change is not None and change.replicas is not None and scaler is not None:
         patch = {
             "metadata": {
@@ -162,7 +170,8 @@ def _scale(
             },
             "spec": {"replicas": change.replicas},
         }
-        steps.append(ForTraining(job, _patch(elastic, patch, name_of(scaler))))
+        resize = patch_object("ElasticJob", elastic, patch, name_of(scaler))
+        steps.append(ForTraining(job, resize))
     if change is not None and change.is_over and scaler is not None:
         steps += _set_status(scaler, change.status)
         steps.append(ForTraining(job, _end_event(scaler, change)))
@@ -251,32 +260,6 @@ def _end_event(scaler: _Item, change: Change) -> TellEvent:
     row = next(one for one in change.status["conditions"] if one["type"] == phase)
     note = f"{name_of(scaler)}: {row['message']}"
     return TellEvent(reason=phase, note=note, is_warning=phase == "ScaleFailed")
-
-
-def _is_ours(job: _Item, elastic: _Item) -> bool:
-    owner = controller_of(elastic)
-    return owner is not None and owner["uid"] == job["metadata"]["uid"]
-
-
-def _patch(elastic: _Item, patch: _Item, reason: str) -> PatchObject:
-    data = elastic["metadata"]
-    return PatchObject(
-        kind="ElasticJob",
-        namespace=data["namespace"],
-        name=data["name"],
-        patch=patch,
-        reason=reason,
-    )
-
-
-def _host_file(job: _Item, text: str) -> PatchObject:
-    return PatchObject(
-        kind="ConfigMap",
-        namespace=job["metadata"]["namespace"],
-        name=hosts_name(job),
-        patch={"data": {FILE: text}},
-        reason="workers have come or gone",
-    )
 
 
 def _config_map(job: _Item) -> _Item:

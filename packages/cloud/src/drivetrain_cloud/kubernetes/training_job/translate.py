@@ -7,10 +7,8 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_cloud.kubernetes.training_job.host_file import (
-    hosts_name,
-    mount_hosts,
-)
+from drivetrain_cloud.kubernetes.pod_templates import owner_reference
+from drivetrain_cloud.kubernetes.training_job.host_file import hosts_name, mount_hosts
 from drivetrain_cloud.kubernetes.training_job.launcher_command import (
     parse_launcher_command,
 )
@@ -48,14 +46,7 @@ _Item = dict[str, Any]
 
 def owner_of_training(job: Mapping[str, Any]) -> _Item:
     """Returns the reference by which objects belong to a TrainingJob."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "TrainingJob",
-        "name": job["metadata"]["name"],
-        "uid": job["metadata"]["uid"],
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
+    return owner_reference(job, API_VERSION, "TrainingJob")
 
 
 def translate(

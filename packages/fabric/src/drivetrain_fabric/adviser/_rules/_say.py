@@ -8,7 +8,7 @@ from drivetrain_fabric.adviser._advice import Advice
 from drivetrain_fabric.adviser._rules._sources import manual
 
 if TYPE_CHECKING:
-    from drivetrain_fabric.adviser._advice import Level
+    from drivetrain_fabric.adviser._advice import Level, Scope
 
 __all__ = ["env", "host", "sysctl"]
 
@@ -29,14 +29,9 @@ def env(
         >>> env("NCCL_IB_TC", 106, "warn", "switches ask for it").value
         '106'
     """
-    return Advice(
-        setting=name,
-        value=None if value is None else str(value),
-        scope="env",
-        level=level,
-        because=because,
-        source=manual(name) if source is None else source,
-    )
+    said = None if value is None else str(value)
+    source = manual(name) if source is None else source
+    return _advice("env", name, said, level, because, source)
 
 
 def sysctl(name: str, value: str, level: Level, because: str, source: str) -> Advice:
@@ -49,14 +44,7 @@ def sysctl(name: str, value: str, level: Level, because: str, source: str) -> Ad
         because: Why.
         source: Who says so.
     """
-    return Advice(
-        setting=name,
-        value=value,
-        scope="sysctl",
-        level=level,
-        because=because,
-        source=source,
-    )
+    return _advice("sysctl", name, value, level, because, source)
 
 
 def host(name: str, value: str, level: Level, because: str, source: str) -> Advice:
@@ -69,10 +57,16 @@ def host(name: str, value: str, level: Level, because: str, source: str) -> Advi
         because: Why.
         source: Who says so.
     """
+    return _advice("host", name, value, level, because, source)
+
+
+def _advice(
+    scope: Scope, name: str, value: str | None, level: Level, because: str, source: str
+) -> Advice:
     return Advice(
         setting=name,
         value=value,
-        scope="host",
+        scope=scope,
         level=level,
         because=because,
         source=source,

@@ -1,0 +1,1 @@
+"""The daemon of a node: it owns the shared memory, and writes saves to storage."""

@@ -1,0 +1,92 @@
+"""Results of saves, as the daemon knows them: committed, failed, dropped, or open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from drivetrain_checkpoint._daemon.pending_save import PERSIST, REPLICATE
+
+__all__ = ["SaveResult", "SaveResults"]
+
+_KEPT = 256
+_DROPPED = "dropped for a newer save"
+
+
+@dataclass(slots=True)
+class SaveResult:
+    """What became of a save.
+
+    Args:
+        error: Why it failed, if it did.
+        committed: Whether it is a checkpoint now.
+        lost_replicas: Why a replica of it was not made, if one was not.
+        open_tasks: The ranks of this node that have a task before them, by task.
+        reported: What is known of each rank's manifest, where this node commits.
+    """
+
+    error: str = ""
+    committed: bool = False
+    lost_replicas: str = ""
+    open_tasks: dict[str, set[int]] = field(default_factory=dict)
+    reported: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def fail(self, error: str) -> None:
+        """Takes note of why it failed, unless it had failed before."""
+        self.error = self.error or error
+
+    def drop(self) -> None:
+        """Takes note that it was given up for a newer save."""
+        self.fail(_DROPPED)
+
+
+class SaveResults:
+    """The newest results, by the id of the save.
+
+    Not thread-safe: whoever shares them has the lock.
+    """
+
+    def __init__(self) -> None:
+        """Knows of no save yet."""
+        self._found: dict[str, SaveResult] = {}
+
+    def of(self, save_id: str) -> SaveResult:
+        """Returns the result of a save, which is open if it was not known before."""
+        found = self._found.get(save_id)
+        if found is None:
+            found = self._found[save_id] = SaveResult()
+            for old in list(self._found)[:-_KEPT]:
+                if not self._found[old].open_tasks:
+                    del self._found[old]
+        return found
+
+    def is_committed(self, save_id: str) -> bool:
+        """Returns whether a save is a checkpoint, as far as is known here."""
+        found = self._found.get(save_id)
+        return found is not None and found.committed
+
+    def state(self, save_id: str) -> dict[str, Any]:
+        """Returns what is said of a save to those who wait for it."""
+        result = self._found.get(save_id)
+        if result is None:
+            return {"state": "unknown"}
+        replicas = result.open_tasks.get(REPLICATE)
+        more: dict[str, Any] = {
+            # None: nobody asked for replicas, or they are not known of here.
+            "replicated": None if replicas is None else not replicas,
+            "lost_replicas": result.lost_replicas,
+        }
+        if result.committed:
+            return {"state": "committed", **more}
+        if result.error:
+            more["dropped"] = result.error == _DROPPED
+            return {"state": "failed", "error": result.error, **more}
+        if result.open_tasks.get(PERSIST):
+            return {"state": "pending", **more}
+        wanted = any(result.reported.values()) or PERSIST in result.open_tasks
+        return {"state": "written" if wanted else "staged", **more}
+
+    def failures(self) -> dict[str, str]:
+        """Returns why saves have failed, by their id."""
+        known = list(self._found.items())
+        return {save_id: result.error for save_id, result in known if result.error}

@@ -1,0 +1,332 @@
+"""Service of the daemon: its answers to the trainers of its node and to its peers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_checkpoint._arena import Arena
+from drivetrain_checkpoint._daemon.held_saves import held_saves, send_part, status_of
+from drivetrain_checkpoint._daemon.pending_save import PERSIST
+from drivetrain_checkpoint._daemon.persister import Persister
+from drivetrain_checkpoint._daemon.replicator import RateLimiter, Replicator
+from drivetrain_checkpoint._daemon.save_queue import SaveQueue
+from drivetrain_checkpoint._daemon.trainer_registry import TrainerRegistry
+from drivetrain_checkpoint._peers.connection import Connection
+from drivetrain_checkpoint._peers.nodes import NodeTable
+from drivetrain_checkpoint._peers.peer_client import PeerClient
+from drivetrain_checkpoint._peers.peer_server import PeerServer
+from drivetrain_checkpoint._peers.replica_store import ReplicaStore
+from drivetrain_checkpoint._storage.catalog import Keep
+from drivetrain_checkpoint._storage.local_store import LocalStore
+from drivetrain_checkpoint._storage.open import child_url, open_storage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from drivetrain_checkpoint._daemon.listener import Listener
+
+__all__ = ["Daemon"]
+
+logger = logging.getLogger(__name__)
+
+_EMPTY_S = 60.0
+"""How long a daemon without memory waits for somebody."""
+
+
+class Daemon:
+    """Answers trainers and other daemons.
+
+    Thread-safe: each connection has a thread.
+
+    Args:
+        listener: Where trainers find it.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        """Knows of no job yet; the first trainer tells."""
+        self._listener = listener
+        self.stopped = threading.Event()
+        self._id = secrets.token_hex(8)
+        self._idle_s = 60.0  # until somebody says how long
+        self._url = ""
+        self._queue = SaveQueue()
+        self._peers = PeerClient()
+        self._replicas = ReplicaStore()
+        self._replicator = Replicator(self._queue, self._peers)
+        self._persister: Persister | None = None
+        self._server: PeerServer | None = None
+        self._peers.absent_here = self._absent
+        self._trainers = TrainerRegistry()
+        self._connections: set[Connection] = set()
+        self._lock = threading.Lock()
+
+    def serve(self) -> None:
+        """Talks to whoever connects, until it is stopped or has long been left alone."""
+        left_at = time.monotonic()
+        while not self.stopped.is_set():
+            try:
+                sock = self._listener.accept()
+            except TimeoutError:
+                self._tidy()
+                # In this order: who stops it says so before the socket goes.
+                if self._listener.is_hidden() and not self.stopped.is_set():
+                    self._listener.renew()
+                has_memory = self._queue.arenas or self._replicas.all()
+                idle_s = self._idle_s if has_memory else min(self._idle_s, _EMPTY_S)
+                if self._connections or not self._queue.is_idle():
+                    left_at = time.monotonic()
+                elif time.monotonic() - left_at > idle_s:
+                    logger.info("nobody has come for %g s: ending", self._idle_s)
+                    return
+                continue
+            except OSError:
+                return  # it was stopped
+            connection = Connection(sock)
+            self._connections.add(connection)
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def stop(self) -> None:
+        """Lets nobody in any more, which ends `serve`; safe in a signal handler."""
+        self.stopped.set()
+        self._listener.close()
+
+    def _talk(self, connection: Connection) -> None:
+        with contextlib.suppress(EOFError, OSError), contextlib.closing(connection):
+            while True:
+                message, fd = connection.receive()
+                self._answer(connection, message, fd, self._for_trainers)
+        self._leave(connection)
+        self._connections.discard(connection)
+
+    def _talk_to_peer(self, connection: Connection) -> None:
+        while True:
+            message, _ = connection.receive()
+            self._answer(connection, message, None, self._for_peers)
+
+    def _answer(
+        self,
+        connection: Connection,
+        message: dict[str, Any],
+        fd: int | None,
+        operations: Callable[..., dict[str, Any] | None],
+    ) -> None:
+        try:
+            answer = operations(connection, fd, **message)
+        except (OSError, ValueError, KeyError, RuntimeError, MemoryError) as error:
+            text = error.args[0] if isinstance(error, KeyError) else error
+            answer = {"refused": f"{text}"}
+        if answer is not None:
+            connection.send(answer)
+
+    def _for_trainers(
+        self, connection: Connection, fd: int | None, *, op: str, **about: Any
+    ) -> dict[str, Any] | None:
+        queue = self._queue
+        match op:
+            case "hello":
+                return self._configure(**about)
+            case "listen":
+                return self._listen(**about)
+            case "join":
+                return self._join(**about)
+            case "arm":
+                assert fd is not None
+                arena = Arena(fd)
+                self._trainers.register(connection, about["rank"], self._url)
+                queue.set_arena(about["rank"], arena)
+                self._look_after(about["rank"])
+            case "adopt":
+                self._trainers.register(connection, about["rank"], self._url)
+                arena_there = queue.arenas.get(about["rank"])
+                if arena_there is None:
+                    return {"none": True}
+                connection.send({"ok": True}, arena_there.fd)
+                return None
+            case "attach":
+                found = held_saves(queue, self._replicas)
+                arenas = {id(h.arena): (h.rank, h.arena) for h in found}
+                connection.send({"count": len(arenas)})
+                for rank, arena in arenas.values():
+                    connection.send({"rank": rank}, arena.fd)
+                return None
+            case "claim":
+                self._trainers.check(connection, about["rank"])
+                return queue.claim(**about)
+            case "release":
+                queue.release(**about)
+            case "drop":
+                queue.drop(**about)
+            case "saved":
+                # The trainer does not wait until it has been looked at.
+                connection.send({"ok": True})
+                queue.published(**about)
+                return None
+            case "persist":
+                queue.add_task(PERSIST)
+            case "wait":
+                return self._wait(**about)
+            case "settle":
+                queue.add_task(PERSIST)
+                return {"durable": queue.wait_until_idle(**about)}
+            case "status":
+                return status_of(queue, self._replicas, self._url)
+            case "stop":
+                self._stop(connection, **about)
+                return None
+            case other:
+                return {"refused": f"there is no operation {other!r}"}
+        return {"ok": True}
+
+    def _for_peers(
+        self, connection: Connection, _fd: int | None, *, op: str, **about: Any
+    ) -> dict[str, Any] | None:
+        queue = self._queue
+        match op:
+            case "written":
+                queue.report(**about)
+            case "failed":
+                queue.failed(**about)
+            case "committed":
+                queue.committed(**about)
+            case "replica":
+                self._replicas.receive(connection, about)
+            case "absent":
+                ranks = self._absent(
+                    about["save_id"], about["run"], set(about["ranks"])
+                )
+                return {"absent": sorted(ranks)}
+            case "fetch":
+                local = self._persister.local if self._persister else None
+                send_part(connection, queue, self._replicas, local, **about)
+                return None
+            case other:
+                return {"refused": f"there is no operation {other!r}"}
+        return {"ok": True}
+
+    def _configure(
+        self, *, url: str, options: dict[str, Any], settings: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Learns where checkpoints go, from whoever comes first."""
+        with self._lock:
+            if self._persister is None:
+                self._url = url
+                self._persister = Persister(
+                    self._queue,
+                    self._peers,
+                    open_storage(url, options),
+                    lambda under: open_storage(child_url(url, under), options),
+                )
+                self._adjust(settings)
+        return {"id": self._id, "pid": os.getpid()}
+
+    def _adjust(self, settings: dict[str, Any]) -> None:
+        assert self._persister is not None
+        self._idle_s = settings["idle_s"]
+        self._persister.keep = Keep(**settings["keep"])
+        self._persister.limit_s = settings["limit_s"]
+        local = settings["local"]
+        self._persister.local = LocalStore(*local) if local else None
+
+    def _listen(self, *, host: str, secret: str, port: int = 0) -> dict[str, Any]:
+        """Lets those in who know a secret, beside those who know another."""
+        with self._lock:
+            if self._server is None or self._server.host != host:
+                self._server = PeerServer(host, port, self._talk_to_peer)
+            self._server.admit(secret)
+            return {"port": self._server.port}
+
+    def _join(
+        self,
+        *,
+        nodes: dict[str, Any],
+        secret: str,
+        run: str,
+        num_replicas: int,
+        bytes_per_s: float | None,
+        settings: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Learns who saves the job, and on which nodes."""
+        table = NodeTable.from_plain(nodes)
+        me = next(node for node in table.nodes if node.id == table.here)
+        if me.port:
+            self._listen(host=me.host, secret=secret, port=me.port)
+        with self._lock:
+            # A daemon that takes the place of one that died is called as that was.
+            self._id = table.here
+            self._adjust(settings)
+            if self._trainers.begin(run, me.ranks):
+                self._replicator.rate = RateLimiter(bytes_per_s)
+            self._replicator.num_replicas = num_replicas
+        self._peers.join(table, secret)
+        return {"ok": True}
+
+    def _leave(self, connection: Connection) -> None:
+        """Notices that a trainer has gone; what it left only in memory is persisted."""
+        for rank in self._trainers.unregister(connection):
+            self._queue.release(rank)
+            self._queue.add_task(PERSIST, rank)
+
+    def _absent(self, save_id: str, run: str, ranks: set[int]) -> set[int]:
+        """Returns the ranks of this node that will never publish a save.
+
+        Those are the ranks whose trainer is gone, or is that of another run.
+        """
+        mine = ranks & self._trainers.ended_ranks(run)
+        return {rank for rank in mine if not self._queue.has(rank, save_id)}
+
+    def _look_after(self, rank: int) -> None:
+        if self._persister is None:
+            message = "the daemon has not been told where checkpoints go"
+            raise ValueError(message)
+        self._persister.serve(rank)
+        self._replicator.serve(rank)
+
+    def _tidy(self) -> None:
+        """Gives up memory of ranks and nodes that the job no longer has."""
+        ranks_here = self._trainers.ranks_here
+        if ranks_here is None:
+            return
+        saves = [
+            (save.rank, save.generation.record["saved_at_ns"], save.save_id)
+            for save in self._queue.pending_saves()
+        ]
+        is_committed = self._queue.results.is_committed
+        ours = [at for rank, at, i in saves if rank in ranks_here and is_committed(i)]
+        newest = max(ours, default=0)
+        self._queue.drop_arenas(
+            {rank for rank, at, _ in saves if rank not in ranks_here and at < newest}
+        )
+        if ours and self._replicas.all():
+            self._replicas.retain(self._replicator.sources())
+
+    def _wait(self, *, timeout_s: float, **about: Any) -> dict[str, Any]:
+        """Returns what became of a save."""
+        save_id = about["save_id"]
+        answer = self._queue.wait(save_id, timeout_s)
+        is_open = answer["state"] in {"unknown", "written"}
+        # What this daemon commits itself it knows; what another has committed, before
+        # this one or elsewhere, is on storage.
+        may_be_there = is_open and not self._queue.has(0, save_id)
+        if (
+            may_be_there
+            and self._persister
+            and self._persister.ensure_committed(**about)
+        ):
+            return {**answer, "state": "committed"}
+        return answer
+
+    def _stop(self, connection: Connection, *, at_once: bool = False) -> None:
+        if not at_once:
+            with self._queue.changed:
+                self._queue.changed.wait_for(self._queue.is_idle)
+        # The process may end before a later answer is sent; who has it finds nobody.
+        with contextlib.suppress(OSError):
+            self._listener.hide()
+            connection.send({"ok": True})
+        self.stop()

@@ -1,1 +1,0 @@
-"""The seams of torch's distributed checkpoint (DCP), on top of this format."""

@@ -1,1 +1,0 @@
-"""Checkpoints of other formats, and this one, as tensors by name."""

@@ -1,0 +1,1 @@
+"""Checkpoints of this and other formats, read and written as tensors by name."""

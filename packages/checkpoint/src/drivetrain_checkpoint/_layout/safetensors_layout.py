@@ -1,0 +1,169 @@
+"""Safetensors layout: one rank's file, laid out before its tensors are filled in.
+
+The same bytes lie in shared memory and on disk, so that a save is one copy and a write is
+one run of blocks. The header is padded to a whole page: tensors begin where direct
+writes can.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = [
+    "DTYPE_BYTES",
+    "PAGE",
+    "TORCH_NAMES",
+    "SafetensorsLayout",
+    "Slot",
+    "plan_safetensors",
+    "read_header",
+]
+
+PAGE = 4096
+
+_DTYPES: Mapping[str, tuple[str, int]] = {
+    "F64": ("float64", 8),
+    "I64": ("int64", 8),
+    "U64": ("uint64", 8),
+    "C64": ("complex64", 8),
+    "F32": ("float32", 4),
+    "I32": ("int32", 4),
+    "U32": ("uint32", 4),
+    "BF16": ("bfloat16", 2),
+    "F16": ("float16", 2),
+    "I16": ("int16", 2),
+    "U16": ("uint16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
+}
+
+DTYPE_BYTES: Mapping[str, int] = {code: size for code, (_, size) in _DTYPES.items()}
+"""The dtypes of safetensors by their names there, and the bytes of an element."""
+
+TORCH_NAMES: Mapping[str, str] = {code: name for code, (name, _) in _DTYPES.items()}
+"""What torch calls them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one tensor lies in a rank's file, or in its image in memory.
+
+    Args:
+        name: The tensor's name.
+        dtype: A key of `DTYPE_BYTES`.
+        shape: The shape of the part that lies here.
+        start: Where it begins, in bytes from the beginning of the file.
+        size_bytes: How long it is.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsLayout:
+    """A safetensors file before its tensors are filled in.
+
+    Args:
+        header: The bytes before the first tensor, padded.
+        slots: Where each tensor lies.
+        size_bytes: The length of the whole.
+    """
+
+    header: bytes
+    slots: tuple[Slot, ...]
+    size_bytes: int
+
+
+def plan_safetensors(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]],
+    *,
+    align_bytes: int = PAGE,
+    metadata: Mapping[str, str] | None = None,
+) -> SafetensorsLayout:
+    """Returns where tensors go in a safetensors file.
+
+    Tensors of wide elements come first, so that each lies at a multiple of its
+    element's size; otherwise the order is kept.
+
+    Args:
+        tensors: The name, the dtype and the shape of each.
+        align_bytes: What the length of the header is a multiple of.
+        metadata: What the header says beside the tensors.
+
+    Example:
+        >>> image = plan_safetensors([("flag", "BOOL", (3,)), ("weight", "F32", (2, 2))])
+        >>> [(slot.name, slot.start, slot.size_bytes) for slot in image.slots]
+        [('weight', 4096, 16), ('flag', 4112, 3)]
+        >>> image.size_bytes
+        4115
+    """
+    ordered = sorted(tensors, key=lambda tensor: -DTYPE_BYTES[tensor[1]])
+    entries: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    places = []
+    at = 0
+    for name, dtype, shape in ordered:
+        size = DTYPE_BYTES[dtype] * math.prod(shape)
+        entries[name] = {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [at, at + size],
+        }
+        places.append((name, dtype, shape, at, size))
+        at += size
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    padded = -(-(8 + len(text)) // align_bytes) * align_bytes
+    text = text.ljust(padded - 8)
+    header = len(text).to_bytes(8, "little") + text
+    slots = tuple(
+        Slot(name, dtype, shape, padded + start, size)
+        for name, dtype, shape, start, size in places
+    )
+    return SafetensorsLayout(header, slots, padded + at)
+
+
+def read_header(header: bytes | memoryview) -> dict[str, Slot]:
+    """Returns where the tensors of a file lie, by name.
+
+    Args:
+        header: The bytes before the first tensor, or more.
+
+    Raises:
+        ValueError: They are not the header of a safetensors file.
+
+    Example:
+        >>> image = plan_safetensors([("weight", "F32", (2, 2))])
+        >>> read_header(image.header)["weight"].start
+        4096
+    """
+    data = bytes(header)
+    begin = 8 + int.from_bytes(data[:8], "little")
+    try:
+        entries = json.loads(data[8:begin])
+        entries.pop("__metadata__", None)
+        slots = {name: _slot(name, entry, begin) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"not the header of a safetensors file: {error}"
+        raise ValueError(message) from error
+    return slots
+
+
+def _slot(name: str, entry: Mapping[str, Any], begin: int) -> Slot:
+    first, last = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    if last - first != DTYPE_BYTES[entry["dtype"]] * math.prod(shape):
+        message = f"{name} has {last - first} bytes"
+        raise ValueError(message)
+    return Slot(name, entry["dtype"], shape, begin + first, last - first)

@@ -1,0 +1,42 @@
+"""Shard source: reads the bytes that one rank saved, from wherever they lie."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from drivetrain_checkpoint._layout.safetensors_layout import read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from drivetrain_checkpoint._layout.safetensors_layout import Slot
+
+__all__ = ["ShardSource"]
+
+
+class ShardSource(ABC):
+    """Gives the bytes that one rank saved; used by one thread at a time or several.
+
+    Attributes:
+        is_local: Whether reading costs no more than a copy.
+        header_bytes: How many bytes come before the first tensor.
+    """
+
+    is_local = False
+    header_bytes: int
+
+    @abstractmethod
+    def read(self, start: int, size_bytes: int) -> memoryview:
+        """Returns bytes of the rank's file, checked.
+
+        Raises:
+            CorruptCheckpointError: They are not what was saved.
+            CheckpointError: They cannot be had.
+        """
+
+    @functools.cached_property
+    def slots(self) -> Mapping[str, Slot]:
+        """Where the tensors lie in the file."""
+        return read_header(self.read(0, self.header_bytes))

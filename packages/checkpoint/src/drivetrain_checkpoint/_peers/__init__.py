@@ -1,0 +1,1 @@
+"""Connections between nodes, and the replicas that they hold for each other."""

@@ -1,0 +1,152 @@
+"""Connections of trainers and daemons: framed JSON, file descriptors, raw bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import struct
+import tempfile
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_checkpoint._errors import DaemonError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Connection", "address_of", "own_folder", "socket_path"]
+
+_LENGTH = struct.Struct("<I")
+_MOST_BYTES = 1 << 30
+_MOST_PATH_BYTES = 100
+
+
+def socket_path(job: str, url: str) -> Path:
+    """Returns where the daemon of a job listens; only this user can reach it.
+
+    Args:
+        job: The job's name.
+        url: Where its checkpoints go, as all of its processes call it.
+
+    Raises:
+        DaemonError: The place belongs to someone else.
+    """
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    home = base / f"drivetrain-checkpoint-{os.getuid()}"
+    own_folder(home)
+    text = f"{job}\0{url}".encode()
+    return home / f"{hashlib.sha256(text).hexdigest()[:24]}.sock"
+
+
+def own_folder(home: Path) -> None:
+    """Makes the folder of the sockets, and makes sure that it is this user's alone.
+
+    Raises:
+        DaemonError: It cannot be made, or belongs to someone else.
+    """
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        message = (
+            f"{home} cannot be made: {error.strerror}. The daemon listens in a folder of "
+            "XDG_RUNTIME_DIR, or of that for temporary files"
+        )
+        raise DaemonError(message) from error
+    found = home.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        message = f"{home} must belong to this user alone (mode 0700)"
+        raise DaemonError(message)
+
+
+@contextlib.contextmanager
+def address_of(path: Path) -> Iterator[str]:
+    """Gives a socket's address, also where its path is longer than addresses may be."""
+    if len(os.fsencode(path)) < _MOST_PATH_BYTES:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+class Connection:
+    """One end of a conversation; used by one thread at a time.
+
+    Args:
+        sock: A connected socket; descriptors go through those of Unix only.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Takes the socket over."""
+        self.socket = sock
+        # A conversation that nobody can go on with is over.
+        weakref.finalize(self, sock.close)
+
+    def send(self, message: dict[str, Any], fd: int | None = None) -> None:
+        """Sends a message, and a descriptor with it.
+
+        Raises:
+            OSError: The other end is gone.
+        """
+        text = json.dumps(message, separators=(",", ":")).encode()
+        head = _LENGTH.pack(len(text))
+        if fd is None:
+            self.socket.sendall(head)
+        else:
+            socket.send_fds(self.socket, [head], [fd])
+        self.socket.sendall(text)
+
+    def receive(self) -> tuple[dict[str, Any], int | None]:
+        """Returns the next message and the descriptor that came with it.
+
+        Raises:
+            EOFError: The other end is gone.
+            OSError: Likewise.
+        """
+        fd = None
+        if self.socket.family == socket.AF_UNIX:
+            head, fds, _, _ = socket.recv_fds(self.socket, _LENGTH.size, 1)
+            fd = fds[0] if fds else None
+        else:
+            head = self.socket.recv(_LENGTH.size)
+        while 0 < len(head) < _LENGTH.size:
+            more = self.socket.recv(_LENGTH.size - len(head))
+            head = head + more if more else b""
+        if not head:
+            raise EOFError
+        (length,) = _LENGTH.unpack(head)
+        if length > _MOST_BYTES:
+            raise EOFError
+        text = bytearray(length)
+        self.receive_into(memoryview(text))
+        message: dict[str, Any] = json.loads(text)
+        return message, fd
+
+    def receive_into(self, target: memoryview) -> None:
+        """Fills memory with the raw bytes that follow a message.
+
+        Raises:
+            EOFError: The other end is gone before.
+            OSError: Likewise.
+        """
+        done = 0
+        while done < len(target):
+            got = self.socket.recv_into(target[done:])
+            if not got:
+                raise EOFError
+            done += got
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Sends a message and returns the answer."""
+        self.send(message)
+        return self.receive()[0]
+
+    def close(self) -> None:
+        """Ends the conversation."""
+        self.socket.close()

@@ -1,0 +1,1 @@
+"""A restore: which step it is, where its bytes lie, and what each rank reads."""

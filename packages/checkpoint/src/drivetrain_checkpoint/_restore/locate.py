@@ -1,0 +1,243 @@
+"""Locates the save to restore with all ranks: in memory, on local disks, on storage."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_checkpoint._arena import Arena
+from drivetrain_checkpoint._errors import CorruptCheckpointError, DaemonError
+from drivetrain_checkpoint._layout.tensor_layout import Layout
+from drivetrain_checkpoint._restore.select_step import (
+    HeldShard,
+    SelectedSave,
+    StoredSave,
+    select_step,
+)
+from drivetrain_checkpoint._restore.sources import MemorySource, PeerSource
+from drivetrain_checkpoint._storage.catalog import checkpoints_of_job, read_root, scan
+from drivetrain_checkpoint._storage.local_store import LocalStore
+from drivetrain_checkpoint._storage.storage_source import StorageSource
+from drivetrain_core import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from drivetrain_checkpoint._daemon.client import Client
+    from drivetrain_checkpoint._job_context import JobContext
+    from drivetrain_checkpoint._layout.shard_source import ShardSource
+    from drivetrain_checkpoint._rank_group import Rendezvous
+    from drivetrain_checkpoint._storage.protocol import SaveName, Storage
+
+__all__ = ["LocatedSave", "locate"]
+
+
+class LocatedSave:
+    """A save that was selected, ready to be read.
+
+    Args:
+        selected: What was selected.
+        entries: The plain half of the state, as JSON.
+        layout: Who saved what.
+        source: Gives the place that a rank's part is read from; asked once for each.
+    """
+
+    def __init__(
+        self,
+        selected: SelectedSave,
+        entries: Mapping[str, Any],
+        layout: Layout,
+        source: Callable[[int], ShardSource],
+    ) -> None:
+        """Reads nothing yet."""
+        self.selected = selected
+        self.entries = entries
+        self.layout = layout
+        self.source: Callable[[int], ShardSource] = functools.cache(source)
+
+
+@dataclass(slots=True)
+class _NodeSaves:
+    """What this node has: parts of saves, and for the first rank's what is plain."""
+
+    held: list[HeldShard] = field(default_factory=list)
+    memory: dict[tuple[int, str], ShardSource] = field(default_factory=dict)
+    disk: dict[tuple[int, str], ShardSource] = field(default_factory=dict)
+    plain: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _StorageSaves:
+    """What is on storage, as the first rank sees it."""
+
+    stored: list[StoredSave] = field(default_factory=list)
+    damaged: dict[SaveName, CheckpointError] = field(default_factory=dict)
+    problem: str = ""
+
+
+def locate(job: JobContext, step: int | None, under: str = "") -> LocatedSave:
+    """Selects the save that was made last and is whole; all ranks call it.
+
+    Args:
+        job: The job.
+        step: The step; None for the last.
+        under: The folder in that of the checkpointer.
+
+    Raises:
+        CheckpointError: There is none; the message lists what there is.
+        CorruptCheckpointError: What would be selected is damaged.
+        StorageError: The storage fails.
+    """
+    group, rendezvous = job.group, job.rendezvous()
+    storage = job.storage_of(under)
+    with contextlib.suppress(DaemonError):
+        # A daemon that died took nothing with it that a trainer still holds: a new one
+        # learns of it, from all ranks before any of them looks.
+        job.client.hello()
+    group.all_gather(None)
+    nodes = rendezvous.nodes
+    here = _saves_on_node(job.client, nodes.here, under)
+    is_first = group.rank == 0
+    there = _saves_on(storage, job.settings.job) if is_first else _StorageSaves()
+    mine = next((node.ranks for node in nodes.nodes if node.id == nodes.here), ())
+    speaks = group.rank == min(mine, default=group.rank)
+    answers = group.all_gather((here.held if speaks else [], there))
+    every = [part for held, _ in answers for part in held]
+    there = answers[0][1]
+    selected = select_step(every, there.stored, step)
+    _check_nothing_newer_is_damaged(every, there, selected, step)
+    if isinstance(selected, str):
+        because = f" ({there.problem})" if there.problem else ""
+        message = f"{storage.url} has {selected}{because}"
+        raise CheckpointError(message)
+    return _open(job, storage, selected, here)
+
+
+def _saves_on_node(client: Client, node: str, under: str) -> _NodeSaves:
+    """Returns what lies in this node's memory, and on its disk."""
+    found = _NodeSaves()
+    try:
+        arenas = [Arena(fd) for fd in client.attach()]
+    except DaemonError:
+        arenas = []
+    for arena in arenas:
+        for generation in arena.generations():
+            record = generation.record
+            key = (record["manifest"]["rank"], record["save_id"])
+            if key in found.memory or record.get("under", "") != under:
+                continue
+            found.memory[key] = MemorySource(arena, generation)
+            found.held.append(_held(node, record, is_on_disk=False))
+            if key[0] == 0:
+                found.plain[key[1]] = arena.body(generation)
+    settings = client.settings
+    local = LocalStore(settings.local, settings.job) if settings.local else None
+    for part in local.parts() if local else ():
+        key = (part.manifest.rank, part.manifest.save_id)
+        if part.record.get("under", "") != under:
+            continue
+        with contextlib.suppress(CorruptCheckpointError):
+            found.disk[key] = part.open()
+            found.held.append(_held(node, part.record, is_on_disk=True))
+            if key[0] == 0:
+                found.plain.setdefault(key[1], part.body)
+    return found
+
+
+def _held(node: str, record: Mapping[str, Any], *, is_on_disk: bool) -> HeldShard:
+    return HeldShard(node, record["manifest"], record["saved_at_ns"], is_on_disk)
+
+
+def _saves_on(storage: Storage, job: str) -> _StorageSaves:
+    try:
+        saved, damaged = scan(storage)
+    except CheckpointError as error:
+        return _StorageSaves(problem=str(error))
+    stored = [
+        StoredSave(one.name, one.root.step, one.root.save_id, one.root.saved_at_ns)
+        for one in checkpoints_of_job(saved, job)
+    ]
+    return _StorageSaves(stored, damaged)
+
+
+def _check_nothing_newer_is_damaged(
+    every: list[HeldShard],
+    there: _StorageSaves,
+    selected: SelectedSave | str,
+    step: int | None,
+) -> None:
+    """Raises for a damaged checkpoint that would have been selected.
+
+    An older step would be no answer, since nobody would notice.
+    """
+    held = {part.manifest["save_id"] for part in every}
+    for (old_step, save_id), error in there.damaged.items():
+        is_newer = isinstance(selected, str) or selected.step < old_step
+        if step in {None, old_step} and save_id not in held and is_newer:
+            raise error
+
+
+def _open(
+    job: JobContext, storage: Storage, selected: SelectedSave, here: _NodeSaves
+) -> LocatedSave:
+    stored = selected.stored
+    body = here.plain.get(selected.save_id)
+    has = job.group.all_gather(body is not None)
+
+    @functools.cache
+    def root() -> Any:
+        assert stored is not None
+        try:
+            return read_root(storage, stored.name)
+        except FileNotFoundError as error:
+            message = f"{storage.url}/{stored.name} has gone meanwhile"
+            raise CorruptCheckpointError(message) from error
+
+    if any(has):
+        text = job.group.broadcast(body, has.index(True))
+        plain = json.loads(b"{" + text + b"}")
+    else:
+        plain = {"entries": root().entries, "layout": root().layout}
+
+    def source(rank: int) -> ShardSource:
+        key = (rank, selected.save_id)
+        place = next(_places(job.rendezvous(), selected, here, key), None)
+        if place is not None:
+            return place
+        if stored is None:
+            message = f"step {selected.step} of rank {rank} is nowhere any more"
+            raise CorruptCheckpointError(message)
+        return StorageSource.committed(storage, stored.name, root(), rank)
+
+    layout = Layout.from_plain(plain["layout"])
+    return LocatedSave(selected, plain["entries"], layout, source)
+
+
+def _places(
+    rendezvous: Rendezvous,
+    selected: SelectedSave,
+    here: _NodeSaves,
+    key: tuple[int, str],
+) -> Iterator[ShardSource]:
+    """Yields where a rank's part can be had, the nearest first, but for the storage."""
+    if key in here.memory:
+        yield here.memory[key]
+    parts = selected.held.get(key[0], ())
+    yield from _on_peers(rendezvous, [part for part in parts if not part.is_on_disk])
+    if key in here.disk:
+        yield here.disk[key]
+    yield from _on_peers(rendezvous, [part for part in parts if part.is_on_disk])
+
+
+def _on_peers(rendezvous: Rendezvous, parts: list[HeldShard]) -> Iterator[ShardSource]:
+    others = {node.id: node for node in rendezvous.nodes.others if node.port}
+    for part in parts:
+        if part.node in others:
+            peer = PeerSource(others[part.node], rendezvous.secret, part.manifest)
+            # A node that is gone by now is passed over.
+            with contextlib.suppress(DaemonError):
+                _ = peer.slots
+                yield peer

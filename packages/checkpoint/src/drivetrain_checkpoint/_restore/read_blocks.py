@@ -1,0 +1,96 @@
+"""Reads blocks of tensors from a checkpoint, and nothing beside them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain_checkpoint._layout.partition import DTYPES, layout_of
+from drivetrain_checkpoint._layout.tensor_layout import whole_block
+from drivetrain_checkpoint._restore.read_plan import (
+    Wanted,
+    coalesced_reads,
+    plan_copies,
+)
+from drivetrain_core.services.chunked_tensor import ChunkedTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import Tensor
+
+    from drivetrain_checkpoint._layout.shard_source import ShardSource
+    from drivetrain_checkpoint._layout.tensor_layout import Layout
+    from drivetrain_checkpoint._rank_group import RankGroup
+    from drivetrain_checkpoint._restore.read_plan import BlockCopy
+
+__all__ = ["read_blocks", "wanted_blocks", "write_rows"]
+
+
+def wanted_blocks(
+    layout: Layout, targets: Mapping[str, Any], group: RankGroup
+) -> list[Wanted]:
+    """Returns what fills tensors: all of them, or of sharded ones what this rank holds.
+
+    Args:
+        layout: The tensors that were saved; it has all that are asked for.
+        targets: What is written in place, by name.
+        group: The ranks among which sharded tensors lie.
+    """
+    entries = {entry.name: entry for entry in layout.tensors}
+    sharded = {n: t for n, t in targets.items() if hasattr(t, "to_local")}
+    here = layout_of(sharded, group.world_size, group.process_group)
+    held = {entry.name: here.held(entry, group.rank) for entry in here.tensors}
+    found = []
+    for name, target in targets.items():
+        entry = entries[name]
+        if isinstance(target, ChunkedTensor):
+            for offset, local in target.local_chunks():
+                ranges = zip(offset, local.shape, strict=True)
+                block = tuple(((first, size),) for first, size in ranges)
+                found.append(Wanted(entry, block, local, is_sharded=True))
+        elif name in held:
+            local = target.detach().to_local()
+            found.append(Wanted(entry, held[name], local, is_sharded=True))
+        else:
+            found.append(Wanted(entry, whole_block(entry.shape), target.detach()))
+    return found
+
+
+def read_blocks(
+    layout: Layout, source_of: Callable[[int], ShardSource], wanted: Iterable[Wanted]
+) -> None:
+    """Writes blocks of tensors in place.
+
+    Args:
+        layout: Who saved what.
+        source_of: Returns where a rank's bytes are read; it is asked again and again.
+        wanted: The blocks; what lies together is read together.
+
+    Raises:
+        CorruptCheckpointError: What was saved is damaged, or does not cover a block.
+        StorageError: The storage fails.
+    """
+    blocks = list(wanted)
+    copies = plan_copies(layout, blocks, lambda rank: source_of(rank).slots)
+    for read in coalesced_reads(copies):
+        data = source_of(read.source).read(read.start, read.size_bytes)
+        for copy in read.copies:
+            write_rows(
+                copy, data[copy.start - read.start :], blocks[copy.target].target
+            )
+
+
+def write_rows(copy: BlockCopy, data: memoryview, target: Tensor) -> None:
+    """Writes rows of a block in place.
+
+    Args:
+        copy: The rows.
+        data: What was read, from the first row on.
+        target: The wanted block.
+    """
+    raw = torch.frombuffer(data[: copy.size_bytes], dtype=torch.uint8)
+    rows = raw.view(DTYPES[copy.dtype]).view(copy.shape)
+    with torch.no_grad():
+        target[copy.ours].copy_(rows[copy.theirs])

@@ -1,0 +1,211 @@
+"""Saver: packs a state, agrees on the save with all ranks, and copies it to memory."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_checkpoint._arguments import count
+from drivetrain_checkpoint._errors import StorageError
+from drivetrain_checkpoint._save.agreement import agree
+from drivetrain_checkpoint._save.handle import SaveHandle
+from drivetrain_checkpoint._save.joined_tensor import gather_state, has_partial_entries
+from drivetrain_checkpoint._save.save_metadata import (
+    PreparedSave,
+    make_proposal,
+    metadata_bytes,
+    save_metadata,
+)
+from drivetrain_checkpoint._save.save_plan import EntryTexts, SavePlan
+from drivetrain_checkpoint._storage.open import child_url
+from drivetrain_core import CheckpointError
+from drivetrain_core.services import StatePacker
+
+if TYPE_CHECKING:
+    from drivetrain_checkpoint._job_context import JobContext
+    from drivetrain_checkpoint._save.agreement import Policy, Proposal, Verdict
+    from drivetrain_checkpoint._save.counts import SaveCounts
+    from drivetrain_checkpoint._save.rank_memory import Claim, RankMemory
+
+__all__ = ["Saver"]
+
+logger = logging.getLogger(__name__)
+
+
+class Saver:
+    """Saves the states of a job, with all its ranks.
+
+    Args:
+        job: The job.
+        memory: This rank's memory.
+        policy: What a save does while memory is still needed for earlier ones.
+        counts: Where is counted what became of the saves.
+
+    Attributes:
+        packer: Takes states apart.
+    """
+
+    def __init__(
+        self, job: JobContext, memory: RankMemory, policy: Policy, counts: SaveCounts
+    ) -> None:
+        """Has no memory yet."""
+        self.packer: Any = StatePacker()
+        self._job = job
+        self._memory = memory
+        self._policy = policy
+        self._counts = counts
+        self._plan: SavePlan | None = None
+        self._entries = EntryTexts()
+        self._saved_at_ns = 0
+        self._unreported: list[SaveHandle] = []
+
+    def prewarm(self, state: Mapping[str, object], *, wait: bool) -> None:
+        """Makes the memory for saves of such a state, beside the training."""
+        self._register()
+        self._allocate(state)
+        self._memory.warm(wait=wait)
+
+    def save(
+        self, step: int, state: Mapping[str, object], *, persist: bool, under: str
+    ) -> SaveHandle:
+        """Copies a state into memory, as a checkpointer does."""
+        start = time.perf_counter()
+        self._memory.wait_for_copy()
+        self._register()
+        ready = self._prepare(step, state, under)
+        proposals = self._gather_proposals(ready, under)
+        verdict = self._agreed(proposals, ready)
+        first = proposals[0]
+        self._saved_at_ns = first.saved_at_ns
+        make_handle = functools.partial(
+            SaveHandle,
+            step=first.step,
+            save_id=first.save_id,
+            storage=self._job.storage_of(under),
+            under=under,
+            client=self._job.client,
+        )
+        if verdict.action == "skip":
+            self._counts.skipped += 1
+            logger.info("step %d is not saved: %s", ready.step, verdict.because)
+            return make_handle(skipped=True)
+        if verdict.action == "wait":
+            ready.claim, ready.waited_s = self._memory.claim(wait=True)
+        for dropped in verdict.dropped:
+            self._job.client.ask({"op": "drop", "save_id": dropped})
+            self._counts.dropped += 1
+            logger.info("save %s is dropped for step %d", dropped, ready.step)
+        assert self._plan is not None
+        record = save_metadata(
+            first, self._job, self._plan, ready.entries, under=under, persist=persist
+        )
+        staging = self._memory.fill(ready.claim, self._plan, record)
+        handle = make_handle(staging=staging)
+        handle.stall_s = time.perf_counter() - start
+        self._counts.saved += 1
+        self._counts.waited += ready.waited_s > 0
+        self._counts.waited_s += ready.waited_s
+        self._unreported = [h for h in self._unreported if not h.durable] + [handle]
+        return handle
+
+    def flush(self, deadline_s: float | None) -> bool:
+        """Waits until every save so far is durable, as a checkpointer does."""
+        for handle in list(self._unreported):
+            left = None if deadline_s is None else deadline_s - time.monotonic()
+            try:
+                done = handle.wait(left if left is None else max(0.0, left))
+            except StorageError:
+                self._unreported.remove(handle)
+                raise
+            except CheckpointError:
+                done = True  # a newer save has taken its place, as was asked for
+            if not done and not handle.skipped:
+                return False
+            self._unreported.remove(handle)
+        return True
+
+    def _register(self) -> None:
+        """Makes the job known to the daemons; its saves are newer than all before."""
+        if self._job.register_nodes() and self._job.group.rank == 0:
+            before = [*self._memory.saved_at_ns(), *self._job.saved_at_ns()]
+            self._saved_at_ns = max([self._saved_at_ns, *before])
+
+    def _allocate(self, state: Mapping[str, object]) -> str:
+        """Makes sure that there is memory for a state; returns its plain half."""
+        if has_partial_entries(state):
+            packed = gather_state(self._job.group, lambda: self.packer.pack(state))
+        else:
+            packed = self.packer.pack(state)
+        entries = self._entries.text(packed.entries)
+        if self._plan is None or not self._plan.renew(packed.tensors):
+            self._plan = SavePlan(packed.tensors, self._job.group)
+        self._memory.allocate(self._plan, metadata_bytes(entries, self._plan))
+        return entries
+
+    def _prepare(
+        self, step: int, state: Mapping[str, object], under: str
+    ) -> PreparedSave:
+        """Makes ready what this rank can without the others."""
+        ready = PreparedSave(step)
+        try:
+            ready.step = _checked(step, state)
+            child_url(self._job.settings.url, under)
+            ready.entries = self._allocate(state)
+            ready.claim, ready.waited_s = self._memory.claim(
+                wait=self._policy == "wait", drop=self._policy == "drop_oldest"
+            )
+        # Whatever keeps one rank from saving, the others must not wait for it.
+        except Exception as error:  # noqa: BLE001
+            ready.problem = error
+        return ready
+
+    def _gather_proposals(self, ready: PreparedSave, under: str) -> list[Proposal]:
+        """Returns what every rank proposes; all call it."""
+        try:
+            proposal = make_proposal(ready, self._plan, under, self._saved_at_ns)
+            return self._job.group.all_gather(proposal)
+        except BaseException:
+            # A rank that is gone must not cost the others their memory.
+            self._give_back(ready.claim)
+            raise
+
+    def _agreed(self, proposals: list[Proposal], ready: PreparedSave) -> Verdict:
+        """Returns what all ranks do.
+
+        Raises:
+            CheckpointError: One of them cannot save; this one raises why.
+            ValueError: They save different plain data.
+        """
+        verdict = agree(proposals, self._policy)
+        if verdict.action != "save":
+            self._give_back(ready.claim)
+        if verdict.action == "raise":
+            if ready.problem is not None:
+                raise ready.problem
+            kind = ValueError if "different" in verdict.because else CheckpointError
+            raise kind(verdict.because)
+        return verdict
+
+    def _give_back(self, claim: Claim) -> None:
+        if "index" in claim:
+            self._memory.release()
+
+
+def _checked(step: object, state: object) -> int:
+    """Returns the step as a plain number.
+
+    Raises:
+        TypeError: It is no whole number, or the state is no mapping from names.
+        ValueError: It is negative.
+    """
+    number = count("step", step, 0)
+    if not isinstance(state, Mapping):
+        message = f"the state must be a mapping from names, got {type(state).__name__}"
+        raise TypeError(message)
+    if other := [key for key in state if not isinstance(key, str)]:
+        message = f"names in the state must be strings, got {other[0]!r}"
+        raise TypeError(message)
+    return number

@@ -1,0 +1,115 @@
+"""Opens the committed checkpoint that a folder names, with a step or by itself."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_checkpoint._arguments import count
+from drivetrain_checkpoint._layout.manifest import ROOT_FILE
+from drivetrain_checkpoint._layout.tensor_layout import Layout
+from drivetrain_checkpoint._storage.catalog import read_root, scan
+from drivetrain_checkpoint._storage.open import open_parent, open_storage, resolve
+from drivetrain_checkpoint._storage.protocol import parse_name
+from drivetrain_checkpoint._storage.storage_source import StorageSource
+from drivetrain_core import CheckpointError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+
+    from drivetrain_checkpoint._layout.manifest import RootManifest
+    from drivetrain_checkpoint._storage.protocol import Storage
+
+__all__ = ["CommittedCheckpoint", "open_checkpoint"]
+
+
+@dataclass(frozen=True)
+class CommittedCheckpoint:
+    """A committed checkpoint, found and ready to be read.
+
+    Args:
+        storage: The storage.
+        name: Its folder there.
+        root: Its root manifest.
+    """
+
+    storage: Storage
+    name: str
+    root: RootManifest
+
+    @property
+    def url(self) -> str:
+        """The checkpoint's folder, as a user calls it."""
+        return f"{self.storage.url}/{self.name}"
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """Who saved what."""
+        return Layout.from_plain(self.root.layout)
+
+    @functools.cached_property
+    def source(self) -> Callable[[int], StorageSource]:
+        """Gives the part that a rank saved, each opened once."""
+        return functools.cache(
+            lambda rank: StorageSource.committed(
+                self.storage, self.name, self.root, rank
+            )
+        )
+
+
+def open_checkpoint(
+    place: str | os.PathLike[str],
+    step: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> CommittedCheckpoint:
+    """Returns a committed checkpoint.
+
+    Args:
+        place: The folder of one checkpoint, or the one that a checkpointer saves to.
+        step: Which one of the latter; the one that was saved last by default.
+        options: For URLs, what fsspec is to know.
+
+    Raises:
+        TypeError: The step is no whole number.
+        ValueError: It is negative.
+        CheckpointError: There is none; the message lists what there is.
+        CorruptCheckpointError: It is damaged. No older one is taken in its place.
+        StorageError: The storage fails.
+    """
+    if step is not None:
+        step = count("step", step, 0)
+    url = resolve(place)
+    around, name = open_parent(url, options)
+    if parse_name(name) is not None:
+        return _alone(around, name, step)
+    storage = open_storage(url, options)
+    saved, damaged = scan(storage)
+    # A checkpoint whose folder was given another name is known by its manifest.
+    if not saved and not damaged and around.exists(name, ROOT_FILE):
+        return _alone(around, name, step)
+    fits = [one for one in saved if step in {None, one.root.step}]
+    for about, problem in damaged.items():
+        if step in {None, about.step} and (not fits or about.step > fits[-1].root.step):
+            raise problem
+    if not fits:
+        steps = ", ".join(str(one.root.step) for one in saved[-10:]) or "none at all"
+        wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
+        message = f"{url} has no {wanted}; it has {steps}"
+        raise CheckpointError(message)
+    return CommittedCheckpoint(storage, fits[-1].name, fits[-1].root)
+
+
+def _alone(storage: Storage, name: str, step: int | None) -> CommittedCheckpoint:
+    """Returns the checkpoint in a folder of its own."""
+    url = f"{storage.url}/{name}"
+    try:
+        root = read_root(storage, name)
+    except FileNotFoundError as error:
+        message = f"{url} has no {ROOT_FILE}: the save was never committed"
+        raise CheckpointError(message) from error
+    if step not in {None, root.step}:
+        message = f"{url} is that of step {root.step}, not {step}"
+        raise CheckpointError(message)
+    return CommittedCheckpoint(storage, name, root)

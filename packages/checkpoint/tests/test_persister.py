@@ -1,0 +1,232 @@
+"""The daemon's way to storage, with a storage that does as the test says."""
+
+import json
+import threading
+
+import pytest
+
+from drivetrain_checkpoint._arena import Arena
+from drivetrain_checkpoint._daemon.commit_decision import decide
+from drivetrain_checkpoint._daemon.pending_save import PERSIST
+from drivetrain_checkpoint._daemon.persister import Persister
+from drivetrain_checkpoint._daemon.save_queue import SaveQueue
+from drivetrain_checkpoint._layout.manifest import ROOT_FILE, RootManifest
+from drivetrain_checkpoint._peers.peer_client import PeerClient
+from drivetrain_checkpoint._storage.catalog import Keep, retired, scan
+from drivetrain_checkpoint._storage.posix import PosixStorage
+
+INFINITE = float("inf")
+
+
+class GatedStorage(PosixStorage):
+    """A folder whose writes wait until they are let through."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.left = threading.Event()
+
+    def write(self, *arguments):
+        self.entered.set()
+        assert self.gate.wait(30)
+        try:
+            return super().write(*arguments)
+        finally:
+            self.left.set()
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return GatedStorage(tmp_path / "run")
+
+
+@pytest.fixture
+def queue():
+    return SaveQueue()
+
+
+@pytest.fixture
+def persister(queue, storage):
+    found = Persister(queue, PeerClient(), storage)
+    found.limit_s = 2.0  # more than a loaded machine takes for a write
+    return found
+
+
+def publish(queue, arena, index, step, *, rank=0, world_size=1):
+    save_id = f"{step:016x}"
+    manifest = {
+        "job": "test",
+        "step": step,
+        "save_id": save_id,
+        "rank": rank,
+        "world_size": world_size,
+        "size_bytes": 5000,
+        "header_bytes": 4096,
+        "block_bytes": 1 << 20,
+        "crc32c": [],
+    }
+    record = {
+        "save_id": save_id,
+        "step": step,
+        "saved_at_ns": step,
+        "run": "r",
+        "tasks": [PERSIST],
+        "manifest": manifest,
+    }
+    body = '\n"entries":{},"layout":{"meshes":[],"tensors":[]}' if rank == 0 else "\n"
+    text = (json.dumps(record) + body).encode()
+    arena.begin(index)
+    arena.publish(index, step, text, 8192, 5000)
+    queue.published(rank)
+    return save_id
+
+
+@pytest.fixture
+def arena(queue, persister):
+    found = Arena.create(8192, 8192)
+    queue.set_arena(0, found)
+    persister.serve(0)
+    return found
+
+
+def steps(storage):
+    return [saved.root.step for saved in scan(storage)[0]]
+
+
+def test_storage_that_hangs_fails_the_save_and_not_the_next(queue, storage, arena):
+    storage.gate.clear()
+    first = publish(queue, arena, 0, 1)
+    answer = queue.wait(first, 20)
+    assert answer["error"] == "the storage made no progress for 2 s"
+    assert steps(storage) == []
+    storage.gate.set()
+    # The write that hung ends, and is not committed.
+    assert storage.left.wait(20)
+    second = publish(queue, arena, 1, 2)
+    assert queue.wait(second, 20)["state"] == "committed"
+    assert steps(storage) == [2]
+    assert ROOT_FILE not in storage.files("step-0000000001-0000000000000001")
+
+
+def test_save_that_is_dropped_while_it_is_written_is_not_committed(
+    queue, storage, arena
+):
+    storage.gate.clear()
+    first = publish(queue, arena, 0, 1)
+    assert storage.entered.wait(20)
+    queue.drop(first)
+    storage.gate.set()
+    assert queue.wait(first, 20)["error"] == "dropped for a newer save"
+    with queue.changed:
+        assert queue.changed.wait_for(queue.is_idle, 20)
+    assert steps(storage) == []
+
+
+def test_rank_that_never_writes_is_named(queue, storage, arena):
+    save_id = publish(queue, arena, 0, 1, world_size=3)
+    queue.report(save_id, 2, {"file": "rank-00002.json", "size_bytes": 1, "crc32c": 0})
+    answer = queue.wait(save_id, 20)
+    assert answer["error"] == "ranks 1, 2 have written nothing for 2 s"
+
+
+def test_what_a_failed_save_has_left_is_deleted(queue, storage, arena):
+    save_id = publish(queue, arena, 0, 1, world_size=2)
+    assert storage.left.wait(20)
+    queue.failed(save_id, "rank 1: disk full")
+    with queue.changed:
+        assert queue.changed.wait_for(queue.is_idle, 20)
+    assert storage.names() == []
+
+
+def test_part_that_is_written_is_not_written_again(queue, storage, arena):
+    save_id = publish(queue, arena, 0, 1)
+    assert queue.wait(save_id, 20)["state"] == "committed"
+    name = storage.names()[0]
+    (storage.root / name / ROOT_FILE).unlink()  # as if the daemon had died before it
+    files = [f.stat().st_mtime_ns for f in sorted((storage.root / name).iterdir())]
+    storage.entered.clear()
+    other = SaveQueue()
+    other.set_arena(0, arena)
+    Persister(other, PeerClient(), storage).serve(0)
+    assert other.wait(save_id, 20)["state"] in {"committed", "unknown"}
+    with other.changed:
+        assert other.changed.wait_for(lambda: storage.exists(name, ROOT_FILE), 20)
+    assert not storage.entered.is_set()
+    after = sorted(f for f in (storage.root / name).iterdir() if f.name != ROOT_FILE)
+    assert [f.stat().st_mtime_ns for f in after] == files
+
+
+def test_failure_of_another_rank_is_that_of_all(queue, arena):
+    save_id = publish(queue, arena, 0, 1, world_size=2)
+    queue.failed(save_id, "rank 1: disk full")
+    assert queue.wait(save_id, 20)["error"] == "rank 1: disk full"
+
+
+def root(step, *, job="a", at=None):
+    return RootManifest(
+        job=job,
+        step=step,
+        save_id=f"{step:016x}",
+        saved_at_ns=step if at is None else at,
+        world_size=1,
+        entries={},
+        layout={},
+        ranks=(),
+    )
+
+
+class Saved:
+    def __init__(self, found):
+        self.root, self.name = found, found.save_id
+
+
+def test_retention_keeps_the_last_and_every_so_often():
+    saved = [Saved(root(step)) for step in range(1, 11)]
+    gone = retired(saved, saved[-1].root, Keep(last=2, every=4))
+    assert [s.root.step for s in gone] == [1, 2, 3, 5, 6, 7]
+    assert retired(saved, saved[-1].root, Keep(last=None)) == []
+
+
+def test_retention_leaves_other_jobs_alone():
+    saved = [Saved(root(step, job="b")) for step in range(5)] + [Saved(root(9))]
+    assert retired(saved, saved[-1].root, Keep(last=1)) == []
+
+
+def decided(**about):
+    base = {
+        "reported": [0, 1],
+        "absent": [],
+        "on_storage": [],
+        "world_size": 2,
+        "error": "",
+        "quiet_s": 0.0,
+        "unseen_s": 0.0,
+        "limit_s": 600.0,
+    }
+    return decide(**{**base, **about})
+
+
+@pytest.mark.parametrize(
+    ("about", "action"),
+    [
+        ({"error": "disk full"}, "fail"),
+        ({"absent": [1]}, "fail"),
+        ({"on_storage": [0, 1]}, "commit"),
+        ({"unseen_s": INFINITE}, "look"),
+        ({}, "wait"),
+        ({"unseen_s": 0.6, "quiet_s": 1.0}, "look"),
+        ({"unseen_s": 0.6, "quiet_s": 31.0}, "fail"),
+        ({"reported": [0]}, "wait"),
+        ({"reported": [0], "unseen_s": 0.1, "quiet_s": 0.1}, "look"),
+        ({"reported": [0], "unseen_s": 1.0, "quiet_s": 601.0}, "fail"),
+    ],
+)
+def test_commit_is_decided_from_what_is_known(about, action):
+    assert decided(**about).action == action
+
+
+def test_nodes_that_see_different_storages_are_told_so():
+    found = decided(on_storage=[0], unseen_s=0.6, quiet_s=31.0)
+    assert "what rank 1 wrote is not there: all nodes must see" in found.because

@@ -1,0 +1,110 @@
+"""The daemon's bookkeeping, without a process of its own."""
+
+import json
+
+import pytest
+
+from drivetrain_checkpoint._arena import Arena
+from drivetrain_checkpoint._daemon.pending_save import PERSIST
+from drivetrain_checkpoint._daemon.save_queue import SaveQueue
+
+
+def publish(arena, index, sequence, save_id, tasks=(PERSIST,)):
+    record = json.dumps({"save_id": save_id, "tasks": list(tasks)}).encode()
+    arena.begin(index)
+    arena.publish(index, sequence, record, 4096, 16)
+
+
+@pytest.fixture
+def arena():
+    return Arena.create(4096, 4096)
+
+
+@pytest.fixture
+def queue(arena):
+    found = SaveQueue()
+    found.set_arena(0, arena)
+    return found
+
+
+def claim(queue, *, drop=False):
+    return queue.claim(0, drop=drop, timeout_s=0.0)
+
+
+def test_saves_take_the_generations_in_turn(queue, arena):
+    assert claim(queue) == {"index": 0, "sequence": 1, "dropped": None}
+    publish(arena, 0, 1, "a")
+    queue.published(0)
+    assert claim(queue) == {"index": 1, "sequence": 2, "dropped": None}
+    publish(arena, 1, 2, "b")
+    queue.published(0)
+    assert claim(queue) == {"busy": True}
+    pending = queue.begin(0, PERSIST, 0.0)
+    assert pending.save_id == "a"
+    assert claim(queue) == {"busy": True}
+    queue.end(pending, PERSIST)
+    assert claim(queue) == {"index": 0, "sequence": 3, "dropped": None}
+
+
+def test_newest_save_is_never_given_up_for_the_next(queue, arena):
+    publish(arena, 0, 1, "a")
+    publish(arena, 1, 2, "b", tasks=())
+    assert queue.begin(0, PERSIST, 0.0).save_id == "a"
+    assert claim(queue) == {"busy": True}
+
+
+def test_save_that_waits_is_dropped_and_the_one_being_written_is_not(queue, arena):
+    publish(arena, 0, 1, "a")
+    queue.published(0)
+    queue.begin(0, PERSIST, 0.0)
+    publish(arena, 1, 2, "b")
+    queue.published(0)
+    assert claim(queue, drop=True) == {"index": 1, "sequence": 3, "dropped": "b"}
+    # As long as all ranks have not agreed, it may still be taken back.
+    assert queue.begin(0, PERSIST, 0.0) is None
+    queue.release(0)
+    assert queue.begin(0, PERSIST, 0.0).save_id == "b"
+
+
+def test_dropped_save_is_told_so(queue, arena):
+    publish(arena, 0, 1, "a")
+    queue.published(0)
+    queue.drop("a")
+    answer = queue.wait("a", 0.0)
+    assert (answer["state"], answer["error"]) == ("failed", "dropped for a newer save")
+    assert queue.begin(0, PERSIST, 0.0) is None
+
+
+def test_save_of_a_trainer_that_died_before_it_said_so_is_found(queue, arena):
+    publish(arena, 0, 1, "a")
+    assert queue.begin(0, PERSIST, 0.0).save_id == "a"
+
+
+def test_memory_alone_is_persisted_when_somebody_asks(queue, arena):
+    publish(arena, 0, 1, "a", tasks=())
+    queue.published(0)
+    assert queue.begin(0, PERSIST, 0.0) is None
+    assert queue.wait("a", 0.0)["state"] == "staged"
+    assert queue.add_task(PERSIST) == ["a"]
+    pending = queue.begin(0, PERSIST, 0.0)
+    assert pending.save_id == "a"
+    queue.report("a", 0, {})
+    queue.end(pending, PERSIST)
+    queue.committed("a")
+    assert queue.add_task(PERSIST) == []
+
+
+def test_task_that_was_given_up_is_not_taken_for_done(queue, arena):
+    publish(arena, 0, 1, "a")
+    pending = queue.begin(0, PERSIST, 0.0)
+    progress = pending.running[PERSIST]
+    queue.end(pending, PERSIST, "no progress")
+    assert progress.stop == 1
+    queue.end(pending, PERSIST)  # the thread that hung comes back
+    assert queue.wait("a", 0.0)["error"] == "no progress"
+    assert claim(queue)["index"] == 1
+
+
+def test_claim_of_a_rank_without_memory_is_refused(queue):
+    with pytest.raises(ValueError, match="rank 3 has handed over no memory"):
+        queue.claim(3, drop=False, timeout_s=0.0)

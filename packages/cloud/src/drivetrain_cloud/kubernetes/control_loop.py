@@ -1,0 +1,125 @@
+"""Control loop: objects of a kind are reconciled when something of theirs has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_cloud.kubernetes.api_client import ApiError
+from drivetrain_cloud.kubernetes.carry_out import Carrier, StrangerError
+from drivetrain_cloud.kubernetes.operator_actions import TellEvent
+from drivetrain_cloud.kubernetes.work_queue import WorkQueue
+from drivetrain_core import DistributedError, ProgramError
+
+if TYPE_CHECKING:
+    from drivetrain_cloud.kubernetes.api_client import ApiClient
+    from drivetrain_cloud.kubernetes.informer import Informer
+
+__all__ = ["ControlLoop"]
+
+logger = logging.getLogger(__name__)
+
+_Item = dict[str, Any]
+_Key = tuple[str, str]
+
+
+class ControlLoop:
+    """Reconciles objects of a kind, each once at a time; of one event loop.
+
+    Who inherits puts informers into `_informers`, adds what has changed to `_queue`, and
+    has `_reconcile`.
+
+    Args:
+        client: Of the API server.
+        kind: Of the objects.
+        num_workers: How many objects are looked at together.
+        num_threads: In how many threads calls of masters wait.
+        tells_all: Whether people are told of errors that nobody has thought of.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        kind: str,
+        *,
+        num_workers: int,
+        num_threads: int = 1,
+        tells_all: bool = False,
+    ) -> None:
+        self._client = client
+        self._kind = kind
+        self._num_workers = num_workers
+        self._tells_all = tells_all
+        self._queue: WorkQueue[_Key] = WorkQueue()
+        self._told: dict[_Key, str] = {}
+        self._informers: dict[str, Informer] = {}
+        self._executor = ThreadPoolExecutor(num_threads, "masters")
+        self._carrier = Carrier(client, self._informers, self._executor)
+
+    async def run(self) -> None:
+        """Looks after the objects until it is cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for informer in self._informers.values():
+                    group.create_task(informer.run())
+                for informer in self._informers.values():
+                    await informer.is_synced.wait()
+                for _ in range(self._num_workers):
+                    group.create_task(self._work())
+                self._begin(group)
+        finally:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self, group: asyncio.TaskGroup) -> None:
+        """Starts what else runs, once there was a whole list of each kind."""
+
+    async def _reconcile(self, key: _Key) -> float:
+        """Looks at an object and does what is to be done; returns when to look again."""
+        raise NotImplementedError
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.get()
+            try:
+                look_again_s = await self._reconcile(key)
+            except DistributedError as error:
+                least_s = error.retry_after_s if isinstance(error, ApiError) else 0.0
+                is_race = isinstance(error, ApiError) and error.reason == "Conflict"
+                level = logging.DEBUG if is_race else logging.WARNING
+                logger.log(level, "%s/%s is looked at again after: %s", *key, error)
+                await self._tell(key, error)
+                self._queue.retry(key, least_s)
+            except Exception as error:
+                # A job that nobody can make sense of must not end all others'.
+                logger.exception("%s/%s cannot be looked after", *key)
+                self._queue.retry(key, 1.0)
+                if self._tells_all:
+                    with contextlib.suppress(Exception):
+                        await self._tell(key, error)
+            else:
+                self._queue.forget(key)
+                self._queue.add_after(key, look_again_s - time.monotonic())
+            finally:
+                self._queue.done(key)
+
+    async def _tell(self, key: _Key, error: Exception) -> None:
+        """Tells people once what the operator cannot get past without them."""
+        item = self._informers[self._kind].get(*key)
+        is_unknown = not isinstance(error, DistributedError)
+        needs_somebody = isinstance(error, StrangerError) or (
+            isinstance(error, ApiError) and error.status in {400, 403, 422}
+        )
+        note = str(error)
+        if is_unknown and not isinstance(error, ProgramError):
+            note = f"the operator cannot make sense of the job: {error!r}"
+        if item is None or not (needs_somebody or is_unknown):
+            return
+        if self._told.get(key) == note:
+            return
+        self._told[key] = note
+        event = TellEvent(reason="CannotReconcile", note=note, is_warning=True)
+        await self._carrier.carry_out(item, [event], None)

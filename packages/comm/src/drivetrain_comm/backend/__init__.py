@@ -1,0 +1,1 @@
+"""The process group backend: the native engine, and all-reduces of a group on it."""

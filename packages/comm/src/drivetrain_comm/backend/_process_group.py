@@ -1,0 +1,429 @@
+"""Process group whose all-reduces on the CPU run on the native engine."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._compile import _disable_dynamo
+from torch.distributed.distributed_c10d import PrefixStore
+
+from drivetrain_comm._settings import settings_from
+from drivetrain_comm.backend._transport import OPERATIONS, Transport, is_supported
+from drivetrain_comm.backend._work import EngineWork, Notifier
+from drivetrain_comm.compiler import load_schedule
+from drivetrain_comm.selection._choice import SCHEDULE, STOCK, Choice
+from drivetrain_comm.selection._load import load_of
+from drivetrain_comm.selection._probe import agree_on_most, measure
+from drivetrain_comm.selection._select import cheapest, guess, load_of_algorithm
+from drivetrain_core import DistributedError
+from drivetrain_core.services import TorchProcessGroupFactory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import timedelta
+
+    from torch._C._distributed_c10d import Work
+    from torch.distributed.distributed_c10d import Store
+
+    from drivetrain_comm._settings import Settings
+    from drivetrain_comm.backend._native import Ticket
+    from drivetrain_comm.compiler import Schedule
+    from drivetrain_comm.selection._cost import Network
+    from drivetrain_comm.selection._load import Load
+
+__all__ = ["TunedProcessGroup", "TunedProcessGroupFactory"]
+
+logger = logging.getLogger(__name__)
+
+_LAST_TURN_S = 0.01
+
+
+class TunedProcessGroup(dist.ProcessGroup):
+    """A process group over torch's own backends.
+
+    What it does not improve goes to them as it is: CUDA tensors, sparse and complex
+    ones, all collectives but all-reduce. Like theirs, its methods are called from one
+    thread at a time, in the same order on all ranks.
+
+    Args:
+        inner: A group of torch's backends, of the same ranks.
+        store: Where the ranks meet, with a prefix of the group's own.
+        timeout: How long ranks wait for each other.
+        settings: What the user has fixed.
+    """
+
+    def __init__(
+        self,
+        inner: dist.ProcessGroup,
+        store: Store,
+        timeout: timedelta,
+        settings: Settings,
+    ) -> None:
+        """Leaves the store alone until the first all-reduce."""
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self.inner = inner
+        self.settings = settings
+        self._timeout = timeout
+        self._store = store
+        self._transport: Transport | None = None
+        self._more: weakref.WeakSet[Transport] = weakref.WeakSet()
+        self._num_more = 0
+        self._lock = threading.Lock()
+        self._network: Network | None = None
+        self._loads: dict[str, Load] = {}
+        self._choices: dict[int, Choice] = {}
+        self.notifier = Notifier()
+        for device in inner._device_types:
+            backend: Any = inner._get_backend(device)
+            kind = getattr(dist.ProcessGroup.BackendType, backend.name().upper())
+            self._register_backend(device, kind, backend)
+            self._set_default_backend(kind)
+        closing = weakref.finalize(self, self.notifier.close)
+        closing.atexit = False
+
+    @property
+    def transport(self) -> Transport:
+        """The engine's side of this group; the first use waits for all ranks."""
+        with self._lock:
+            if self._transport is None:
+                self._transport = self._open(self._store)
+            return self._transport
+
+    def tell(self, text: str) -> str:
+        """Returns what rank 0 says; all ranks must call it, the others with anything."""
+        return self.transport.tell(text, self._timeout)
+
+    def open_transport(self) -> Transport:
+        """Returns one more transport of the same ranks, whose order is its own.
+
+        All ranks must call it at the same time. It ends with this group.
+        """
+        self._num_more += 1
+        transport = self._open(PrefixStore(f"more/{self._num_more}", self._store))
+        self._more.add(transport)
+        return transport
+
+    def _open(self, store: Store) -> Transport:
+        schedule = None
+        said = str(self.settings)
+        if self.settings.schedule is not None:
+            whole = load_schedule(self.settings.schedule)
+            # Ranks may have the file in different places.
+            said = f"{replace(self.settings, schedule=None)}, schedule {whole.digest}"
+            schedule = whole if whole.num_ranks == self.size() else None
+            self._tell_of_schedule(whole, schedule)
+        return Transport(
+            store,
+            self.rank(),
+            self.size(),
+            self._timeout,
+            settings=said,
+            buffer_bytes=self.settings.socket_buffer_kb << 10,
+            schedule=schedule,
+        )
+
+    def _tell_of_schedule(self, whole: Schedule, used: Schedule | None) -> None:
+        if self.rank() != 0:
+            return
+        path = self.settings.schedule
+        if used is not None:
+            logger.info("all-reduces of %d ranks go by %s", self.size(), path)
+        else:
+            logger.warning(
+                "%s is for %d ranks, and this group has %d: it chooses by itself",
+                path,
+                whole.num_ranks,
+                self.size(),
+            )
+
+    def _load_of_schedule(self) -> Load:
+        schedule = self.transport.schedule
+        assert schedule is not None
+        return load_of(schedule.programs, schedule.num_chunks, self.transport.hosts)
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a collective may take, in seconds."""
+        return self._timeout.total_seconds()
+
+    @property
+    def network(self) -> Network:
+        """What was measured last; `measure_network` must have been called."""
+        if self._network is None:
+            message = "the network of this group was not measured yet"
+            raise DistributedError(message)
+        return self._network
+
+    @property
+    def loads(self) -> dict[str, Load]:
+        """What each algorithm of the engine that may be chosen asks of the network."""
+        if not self._loads:
+            if self.transport.schedule is not None:
+                self._loads = {SCHEDULE: self._load_of_schedule()}
+                return self._loads
+            fixed, hosts = self.settings.algorithm, self.transport.hosts
+            # One that is fixed may be no better here than another, and works all the same.
+            names = [fixed] if fixed else self.transport.algorithms
+            self._loads = {
+                name: load_of_algorithm(name, hosts) for name in names if name != STOCK
+            }
+        return self._loads
+
+    def measure_network(self) -> None:
+        """Measures the network; all ranks must call it at the same time.
+
+        Raises:
+            DistributedError: A rank has failed.
+        """
+        self._network = measure(self.transport, self.timeout_s)
+        self._choices.clear()
+
+    def agree_on_most(self, values: Sequence[float]) -> list[float]:
+        """Returns the largest of each value over all ranks, which all must call.
+
+        Raises:
+            DistributedError: A rank has failed.
+        """
+        return agree_on_most(self.transport, values, self.timeout_s)
+
+    def choose(self, size_bytes: int) -> Choice:
+        """Returns how a vector of this size is reduced; the same on all ranks."""
+        # One choice for sizes alike, so that few are made.
+        step = size_bytes.bit_length()
+        if step not in self._choices:
+            self._choices[step] = self._make_choice(1 << step)
+        return self._choices[step]
+
+    def _make_choice(self, size_bytes: int) -> Choice:
+        settings = self.settings
+        if self.transport.schedule is not None:
+            return Choice(algorithm=SCHEDULE, num_streams=settings.streams or 1)
+        if settings.algorithm is not None:
+            streams = settings.streams or 1
+            return Choice(algorithm=settings.algorithm, num_streams=streams)
+        if self._network is None:
+            return guess(self.transport.hosts, size_bytes, settings.streams or 1)
+        return cheapest(self.loads, self._network, size_bytes, settings.streams)
+
+    def reduce_pieces(
+        self, tensors: Sequence[torch.Tensor], operation: str, choice: Choice
+    ) -> Ticket:
+        """Begins to reduce tensors in place as one vector, on the engine.
+
+        Returns:
+            The ticket of the engine.
+
+        Raises:
+            DistributedError: The engine does not reduce such tensors so.
+        """
+        return self.transport.all_reduce(tensors, operation, choice, self.timeout_s)
+
+    # DDP's reducer calls a group from C++, within what torch.compile may be looking at.
+    @_disable_dynamo
+    def allreduce(
+        self,
+        tensors: Sequence[torch.Tensor] | torch.Tensor,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Reduces tensors in place, as torch's backends do."""
+        if isinstance(tensors, torch.Tensor):
+            tensors = [tensors]
+        options = _options(opts, timeout)
+        operation = _name_of(options.reduceOp)
+        fits = bool(tensors) and all(_fits(t, operation) for t in tensors)
+        if self.size() == 1 or not fits:
+            return self._torch_backend(tensors, options)
+        size_bytes = sum(tensor.nbytes for tensor in tensors)
+        choice = self.choose(size_bytes)
+        if choice.algorithm == STOCK or self.transport.lacks:
+            return self._torch_backend(tensors, options)
+        seconds = options.timeout.total_seconds()
+        vector, copy_back = _contiguous(tensors)
+        ticket = self.transport.all_reduce(
+            vector, operation, choice, seconds if seconds > 0 else self.timeout_s
+        )
+        work = EngineWork(ticket, list(tensors), self.notifier, last=copy_back)
+        if copy_back is not None:
+            # Nobody need wait for it.
+            work.get_future()
+        return work
+
+    def _torch_backend(self, tensors: Sequence[torch.Tensor], options: Any) -> Work:
+        if len(tensors) == 1:
+            return self.inner.allreduce(list(tensors), options)
+        coalesced = dist.AllreduceCoalescedOptions()
+        coalesced.reduceOp = options.reduceOp
+        return self.inner.allreduce_coalesced(list(tensors), coalesced)
+
+    @_disable_dynamo
+    def allreduce_coalesced(
+        self, tensors: Sequence[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """Reduces tensors in place, as if they were one."""
+        if len({tensor.dtype for tensor in tensors}) > 1:
+            options = opts or dist.AllreduceCoalescedOptions()
+            return self.inner.allreduce_coalesced(list(tensors), options)
+        return self.allreduce(tensors, opts)
+
+    def _transports(self) -> list[Transport]:
+        first = [] if self._transport is None else [self._transport]
+        return [*first, *self._more]
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets how long a collective may take."""
+        self._timeout = timeout
+        self.inner.set_timeout(timeout)
+
+    def abort(self) -> None:
+        """Ends all collectives with an error, on all ranks."""
+        for transport in self._transports():
+            transport.fail(f"rank {self.rank()}: the process group was aborted")
+        self.inner.abort()
+
+    def shutdown(self) -> None:
+        """Leaves the group."""
+        for transport in self._transports():
+            transport.close()
+        self.inner.shutdown()
+        # Soon the group is freed, with the GIL held, and waits for its threads: lets
+        # those that have yet to free a tensor have the GIL first.
+        time.sleep(_LAST_TURN_S)
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+        """Returns how torch calls this backend."""
+        return "drivetrain"
+
+    def name(self) -> str:
+        """Returns how torch calls this backend."""
+        return "drivetrain"
+
+
+def _forward(name: str) -> Any:
+    def method(self: TunedProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.inner, name)(*args, **kwargs)
+
+    method.__name__ = name
+    method.__doc__ = "Is left to torch's backend."
+    return _disable_dynamo(method)
+
+
+# Not inherited: for a class in Python, torch calls the inherited form with the GIL held,
+# while threads of Gloo that hold its lock may wait for the GIL to free a tensor.
+_FORWARDED = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "monitored_barrier",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+for _name in _FORWARDED:
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(TunedProcessGroup, _name, _forward(_name))
+
+
+class TunedProcessGroupFactory:
+    """Makes tuned process groups: core's `process_group` service.
+
+    Args:
+        backend: Of torch, for what is not improved; see
+            `drivetrain_core.services.TorchProcessGroupFactory`.
+        settings: What is fixed instead of measured; by default what the environment
+            says.
+
+    Raises:
+        DistributedError: There is no such backend, or the environment is wrong.
+
+    Example:
+        >>> from datetime import timedelta
+        >>> group = TunedProcessGroupFactory("gloo")(
+        ...     dist.HashStore(), 0, 1, timedelta(seconds=30))
+        >>> group.size(), group.name()
+        (1, 'drivetrain')
+    """
+
+    def __init__(
+        self, backend: str | None = None, *, settings: Settings | None = None
+    ) -> None:
+        """Checks the backend and the settings."""
+        self._inner = TorchProcessGroupFactory(backend)
+        self.settings = settings_from() if settings is None else settings
+
+    def __call__(
+        self, store: Store, rank: int, world_size: int, timeout: timedelta
+    ) -> TunedProcessGroup:
+        """Returns a process group, as core's `ProcessGroupFactory` says."""
+        inner = self._inner(PrefixStore("torch", store), rank, world_size, timeout)
+        own = PrefixStore("drivetrain_comm", store)
+        return TunedProcessGroup(inner, own, timeout, self.settings)
+
+
+def _options(opts: Any, timeout: timedelta | None) -> Any:
+    """Returns all-reduce options, whichever of torch's signatures was used."""
+    if isinstance(opts, dist.AllreduceOptions):
+        return opts
+    options = dist.AllreduceOptions()
+    # Those of coalesced calls are a class of their own.
+    operation = getattr(opts, "reduceOp", opts)
+    if operation is not None:
+        options.reduceOp = operation
+    if timeout is not None:
+        options.timeout = timeout
+    return options
+
+
+def _name_of(operation: Any) -> str:
+    for name in (*OPERATIONS, "AVG"):
+        if operation == getattr(dist.ReduceOp, name):
+            return name
+    return "other"
+
+
+def _fits(tensor: torch.Tensor, operation: str) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and is_supported(tensor.dtype, operation)
+    )
+
+
+def _contiguous(
+    tensors: Sequence[torch.Tensor],
+) -> tuple[Sequence[torch.Tensor], Callable[[], None] | None]:
+    """Returns tensors whose elements lie side by side, and what copies them back."""
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return tensors, None
+    copies = [tensor.contiguous() for tensor in tensors]
+
+    def copy_back() -> None:
+        # Parameters and tensors of inference are changed in place all the same.
+        with torch.inference_mode():
+            for tensor, copy in zip(tensors, copies, strict=True):
+                tensor.copy_(copy)
+
+    return copies, copy_back

@@ -1,0 +1,1 @@
+"""DDP's communication hook: merged buckets, their compression, and the tuner of both."""

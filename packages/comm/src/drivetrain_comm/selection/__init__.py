@@ -1,0 +1,1 @@
+"""Selection of an all-reduce algorithm: probing the network, a cost model, a choice."""

@@ -1,0 +1,1 @@
+"""Command-line parts of core: parsing, options, and what the commands print."""

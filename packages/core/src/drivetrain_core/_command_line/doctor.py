@@ -1,0 +1,197 @@
+"""`drivetrain doctor`: whether this machine and this installation work."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from importlib.metadata import distributions, version
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_core._errors import PluginError
+from drivetrain_core._plugins import (
+    CHECKS,
+    COMMANDS,
+    OPTIMIZATIONS,
+    SERVICES,
+    installed,
+    load_plugin,
+)
+from drivetrain_core._registry import find
+from drivetrain_core.commands import busy
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from drivetrain_core._context import DeviceFacts
+
+__all__ = ["Check", "examine", "run", "show_checks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was checked.
+
+    Args:
+        name: What.
+        state: `ok`, `warn` or `fail`.
+        detail: What was found, and what to do when it is not ok.
+    """
+
+    name: str
+    state: str
+    detail: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Returns the fields as plain data."""
+        return {"name": self.name, "state": self.state, "detail": self.detail}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints every check; returns 1 if one has failed."""
+    with busy("checking this machine"):
+        checks = examine()
+    if arguments.json:
+        rows = [check.to_dict() for check in checks]
+        sys.stdout.write(f"{json.dumps(rows, indent=2)}\n")
+    else:
+        show_checks(checks)
+    return 0 if all(check.state != "fail" for check in checks) else 1
+
+
+def examine() -> list[Check]:
+    """Returns every check, in an order that a reader can follow."""
+    checks = [
+        _guarded("python", _python),
+        _guarded("torch", _torch),
+        _guarded("device", _device),
+        _guarded("packages", _packages),
+    ]
+    checks += _plugins()
+    checks += [
+        _guarded("torch.compile", _compile),
+        *_checks_of_packages(),
+        _guarded("process groups", _process_groups),
+    ]
+    return checks
+
+
+def _guarded(name: str, check: Callable[[], tuple[str, str]]) -> Check:
+    try:
+        state, detail = check()
+    except Exception as error:  # noqa: BLE001 - A doctor reports a failure and goes on.
+        return Check(name, "fail", f"{type(error).__name__}: {error}")
+    return Check(name, state, detail)
+
+
+def _python() -> tuple[str, str]:
+    return "ok", f"{platform.python_version()} at {sys.executable}"
+
+
+def _torch() -> tuple[str, str]:
+    import torch
+
+    parts = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if parts < (2, 11):
+        return "fail", f"{torch.__version__}; 2.11 or later is needed"
+    if parts > (2, 13):
+        return "warn", f"{torch.__version__}; tested up to 2.13"
+    return "ok", torch.__version__
+
+
+def _probed() -> DeviceFacts:
+    # It imports torch, which may be what is wrong with this installation.
+    from drivetrain_core._probe import default_device, probe_device
+
+    return probe_device(default_device())
+
+
+def _device() -> tuple[str, str]:
+    facts = _probed()
+    memory = facts.memory_bytes / (1 << 30)
+    text = f"{facts.name} ({facts.type}), {memory:.0f} GiB, {facts.num_cores} cores"
+    return "ok", text
+
+
+def _packages() -> tuple[str, str]:
+    names = sorted(
+        {
+            str(d.metadata["Name"])
+            for d in distributions()
+            if str(d.metadata["Name"]).startswith("drivetrain")
+        }
+    )
+    return "ok", ", ".join(f"{name} {version(name)}" for name in names)
+
+
+def _plugins() -> list[Check]:
+    checks = []
+    for group in (OPTIMIZATIONS, SERVICES, COMMANDS):
+        for plugin in installed(group):
+            name = f"{group.rpartition('.')[2]}: {plugin.name}"
+            try:
+                if group == OPTIMIZATIONS:
+                    find(plugin.qualified_name)
+                else:
+                    load_plugin(group, plugin.qualified_name)
+            except PluginError as error:
+                checks.append(Check(name, "fail", str(error)))
+            else:
+                checks.append(Check(name, "ok", f"from {plugin.distribution}"))
+    return checks
+
+
+def _compile() -> tuple[str, str]:
+    facts = _probed()
+    needed = "triton" if facts.type == "cuda" else "a C++ compiler"
+    if facts.can_compile:
+        return "ok", f"{needed} is there"
+    return "warn", f"{needed} is missing: the slot 'compile' stays off"
+
+
+def _checks_of_packages() -> list[Check]:
+    found = []
+    for plugin in installed(CHECKS):
+        name = plugin.name.replace("_", " ")
+
+        def check(name: str = plugin.qualified_name) -> tuple[str, str]:
+            made: Any = load_plugin(CHECKS, name)
+            state, detail = made()
+            return state, detail
+
+        found.append(_guarded(name, check))
+    return found
+
+
+def _process_groups() -> tuple[str, str]:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return "warn", "torch was built without distributed: one rank only"
+    found = [
+        name
+        for name, has in (
+            ("gloo", dist.is_gloo_available()),
+            ("nccl", dist.is_nccl_available()),
+        )
+        if has
+    ]
+    launched = os.environ.get("WORLD_SIZE", "1")
+    return "ok", f"{', '.join(found)}; WORLD_SIZE {launched}"
+
+
+def show_checks(checks: list[Check]) -> None:
+    """Prints the checks as a table."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    table = Table(show_header=False, box=None, padding=(0, 1))
+    for check in checks:
+        state = Text(check.state, style=styles[check.state])
+        table.add_row(state, Text(check.name), Text(check.detail))
+    Console().print(table)

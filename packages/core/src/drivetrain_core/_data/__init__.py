@@ -1,0 +1,1 @@
+"""Batches: split, moved, loaded by each rank, repeated without end."""

@@ -1,0 +1,1 @@
+"""Optimizers: rebuilt from a recipe, with fp32 master weights."""

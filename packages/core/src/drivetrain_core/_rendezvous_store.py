@@ -1,0 +1,117 @@
+"""Rendezvous store of the ranks of a search: one of their own, kept by rank 0.
+
+The default group's store only tells where it is. It lives in rank 0's process, so that
+ranks that wait for rank 0 learn at once when it is gone, and what a search says in
+minutes leaves the job's own store alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+__all__ = ["rendezvous_store"]
+
+logger = logging.getLogger(__name__)
+
+_CONNECT = timedelta(seconds=30)
+_PREFIX = "drivetrain/accelerate"
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """The store for one process group, and how often it was used."""
+
+    default: Store
+    store: Store
+    rounds: int = 0
+
+
+_current: _Meeting | None = None
+
+
+def rendezvous_store(name: str) -> tuple[Store, str]:
+    """Returns the ranks' store, and a key that no round before has used.
+
+    Every rank of the default process group calls this alike.
+
+    Args:
+        name: What the round is about; the key begins with it.
+    """
+    from torch.distributed import distributed_c10d
+
+    global _current
+    default = distributed_c10d._get_default_store()
+    if _current is None or _current.default is not default:
+        _current = _Meeting(default, _opened(default))
+    _current.rounds += 1
+    return _current.store, f"{name}/{_current.rounds}"
+
+
+def _opened(default: Store) -> Store:
+    """Opens the store on rank 0 and joins it elsewhere; all ranks do, or none."""
+    import torch.distributed as dist
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    words = PrefixStore(_PREFIX, default)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = _served(words) if rank == 0 else _joined(words)
+    words.set(f"joined/{rank}", "no" if store is None else "yes")
+    keys = [f"joined/{other}" for other in range(size)]
+    words.wait(keys, 2 * _CONNECT)
+    if store is not None and all(words.get(key) == b"yes" for key in keys):
+        return store
+    if rank == 0:
+        logger.info("ranks decide over the default store: not all reach another one")
+    return words
+
+
+def _served(words: Store) -> Store | None:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    host = _host_of(words)
+    try:
+        store = TCPStore(
+            host, 0, is_master=True, wait_for_workers=False, timeout=_CONNECT
+        )
+    except RuntimeError as error:
+        logger.debug("no store of its own: %s", error)
+        words.set("address", "")
+        return None
+    words.set("address", f"{host}:{store.port}")
+    return store
+
+
+def _joined(words: Store) -> Store | None:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    words.wait(["address"], _CONNECT)
+    host, _, port = words.get("address").decode().rpartition(":")
+    if not port:
+        return None
+    try:
+        return TCPStore(host, int(port), is_master=False, timeout=_CONNECT)
+    except RuntimeError as error:
+        logger.debug("the store at %s:%s cannot be reached: %s", host, port, error)
+        return None
+
+
+def _host_of(words: Store) -> str:
+    """Returns a name of rank 0's machine that the other ranks are likely to reach."""
+    from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
+
+    inner = words
+    while hasattr(inner, "underlying_store"):
+        inner = inner.underlying_store
+    if isinstance(inner, TCPStore):
+        return inner.host
+    if isinstance(inner, FileStore):
+        return "localhost"
+    return os.environ.get("MASTER_ADDR") or socket.gethostname()

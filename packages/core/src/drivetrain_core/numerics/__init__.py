@@ -1,0 +1,1 @@
+"""What a training step computes: observed, and compared within a class of numerics."""

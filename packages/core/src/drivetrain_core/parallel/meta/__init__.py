@@ -1,1 +1,0 @@
-"""Models that are built without their weights, of which each rank makes its part."""

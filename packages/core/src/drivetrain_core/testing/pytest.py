@@ -1,0 +1,128 @@
+"""Fixtures of pytest for packages that change or search training programs.
+
+A `conftest.py` imports the ones that its tests use. They need the extra
+`drivetrain-core[pytest]`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from drivetrain_core import _registry
+from drivetrain_core._build import build
+from drivetrain_core._compose import complete, read_strategy, require_usable
+from drivetrain_core._optimizer.source import OptimizerSource
+from drivetrain_core._plan import Plan
+from drivetrain_core._plugins import SERVICES, clear_plugin_cache
+from drivetrain_core.testing._optimization import toy_context, toy_program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from drivetrain_core._accelerated import Accelerated
+    from drivetrain_core._context import Context
+    from drivetrain_core._program import Program
+
+__all__ = ["built", "context", "distribute", "program", "restored"]
+
+
+@pytest.fixture(autouse=True)
+def restored(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Runs on one thread, and puts threads, precision and the random state back.
+
+    Searches keep their trials in a folder of the test.
+
+    On a busy machine the threads of a tiny model spend their time waiting for each
+    other: a test of the language model took 8 s on two of them, and 0.2 s on one.
+    """
+    cache = tmp_path_factory.mktemp("trials", numbered=True)
+    monkeypatch.setenv("DRIVETRAIN_CACHE_DIR", str(cache))
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+        yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def program() -> Program:
+    """A small classification program."""
+    return toy_program()
+
+
+@pytest.fixture
+def context(program: Program) -> Context:
+    """The facts of `program` on this machine."""
+    return toy_context(program)
+
+
+@pytest.fixture
+def built(program: Program, context: Context) -> Iterator[Callable[..., Accelerated]]:
+    """Builds `program` under a strategy, with fields of it replaced."""
+    opened = []
+
+    def make(strategy: Sequence[Any] = (), **fields: Any) -> Accelerated:
+        changed = dataclasses.replace(program, **fields)
+        model = changed.build_model()
+        source = OptimizerSource.of(changed.optimizer, model)
+        choices = complete(read_strategy(list(strategy)).choices, context)
+        require_usable(choices, context)
+        accelerated = build(
+            changed, model, source, Plan(choices=choices), context, torch.device("cpu")
+        )
+        opened.append(accelerated)
+        return accelerated
+
+    yield make
+    for accelerated in opened:
+        accelerated.close()
+
+
+@pytest.fixture
+def distribute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Path]]:
+    """Installs a distribution with one module and some entry points."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    monkeypatch.setattr(_registry, "_loaded", {})
+    monkeypatch.setattr(_registry, "_failed", {})
+
+    def install(
+        name: str,
+        entries: Sequence[tuple[str, str]],
+        *,
+        module: str = "",
+        code: str = "",
+        version: str = "1.0",
+        group: str = SERVICES,
+    ) -> Path:
+        info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        lines = [f"[{group}]", *(f"{k} = {v}" for k, v in entries)]
+        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+        if module:
+            (folder / f"{module}.py").write_text(code)
+        clear_plugin_cache()
+        return folder
+
+    yield install
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(folder)):
+            del sys.modules[name]
+    clear_plugin_cache()

@@ -1,0 +1,1 @@
+"""What calls the master of a job: its client, stores of keys, addresses and credentials."""

@@ -1,0 +1,51 @@
+"""Membership of a process that no agent has started: a world of one."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from drivetrain_elastic._membership._rank_assignment import (
+    MembershipSource,
+    RankAssignment,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+__all__ = ["SingleProcessMembership"]
+
+
+class SingleProcessMembership(MembershipSource):
+    """The only assignment of a script that no agent has started: rank 0 of 1.
+
+    Example:
+        >>> SingleProcessMembership().wait(0, 1.0)
+        RankAssignment(epoch=1, rank=0, members=('this',), nodes=('here',),
+        broken_epoch=0, unit=1)
+    """
+
+    _ASSIGNMENT = RankAssignment(1, 0, ("this",), ("here",))
+
+    def latest(self) -> RankAssignment:
+        """Returns the assignment."""
+        return self._ASSIGNMENT
+
+    def wait(self, newer_than: int, timeout_s: float) -> RankAssignment | None:
+        """Returns the assignment, once."""
+        del timeout_s  # there will be no other one
+        return self._ASSIGNMENT if newer_than < 1 else None
+
+    def subscribe(self, heard: Callable[[RankAssignment], None]) -> Callable[[], None]:
+        """Does nothing: there is no change to hear of."""
+        del heard
+        return lambda: None
+
+    def is_leaving(self) -> bool:
+        """Says no."""
+        return False
+
+    def end_s(self) -> float:
+        """Says that nobody takes it away."""
+        return math.inf

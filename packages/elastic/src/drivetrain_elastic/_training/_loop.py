@@ -1,0 +1,557 @@
+"""Elastic training loop: the same steps on whatever ranks there are; survivors continue."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from drivetrain_core import DistributedError, ProgramError
+from drivetrain_elastic._data._schedule import Block, Part
+from drivetrain_elastic._membership._connection import connect
+from drivetrain_elastic._membership._world import (
+    World,
+    call_roll,
+    is_finished,
+    tell_finished,
+)
+from drivetrain_elastic._membership._world_group import RankLostError, with_others
+from drivetrain_elastic._observability._step_meter import StepMeter
+from drivetrain_elastic._training._agreement import agree
+from drivetrain_elastic._training._gc_pause import GcPause
+from drivetrain_elastic._training._requested_checkpoint import RequestedCheckpoint
+from drivetrain_elastic._training._step import Step
+from drivetrain_elastic._training._training_state import Training
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, MutableMapping
+    from contextlib import AbstractContextManager
+
+    from torch.distributed import Work
+
+    from drivetrain_core import services
+    from drivetrain_core.services import ProcessGroupFactory
+    from drivetrain_elastic._data._schedule import Schedule
+    from drivetrain_elastic._membership._connection import Connection
+    from drivetrain_elastic._membership._rank_assignment import RankAssignment
+    from drivetrain_elastic._training._batch_scaling import BatchScaling
+
+__all__ = ["ElasticLoop"]
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT = timedelta(seconds=60)
+# In a row; what breaks so many is not that ranks are lost.
+_MOST_BROKEN, _LONGEST_WAIT_S = 30, 5.0
+
+
+class ElasticLoop:
+    """Runs the steps of a training on all ranks of a world, and of the next one.
+
+    When a rank is lost, the step in flight is finished or repeated, and the survivors
+    continue with the same global batches; a joining rank receives the state from another
+    one. Under `drivetrain-elastic run` the agent assigns the ranks; a script that is
+    started by itself is a world of one.
+
+    After the loop over its parts, and until its end, a step has the sums over all ranks as
+    the parameters' gradients: there they are clipped or logged, or in a hook of the
+    optimizer (`register_step_pre_hook`). Between two steps parameters have none.
+
+    Args:
+        model: On this rank. Where several ranks hold a copy together, it is sharded among
+            them, by FSDP2 for one, over the process group of the copy, which
+            `init_process_group` makes under `--workers-per-copy`.
+        optimizer: Of its parameters.
+        schedule: Which samples each step trains on.
+        num_steps: How many steps there are.
+        num_epochs: In their place, how often the data is read.
+        scaling: How the learning rate follows the batch, for schedules whose batch follows
+            the ranks.
+        state: What else belongs to the state, by name, such as a schedule of learning
+            rates: what has a `state_dict`, or plain data.
+        num_micro_batches: How many passes a rank makes a step, at most.
+        checkpointer: Saves the state, from the first copy of the model, and restores it
+            when a training begins that no rank has the state of.
+        save_every: After how many steps; 0 for never.
+        timeout: How long ranks wait for each other.
+        patience_s: How long to wait for a world.
+        factory: Makes process groups; by default the one that is installed.
+        connection: To what assigns the ranks; by default that of the environment.
+
+    Attributes:
+        step: The last step that counts.
+
+    Raises:
+        DistributedError: The agent does not answer, or no world came in time.
+
+    Example:
+        >>> from drivetrain_elastic import ElasticLoop, Schedule
+        >>> model = torch.nn.Linear(2, 1)
+        >>> data = torch.rand(8, 2)
+        >>> loop = ElasticLoop(
+        ...     model,
+        ...     torch.optim.SGD(model.parameters(), lr=0.1),
+        ...     schedule=Schedule(num_samples=8, global_batch=4),
+        ...     num_steps=3,
+        ... )
+        >>> for step in loop:
+        ...     with step:
+        ...         for part in step.parts():
+        ...             loss = model(data[part.indices]).square().mean()
+        ...             (loss * part.weight).backward()
+        >>> loop.step
+        3
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        schedule: Schedule,
+        num_steps: int | None = None,
+        num_epochs: int | None = None,
+        scaling: BatchScaling | None = None,
+        state: MutableMapping[str, object] | None = None,
+        num_micro_batches: int = 1,
+        checkpointer: services.Checkpointer | None = None,
+        save_every: int = 0,
+        timeout: timedelta = _TIMEOUT,
+        patience_s: float = 3600.0,
+        factory: ProcessGroupFactory | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        if (num_steps is None) == (num_epochs is None):
+            message = (
+                "a loop needs either num_steps or num_epochs, got "
+                f"{num_steps} and {num_epochs}"
+            )
+            raise ProgramError(message)
+        if save_every and checkpointer is None:
+            message = f"save_every={save_every} needs a checkpointer"
+            raise ProgramError(message)
+        self._schedule = schedule
+        self._num_steps = num_steps
+        self._num_epochs = num_epochs
+        self._membership, self._store, make = connection or connect()
+        self._factory = factory or make()
+        self._timeout = timeout
+        self._num_micro_batches = num_micro_batches
+        self._patience_s = patience_s
+        self._checkpointer = checkpointer
+        self._save_every = save_every
+        self._restored = 0
+        self._requested = RequestedCheckpoint(self._membership)
+        # The ranks of a tensor-parallel copy compute on the same samples.
+        self._splits_copies = isinstance(model, FSDPModule)
+        others = {} if state is None else state
+        self._training = Training(model, optimizer, others, schedule, scaling)
+        self._block = Block(0, 0, 0)
+        self._world: World | None = None
+        self._epoch = 0
+        self._num_broken = 0
+        # Why the gradients of the step in hand are no sums; None before they were to be.
+        self._lost: RuntimeError | None = None
+        self._is_summed = False
+        self._rank = -1
+        self._vote: Work | None = None
+        # Whether a rank knew of a newer world as the last step was made.
+        self._has_news = False
+        self._began_s = 0.0
+        self._num_votes = 0
+        self._meter = StepMeter(
+            self._training.reducer.buffers[0].device,
+            count=self._num_collectives,
+            record=self._membership.flight_record(),
+        )
+        self._gc_pause = GcPause()
+        self._unsubscribe = self._membership.subscribe(self._hear)
+
+    @property
+    def step(self) -> int:
+        """The last step that counts."""
+        return self._training.step
+
+    @property
+    def rank(self) -> int:
+        """Of this worker, in the last world that it was in; -1 before the first."""
+        return self._rank
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps count."""
+        if self._num_steps is not None:
+            return self._training.step >= self._num_steps
+        assert self._num_epochs is not None
+        return self._training.position.epoch >= self._num_epochs
+
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """Counts what is done within, such as loading data, under a name of its own.
+
+        The name is what is told of a rank that is slower there than the others are. What
+        is in no section is called "compute" within a step, and "outside" between steps.
+
+        Args:
+            name: Of the section.
+        """
+        return self._meter.section(name)
+
+    def _num_collectives(self) -> int:
+        """Returns how many this rank has entered so far."""
+        return self._training.reducer.num_entered + self._num_votes
+
+    def __iter__(self) -> Iterator[Step]:
+        """Yields steps until the last one counts, or this worker has no place any more."""
+        self._restore()
+        self._membership.report_ready()
+        try:
+            while self._prepare():
+                assert self._world is not None
+                yield Step(self, self.step + 1, self._world.assignment)
+            self._membership.report_phase("ending")
+            self._flush()
+            self._membership.report_end(is_finished=self.is_done)
+        finally:
+            self._unsubscribe()
+            self._training.reducer.close()
+            self._leave_world()
+            self._gc_pause.end()
+
+    # ---- one step ----
+
+    def _prepare(self) -> bool:
+        """Comes to the start of the next step; returns whether there is one here."""
+        while True:
+            if self._world is None:
+                if not self._enter():
+                    return False
+                continue
+            if self.is_done or self._has_news:
+                self._membership.report_phase("waiting")
+                # This rank goes, and sees to it first that nobody lacks its gradients.
+                try:
+                    self._count_vote()
+                except RuntimeError as error:
+                    if self.is_done and is_finished(self._store):
+                        return False
+                    self._break(str(error))
+                    continue
+            if self._has_news:
+                self._leave_world()
+                continue
+            if not self.is_done:
+                return True
+            # All have the last step, though some may not know it yet: a rank whose vote
+            # fails, since this one goes, finds it here.
+            tell_finished(self._store, self.step)
+            return False
+
+    def _begin(self) -> None:
+        self._membership.report_phase("computing")
+        self._began_s = time.monotonic()
+        assert self._world is not None
+        self._meter.begin_step(self.step + 1)
+        self._lost, self._is_summed = None, False
+        num_copies = self._world.assignment.num_copies
+        self._block = self._training.begin(
+            num_copies, self._let_go, self._is_over, self._wants_save
+        )
+
+    def _let_go(self) -> None:
+        """Waits, in a backward pass, until nobody lacks the gradients of the last step."""
+        if self._vote is None:
+            return
+        self._membership.report_phase("waiting")
+        try:
+            with self._meter.waiting("vote"):
+                self._count_vote()
+        finally:
+            self._membership.report_phase("computing")
+
+    def _parts(self) -> Iterator[Part]:
+        assert self._world is not None
+        assignment = self._world.assignment
+        is_sharded = self._splits_copies and assignment.unit > 1
+        parts = self._schedule.parts(
+            self._block,
+            num_shares=len(assignment.members) if is_sharded else assignment.num_copies,
+            share=assignment.rank if is_sharded else assignment.copy,
+            num_micro_batches=self._num_micro_batches,
+            even=is_sharded,
+        )
+        # FSDP takes the mean of gradients within a copy, where the sum is wanted.
+        factor = assignment.unit if is_sharded else 1
+        for at, (indices, weight) in enumerate(parts):
+            if at == len(parts) - 1:
+                self._training.reducer.send_with(self._world.peers)
+            self._meter.add_samples(len(indices))
+            yield Part(indices, weight * factor)
+        # A script that goes backward only after this loop has its sums at the step's end.
+        if not self._training.reducer.awaits_backward:
+            self._membership.report_phase("waiting")
+            with self._meter.waiting("all-reduce"):
+                self._sum(self._world)
+            self._membership.report_phase("computing")
+            self._training.reducer.show(as_copies=self._lost is not None)
+
+    def _sum(self, world: World) -> None:
+        """Sums the gradients over all ranks, or notes why that cannot be."""
+        self._is_summed = True
+        reducer = self._training.reducer
+        try:
+            self._count_vote()
+            reducer.finish(world.peers)
+        except RuntimeError as error:
+            # The script is in the middle of a step, at whose end the world is left.
+            self._lost = error
+            return
+        if world.is_broken and reducer.ends_early:
+            # On a GPU that ends what is under way as if it were done.
+            self._lost = RuntimeError(f"world {world.assignment.epoch} was broken off")
+
+    def _finish(self) -> None:
+        """Reduces, applies and votes; or aborts the world, and leaves the rest."""
+        assert self._world is not None
+        self._membership.report_phase("waiting")
+        self._meter.wait()
+        assignment = self._world.assignment
+        has_news = False
+        try:
+            has_news = self._reduce(self._world)
+        except RuntimeError as error:
+            self._break(str(error))
+        is_reduced = self._world is not None
+        if not self._is_so_in_copy(is_reduced, assignment):
+            if is_reduced:
+                self._break("it failed on another rank of this copy of the model")
+            return
+        self._has_news = has_news
+        self._meter.apply()
+        self._training.apply()
+        self._save()
+        # Where copies have parts, all have voted before, but some may not have heard it.
+        if assignment.unit == 1 or self.is_done:
+            self._cast_vote()
+        if self._world is not None:
+            self._gc_pause.end()
+        if self._world is not None:
+            self._meter.end_step(self._training.num_read)
+            self._membership.report_times(self._meter.times())
+        self._membership.report_step(self.step, time.monotonic() - self._began_s)
+        # What the script does there is its own affair: it may evaluate, or save.
+        self._membership.report_phase("between steps")
+
+    def _reduce(self, world: World) -> bool:
+        """Sums gradients over all ranks; returns whether one knows of a newer world.
+
+        That all ranks get the same answer is how they leave a world after the same step.
+
+        Raises:
+            RuntimeError: A rank is gone.
+        """
+        training = self._training
+        if not self._is_summed:
+            self._sum(world)
+            training.reducer.show()
+        if self._lost is not None:
+            raise self._lost
+        training.reducer.settle()
+        training.reduced = training.step + 1
+        if world.assignment.unit == 1:
+            self._requested.is_agreed = training.reducer.has_wish
+            return training.reducer.has_news
+        # Other parts of the model may not have theirs: the vote comes before the update.
+        news = torch.tensor([int(self._is_over()), int(self._wants_save())])
+        world.everyone.allreduce([news]).wait()
+        has_news, self._requested.is_agreed = (news > 0).tolist()
+        return bool(has_news)
+
+    def _is_so_in_copy(self, is_so: bool, assignment: RankAssignment) -> bool:
+        """Returns whether something is so on all ranks of this copy of the model.
+
+        They compute together, and so none may go on while another one does not.
+        """
+        if assignment.unit == 1 or not dist.is_initialized():
+            return is_so
+        device = self._training.reducer.buffers[0].device
+        are_so = torch.tensor([int(is_so)], device=device)
+        dist.all_reduce(are_so, op=dist.ReduceOp.MIN)
+        return bool(are_so > 0)
+
+    def _cast_vote(self) -> None:
+        """Tells all ranks that this one has its gradients."""
+        assert self._world is not None
+        self._num_votes += 1
+        try:
+            self._vote = self._world.everyone.allreduce([torch.zeros(1)])
+        except RuntimeError as error:
+            self._break(str(error))
+
+    def _count_vote(self) -> None:
+        """Waits until all ranks have the gradients of the last step.
+
+        The forward pass of the next step need not wait for it: only what overwrites the
+        gradients does.
+        """
+        vote, self._vote = self._vote, None
+        if vote is not None:
+            vote.wait()
+
+    # ---- checkpoints ----
+
+    def _restore(self) -> None:
+        """Begins where the last checkpoint is, unless a rank turns out to be further."""
+        if self._checkpointer is None:
+            return
+        latest = self._checkpointer.latest()
+        is_here = latest is not None and latest <= self._restored
+        if latest is None or (is_here and not self._training.is_torn):
+            return
+        entries: dict[str, Any] = self._training.entries()
+        self._checkpointer.restore(entries, latest)
+        self._training.set_entries(entries)
+        self._restored = latest
+
+    def _begin_anew(self) -> None:
+        """Finds the state that all ranks are to have, if none of them has it.
+
+        Raises:
+            DistributedError: There is none.
+        """
+        self._restore()
+        if self._training.is_torn:
+            message = (
+                "the rank that had the state was lost while it sent it here, and no "
+                "checkpoint has it: this rank has half of it, and cannot go on"
+            )
+            raise DistributedError(message)
+
+    def _wants_save(self) -> bool:
+        """Whether this rank is to tell all others that a checkpoint is wanted now."""
+        assert self._world is not None
+        return self._world.assignment.rank == 0 and self._requested.is_due()
+
+    def _save(self) -> None:
+        assert self._world is not None
+        is_due = self._save_every > 0 and self.step % self._save_every == 0
+        if not is_due and not self._requested.is_agreed:
+            return
+        self._meter.save()
+        if self._world.assignment.copy > 0:
+            return
+        saver = self._checkpointer
+        if self._requested.is_agreed:
+            self._requested.save(saver, self.step, self._training.entries())
+        elif saver is not None:
+            saver.save(self.step, self._training.entries())
+
+    def _flush(self) -> None:
+        """Waits for what is on its way to the disk, as long as this worker has."""
+        if self._checkpointer is None:
+            return
+        end_s = self._membership.end_s()
+        if not self._checkpointer.flush(None if end_s == math.inf else end_s):
+            logger.warning("a checkpoint is not durable, and this node may go now")
+
+    # ---- worlds ----
+
+    def _hear(self, assignment: RankAssignment) -> None:
+        """Wakes this rank, from a thread, if it waits for one that is gone."""
+        world = self._world
+        if world is not None and assignment.broken_epoch >= world.assignment.epoch:
+            world.abort()
+
+    def _break(self, reason: str) -> None:
+        latest = self._membership.latest()
+        if latest is None or latest.epoch <= self._epoch:
+            logger.info("world %d is broken: %s", self._epoch, reason)
+            self._membership.report_broken(self._epoch, reason)
+        self._leave_world()
+
+    def _leave_world(self) -> None:
+        self._vote, self._has_news = None, False
+        if self._world is not None:
+            # Until the first step of the next one.
+            self._gc_pause.begin()
+            self._meter.leave_world()
+            self._world.abort()
+            self._training.reducer.abandon()
+            self._world.close()
+            self._world = None
+
+    def _enter(self) -> bool:
+        """Enters a newer world; returns whether this worker goes on."""
+        self._membership.report_phase("waiting for a world")
+        assignment = self._membership.wait(self._epoch, self._patience_s)
+        if assignment is None or assignment.rank < 0:
+            if self._membership.is_leaving():
+                return False
+            if assignment is None:
+                message = (
+                    f"no world after {self._epoch} came within {self._patience_s:g} s"
+                )
+                raise DistributedError(message)
+            self._epoch = assignment.epoch
+            return True
+        self._epoch, self._rank = assignment.epoch, assignment.rank
+        self._membership.report_phase("entering a world")
+        self._meter.find_world()
+        try:
+            if not call_roll(
+                assignment,
+                self._store,
+                patience_s=self._patience_s,
+                is_over=self._is_over,
+            ):
+                return not is_finished(self._store)
+            with with_others():
+                self._world = World(
+                    assignment, self._factory, self._store, self._timeout
+                )
+            # What was heard while the groups were made found none to abort.
+            latest = self._membership.latest()
+            if latest is not None:
+                self._hear(latest)
+            done = agree(self._training, self._world, begin=self._begin_anew)
+            logger.info(
+                "rank %d of %d in world %d, step %d: %s",
+                *(
+                    assignment.rank,
+                    len(assignment.members),
+                    assignment.epoch,
+                    self.step,
+                    done,
+                ),
+            )
+        except RankLostError as error:
+            # Somebody was lost while the world formed: there will be another one.
+            self._num_broken += 1
+            if self._num_broken > _MOST_BROKEN:
+                message = (
+                    f"{self._num_broken} worlds in a row broke as they formed, the last "
+                    f"one with: {error}"
+                )
+                raise DistributedError(message) from error
+            self._wait_before_the_next()
+            self._break(str(error))
+            return True
+        self._num_broken = 0
+        self._meter.enter_world(assignment.epoch, self.step, self._training.num_read)
+        return True
+
+    def _wait_before_the_next(self) -> None:
+        """Gives those who form worlds again and again more and more time."""
+        wait_s = min(_LONGEST_WAIT_S, 0.01 * 2**self._num_broken)
+        if self._num_broken > 1:
+            logger.warning("%d worlds in a row broke as they formed", self._num_broken)
+            time.sleep(wait_s)
+
+    def _is_over(self) -> bool:
+        latest = self._membership.latest()
+        return latest is not None and latest.epoch > self._epoch

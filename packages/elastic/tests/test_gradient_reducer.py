@@ -1,0 +1,289 @@
+"""Gradients that are summed over ranks, in one step after another."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from drivetrain_core.testing import run_ranks
+from drivetrain_elastic._training._gradient_reducer import GradientReducer
+
+
+def model():
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(5, 5) for _ in range(4)]
+    layers[1].weight.requires_grad_(False)
+    return torch.nn.Sequential(*layers[:3]).double(), layers[3].double()
+
+
+def trains(bucket_bytes):
+    """Steps of two passes each; one layer takes part on rank 0 only."""
+    dist.init_process_group("gloo")
+    rank, found = dist.get_rank(), []
+    body, head = model()
+    parameters = [*body.parameters(), *head.parameters()]
+    reducer = GradientReducer(parameters, bucket_bytes=bucket_bytes)
+    data = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        reducer.begin()
+        for part in range(2):
+            x = torch.rand(3, 5, generator=data, dtype=torch.float64)
+            if part:
+                reducer.send_with(dist.group.WORLD)
+            y = body(x)
+            (head(y) if rank == 0 else y).square().sum().backward()
+        reducer.finish(dist.group.WORLD)
+        with reducer.shown():
+            found.append([one.grad.clone() for one in parameters if one.requires_grad])
+        assert all(one.grad is None for one in parameters)
+    dist.destroy_process_group()
+    return found
+
+
+def alone(world_size):
+    """The same sums in one process."""
+    body, head = model()
+    parameters = [one for m in (body, head) for one in m.parameters()]
+    wanted = [one for one in parameters if one.requires_grad]
+    data = [torch.Generator().manual_seed(rank) for rank in range(world_size)]
+    found = []
+    for _ in range(3):
+        for one in wanted:
+            one.grad = None
+        for rank, generator in enumerate(data):
+            for _ in range(2):
+                x = torch.rand(3, 5, generator=generator, dtype=torch.float64)
+                y = body(x)
+                (head(y) if rank == 0 else y).square().sum().backward()
+        found.append([one.grad.clone() for one in wanted])
+    return found
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 300, 1 << 20])
+def test_gradients_are_sums_over_ranks_and_passes(bucket_bytes):
+    wanted = alone(3)
+    for ours in run_ranks(trains, 3, bucket_bytes, process_group=False):
+        for step, theirs in zip(ours, wanted, strict=True):
+            for one, other in zip(step, theirs, strict=True):
+                assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def loses_a_rank():
+    from datetime import timedelta
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    body, _ = model()
+    reducer = GradientReducer(body.parameters(), bucket_bytes=1)
+    told = ""
+    for step in range(3):
+        reducer.begin()
+        if step == 1 and dist.get_rank() == 2:
+            return "left"
+        reducer.send_with(dist.group.WORLD)
+        body(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
+        try:
+            reducer.finish(dist.group.WORLD)
+        except RuntimeError as error:
+            told = str(error)
+            break
+    assert reducer._works == []
+    return told
+
+
+def test_rank_that_leaves_breaks_the_step_off():
+    *told, left = run_ranks(loses_a_rank, 3, process_group=False, timeout_s=90)
+    assert left == "left"
+    assert all(told)
+
+
+def sharded():
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
+    body, _ = model()
+    for one in body.parameters():
+        one.requires_grad_(True)
+    whole = torch.nn.Sequential(*(torch.nn.Linear(5, 5) for _ in range(3))).double()
+    whole.load_state_dict(body.state_dict())
+    fully_shard(body, mesh=mesh["shard"])
+    reducer = GradientReducer(body.parameters())
+    reducer.begin()
+    replicas = mesh.get_group("replica")
+    x = torch.full((2, 5), float(dist.get_rank() + 1), dtype=torch.float64)
+    reducer.send_with(replicas)
+    body(x).sum().backward()
+    reducer.finish(replicas)
+    for rank in range(4):
+        x = torch.full((2, 5), float(rank + 1), dtype=torch.float64)
+        # FSDP takes the mean over the two that share a copy.
+        (whole(x).sum() / 2).backward()
+    with reducer.shown():
+        found = [
+            torch.allclose(mine.grad.full_tensor(), theirs.grad)
+            for mine, theirs in zip(body.parameters(), whole.parameters(), strict=True)
+        ]
+    dist.destroy_process_group()
+    return found
+
+
+def test_local_parts_of_sharded_parameters_are_summed_over_replicas():
+    for found in run_ranks(sharded, 4, process_group=False, timeout_s=90):
+        assert found == [True] * 6
+
+
+def test_model_without_gradients_is_refused():
+    with pytest.raises(ValueError, match="must have a parameter that needs"):
+        GradientReducer([torch.zeros(3)])
+
+
+def backward(layer, times=1):
+    layer(torch.full((1, 2), float(times))).sum().backward()
+
+
+def make_layer():
+    layer = torch.nn.Linear(2, 2)
+    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+    return layer, GradientReducer(layer.parameters()), group
+
+
+def shown(reducer, layer):
+    with reducer.shown():
+        return sum(one.grad.sum().item() for one in layer.parameters())
+
+
+def test_gradients_of_the_last_step_stay_until_the_next_backward_pass():
+    layer, reducer, group = make_layer()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    reducer.begin()
+    optimizer.zero_grad()
+    backward(layer)
+    reducer.finish(group)
+    # What a script does with gradients between two steps changes none.
+    optimizer.zero_grad(set_to_none=False)
+    backward(layer, 5)
+    optimizer.zero_grad(set_to_none=False)
+    asked = []
+    reducer.begin(lambda: asked.append(shown(reducer, layer)))
+    layer(torch.ones(1, 2))
+    assert not asked
+    reducer.begin(lambda: asked.append(reducer.buffers[0].sum().item()))
+    backward(layer, 2)
+    backward(layer, 3)
+    assert asked == [6]
+    reducer.finish(group)
+    assert shown(reducer, layer) == 2 + 2 + 4 * 5
+    # A step without a backward pass asks as well, and its gradients are zero.
+    reducer.begin(lambda: asked.append("again"))
+    reducer.finish(group)
+    assert asked == [6, "again"]
+    assert shown(reducer, layer) == 0
+
+
+def test_gradients_that_others_may_lack_are_not_written_over():
+    layer, reducer, group = make_layer()
+    reducer.begin()
+    backward(layer)
+    reducer.finish(group)
+
+    def refuse():
+        asked.append(1)
+        raise RuntimeError("a rank is gone")
+
+    for passes in (0, 2):
+        asked = []
+        reducer.begin(refuse)
+        for _ in range(passes):
+            reducer.send_with(group)
+            backward(layer, 9)
+        with pytest.raises(RuntimeError, match="a rank is gone"):
+            reducer.finish(group)
+        assert asked == [1]
+        assert shown(reducer, layer) == 6
+    # Neither are they by a script that goes on after a step was broken off.
+    reducer.begin()
+    reducer.abandon()
+    backward(layer, 9)
+    assert shown(reducer, layer) == 6
+
+
+def tells_news():
+    dist.init_process_group("gloo")
+    layer = torch.nn.Linear(2, 2).to(torch.bfloat16)
+    reducer = GradientReducer(layer.parameters())
+    found = []
+    for step in range(3):
+        reducer.begin(
+            look_for_news=lambda step=step: step == 1 and dist.get_rank() == 2
+        )
+        reducer.send_with(dist.group.WORLD)
+        layer(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+        reducer.finish(dist.group.WORLD)
+        found.append(reducer.has_news)
+    dist.destroy_process_group()
+    return found
+
+
+def test_all_ranks_hear_of_news_in_the_same_step():
+    found = run_ranks(tells_news, 3, process_group=False)
+    assert found == [[False, True, False]] * 3
+
+
+def test_sparse_gradients_travel_too():
+    table = torch.nn.Embedding(5, 2, sparse=True)
+    reducer = GradientReducer(table.parameters())
+    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+    reducer.begin()
+    for _ in range(2):
+        table(torch.tensor([1, 3, 3])).sum().backward()
+    reducer.finish(group)
+    with reducer.shown():
+        assert table.weight.grad[:, 0].tolist() == [0, 2, 0, 4, 0]
+
+
+def tensor_parallel():
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+
+    def make():
+        layers = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4), torch.nn.LayerNorm(4)
+        return torch.nn.Sequential(*layers).double()
+
+    whole, split = make(), make()
+    split.load_state_dict(whole.state_dict())
+    mesh = dist.init_device_mesh("cpu", (2,))
+    from torch.distributed.tensor import Replicate, Shard
+
+    plan = {
+        "0": ColwiseParallel(),
+        "1": RowwiseParallel(output_layouts=Shard(0)),
+        "2": SequenceParallel(sequence_dim=0),
+    }
+    parallelize_module(split, mesh, plan)
+    reducer = GradientReducer(split.parameters())
+    # One copy of the model, so that there is nobody to reduce with.
+    group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    reducer.begin()
+    for at in range(2):
+        x = torch.rand(
+            6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(at)
+        )
+        whole(x).square().sum().backward()
+        y = split(x).redistribute(placements=[Replicate()]).to_local()
+        y.square().sum().backward()
+    reducer.finish(group)
+    with reducer.shown():
+        return [
+            torch.allclose(mine.grad.full_tensor(), theirs.grad)
+            for mine, theirs in zip(split.parameters(), whole.parameters(), strict=True)
+        ]
+
+
+def test_gradients_of_a_tensor_parallel_copy_are_whole():
+    assert run_ranks(tensor_parallel, 2, process_group=False) == [[True] * 6] * 2

@@ -1,0 +1,1 @@
+"""The commands of `drivetrain health`: the options of each, and what carries it out."""

@@ -1,0 +1,1 @@
+"""Checks of options, parameters, gradients and saved states."""

@@ -1,0 +1,129 @@
+"""What an optimizer refuses of parameters and gradients, before anything changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain_optim._errors import NonFiniteGradientError, UnsupportedTensorError
+from drivetrain_optim.batched._state import local_part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+__all__ = [
+    "check_finite",
+    "check_parameters",
+    "parameter_names",
+    "params_with_gradients",
+]
+
+_DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
+
+
+def parameter_names(index: int, group: Mapping[str, Any]) -> list[str]:
+    """Returns the names of a group's parameters, or `group.position` without names."""
+    names: list[str] | None = group.get("param_names")
+    return names or [f"{index}.{position}" for position in range(len(group["params"]))]
+
+
+def check_parameters(optimizer: str, index: int, group: Mapping[str, Any]) -> None:
+    """Raises unless each parameter is a real floating-point tensor.
+
+    Raises:
+        UnsupportedTensorError: One is complex or integer.
+    """
+    for name, param in zip(parameter_names(index, group), group["params"], strict=True):
+        if param.dtype in _DTYPES:
+            continue
+        hint = ""
+        if param.is_complex():
+            hint = "; pass torch.view_as_real(p) for a complex p"
+        message = (
+            f"{optimizer}: parameters must be float64, float32, bfloat16 or float16, but "
+            f"parameter {name} of shape {tuple(param.shape)} is {param.dtype}{hint}"
+        )
+        raise UnsupportedTensorError(message)
+
+
+def params_with_gradients(
+    optimizer: str, index: int, group: Mapping[str, Any]
+) -> list[Tensor]:
+    """Returns the group's parameters that have a gradient, each dense and real.
+
+    Raises:
+        UnsupportedTensorError: A gradient is sparse or complex.
+    """
+    params = []
+    for position, param in enumerate(group["params"]):
+        grad = param.grad
+        if grad is None:
+            continue
+        if hasattr(param, "to_local") and not hasattr(grad, "to_local"):
+            name = parameter_names(index, group)[position]
+            message = (
+                f"{optimizer}: the gradient of a sharded parameter must be a DTensor, "
+                f"but that of parameter {name} is a plain tensor of shape "
+                f"{tuple(grad.shape)}; nothing was stepped"
+            )
+            raise UnsupportedTensorError(message)
+        dense = grad.layout is torch.strided
+        if not dense or grad.is_complex():
+            name = parameter_names(index, group)[position]
+            message = (
+                f"{optimizer}: gradients must be dense and real, but that of parameter "
+                f"{name} of shape {tuple(param.shape)} is "
+                f"{grad.dtype if dense else grad.layout}; nothing was stepped. Use "
+                "sparse=False in the embedding, or another optimizer for this parameter"
+            )
+            raise UnsupportedTensorError(message)
+        params.append(param)
+    return params
+
+
+def check_finite(
+    optimizer: str,
+    groups: Sequence[Mapping[str, Any]],
+    on_any_rank: Callable[[bool], bool],
+) -> None:
+    """Raises if a gradient of a group with `check_finite` is not finite; waits for it.
+
+    Args:
+        optimizer: The optimizer's name.
+        groups: Its groups.
+        on_any_rank: Whether something is so on any of the ranks that step together.
+
+    Raises:
+        NonFiniteGradientError: One holds an infinity or a NaN.
+    """
+    message = None
+    for index, group in enumerate(groups):
+        if not group["check_finite"] or message:
+            continue
+        names = parameter_names(index, group)
+        found = [
+            (name, local_part(param.grad, like=param))
+            for name, param in zip(names, group["params"], strict=True)
+            if param.grad is not None
+        ]
+        # 0 times a sum is 0 just if every element is finite; one wait tells for all.
+        sums = [grad.sum(dtype=torch.float64) * 0 for _, grad in found]
+        if not sums or not bool(torch.stack([s.cpu() for s in sums]).sum() != 0):
+            continue
+        for name, grad in found:
+            count = int((~torch.isfinite(grad)).sum())
+            if count and not message:
+                message = (
+                    f"{optimizer}: gradients must be finite, but {count} of "
+                    f"{grad.numel()} elements of that of parameter {name} are not; "
+                    "nothing was stepped"
+                )
+    if on_any_rank(message is not None):
+        message = message or (
+            f"{optimizer}: gradients must be finite, but on another rank one is not; "
+            "nothing was stepped"
+        )
+        raise NonFiniteGradientError(message)

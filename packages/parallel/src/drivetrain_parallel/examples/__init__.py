@@ -1,0 +1,1 @@
+"""Example programs over a mesh."""

@@ -1,0 +1,1 @@
+"""Models without memory for weights: built, planned, and given weights."""

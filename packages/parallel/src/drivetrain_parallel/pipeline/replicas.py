@@ -1,0 +1,119 @@
+"""Copies of a model's structure whose tensors are given: shared, empty or on meta.
+
+`copy.deepcopy` copies every weight. The copies here have modules of their own, which
+may be replaced and hooked, around tensors that cost nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from drivetrain_core import Code, PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "copy_structure",
+    "meta_twin",
+    "replace_module",
+    "shadow",
+    "shared_copy",
+    "without_memory",
+]
+
+
+def copy_structure(
+    module: nn.Module,
+    parameter: Callable[[nn.Parameter], nn.Parameter],
+    buffer: Callable[[torch.Tensor], torch.Tensor],
+) -> nn.Module:
+    """Returns a copy of a module whose tensors are made by functions, ties kept.
+
+    Args:
+        module: What is copied; it stays as it is.
+        parameter: Returns the copy's parameter for each of the module's.
+        buffer: Returns the copy's buffer for each of the module's.
+
+    Raises:
+        PlanError: The module holds something that cannot be copied.
+    """
+    memo: dict[int, object] = {id(p): parameter(p) for p in module.parameters()}
+    memo.update({id(b): buffer(b) for b in module.buffers()})
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:  # whatever an attribute's own copy function raises
+        raise PlanError(
+            Code.NOT_APPLICABLE,
+            "pipeline",
+            because=f"{type(module).__name__} cannot be copied: {error}",
+            fix="keep what cannot be copied out of the model's attributes",
+        ) from error
+
+
+def shadow(model: nn.Module) -> nn.Module:
+    """Returns a copy on the same storage whose gradients are its own.
+
+    Each floating-point parameter requires a gradient there, frozen ones as well, so
+    that a backward pass shows all that a result depends on.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> copied = shadow(model)
+        >>> copied.weight is model.weight
+        False
+        >>> copied.weight.data_ptr() == model.weight.data_ptr()
+        True
+    """
+
+    def shell(parameter: nn.Parameter) -> nn.Parameter:
+        differentiable = parameter.is_floating_point() or parameter.is_complex()
+        return nn.Parameter(parameter.detach(), requires_grad=differentiable)
+
+    return copy_structure(model, shell, torch.Tensor.clone)
+
+
+def shared_copy(model: nn.Module) -> nn.Module:
+    """Returns a copy of the structure that holds the very same parameters."""
+    return copy_structure(model, lambda parameter: parameter, torch.Tensor.clone)
+
+
+def meta_twin(module: nn.Module) -> nn.Module:
+    """Returns a copy without memory, which knows shapes and dtypes alone.
+
+    Example:
+        >>> meta_twin(nn.Linear(2, 3))(torch.ones(5, 2, device="meta")).shape
+        torch.Size([5, 3])
+    """
+    return copy_structure(
+        module,
+        lambda p: nn.Parameter(p.detach().to("meta"), requires_grad=False),
+        lambda b: b.detach().to("meta"),
+    )
+
+
+def without_memory(module: nn.Module) -> nn.Module:
+    """Returns a copy on the meta device that is as trainable as the original.
+
+    Example:
+        >>> copied = without_memory(nn.Linear(2, 3))
+        >>> copied.weight.is_meta, copied.weight.requires_grad
+        (True, True)
+    """
+    return copy_structure(
+        module,
+        lambda p: nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad),
+        lambda b: b.detach().to("meta"),
+    )
+
+
+def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Puts a module in the place of another one, under each of its names."""
+    for parent in list(root.modules()):
+        for key, child in parent._modules.items():
+            if child is old:
+                parent._modules[key] = new

@@ -1,0 +1,1 @@
+"""Proof that a changed program computes what the program as written does."""

@@ -1,0 +1,122 @@
+"""The key of the cache: equal only where a trial would give the same answer."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import hashlib
+import json
+import platform
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import drivetrain_core
+from drivetrain_core.extending import OPTIMIZATIONS, SERVICES, installed, registered
+from drivetrain_search.cache.code_hash import hash_code
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from drivetrain_core import Context
+    from drivetrain_core.extending import Program
+
+__all__ = ["CACHE_VERSION", "cache_key", "surroundings"]
+
+CACHE_VERSION = 1
+"""The version of the cache's file format; another one is another key."""
+
+
+def cache_key(
+    context: Context,
+    program: Program,
+    *,
+    model: nn.Module | None = None,
+    around: Mapping[str, Any] | None = None,
+) -> str:
+    """Returns the key of a program's trials on this machine.
+
+    It covers the structure, the settings and the code of the model, the code of loss,
+    forward and optimizer, the batch, the loop, the device, the ranks, and the versions.
+    The data itself is no part of it, nor are the values of parameters. With `around` it
+    is pure: it reads the arguments and the code that they refer to, nothing else.
+
+    Args:
+        context: The facts of the program.
+        program: The program.
+        model: Its model where it is built, whose settings are exact; by default the
+            program's own, or the code of the function that makes it.
+        around: What `surroundings` returned; asked when None.
+
+    Returns:
+        64 hexadecimal digits, which name the file.
+    """
+    loop = dataclasses.asdict(context.loop)
+    loop["optimizer_options"] = sorted(context.loop.optimizer_options)
+    optimizer = program.optimizer
+    if isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = type(optimizer)
+    if around is None:
+        around = surroundings(context.device.type)
+    whole = {
+        "cache": CACHE_VERSION,
+        "model": context.model.fingerprint,
+        "code": hash_code(
+            program.model if model is None else model,
+            program.loss,
+            program.forward,
+            optimizer,
+            program.scheduler,
+        ),
+        "max_grad_norm": program.max_grad_norm,
+        "batch": [context.batch.signature, context.batch.size],
+        "loop": loop,
+        "device": dataclasses.asdict(context.device),
+        "world": [context.world.size, context.world.local_size],
+        "around": dict(around),
+    }
+    canonical = json.dumps(whole, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def surroundings(device_type: str) -> dict[str, Any]:
+    """Returns the versions and drivers that a trial's speed depends on.
+
+    Args:
+        device_type: The torch device type, such as `cpu` or `cuda`.
+
+    Example:
+        >>> surroundings("cpu")["num_devices"]
+        1
+    """
+    on_cpu = device_type == "cpu"
+    plugins = {
+        f"{info.distribution} {info.version}"
+        for group in (OPTIMIZATIONS, SERVICES)
+        for info in installed(group)
+    }
+    return {
+        "core": drivetrain_core.__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "num_devices": 1 if on_cpu else torch.accelerator.device_count(),
+        "driver": _driver(device_type),
+        "plugins": sorted(plugins),
+        "registered": [hash_code(optimization) for optimization in registered()],
+    }
+
+
+def _driver(device_type: str) -> str:
+    """Returns the driver's version; asking for it needs no context on a device."""
+    if device_type != "cuda":
+        return ""
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return ""
+    return str(version.value)

@@ -1,0 +1,1 @@
+"""Time and memory of a plan, predicted before its trial."""

@@ -1,0 +1,1 @@
+"""Trials in processes of their own: shipped, started, watched, measured."""

@@ -1,0 +1,218 @@
+"""Meters: step times, floating-point operations, peak speed, and peak memory."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain_core import Measurement
+from drivetrain_core.extending import num_prepared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from drivetrain_core import Accelerated
+
+__all__ = [
+    "count_flops",
+    "measure_steps",
+    "peak_flops_per_s",
+    "peak_memory_bytes",
+    "reset_peak_memory",
+]
+
+# Where a product takes this long, few of them must do.
+_SLOW_S = 1.0
+
+
+def measure_steps(
+    accelerated: Accelerated,
+    batches: Iterator[Any],
+    *,
+    min_steps: int,
+    min_seconds: float,
+    max_steps: int = 1000,
+) -> Measurement:
+    """Trains for some steps and returns how long they took.
+
+    On an accelerator the steps are queued without a wait in between, as in training,
+    and timed by events; the shares of data and optimizer come from the host clock on
+    a CPU only.
+
+    Args:
+        accelerated: The built program, warmed up.
+        batches: Where the steps get their batches from.
+        min_steps: Steps to run at least.
+        min_seconds: Seconds to run at least.
+        max_steps: Steps to run at most.
+    """
+    device = accelerated.device
+    # While nothing trained, workers have prepared batches, which hide their real pace.
+    for _ in range(num_prepared(accelerated.loader)):
+        next(batches)
+    run = _cpu_steps if device.type == "cpu" else _queued_steps
+    reset_peak_memory(device)
+    times, data_s, optimizer_s = run(
+        accelerated, batches, min_steps, min_seconds, max_steps
+    )
+    batch = accelerated.context.batch
+    total = sum(times)
+    return Measurement(
+        step_times_s=tuple(times),
+        samples_per_step=batch.size,
+        tokens_per_step=batch.num_tokens,
+        peak_memory_bytes=peak_memory_bytes(device),
+        data_share=min(1.0, data_s / total),
+        optimizer_share=min(1.0, optimizer_s / total),
+    )
+
+
+def _cpu_steps(
+    accelerated: Accelerated,
+    batches: Iterator[Any],
+    min_steps: int,
+    min_seconds: float,
+    max_steps: int,
+) -> tuple[list[float], float, float]:
+    step, clock = accelerated.train_step, time.perf_counter
+    times: list[float] = []
+    data_s, optimizer_s = 0.0, 0.0
+    while len(times) < max_steps and (
+        len(times) < min_steps or sum(times) < min_seconds
+    ):
+        start = clock()
+        batch = next(batches)
+        loaded = clock()
+        step.accumulate(batch)
+        step.second_pass(batch)
+        computed = clock()
+        step.optimizer_step()
+        end = clock()
+        times.append(end - start)
+        data_s += loaded - start
+        optimizer_s += end - computed
+    return times, data_s, optimizer_s
+
+
+def _queued_steps(
+    accelerated: Accelerated,
+    batches: Iterator[Any],
+    min_steps: int,
+    min_seconds: float,
+    max_steps: int,
+) -> tuple[list[float], float, float]:
+    """Times by events; the optimizer's share from two steps with a wait in between."""
+    step, clock = accelerated.train_step, time.perf_counter
+    optimizer_s, profiled_s = 0.0, 0.0
+    for _ in range(2):
+        batch = next(batches)
+        torch.accelerator.synchronize()
+        start = clock()
+        step.accumulate(batch)
+        step.second_pass(batch)
+        torch.accelerator.synchronize()
+        computed = clock()
+        step.optimizer_step()
+        torch.accelerator.synchronize()
+        optimizer_s += clock() - computed
+        profiled_s += clock() - start
+    marks = [torch.Event(device=accelerated.device.type, enable_timing=True)]
+    data_s, begin = 0.0, clock()
+    marks[0].record()
+    while len(marks) <= max_steps and (
+        len(marks) <= min_steps or clock() - begin < min_seconds
+    ):
+        start = clock()
+        batch = next(batches)
+        data_s += clock() - start
+        step(batch)
+        mark = torch.Event(device=accelerated.device.type, enable_timing=True)
+        mark.record()
+        marks.append(mark)
+    torch.accelerator.synchronize()
+    times = [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
+    # Host time spent on data hides behind queued work; only what is left counts.
+    hidden = sum(times) - (clock() - begin - data_s)
+    share = optimizer_s / profiled_s if profiled_s else 0.0
+    return times, max(0.0, min(data_s, hidden)), share * sum(times)
+
+
+def count_flops(accelerated: Accelerated, batch: Any) -> int | None:
+    """Returns the floating-point operations of one forward and backward on this rank.
+
+    Gradients are cleared after it. Returns None when the counter fails: torch cannot
+    trace into every custom operator.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    try:
+        with FlopCounterMode(display=False) as counter:
+            accelerated.train_step.accumulate(batch)
+    except Exception:  # noqa: BLE001
+        # A meter must not end the measurement that it decorates.
+        return None
+    finally:
+        accelerated.optimizer.zero_grad(set_to_none=True)
+    return int(counter.get_total_flops()) or None
+
+
+def peak_flops_per_s(
+    device: torch.device, dtype: torch.dtype, size: int | None = None
+) -> float:
+    """Returns the best rate of a square matrix product, the limit that MFU refers to.
+
+    Args:
+        device: Where to measure.
+        dtype: The number format of the operands.
+        size: Rows of the matrices; by default 1,024 on a CPU and 8,192 elsewhere.
+
+    Example:
+        >>> peak_flops_per_s(torch.device("cpu"), torch.float32, size=64) > 0
+        True
+    """
+    n = size or (1024 if device.type == "cpu" else 8192)
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+
+    def once() -> float:
+        start = time.perf_counter()
+        a @ b
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        return time.perf_counter() - start
+
+    for _ in range(3):
+        if once() > _SLOW_S:
+            break
+    times_s: list[float] = []
+    while len(times_s) < 10 and sum(times_s) < _SLOW_S:
+        times_s.append(once())
+    return 2.0 * n**3 / statistics.median(times_s)
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Starts a new peak: of device memory, or of this process on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    # Writing 5 resets the peak of resident memory (Linux, man 5 proc).
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Returns the peak since the last reset; on a CPU that of resident memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

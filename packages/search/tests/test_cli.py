@@ -1,0 +1,190 @@
+"""The command `drivetrain search`: what it writes and prints, and its exit codes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from drivetrain_core import Plan
+from drivetrain_core.cli import main
+from drivetrain_search.doctor import check_pictures
+
+SCRIPT = """
+import sys
+import torch
+from drivetrain_core import accelerate
+
+print("from the script", sys.argv[1:])
+
+class Model(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(3, 1)
+
+def loss(output, batch):
+    return torch.nn.functional.mse_loss(output, batch[1])
+
+def main():
+    accelerated = accelerate(
+        Model,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        [(torch.ones(4, 3), torch.ones(4, 1))] * 2,
+        loss,
+        strategy=["micro_batch"],
+        allow=(),
+        device="cpu",
+        budget=3600,
+    )
+    for batch in accelerated.loader:
+        accelerated.train_step(batch)
+    print("trained under", accelerated.plan)
+    return 0
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """A terminal on which no cell of a table is broken into lines."""
+    monkeypatch.setenv("COLUMNS", "500")
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def failed(argv, capsys):
+    """Runs a command that must fail, and returns its one line."""
+    assert main(argv) == 1
+    out, err = capsys.readouterr()
+    assert err.startswith("drivetrain: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in out + err
+    return err
+
+
+def test_search_writes_plan_report_and_picture(script, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    argv, path = sys.argv, sys.path[0]
+    drawn = importlib.util.find_spec("matplotlib") is not None
+    picture = ["--picture", "trials.png"] if drawn else []
+    assert main(["search", "--budget", "90s", *picture, script, "--lr", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert "from the script ['--lr', '3']" in out
+    assert "trained under" not in out
+    assert "baseline" in out
+    assert "plan: baseline" in out
+    assert "written to drivetrain_plan.yaml" in out
+    assert "t01" in err
+    written = Plan.load("drivetrain_plan.yaml")
+    assert (written.choices, written.made["trials"]) == ((), 1)
+    assert not drawn or Path("trials.png").stat().st_size > 5_000
+    assert (sys.argv, sys.path[0]) == (argv, path)
+
+
+@pytest.mark.faults
+def test_search_prints_json_alone_as_a_module(script, tmp_path):
+    command = [sys.executable, "-m", "drivetrain_core.cli", "search", "--json"]
+    command += ["--budget", "90s", "--plan", "deep/plan.yaml", script]
+    done = subprocess.run(
+        command, check=True, cwd=tmp_path, capture_output=True, text=True
+    )
+    found = json.loads(done.stdout)
+    assert "from the script []" in done.stderr
+    assert found["plan"] == Plan.load(tmp_path / "deep" / "plan.yaml").to_dict()
+    (trial,) = found["report"]["trials"]
+    assert trial["measurement"]["samples_per_step"] == 4
+    assert found["report"]["chosen"] == []
+
+
+MENTION = "import sys\nfrom drivetrain_core import accelerate\nuse = accelerate\n"
+
+
+@pytest.mark.parametrize("body", ["", "sys.exit(0)", "raise SystemExit"])
+def test_script_that_calls_no_accelerate_is_told(body, tmp_path, capsys):
+    script = tmp_path / "idle.py"
+    script.write_text(MENTION + body)
+    err = failed(["search", str(script)], capsys)
+    assert "idle.py ended without calling drivetrain_core.accelerate" in err
+
+
+def test_script_that_cannot_call_accelerate_is_not_run(tmp_path, capsys):
+    script = tmp_path / "plain.py"
+    script.write_text("import torch, helper\nopen('ran', 'w').close()\n")
+    (tmp_path / "helper.py").write_text("import numpy\n")
+    err = failed(["search", str(script)], capsys)
+    assert "plain.py was not run: neither it nor what it imports calls" in err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_script_that_is_missing_is_named(capsys):
+    assert "no script 'none.py'" in failed(["search", "none.py"], capsys)
+
+
+def test_search_that_is_interrupted_says_so(tmp_path, capsys):
+    script = tmp_path / "interrupted.py"
+    script.write_text(f"{MENTION}raise KeyboardInterrupt")
+    assert main(["search", str(script)]) == 130
+    assert capsys.readouterr().err == "drivetrain: interrupted\n"
+
+
+@pytest.mark.parametrize("budget", ["soon", "0", "-5m", "nan", "10 days"])
+def test_search_with_a_budget_that_is_none_is_wrong_use(budget, script, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["search", f"--budget={budget}", script])
+    assert caught.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("drivetrain search: error: argument --budget: ")
+
+
+@pytest.mark.parametrize("budget", ["600", "0.5", "90s", "1.5h"])
+def test_search_takes_every_budget_that_it_offers(budget, capsys):
+    err = failed(["search", "--budget", budget, "missing.py"], capsys)
+    assert "there is no script 'missing.py'" in err
+
+
+def test_search_asks_for_matplotlib_before_it_begins(script, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    err = failed(["search", "--picture", "a.png", script], capsys)
+    assert "pip install 'drivetrain-search[plot]'" in err
+
+
+def test_search_with_a_picture_of_another_kind_is_a_usage_error(script, capsys):
+    with pytest.raises(SystemExit):
+        main(["search", "--picture", "a.docx", script])
+    assert "must end in .png, got 'a.docx'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["serch"], ["search"]])
+def test_usage_errors_end_with_two(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    assert "usage: drivetrain" in capsys.readouterr().err
+
+
+def test_doctor_checks_that_trials_are_isolated(capsys):
+    assert main(["doctor", "--json"]) == 0
+    checks = {c["name"]: c for c in json.loads(capsys.readouterr().out)}
+    assert checks["isolated trials"]["state"] == "ok"
+
+
+def test_doctor_says_how_to_get_pictures(monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("drivetrain_search.doctor.version", missing)
+    assert check_pictures() == (
+        "warn",
+        "no matplotlib: pip install 'drivetrain-search[plot]'",
+    )

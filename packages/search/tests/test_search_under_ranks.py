@@ -1,0 +1,108 @@
+"""Search under several ranks: one decides, all apply."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from drivetrain_core import accelerate
+from drivetrain_core.testing import run_ranks
+
+
+class Blocks(nn.Module):
+    """A stem, repeated blocks, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(4, 16)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)
+        )
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def loader(kind):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 4, generator=generator)
+    dataset = TensorDataset(x, x.sum(1, keepdim=True))
+    if kind == "loader":
+        return DataLoader(
+            dataset, batch_size=8, shuffle=True, generator=torch.Generator()
+        )
+    return [dataset[i : i + 8] for i in range(0, 24, 8)]
+
+
+def searched():
+    accelerated = accelerate(
+        Blocks,
+        lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+        loader("loader"),
+        lambda output, batch: nn.functional.mse_loss(output, batch[1]),
+        budget={"seconds": 150, "trials": 3, "trial_seconds": 60},
+        allow=["ddp", "fsdp"],
+        progress=False,
+    )
+    report = accelerated.report
+    trials = [] if report is None else [t.to_dict() for t in report.trials]
+    loss = accelerated.train_step(next(iter(accelerated.loader)))
+    return json.dumps(accelerated.plan.to_dict()), trials, bool(torch.isfinite(loss))
+
+
+def test_search_under_ranks_decides_once_and_applies_everywhere():
+    (plan, trials, fine), (other, none, fine_too) = run_ranks(
+        searched, 2, timeout_s=240.0
+    )
+    assert plan == other
+    assert none == []
+    assert fine
+    assert fine_too
+    assert [t["code"] for t in trials] == ["", "", ""]
+    assert [list(t["plan"][0]) for t in trials] == [["ddp"], ["fsdp"], ["fsdp"]]
+
+
+class Placed(Blocks):
+    """Leaves a parameter unused, and wants the environment of its own rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x):
+        rank = torch.distributed.get_rank()
+        if (os.environ["RANK"], os.environ["LOCAL_RANK"]) != (str(rank), str(rank)):
+            raise RuntimeError("this is the environment of another rank")
+        return super().forward(x)
+
+
+def searched_placed():
+    accelerated = accelerate(
+        Placed,
+        lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+        loader("list"),
+        lambda output, batch: nn.functional.mse_loss(output, batch[1]),
+        budget={"seconds": 150, "trials": 1, "trial_seconds": 60},
+        allow=["ddp"],
+        progress=False,
+    )
+    report = accelerated.report
+    codes = [] if report is None else [t.code for t in report.trials]
+    return str(accelerated.plan), codes
+
+
+@pytest.mark.faults
+def test_search_allows_unused_parameters_when_ddp_asks_for_it():
+    (plan, codes), (other, _) = run_ranks(searched_placed, 2, timeout_s=240.0)
+    assert plan == other
+    assert "find_unused_parameters=True" in plan
+    assert codes == ["", "ERROR"]

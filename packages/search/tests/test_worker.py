@@ -1,0 +1,126 @@
+"""Processes of trials: what they say of a program, and what they leave out."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from drivetrain_core import Code
+from drivetrain_search.process import rank, trial
+from drivetrain_search.process.payload import Payload, write_payload
+from drivetrain_search.process.trial import Look, Outrun, TrialRunner
+
+PASS_S = 0.05
+PASS = {"event": "pass", "seconds": 50.0}
+
+
+class Slow(nn.Linear):
+    """Takes its time for every batch."""
+
+    def forward(self, x):
+        """Returns the product, late."""
+        time.sleep(PASS_S)
+        return super().forward(x.flatten(1))
+
+
+@pytest.fixture
+def runner(program, context, tmp_path):
+    """Runs trials of a model whose passes take as long as they say."""
+    slow = dataclasses.replace(program, model=partial(Slow, 16, 5))
+    payload = Payload(
+        program=slow,
+        context=context,
+        guard_batches=tuple(program.data[:2]),
+        device_type="cpu",
+    )
+    return TrialRunner(
+        payload=write_payload(payload, tmp_path),
+        folder=tmp_path,
+        world_size=1,
+        on_cpu=True,
+        timeout_s=120.0,
+    )
+
+
+def test_set_up_is_told_without_the_passes_of_the_observation(runner):
+    began = time.monotonic()
+    with runner.open((), baseline=True) as session:
+        took_s = time.monotonic() - began
+        assert len(session.observation.losses) == 14
+        # Its noise, and a run from rounded weights, come after that.
+        assert took_s - session.setup_s > 28 * PASS_S
+        assert session.measure(2, 0.0).setup_s == session.setup_s
+
+
+def test_baseline_is_observed_as_long_as_there_is_time(runner):
+    look = Look(until_s=time.monotonic())
+    with runner.open((), baseline=True, look=look) as session:
+        assert len(session.observation.losses) == 3
+        assert session.observation.swayed == ()
+        assert session.flops_per_step is None
+        assert session.step_s == pytest.approx(PASS_S, rel=0.5)
+
+
+def test_plan_that_is_slower_for_sure_is_looked_at_no_further(runner):
+    with (
+        pytest.raises(Outrun) as outrun,
+        runner.open((), look=Look(outrun_above_s=PASS_S / 10)),
+    ):
+        raise AssertionError
+    assert 1 <= len(outrun.value.step_times_s) <= 2
+    assert min(outrun.value.step_times_s) > PASS_S
+    assert outrun.value.peak_memory_bytes > 0
+
+
+def test_ranks_agree_on_one_more_warm_step(monkeypatch):
+    assert rank._has_short_passes([PASS_S, PASS_S, 9.0])
+    # Another rank's passes are long: all of them go without it, or one waits for ever.
+    monkeypatch.setattr(rank, "gathered", lambda mine: [mine, 3.0])
+    assert not rank._has_short_passes([PASS_S, PASS_S, 9.0])
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test sets."""
+    now = SimpleNamespace(s=0.0)
+    monkeypatch.setattr(trial.time, "monotonic", lambda: now.s)
+    return now
+
+
+def test_what_answers_pass_after_pass_is_not_late(clock):
+    limit = trial._Limit(60.0, None, grows=True)
+    assert (limit.end, limit.code) == (60.0, Code.HANG)
+    for clock.s in (50.0, 100.0, 150.0):
+        limit.saw(PASS)
+    # Eight times as long as the longest one.
+    assert limit.end == 150.0 + 400.0
+    assert limit.again(4).end == 150.0 + 4 * 400.0
+
+
+def test_limit_that_was_given_stays(clock):
+    limit = trial._Limit(60.0, None, grows=False)
+    clock.s = 50.0
+    limit.saw(PASS)
+    assert limit.end == 60.0
+    assert limit.again(4).end == 50.0 + 60.0
+
+
+def test_end_of_the_search_is_nobodys_fault(clock):
+    limit = trial._Limit(60.0, 55.0, grows=True)
+    clock.s = 50.0
+    limit.saw(PASS)
+    assert (limit.end, limit.code) == (55.0, Code.BUDGET)
+
+
+def test_plan_that_is_not_observed_is_measured_as_well(runner):
+    with runner.open((), look=None) as session:
+        assert session.observation is None
+        assert session.flops_per_step is None
+        measured = session.measure(3, 0.0)
+    assert len(measured.step_times_s) == 3
+    assert min(measured.step_times_s) > PASS_S
