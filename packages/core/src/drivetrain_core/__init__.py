@@ -225,6 +225,7 @@ _forward_modules(
         "drivetrain_core.parallel.proof": "drivetrain_parallel.proof.outputs",
         "drivetrain_core.parallel.resolve": "drivetrain_core.mesh_shape",
         "drivetrain_core.parallel.stage_list": "drivetrain_parallel.pipeline.stage_list",
+        "drivetrain_core.parallel.state.entries": "drivetrain_parallel.mesh_layout",
         "drivetrain_core.parallel.state.laid_model": "drivetrain_parallel.state.parallelized_model",
         "drivetrain_core.parallel.undisturbed": "drivetrain_parallel.proof.rng_guard",
         "drivetrain_core.search": "drivetrain_search",
