@@ -268,12 +268,16 @@ def lint(session: nox.Session) -> None:
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []))
     session.run("ruff", "format", *([] if fix else ["--check"]))
+    # Which package may import which, and which part of it: as text, nothing is imported.
+    sources = os.pathsep.join(folders("src"))
+    layers = "integration/rules/layers.toml"
+    session.run("lint-imports", "--no-cache", layers, env={"PYTHONPATH": sources})
     found = [ROOT.glob(f"packages/*/{f}/**/*.[ch]pp") for f in ("csrc", "tests")]
-    sources = [str(path) for paths in found for path in paths]
-    if sources:
+    native = [str(path) for paths in found for path in paths]
+    if native:
         session.install(*group("cpp-lint"))
         check = ["-i"] if fix else ["--dry-run", "--Werror"]
-        session.run("clang-format", *check, *sources)
+        session.run("clang-format", *check, *native)
 
 
 @nox.session

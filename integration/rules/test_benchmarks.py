@@ -39,17 +39,14 @@ def bound_by(statement: ast.stmt) -> Iterator[str]:
 
 
 def names_of(file: Path) -> set[str]:
-    """Returns what may be imported from a file: also what `__all__` names as late."""
+    """Returns what may be imported from a file: also what its stub offers."""
     tree = ast.parse(file.read_text())
     names = {name for statement in tree.body for name in bound_by(statement)}
-    names |= {
-        node.value
-        for statement in tree.body
-        if isinstance(statement, ast.Assign)
-        and ast.unparse(statement.targets[0]) == "__all__"
-        for node in ast.walk(statement.value)
-        if isinstance(node, ast.Constant)
-    }
+    stub = file.with_suffix(".pyi")
+    if stub.exists():
+        names |= {
+            n for line in ast.parse(stub.read_text()).body for n in bound_by(line)
+        }
     if file.name == "__init__.py":
         names |= {other.stem for other in file.parent.glob("*.py")}
         names |= {other.parent.name for other in file.parent.glob("*/__init__.py")}

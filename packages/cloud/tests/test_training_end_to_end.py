@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import test_on_elastic
 from drivetrain_cluster_double import ClusterDouble
 from operator_samples import RunningOperator, account, status
 from test_on_elastic import check_steps, expected, sizes_of
@@ -19,7 +20,7 @@ from drivetrain_cloud.kubernetes.job_connections import connect_master
 
 pytestmark = [pytest.mark.extra, pytest.mark.faults]
 
-SCRIPT = Path(__file__).with_name("horovod_story.py")
+SCRIPT = Path(test_on_elastic.__file__).with_name("horovod_story.py")
 
 
 def test_training_job_is_scaled_and_loses_a_pod_while_its_script_trains(tmp_path):

@@ -86,7 +86,7 @@ def reduces_everything(ranks_per_host):
 
 
 def dist_barrier(it):
-    from drivetrain_comm.selection._probe import agree_on_most
+    from drivetrain_comm.backend._probe import agree_on_most
 
     agree_on_most(it, [0.0], 20.0)
     # Whoever leaves first takes its store's answers along.

@@ -11,7 +11,7 @@ import pytest
 
 from drivetrain_core import Code, PlanError, PlanFormatError, _errors
 
-NAMES = [name for name in _errors.__all__ if name.endswith("Error")]
+NAMES = [name for name in vars(_errors) if name.endswith("Error")]
 
 
 def drawn():

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
-import inspect
 import subprocess
 import sys
 
 import pytest
 
 import drivetrain_core
-from drivetrain_core import _HOME, _MODULES
 
 LAZY = ["drivetrain_core", "drivetrain_core.testing"]
 PACKAGES = [*LAZY, "drivetrain_core.services"]
-
-
-def type_checking_imports(module):
-    """Returns the names that a module imports for type checkers alone, by source."""
-    tree = ast.parse(inspect.getsource(module))
-    found = {}
-    for node in tree.body:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            for line in node.body:
-                if line.module.startswith("drivetrain_core"):
-                    found.update((alias.name, line.module) for alias in line.names)
-    return found
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -39,27 +24,6 @@ def test_all_is_unique_and_every_name_is_there(name):
 def test_core_all_is_sorted():
     # ASCII order: classes first, then `__version__` and functions.
     assert drivetrain_core.__all__ == sorted(drivetrain_core.__all__)
-
-
-@pytest.mark.parametrize("name", LAZY)
-def test_all_equals_type_checking_imports_and_the_lazy_table(name):
-    module = importlib.import_module(name)
-    typed = type_checking_imports(module)
-    assert set(typed) == set(module.__all__)
-    assert {n: f"{name}.{home}" for n, home in module._HOME.items()} == typed
-
-
-def test_lazy_table_names_everything_once():
-    assert len(_HOME) == sum(len(names) for names in _MODULES.values())
-
-
-@pytest.mark.parametrize("name", LAZY)
-def test_names_are_those_of_their_modules(name):
-    module = importlib.import_module(name)
-    for public, home in module._HOME.items():
-        source = importlib.import_module(f"{name}.{home}")
-        assert getattr(module, public) is getattr(source, public)
-        assert public in source.__all__
 
 
 @pytest.mark.parametrize("name", LAZY)

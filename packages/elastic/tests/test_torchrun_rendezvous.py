@@ -10,10 +10,10 @@ import pytest
 from fake_agent import wait_for
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
+from drivetrain_elastic._agent._torchrun_rendezvous import MasterRendezvous
 from drivetrain_elastic._client._master_client import MasterClient
 from drivetrain_elastic._client._token import write_token
 from drivetrain_elastic._membership._torchrun_end import CLOSED, AgentEnd, end_of
-from drivetrain_elastic._membership._torchrun_rendezvous import MasterRendezvous
 from drivetrain_elastic.cli import main
 from drivetrain_elastic.protocol import messages as pb
 

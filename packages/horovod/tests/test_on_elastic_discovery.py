@@ -10,6 +10,7 @@ import pytest
 from test_on_elastic import check_steps, sizes_of
 
 from drivetrain_core import DistributedError, ProgramError
+from drivetrain_elastic import Master
 from drivetrain_horovod.on_elastic import launch
 from drivetrain_horovod.on_elastic.discovery import (
     Blacklist,
@@ -251,9 +252,14 @@ def test_wrong_options_are_named_in_the_last_line(capsys, options, says):
     assert says in last
 
 
+@pytest.fixture
+def master(tmp_path):
+    with Master(tmp_path / "job.db") as found:
+        yield found
+
+
 @pytest.mark.faults
-def test_training_goes_on_while_hosts_come_and_go(tmp_path, job):
-    master = job()
+def test_training_goes_on_while_hosts_come_and_go(tmp_path, master):
     (tmp_path / "token").write_text(master.token)
     (tmp_path / "token").chmod(0o600)
     hosts, out = tmp_path / "hosts", tmp_path / "steps.json"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from drivetrain_core import Choice, Measurement, Plan, Reason, Rejected
 from drivetrain_core.cli import main
 from drivetrain_core.drawing.svg import Axis, clean
-from drivetrain_search import Report, TrialRecord
+from drivetrain_search import Report, TrialRecord, command
 from drivetrain_search.final import Comparison
 from drivetrain_search.report.html import render_page, require_writable_page
 
@@ -281,10 +281,8 @@ def test_place_that_cannot_be_written_to_is_told(tmp_path):
 
 
 def test_search_command_writes_the_page(report, tmp_path, monkeypatch, capsys):
-    from drivetrain_core._scripts import run
-
     done = SimpleNamespace(report=report, plan=report.plan)
-    monkeypatch.setattr(run, "search_script", lambda *_, **__: done)
+    monkeypatch.setattr(command, "search_script", lambda *_, **__: done)
     path = tmp_path / "report.html"
     assert main(["search", "--html", str(path), "train.py"]) == 0
     assert path.read_text() == render_page(report)
@@ -293,12 +291,10 @@ def test_search_command_writes_the_page(report, tmp_path, monkeypatch, capsys):
 def test_search_command_asks_for_the_place_before_it_begins(
     tmp_path, monkeypatch, capsys
 ):
-    from drivetrain_core._scripts import run
-
     def never(*_, **__):
         pytest.fail("the search began")
 
-    monkeypatch.setattr(run, "search_script", never)
+    monkeypatch.setattr(command, "search_script", never)
     assert main(["search", "--html", str(tmp_path), "train.py"]) == 1
     err = capsys.readouterr().err
     assert "it is a directory" in err

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from drivetrain_core import Choice, Code, DrivetrainError, Measurement
 from drivetrain_search import Report, TrialRecord
-from drivetrain_search.report.report import speed_text
+from drivetrain_search.report.record import speed_text
 
 COMPILED = (Choice("compile", {"scope": "block"}),)
 BROKEN = (Choice("precision", {"dtype": "bf16_autocast"}),)

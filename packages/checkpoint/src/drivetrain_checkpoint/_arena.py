@@ -22,8 +22,6 @@ from drivetrain_checkpoint._layout.safetensors_layout import PAGE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Arena", "Generation"]
-
 # magic, version, record bytes, image bytes, sequence, checksum of the record
 _HEADER = struct.Struct("<8sQQQQQ")
 _STATE_AT = 256

@@ -6,8 +6,6 @@ import math
 import operator
 from typing import SupportsIndex
 
-__all__ = ["amount", "count", "text"]
-
 
 def count(name: str, value: object, least: int) -> int:
     """Returns a whole number.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._save.handle import SaveHandle
 
-__all__ = ["Checkpointer"]
-
 
 class Checkpointer:
     """Saves in two stages: a copy into shared memory, then storage, by a daemon.

@@ -13,13 +13,6 @@ from __future__ import annotations
 
 from drivetrain_core import CheckpointError
 
-__all__ = [
-    "CorruptCheckpointError",
-    "DaemonError",
-    "ForeignCheckpointError",
-    "StorageError",
-]
-
 
 class CorruptCheckpointError(CheckpointError):
     """A file of a checkpoint is missing, cut, or not what was saved; it is named."""

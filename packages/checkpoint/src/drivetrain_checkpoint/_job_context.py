@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._rank_group import RankGroup, Rendezvous
     from drivetrain_checkpoint._storage.protocol import Storage
 
-__all__ = ["JobContext"]
-
 
 @dataclass(kw_only=True, slots=True)
 class JobContext:

@@ -22,19 +22,6 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = [
-    "BLOCK_BYTES",
-    "Progress",
-    "address_of",
-    "checksum",
-    "checksums",
-    "copy",
-    "missing_because",
-    "populate",
-    "read_file",
-    "write_file",
-]
-
 logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 1 << 20

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._daemon.client import Client
 
-__all__ = ["RankGroup", "Rendezvous"]
-
 _Result = TypeVar("_Result")
 
 

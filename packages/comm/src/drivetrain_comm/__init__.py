@@ -8,57 +8,11 @@ Importing this package imports no torch. Where torch is there already, the backe
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
 
-from drivetrain_core.lazy import load_export as _load_export
+from drivetrain_core.lazy import attach_stub as _attach_stub
 from drivetrain_core.moved import forward_modules as _forward_modules
 
-if TYPE_CHECKING:
-    from drivetrain_comm._enable import BACKEND, disable, enable, is_enabled, register
-    from drivetrain_comm._settings import Settings
-    from drivetrain_comm._version import __version__
-    from drivetrain_comm.backend._process_group import (
-        TunedProcessGroup,
-        TunedProcessGroupFactory,
-    )
-    from drivetrain_comm.selection._choice import Choice
-
-__all__ = [
-    "BACKEND",
-    "Choice",
-    "Settings",
-    "TunedProcessGroup",
-    "TunedProcessGroupFactory",
-    "__version__",
-    "disable",
-    "enable",
-    "is_enabled",
-    "register",
-]
-
-_HOMES = {
-    "__version__": "_version",
-    "BACKEND": "_enable",
-    "Choice": "selection._choice",
-    "Settings": "_settings",
-    "TunedProcessGroup": "backend._process_group",
-    "TunedProcessGroupFactory": "backend._process_group",
-    "disable": "_enable",
-    "enable": "_enable",
-    "is_enabled": "_enable",
-    "register": "_enable",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Imports what needs torch when it is first used."""
-    return _load_export(__name__, _HOMES, name)
-
-
-def __dir__() -> list[str]:
-    """Returns the public names."""
-    return list(__all__)
-
+__getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)
 
 _forward_modules(
     {

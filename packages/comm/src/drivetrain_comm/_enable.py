@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from drivetrain_comm._settings import Settings
     from drivetrain_comm.backend._process_group import TunedProcessGroup
 
-__all__ = ["BACKEND", "disable", "enable", "is_enabled", "register"]
-
 logger = logging.getLogger(__name__)
 
 BACKEND = "drivetrain"

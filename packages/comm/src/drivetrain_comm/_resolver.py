@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Finding", "Lookup", "Surroundings", "decide", "probe", "startup_findings"]
-
 _SLOW_S = 0.05
 _BAD_S = 0.5
 _AT_ONCE = 8

@@ -12,8 +12,6 @@ from drivetrain_core import DistributedError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["COMPRESSIONS", "Settings", "settings_from"]
-
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
 _MOST_BUCKET_MB = 4096
 

@@ -58,8 +58,6 @@ if TYPE_CHECKING:
         SearchReport,
     )
 
-__all__ = ["accelerate"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from drivetrain_core.services.model_layout import AppliedLayout, LayoutPlan
     from drivetrain_core.services.plan_search import SearchReport
 
-__all__ = ["Accelerated"]
-
 
 class Accelerated:
     """The program with a plan applied; unpacks to model, optimizer and loader.

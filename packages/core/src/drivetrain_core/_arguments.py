@@ -15,8 +15,6 @@ from drivetrain_core._registry import find
 if TYPE_CHECKING:
     from drivetrain_core._plan import Plan
 
-__all__ = ["check_arguments", "check_limits", "read_device"]
-
 _CHOICES = {"on_error": ("raise", "fallback"), "ship": ("auto", "pickle", "replay")}
 _FUNCTIONS = {
     "loss": "(output, batch) to the loss",

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from drivetrain_core._program import Program
     from drivetrain_core.services.model_layout import LayoutPlan
 
-__all__ = ["build", "finish", "prepare"]
-
 
 def build(
     program: Program,

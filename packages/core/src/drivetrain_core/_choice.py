@@ -8,19 +8,6 @@ from enum import IntEnum, StrEnum
 
 from drivetrain_core._errors import Code, PlanError
 
-__all__ = [
-    "Choice",
-    "Config",
-    "Estimate",
-    "Numerics",
-    "Ok",
-    "Option",
-    "Phase",
-    "Reject",
-    "Scalar",
-    "Slot",
-]
-
 Scalar = str | int | float | bool | None
 """A value of a configuration: whatever YAML and JSON write the same way."""
 

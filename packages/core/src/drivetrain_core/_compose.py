@@ -19,17 +19,6 @@ from drivetrain_core.mesh_shape import asks_for_mesh, mesh_of
 if TYPE_CHECKING:
     from drivetrain_core._context import Context
 
-__all__ = [
-    "Problem",
-    "Strategy",
-    "arrange",
-    "complete",
-    "numerics_of",
-    "problems",
-    "read_strategy",
-    "require_usable",
-]
-
 Strategy = (
     str
     | os.PathLike[str]

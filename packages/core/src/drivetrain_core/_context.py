@@ -12,16 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from drivetrain_core._measurement import Measurement
 
-__all__ = [
-    "BatchFacts",
-    "BlockFacts",
-    "Context",
-    "DeviceFacts",
-    "LoopFacts",
-    "ModelFacts",
-    "WorldFacts",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceFacts:

@@ -26,24 +26,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "CheckpointError",
-    "ClusterSpecError",
-    "Code",
-    "DataExhaustedError",
-    "DistributedError",
-    "DrivetrainError",
-    "MissingLibraryError",
-    "NamesError",
-    "PlanError",
-    "PlanFormatError",
-    "PluginError",
-    "ProgramError",
-    "SearchError",
-    "UsageError",
-    "reason_of",
-]
-
 
 class Code(StrEnum):
     """Why an optimization or a plan was turned down, as one word.

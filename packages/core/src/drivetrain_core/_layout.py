@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from drivetrain_core._program import Program
     from drivetrain_core.services.model_layout import LayoutPlan, ModelLayout
 
-__all__ = ["agreed_layout"]
-
 _LIMIT_S = 1800.0
 
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Measurement"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:

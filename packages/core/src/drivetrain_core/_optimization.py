@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 
-__all__ = ["BaseOptimization", "Optimization"]
-
 
 @runtime_checkable
 class Optimization(Protocol):

@@ -15,8 +15,6 @@ from drivetrain_core._registry import find
 if TYPE_CHECKING:
     from drivetrain_core._context import Context
 
-__all__ = ["AUTO", "Partial", "candidates_of", "read_partial"]
-
 AUTO = "auto"
 """The value that leaves an optimization, or one of its options, to the search."""
 

@@ -21,14 +21,6 @@ from drivetrain_core.services._whole_file import write_whole
 if TYPE_CHECKING:
     import os
 
-__all__ = [
-    "PLAN_VERSION",
-    "Plan",
-    "Reason",
-    "Rejected",
-    "describe",
-]
-
 PLAN_VERSION = 1
 
 _KEYS = (

@@ -22,18 +22,6 @@ from drivetrain_core._errors import PluginError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = [
-    "CHECKS",
-    "COMMANDS",
-    "OPTIMIZATIONS",
-    "SERVICES",
-    "PluginInfo",
-    "clear_plugin_cache",
-    "find_plugin",
-    "installed",
-    "load_plugin",
-]
-
 OPTIMIZATIONS = "drivetrain.optimizations"
 """Classes that implement `Optimization`."""
 

@@ -37,16 +37,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core._optimizer.source import OptimizerSource
 
-__all__ = [
-    "default_device",
-    "make_context",
-    "probe_batch",
-    "probe_device",
-    "probe_loop",
-    "probe_model",
-    "probe_world",
-]
-
 
 def default_device() -> torch.device:
     """Returns this rank's accelerator when there is one, else the CPU."""

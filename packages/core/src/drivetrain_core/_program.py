@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from drivetrain_core._optimizer.source import OptimizerFactory
     from drivetrain_core.services.model_layout import ModelLayout
 
-__all__ = [
-    "ForwardFunction",
-    "LossFunction",
-    "Program",
-    "check_batch",
-    "check_loss",
-    "default_forward",
-    "default_loss",
-]
-
 ForwardFunction = Callable[[nn.Module, Any], Any]
 """Runs the model on a batch and returns its output."""
 

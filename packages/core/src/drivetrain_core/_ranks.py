@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core._context import WorldFacts
 
-__all__ = ["agree", "decide", "require_same", "share"]
-
 _T = TypeVar("_T")
 
 _SLACK_S = 120.0

@@ -14,15 +14,6 @@ from drivetrain_core.builtin import BUILTINS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "available",
-    "failures",
-    "find",
-    "register",
-    "registered",
-    "unregister",
-]
-
 _registered: dict[str, Optimization] = {}
 _loaded: dict[str, Optimization] = {}
 _failed: dict[str, PluginError] = {}

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["rendezvous_store"]
-
 logger = logging.getLogger(__name__)
 
 _CONNECT = timedelta(seconds=30)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     )
     from drivetrain_core.services.model_layout import AppliedLayout, LayoutPlan
 
-__all__ = ["TrainingState"]
-
 
 @dataclass(kw_only=True)
 class TrainingState:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from drivetrain_core._watch import Watch
     from drivetrain_core.services.model_layout import PipelinePasses
 
-__all__ = ["TrainStep"]
-
 
 class TrainStep:
     """Runs whole optimizer steps on global batches.

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from drivetrain_core._plan import Plan
 
-__all__ = ["Promise", "Watch"]
-
 logger = logging.getLogger(__name__)
 
 _WARM_STEPS = 5

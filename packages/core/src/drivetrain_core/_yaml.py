@@ -15,8 +15,6 @@ import yaml
 
 from drivetrain_core._errors import Code, PlanError
 
-__all__ = ["dump_yaml", "load_yaml"]
-
 _STANDARD = "tag:yaml.org,2002:"
 _OTHER_BREAKS = re.compile("[\r\x85\u2028\u2029]")
 _DIGITS = list("0123456789")

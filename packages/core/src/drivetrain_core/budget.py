@@ -10,8 +10,6 @@ from typing import Any
 
 from drivetrain_core._errors import ProgramError
 
-__all__ = ["Budget"]
-
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h)\s*")
 

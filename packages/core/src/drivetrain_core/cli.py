@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-__all__ = ["main", "populate_parser"]
-
 # Where the commands of core are carried out, each by `run` of a module of its own.
 _HERE = "drivetrain_core._command_line"
 # What stands in the way of a command that people know, and is not installed.

@@ -1,42 +1,86 @@
-"""Public names that are imported when they are first used.
+"""Public names that are imported when they are first used, listed once in a stub.
 
-A package calls `load_export` in its `__getattr__`, and imports the same names under
-`TYPE_CHECKING` for type checkers.
+As SPEC 1 of Scientific Python has it, a stub `.pyi` beside a module imports what the module
+offers. Type checkers read it, and at run time `attach_stub` does.
 """
 
 from __future__ import annotations
 
+import ast
 import sys
+import warnings
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-__all__ = ["load_export"]
+__all__ = ["attach_stub"]
 
 
-def load_export(
-    package: str, homes: Mapping[str, str], name: str, base: str | None = None
-) -> Any:
-    """Returns a public name of a package, and keeps it there.
+def attach_stub(
+    module: str,
+    file: str,
+    *,
+    renamed: Mapping[str, str] | None = None,
+    moved: Mapping[str, str] | None = None,
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Returns `__getattr__`, `__dir__` and `__all__` of a module with a stub.
 
     Args:
-        package: The package, as its `__name__`.
-        homes: The module of each public name, relative to the base.
-        name: The name that was asked for.
-        base: The package in which the modules lie; by default the package itself.
-
-    Raises:
-        AttributeError: The package has no such name.
+        module: The module, as its `__name__`.
+        file: Its file, as its `__file__`; the stub lies beside it.
+        renamed: The new name of what had another one; the old one warns.
+        moved: The package that has a name now, by the name; the old place warns.
 
     Example:
-        >>> load_export("json", {"JSONDecoder": "decoder"}, "JSONDecoder").__name__
-        'JSONDecoder'
+        A module that offers everything of its stub:
+
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp(), "offers.py")
+        >>> _ = file.with_suffix(".pyi").write_text("from json import loads as loads")
+        >>> load, _, names = attach_stub("json", str(file), renamed={"read": "loads"})
+        >>> names, load("loads").__name__
+        (['loads'], 'loads')
     """
-    if name not in homes:
-        message = f"module {package!r} has no attribute {name!r}"
-        raise AttributeError(message, name=name, obj=sys.modules.get(package))
-    value = getattr(import_module(f"{base or package}.{homes[name]}"), name)
-    setattr(sys.modules[package], name, value)
-    return value
+    homes: dict[str, str] = {}
+    for node in ast.parse(Path(file).with_suffix(".pyi").read_text("utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            homes |= dict.fromkeys((alias.name for alias in node.names), node.module)
+    names = sorted(homes, key=lambda n: (not n.isupper(), not n[:1].isupper(), n))
+
+    def load(name: str) -> Any:
+        if name in (moved or {}):
+            new = f"{(moved or {})[name]}.{name}"
+            value = _moved(f"{module}.{name}", new)
+            _warn(f"{module}.{name} is now {new}")
+            return value
+        if name in (renamed or {}):
+            new = (renamed or {})[name]
+            _warn(f"{module}.{name} is now {module}.{new}")
+            name = new
+        if name not in homes:
+            message = f"module {module!r} has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=sys.modules.get(module))
+        value = getattr(import_module(homes[name]), name)
+        setattr(sys.modules[module], name, value)
+        return value
+
+    return load, lambda: list(names), names
+
+
+def _moved(old: str, new: str) -> Any:
+    package, _, name = new.rpartition(".")
+    try:
+        return getattr(import_module(package), name)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        message = f"{old} is now {new}: pip install {package.replace('_', '-')}"
+        raise ImportError(message, name=name) from error
+
+
+def _warn(message: str) -> None:
+    # The place that asks for the name, above `load`.
+    warnings.warn(message, DeprecationWarning, stacklevel=3)

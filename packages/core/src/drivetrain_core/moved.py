@@ -12,13 +12,13 @@ from importlib import import_module
 from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import CodeType, ModuleType
 
-__all__ = ["forward_modules", "load_moved"]
+__all__ = ["forward_modules"]
 
 
 def forward_modules(moved: Mapping[str, str]) -> None:
@@ -43,38 +43,6 @@ def forward_modules(moved: Mapping[str, str]) -> None:
     _FORWARDER.moved.update(moved)
 
 
-def load_moved(old: str, new: str, name: str) -> Any:
-    """Returns a name that moved to another package, and warns.
-
-    Args:
-        old: The package that had it.
-        new: The package that has it.
-        name: What it is called in both.
-
-    Raises:
-        ImportError: The new package is not installed.
-
-    Example:
-        >>> with warnings.catch_warnings(action="ignore"):
-        ...     load_moved("drivetrain_core", "json", "loads").__name__
-        'loads'
-    """
-    try:
-        value = getattr(import_module(new), name)
-    except ModuleNotFoundError as error:
-        if error.name != new:
-            raise
-        message = f"{old}.{name} is now {new}.{name}: {_pip(new)}"
-        raise ImportError(message, name=name) from error
-    message = f"{old}.{name} is now {new}.{name}"
-    warnings.warn(message, DeprecationWarning, stacklevel=3)
-    return value
-
-
-def _pip(package: str) -> str:
-    return f"pip install {package.replace('_', '-')}"
-
-
 class _Forwarder(MetaPathFinder, Loader):
     def __init__(self) -> None:
         self.moved: dict[str, str] = {}
@@ -92,7 +60,8 @@ class _Forwarder(MetaPathFinder, Loader):
         except ModuleNotFoundError as error:
             if error.name != package:
                 raise
-            message = f"{fullname} is now {new}: {_pip(package)}"
+            pip = f"pip install {package.replace('_', '-')}"
+            message = f"{fullname} is now {new}: {pip}"
             raise ModuleNotFoundError(message, name=package) from error
         if found is None:
             return None

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from drivetrain_core._measurement import Measurement
     from drivetrain_core.services.cluster_spec import ClusterSpec, Price
 
-__all__ = ["Objective", "read_objective", "samples_per_cost", "score_of", "throughput"]
-
 Objective = Callable[["Measurement"], float]
 """Returns the value of a measurement; positive, and higher is better."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-__all__ = ["main", "populate_parser"]
-
 
 def populate_parser(parser: argparse.ArgumentParser) -> None:
     """Adds the commands of this package to a parser.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["shared_bin_probability"]
-
 
 def shared_bin_probability(num_balls: int, num_bins: int) -> float:
     """Returns how likely it is that some bin gets two balls or more.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["accumulation_dtype"]
-
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype that sums over values of a dtype, and losses, are kept in.

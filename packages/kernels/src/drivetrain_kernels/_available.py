@@ -11,16 +11,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "MIN_CAPABILITY",
-    "library_missing",
-    "torch_function_missing",
-    "transforms_active",
-    "transforms_refuse",
-    "triton_interprets",
-    "triton_missing",
-]
-
 MIN_CAPABILITY = (8, 0)  # the first with bfloat16
 
 _found: dict[str, str | None] = {}

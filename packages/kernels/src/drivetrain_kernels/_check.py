@@ -15,22 +15,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "FLOATS",
-    "autocast_dtype",
-    "check_at_least",
-    "check_device",
-    "check_floating",
-    "check_integer",
-    "check_like",
-    "check_number",
-    "check_one_of",
-    "check_positive",
-    "check_shape",
-    "check_whole",
-    "is_distributed",
-]
-
 # Those of numpy are `Real` and `Integral`; sizes may be symbols while one traces.
 _NUMBERS = (int, float, Real, torch.SymInt, torch.SymFloat)
 _WHOLE = (int, Integral, torch.SymInt)

@@ -13,8 +13,6 @@ from drivetrain_kernels._dispatch import Implementation, only_on_a_gpu
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["compiled", "compiled_form"]
-
 
 def compiled_form(reference: Callable[..., Any]) -> Implementation[Any]:
     """Returns the entry of an op's compiled reference, which "auto" takes on a GPU.

@@ -17,18 +17,6 @@ from drivetrain_kernels._errors import ImplementationError, ImplementationNameEr
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "Example",
-    "Implementation",
-    "Op",
-    "Selection",
-    "always",
-    "not_interpreted",
-    "only_on_a_gpu",
-    "reference_form",
-    "triton_form",
-]
-
 _FactsT = TypeVar("_FactsT")
 
 Example = tuple[tuple[Any, ...], dict[str, Any]]

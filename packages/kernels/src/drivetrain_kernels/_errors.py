@@ -18,18 +18,6 @@ from __future__ import annotations
 
 from drivetrain_core import DrivetrainError
 
-__all__ = [
-    "DeviceError",
-    "DtypeError",
-    "ImplementationError",
-    "ImplementationNameError",
-    "IndexRangeError",
-    "OptionError",
-    "ReplacementError",
-    "SelectionError",
-    "ShapeError",
-]
-
 
 class DeviceError(DrivetrainError, ValueError):
     """Tensors of one call lie on different devices.

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from drivetrain_kernels._dispatch import Op
 
-__all__ = ["OPS", "Explanation", "explain", "load_op"]
-
 # The module of each op, which holds its table of implementations as `OP`.
 OPS = {
     "add_rms_norm": "ops._add_rms_norm",

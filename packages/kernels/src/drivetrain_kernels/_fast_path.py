@@ -17,8 +17,6 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["fast_path", "is_watched", "run"]
-
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 

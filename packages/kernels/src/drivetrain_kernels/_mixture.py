@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from drivetrain_kernels._modules import linear_weight
 from drivetrain_kernels.ops._moe import MoEResult, moe
 
-__all__ = ["MoE"]
-
 
 class MoE(nn.Module):
     """`moe` with a router and experts.

@@ -15,16 +15,6 @@ from drivetrain_kernels.ops._rope import rope
 from drivetrain_kernels.ops._rope_tables import counted_tables
 from drivetrain_kernels.ops._swiglu import swiglu
 
-__all__ = [
-    "GEGLU",
-    "AddRMSNorm",
-    "LayerNorm",
-    "RMSNorm",
-    "RotaryEmbedding",
-    "SwiGLU",
-    "linear_weight",
-]
-
 
 def linear_weight(
     *shape: int,

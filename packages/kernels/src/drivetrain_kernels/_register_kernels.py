@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Choice, Config, Context, TrainingState
 
-__all__ = ["KernelsOptimization"]
-
 _LEAVE = "leave"
 _IMPLEMENTATIONS = ("auto", _LEAVE, "triton", "torch", "compiled", "reference")
 _OF_RMS_NORM = (*_IMPLEMENTATIONS, "eager")

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Choice, Context, TrainingState
 
-__all__ = ["CompileSelectOptimization"]
-
 _AUTO = "auto"
 _CHOICES = (_AUTO, "eager", "block", "default", "dynamic", "cudagraphs", "max-autotune")
 

@@ -23,8 +23,6 @@ from drivetrain_kernels.ops._swiglu import swiglu
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ParallelBlock", "SerialBlock"]
-
 _OPTIONS = ("num_heads", "num_kv_heads", "inner", "window", "rope_base", "eps")
 
 

@@ -19,18 +19,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "INTERPRETS",
-    "TRITON_DTYPES",
-    "keep_row",
-    "num_programs",
-    "num_warps",
-    "on_device_of",
-    "round_to",
-    "sigmoid",
-    "tanh",
-]
-
 TRITON_DTYPES = {
     torch.float64: tl.float64,
     torch.float32: tl.float32,

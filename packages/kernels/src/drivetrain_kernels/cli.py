@@ -15,8 +15,6 @@ from drivetrain_kernels._explain import OPS, Explanation, load_op
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["main", "populate_parser"]
-
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 

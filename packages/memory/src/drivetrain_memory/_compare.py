@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from drivetrain_memory.trace._format import Trace
 
-__all__ = ["Comparison", "compare", "table"]
-
 _GIB = 2**30
 _TIGHT = 1.05
 _DEVICE_BYTES = 80 * _GIB

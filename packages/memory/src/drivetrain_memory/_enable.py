@@ -20,8 +20,6 @@ from drivetrain_memory._torch_functions import replace_functions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["enable", "is_enabled", "pool"]
-
 _ALLOCATE, _FREE = "drivetrain_memory_torch_allocate", "drivetrain_memory_torch_free"
 # Setters of PyTorch's pluggable allocator, and what they are given. Without
 # `record_stream`, memory that another stream still uses would have a next tenant.

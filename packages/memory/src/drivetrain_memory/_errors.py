@@ -16,8 +16,6 @@ from drivetrain_core import DrivetrainError
 if TYPE_CHECKING:
     import os
 
-__all__ = ["DeviceError", "DeviceMemoryError", "MemoryUseError", "TraceError"]
-
 
 class MemoryUseError(DrivetrainError, RuntimeError):
     """The allocator is used in a way that it refuses."""

@@ -8,15 +8,6 @@ from typing import Any
 
 from drivetrain_memory._errors import MemoryUseError
 
-__all__ = [
-    "CHUNK_BYTES",
-    "MOST_BYTES",
-    "MOST_NUMBER",
-    "require_capacity",
-    "require_headroom",
-    "require_integer",
-]
-
 CHUNK_BYTES = 2 * 2**20
 """What CUDA maps at a time at least."""
 

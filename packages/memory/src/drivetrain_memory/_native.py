@@ -13,25 +13,6 @@ from drivetrain_memory._limits import MOST_NUMBER, require_integer
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "CUDA_LIBRARY",
-    "BlockInfo",
-    "Counters",
-    "Driver",
-    "HistoryEntry",
-    "Inspector",
-    "NativeAllocator",
-    "call",
-    "configure_hooks",
-    "cuda_driver",
-    "hook",
-    "host_driver",
-    "library_path",
-    "null_driver",
-    "num_cuda_devices",
-    "of_device",
-]
-
 _FILE = "drivetrain_memory.so"
 _PREFIX = "drivetrain_memory_v1_"
 _HOOKS = "drivetrain_memory_torch_"

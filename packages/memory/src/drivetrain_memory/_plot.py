@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from drivetrain_memory.trace._format import Trace
 
-__all__ = ["plot_snapshot", "plot_trace"]
-
 _GIB = 2**30
 _COLORS = {
     "active_allocated": "#2b6cb0",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from drivetrain_memory._errors import DeviceError
 
-__all__ = ["require_pluggable"]
-
 
 def require_pluggable() -> None:
     """Raises DeviceError where this PyTorch was built without CUDA."""

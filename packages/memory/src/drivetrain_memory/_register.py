@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Choice, Config, Context, TrainingState
 
-__all__ = ["VirtualMemoryOptimization"]
-
 
 class VirtualMemoryOptimization(BaseOptimization):
     """Lets scattered device memory be joined, so that a larger model or batch fits.

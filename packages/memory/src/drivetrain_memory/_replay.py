@@ -18,16 +18,6 @@ from drivetrain_memory._native import call
 if TYPE_CHECKING:
     from drivetrain_memory.trace._format import Trace
 
-__all__ = [
-    "MODELS",
-    "Replayed",
-    "ample_bytes",
-    "largest_batch",
-    "replay",
-    "segment_events",
-    "smallest_capacity",
-]
-
 _MIB = 2**20
 
 MODELS = {

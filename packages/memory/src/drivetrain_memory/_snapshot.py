@@ -28,14 +28,6 @@ if TYPE_CHECKING:
     from drivetrain_memory._native import BlockInfo, HistoryEntry, Inspector
     from drivetrain_memory.trace._format import Trace
 
-__all__ = [
-    "keep_history",
-    "save_snapshot",
-    "snapshot",
-    "snapshot_at_peak",
-    "snapshot_of",
-]
-
 _MOST_DEVICES = 64
 _STATES = {0: "inactive", 1: "active_allocated", 2: "active_awaiting_free"}
 _ACTIONS = ("alloc", "free_requested", "free_completed", "oom")

@@ -12,8 +12,6 @@ from drivetrain_memory._pluggable import require_pluggable
 if TYPE_CHECKING:
     from drivetrain_memory._native import Inspector
 
-__all__ = ["Stats", "inspector", "stats", "torch_stats"]
-
 _METRICS = (
     "allocated_bytes",
     "reserved_bytes",

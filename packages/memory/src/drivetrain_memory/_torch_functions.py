@@ -13,8 +13,6 @@ from drivetrain_memory._stats import inspector, torch_stats
 if TYPE_CHECKING:
     import os
 
-__all__ = ["replace_functions"]
-
 _USUAL_ENTRIES = 100_000
 
 

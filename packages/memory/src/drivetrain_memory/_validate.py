@@ -19,8 +19,6 @@ from drivetrain_memory.trace._snapshot import (
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Validation", "validate"]
-
 _Segments = list[tuple[int, int]]
 
 

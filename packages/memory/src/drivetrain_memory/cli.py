@@ -13,8 +13,6 @@ from drivetrain_memory._limits import MOST_BYTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main", "populate_parser"]
-
 _GIB = 2**30
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from drivetrain_optim.checks._options import Rule
 
-__all__ = ["OPTIMIZERS", "Description"]
-
 
 class Description(NamedTuple):
     """One optimizer, described.

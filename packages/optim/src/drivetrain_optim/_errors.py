@@ -15,15 +15,6 @@ from __future__ import annotations
 
 from drivetrain_core import DrivetrainError
 
-__all__ = [
-    "GraphCaptureError",
-    "HyperparameterError",
-    "NonFiniteGradientError",
-    "StateDictError",
-    "StepOrderError",
-    "UnsupportedTensorError",
-]
-
 
 class GraphCaptureError(DrivetrainError, RuntimeError):
     """A step was called while a CUDA graph was captured, which would freeze it.

@@ -14,8 +14,6 @@ from drivetrain_optim.wsam._wsam import WSAM
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["Explanation", "PathUse", "explain"]
-
 
 class PathUse(NamedTuple):
     """Parameters of one group that one implementation steps.

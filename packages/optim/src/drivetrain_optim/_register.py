@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from drivetrain_core import Choice, Config, Context, TrainingState
     from drivetrain_optim.checks._options import Rule
 
-__all__ = ["AgdOptimization", "LambOptimization", "WsamOptimization"]
-
 _SHARED = {
     "max_grad_norm": Option(None, kind=float),
     "master_weights": Option(False),

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from drivetrain_optim._catalog import Description
 
-__all__ = ["main", "populate_parser"]
-
 
 def populate_parser(parser: argparse.ArgumentParser) -> None:
     """Adds the commands of this package to a parser.

@@ -9,32 +9,8 @@ package imports no torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from drivetrain_core.lazy import attach_stub as _attach_stub
 
-from drivetrain_core.lazy import load_export as _load_export
-
-if TYPE_CHECKING:
-    from drivetrain_parallel._version import __version__
-    from drivetrain_parallel.device_mesh import ParallelMesh, create_mesh
-    from drivetrain_parallel.layout_service import MeshLayouts
-    from drivetrain_parallel.parallel_plan import ParallelPlan
-
-__all__ = ["MeshLayouts", "ParallelMesh", "ParallelPlan", "__version__", "create_mesh"]
-
-_HOME = {
-    "MeshLayouts": "layout_service",
-    "ParallelMesh": "device_mesh",
-    "ParallelPlan": "parallel_plan",
-    "__version__": "_version",
-    "create_mesh": "device_mesh",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used."""
-    return _load_export(__name__, _HOME, name)
-
-
-def __dir__() -> list[str]:
-    """Returns the public names."""
-    return list(__all__)
+__getattr__, __dir__, __all__ = _attach_stub(
+    __name__, __file__, moved={"MeshShape": "drivetrain_core"}
+)

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from drivetrain_core import TrainingState
     from drivetrain_parallel.pipeline import StageModule
 
-__all__ = ["apply_mesh"]
-
 _SYNC_BYTES = 250 << 20
 
 

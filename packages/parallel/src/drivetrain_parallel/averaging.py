@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Units = Sequence[tuple[nn.Module, list[nn.Module]]]
 
-__all__ = ["average_copies", "average_shards"]
-
 _SHARDED = ("shard", "expert", "context")
 
 

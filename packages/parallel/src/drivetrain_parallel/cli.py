@@ -9,8 +9,6 @@ from drivetrain_core.commands import deferred, integer
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["populate_parser"]
-
 _DEVICES_AT_MOST = 1 << 17
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.parallel_plan import ParallelPlan
     from drivetrain_parallel.pipeline import StageModule
 
-__all__ = ["clip_grad_norm", "counted_parts"]
-
 
 @torch.no_grad()
 def clip_grad_norm(

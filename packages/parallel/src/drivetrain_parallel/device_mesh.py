@@ -14,8 +14,6 @@ from drivetrain_parallel.torch_internals import flatten_mesh, timeout_of_the_job
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["ParallelMesh", "create_mesh"]
-
 
 class ParallelMesh:
     """The ranks of a job along the axes of a shape.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     LossOf = Callable[[nn.Module, Any], Tensor]
 
-__all__ = ["MeshLayouts"]
-
 
 class MeshLayouts:
     """Plans how a model is laid over a mesh of ranks."""

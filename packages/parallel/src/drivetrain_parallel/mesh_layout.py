@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.pipeline import StageModule
     from drivetrain_parallel.state.parallelized_model import WholeModel
 
-__all__ = ["MeshLayout"]
-
 
 class MeshLayout:
     """A plan of the axes, applied to the model of a program under construction.

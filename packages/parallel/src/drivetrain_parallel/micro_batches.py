@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Choice
 
-__all__ = ["micro_batches_of"]
-
 
 def micro_batches_of(
     choices: Sequence[Choice], stages: int, batch: int, data_size: int

@@ -19,8 +19,6 @@ from drivetrain_parallel.tensor import TensorPlan, explain_tensor_plan
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ParallelPlan"]
-
 _KINDS: dict[str, Any] = {
     "tensor": TensorPlan,
     "pipeline": PipelinePlan,

@@ -16,10 +16,10 @@ from drivetrain_core.mesh_shape import mesh_of
 from drivetrain_parallel.context.context_plan import plan_context_parallel
 from drivetrain_parallel.expert.expert_plan import plan_expert_parallel
 from drivetrain_parallel.meta.flow_mode import FlowMode
-from drivetrain_parallel.meta.give_values import give_values
 from drivetrain_parallel.micro_batches import micro_batches_of
 from drivetrain_parallel.parallel_plan import ParallelPlan
 from drivetrain_parallel.pipeline import plan_pipeline, stages_per_rank
+from drivetrain_parallel.proof.give_values import give_values
 from drivetrain_parallel.proof.in_place import ConstantParameters
 from drivetrain_parallel.proof.rng_guard import (
     WithoutDropout,
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.pipeline import PipelinePlan
 
     LossOf = Callable[[nn.Module, Any], torch.Tensor]
-
-__all__ = ["plan_parallel"]
 
 _TENSOR_OPTIONS = {"sequence": "sequence_parallel", "loss_parallel": "loss_parallel"}
 

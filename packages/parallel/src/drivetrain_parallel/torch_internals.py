@@ -14,20 +14,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "flatten_mesh",
-    "is_replicated",
-    "keep_donated_buffers",
-    "on_each_rank",
-    "per_rank",
-    "reduce_scatter",
-    "replicate_module",
-    "simulated_ranks",
-    "timeout_of_the_job",
-]
-
 # Names of process groups count up from here, so that none of a simulation is that of a
 # group of the job.
 _FIRST_SIMULATED_GROUP = 1 << 40

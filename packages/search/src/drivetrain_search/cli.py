@@ -8,8 +8,6 @@ import re
 from drivetrain_core import Budget, ProgramError
 from drivetrain_core.commands import add_script, deferred
 
-__all__ = ["populate_parser"]
-
 
 def populate_parser(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `drivetrain search`, and sets what it runs."""

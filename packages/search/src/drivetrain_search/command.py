@@ -16,8 +16,6 @@ from drivetrain_search.report.report import Report, require_matplotlib
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["run"]
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Searches, and prints what was found."""

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from drivetrain_search.surrogate import Prediction
     from drivetrain_search.trials import Trials
 
-__all__ = ["Decision"]
-
 logger = logging.getLogger(__name__)
 
 # Two processes of one plan differ as long as they live: the final runs in sets of them, at

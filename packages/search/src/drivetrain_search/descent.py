@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from drivetrain_core import Rejected
     from drivetrain_search.space import SlotSpace
 
-__all__ = ["PAIRS", "Choices", "Cost", "Outcome", "Skipped", "descend"]
-
 Choices = tuple[Choice, ...]
 """A plan's choices, in the order of apply."""
 

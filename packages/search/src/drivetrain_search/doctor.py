@@ -9,8 +9,6 @@ from pathlib import Path
 
 from drivetrain_search.process.spawn import Processes, RankFailure
 
-__all__ = ["check_isolation", "check_pictures"]
-
 
 def check_isolation() -> tuple[str, str]:
     """Starts a real trial process, and lets it die with its socket.

@@ -18,8 +18,6 @@ from drivetrain_core.numerics.checksum import gathered, row_checksums
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["NUM_DRAWN", "draw", "is_repeatable"]
-
 NUM_DRAWN = 4
 """Batches of the loader that are compared with the program's own."""
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from drivetrain_search.report.record import TrialRecord
     from drivetrain_search.space import SlotSpace
 
-__all__ = ["cost_of_required", "make_plan", "not_tried"]
-
 _MIB = 1 << 20
 
 

@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from drivetrain_core import Choice
     from drivetrain_search.process.trial import Session, TrialRunner
 
-__all__ = [
-    "Comparison",
-    "compare",
-    "fit_together",
-    "merge",
-    "run_in_turns",
-    "speedup_interval",
-    "step_interval",
-]
-
 _RESAMPLES = 1000
 _FITS = 0.85
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from drivetrain_search.report.record import TrialRecord
     from drivetrain_search.trials import Trials
 
-__all__ = ["LastCheck"]
-
 
 class LastCheck:
     """Checks each plan once, and remembers what was found.

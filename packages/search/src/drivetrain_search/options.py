@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Choice, Context
 
-__all__ = ["SearchOptions", "read_options"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchOptions:

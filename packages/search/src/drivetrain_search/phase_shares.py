@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["PhaseShares", "fits_beside", "steps_within"]
-
 # The program as written: until it has been observed, and until it has been measured.
 _OBSERVED, _BASELINE = 0.11, 0.15
 # Forecasts spare trials; they must not take the time for them.

@@ -25,15 +25,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Choice
 
-__all__ = [
-    "Posteriors",
-    "by_slot",
-    "gain_over",
-    "posteriors_of",
-    "process_noise",
-    "revised",
-]
-
 # What is usual of two processes, and how many observations that counts for.
 _USUAL_NOISE, _USUAL_WEIGHT = 0.04, 4
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from drivetrain_core.extending import describe
-from drivetrain_search.report.report import TrialRecord, speed_text
+from drivetrain_search.report.record import TrialRecord, speed_text
 
 if TYPE_CHECKING:
     from drivetrain_core.budget import Budget
     from drivetrain_search.descent import Choices
-
-__all__ = ["ConsoleProgress", "SilentProgress"]
 
 
 class SilentProgress:

@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     from drivetrain_search.reference_trial import ReferenceTrial
     from drivetrain_search.stopping import Turn
 
-__all__ = [
-    "Measurable",
-    "quiet_score",
-    "race",
-    "step_bounds_s",
-    "surely_reached",
-    "surely_within",
-]
-
 
 class Measurable(Protocol):
     """What runs steps on demand, as a trial's `Session` does."""

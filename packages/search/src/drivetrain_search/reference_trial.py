@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from drivetrain_search.process.trial import Session
     from drivetrain_search.stopping import Turn
 
-__all__ = ["ReferenceTrial", "corrected"]
-
 # A few steps of the same plan differ by this much on a machine at rest.
 _STEADY = 0.03
 _MOST = 2.0

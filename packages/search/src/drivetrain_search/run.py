@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from drivetrain_search.options import SearchOptions
     from drivetrain_search.report.record import TrialRecord
 
-__all__ = ["Search", "search"]
-
 logger = logging.getLogger(__name__)
 
 _FIRST_TRIAL_S = 300.0

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from drivetrain_core.services import SearchProgress, SearchRequest
     from drivetrain_search.report.report import Report
 
-__all__ = ["TrialSearch"]
-
 
 class TrialSearch:
     """Finds the fastest plan by trials that are held to the program as written."""

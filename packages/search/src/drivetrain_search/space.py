@@ -13,19 +13,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Context, Optimization
 
-__all__ = [
-    "SlotSpace",
-    "base_plan",
-    "calm_plans",
-    "make_space",
-    "reference_plans",
-    "require",
-    "savers_last",
-    "seed_plans",
-    "skip_reason",
-    "with_unused_parameters",
-]
-
 _ORDER = (
     Slot.PRECISION,
     Slot.MESH,

@@ -17,17 +17,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "USUAL_NOISE",
-    "Turn",
-    "Verdict",
-    "half_width",
-    "is_outrun",
-    "step_noise",
-    "turn_of",
-    "verdict",
-]
-
 USUAL_NOISE = 0.05
 """By what part the steps of a plan differ, before any was seen."""
 

@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Answers", "Prediction", "Surrogate", "expected_improvement"]
-
 Answers = Mapping[str, Hashable]
 """What a plan answers, by slot; a slot that is missing is left open."""
 

@@ -10,17 +10,6 @@ from drivetrain_search.phase_shares import steps_within
 if TYPE_CHECKING:
     from drivetrain_core import Measurement
 
-__all__ = [
-    "LEAST_STEPS",
-    "MIN_SECONDS",
-    "TURNS",
-    "check_seconds",
-    "final_steps",
-    "set_seconds",
-    "setup_again",
-    "warm_steps",
-]
-
 TURNS = 2
 """How often each plan of a final's set has its turn."""
 MIN_SECONDS = 0.5

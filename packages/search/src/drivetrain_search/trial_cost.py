@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from drivetrain_search.phase_shares import PhaseShares
     from drivetrain_search.report.record import TrialRecord
 
-__all__ = ["TrialCost"]
-
 # What compiles for the first time takes seconds, whatever is compiled, and more of them
 # for a program that takes long to be made.
 _COMPILE_S, _COMPILE_FACTOR = 12.0, 4.0

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from drivetrain_search.descent import Choices
     from drivetrain_search.options import SearchOptions
 
-__all__ = ["Trials"]
-
 _DEFAULT_TRIAL_S = 60.0
 _FIRST_TRIAL_S = 300.0
 _FIRST_SHARE = 0.25

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from drivetrain_core.numerics.observation import Observation
     from drivetrain_search.process.trial import TrialRunner
 
-__all__ = ["passes_of_check", "structure_of", "verify"]
-
 _Choices = tuple[Choice, ...]
 
 

@@ -21,17 +21,6 @@ if TYPE_CHECKING:
 
     Tell = Callable[[int, int], object]
 
-__all__ = [
-    "existing",
-    "open_existing",
-    "progress",
-    "say",
-    "say_json",
-    "say_table",
-    "say_written",
-    "storage_at",
-]
-
 
 def existing(text: str) -> str:
     """Returns a folder or an URL as `resolve` does.

@@ -10,8 +10,6 @@ from drivetrain_checkpoint._formats.convert import convert as write_as
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["convert"]
-
 
 def convert(args: argparse.Namespace) -> int:
     """Writes a checkpoint in another format, and prints where."""

@@ -10,8 +10,6 @@ from drivetrain_checkpoint._storage.copy_checkpoint import copy_checkpoint
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["copy"]
-
 
 def copy(args: argparse.Namespace) -> int:
     """Copies a checkpoint, and prints where."""

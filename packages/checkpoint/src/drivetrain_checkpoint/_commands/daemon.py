@@ -16,8 +16,6 @@ from drivetrain_checkpoint._storage.open import resolve
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["daemon", "recover"]
-
 _SLICE_S = 1.0
 
 

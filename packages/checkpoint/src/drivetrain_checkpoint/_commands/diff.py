@@ -11,8 +11,6 @@ from drivetrain_checkpoint._formats.diff import differences
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["diff"]
-
 
 def diff(args: argparse.Namespace) -> int:
     """Prints how two checkpoints differ; returns 1 if they do."""

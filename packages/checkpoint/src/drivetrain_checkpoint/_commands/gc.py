@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-__all__ = ["collect", "superfluous"]
-
 
 def superfluous(
     saved: Sequence[Saved], keep: Keep, now_s: float, older_than_s: float

@@ -13,8 +13,6 @@ from drivetrain_checkpoint._storage.verify import verify
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["inspect", "list_committed", "verify_checkpoint"]
-
 
 def list_committed(args: argparse.Namespace) -> int:
     """Prints the committed checkpoints of a folder; returns 1 if one is damaged."""

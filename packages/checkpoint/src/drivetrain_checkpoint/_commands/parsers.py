@@ -10,8 +10,6 @@ from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._storage.open import resolve
 from drivetrain_core.commands import deferred, integer, number
 
-__all__ = ["add_commands"]
-
 
 def add_commands(commands: Any) -> None:
     """Adds all commands.

@@ -27,8 +27,6 @@ from drivetrain_checkpoint._daemon.service import Daemon
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
-
 _TAKE_OVER_S = 3.0
 
 

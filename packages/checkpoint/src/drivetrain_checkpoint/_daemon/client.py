@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._daemon.settings import Settings
 
-__all__ = ["Client", "visit"]
-
 _START_S = 20.0
 _ATTEMPTS = 4
 _ANSWER_S = 10.0

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["Decision", "decide"]
-
 
 class Decision(NamedTuple):
     """What is to be done about a save.

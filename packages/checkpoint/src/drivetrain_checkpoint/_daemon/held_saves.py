@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._peers.replica_store import ReplicaStore
     from drivetrain_checkpoint._storage.local_store import LocalStore
 
-__all__ = ["HeldSave", "held_saves", "send_part", "status_of"]
-
 
 class HeldSave(NamedTuple):
     """One save of one rank in this memory.

@@ -12,8 +12,6 @@ from drivetrain_checkpoint._peers.connection import address_of, own_folder
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Listener"]
-
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.2

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._arena import Arena, Generation
     from drivetrain_checkpoint._native import Progress
 
-__all__ = ["PERSIST", "REPLICATE", "PendingSave"]
-
 PERSIST = "persist"
 REPLICATE = "replicate"
 

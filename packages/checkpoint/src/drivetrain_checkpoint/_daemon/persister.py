@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._storage.local_store import LocalStore
     from drivetrain_checkpoint._storage.protocol import Storage
 
-__all__ = ["Persister"]
-
 logger = logging.getLogger(__name__)
 
 _SCAN_S = 0.25

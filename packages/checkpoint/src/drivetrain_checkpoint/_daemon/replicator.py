@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._peers.nodes import Node
     from drivetrain_checkpoint._peers.peer_client import PeerClient
 
-__all__ = ["RateLimiter", "Replicator"]
-
 logger = logging.getLogger(__name__)
 
 _SCAN_S = 0.25

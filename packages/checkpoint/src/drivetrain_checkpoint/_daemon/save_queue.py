@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._arena import Arena
 
-__all__ = ["SaveQueue"]
-
 
 class SaveQueue:
     """The saves that lie in memory, by rank and generation.

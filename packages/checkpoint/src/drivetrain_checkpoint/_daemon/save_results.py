@@ -7,8 +7,6 @@ from typing import Any
 
 from drivetrain_checkpoint._daemon.pending_save import PERSIST, REPLICATE
 
-__all__ = ["SaveResult", "SaveResults"]
-
 _KEPT = 256
 _DROPPED = "dropped for a newer save"
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._daemon.listener import Listener
 
-__all__ = ["Daemon"]
-
 logger = logging.getLogger(__name__)
 
 _EMPTY_S = 60.0

@@ -10,8 +10,6 @@ from drivetrain_checkpoint._storage.catalog import Keep
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Settings"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._peers.connection import Connection
 
-__all__ = ["TrainerRegistry"]
-
 _TAKE_OVER_S = 3.0
 _CREDENTIALS = struct.Struct("3i")
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     Tell = Callable[[int, int], object]
 
-__all__ = ["convert"]
-
 
 def convert(
     checkpoint: str | os.PathLike[str],

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["DcpSource", "read_dcp"]
-
 
 class DcpSource:
     """A folder that DCP wrote. It has no checksums: damage may go unnoticed.

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._formats.source import TensorSource
 
-__all__ = ["Kind", "detect", "open_source"]
-
 Kind = Literal["drivetrain", "dcp", "safetensors", "torch"]
 """The formats that are read."""
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._formats.source import TensorSource
 
-__all__ = ["Difference", "differences"]
-
 
 class Difference(NamedTuple):
     """Something that two checkpoints do not have in common.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._storage.open_checkpoint import CommittedCheckpoint
     from drivetrain_core.services import TensorSpec
 
-__all__ = ["DrivetrainSource"]
-
 
 class DrivetrainSource:
     """A committed checkpoint.

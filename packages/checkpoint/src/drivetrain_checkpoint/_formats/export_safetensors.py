@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._formats.source import TensorSource
 
-__all__ = ["export_safetensors"]
-
 
 class _Part(NamedTuple):
     """A tensor on its way.

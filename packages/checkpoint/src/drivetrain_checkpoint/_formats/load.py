@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services import TensorSpec
 
-__all__ = ["load"]
-
 
 def load(
     path: str | os.PathLike[str],

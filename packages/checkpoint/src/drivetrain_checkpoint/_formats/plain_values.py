@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services.packed_state import Entry
 
-__all__ = ["MAPPINGS", "entry_of_tensor", "entry_of_value", "is_value", "value_of"]
-
 MAPPINGS = "drivetrain.dcp.mappings"
 """The entry that says where each flat name stands in the nested state."""
 

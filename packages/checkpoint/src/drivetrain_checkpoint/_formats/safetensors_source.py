@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services import TensorSpec
 
-__all__ = ["INDEX_FILE", "SINGLE_FILE", "SafetensorsSource", "read_safetensors"]
-
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 

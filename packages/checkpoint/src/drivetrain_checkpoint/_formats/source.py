@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services import TensorSpec
 
-__all__ = ["TensorSource", "bytes_of", "read_tensor"]
-
 
 class TensorSource(Protocol):
     """A checkpoint that is open for reading; used by one thread at a time.

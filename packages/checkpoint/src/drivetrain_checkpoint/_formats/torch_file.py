@@ -22,8 +22,6 @@ from drivetrain_checkpoint._storage.protocol import as_storage_error
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["torch_load", "torch_save"]
-
 _END = b"PK\x05\x06"
 _END_BYTES = 22
 """How long the last record of a zip archive is, without a comment."""

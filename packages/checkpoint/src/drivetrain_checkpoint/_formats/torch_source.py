@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["TorchSource"]
-
 
 class TorchSource:
     """A file of `torch.save`; its tensors are mapped, not read, until they are needed.

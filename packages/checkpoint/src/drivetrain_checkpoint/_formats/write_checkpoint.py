@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._storage.protocol import Storage
     from drivetrain_core.services import TensorSpec
 
-__all__ = ["write_checkpoint"]
-
 
 def write_checkpoint(
     storage: Storage,

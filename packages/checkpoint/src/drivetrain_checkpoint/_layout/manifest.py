@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = [
-    "FORMAT",
-    "ROOT_FILE",
-    "VERSION",
-    "RankFile",
-    "RankManifest",
-    "RootManifest",
-    "is_manifest",
-    "rank_manifest_file",
-    "tensor_file",
-]
-
 FORMAT = "drivetrain-checkpoint"
 VERSION = 1
 ROOT_FILE = "manifest.json"

@@ -23,17 +23,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "CODES",
-    "DTYPES",
-    "check_savable",
-    "is_plain_memory",
-    "layout_of",
-    "local_block",
-    "mesh_of",
-    "specs_of",
-]
-
 DTYPES: Mapping[str, torch.dtype] = {
     code: getattr(torch, name) for code, name in TORCH_NAMES.items()
 }

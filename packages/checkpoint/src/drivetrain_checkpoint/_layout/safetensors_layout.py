@@ -15,16 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = [
-    "DTYPE_BYTES",
-    "PAGE",
-    "TORCH_NAMES",
-    "SafetensorsLayout",
-    "Slot",
-    "plan_safetensors",
-    "read_header",
-]
-
 PAGE = 4096
 
 _DTYPES: Mapping[str, tuple[str, int]] = {

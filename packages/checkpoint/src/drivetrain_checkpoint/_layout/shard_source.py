@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._layout.safetensors_layout import Slot
 
-__all__ = ["ShardSource"]
-
 
 class ShardSource(ABC):
     """Gives the bytes that one rank saved; used by one thread at a time or several.

@@ -19,18 +19,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = [
-    "Block",
-    "Layout",
-    "Mesh",
-    "Range",
-    "TensorLayout",
-    "intersect",
-    "shape_of",
-    "size_of",
-    "whole_block",
-]
-
 Range = tuple[int, int]
 """Some places along one dimension: the first, and how many."""
 

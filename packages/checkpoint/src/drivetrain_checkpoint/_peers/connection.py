@@ -18,8 +18,6 @@ from drivetrain_checkpoint._errors import DaemonError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Connection", "address_of", "own_folder", "socket_path"]
-
 _LENGTH = struct.Struct("<I")
 _MOST_BYTES = 1 << 30
 _MOST_PATH_BYTES = 100

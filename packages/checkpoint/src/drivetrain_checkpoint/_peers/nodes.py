@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Node", "NodeTable", "replica_holders"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._peers.connection import Connection
     from drivetrain_checkpoint._peers.nodes import Node, NodeTable
 
-__all__ = ["PeerClient"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._peers.nodes import Node
 
-__all__ = ["PeerServer", "connect_to"]
-
 logger = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0

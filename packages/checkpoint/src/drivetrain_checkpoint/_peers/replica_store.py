@@ -12,8 +12,6 @@ from drivetrain_checkpoint._arena import Arena
 if TYPE_CHECKING:
     from drivetrain_checkpoint._peers.connection import Connection
 
-__all__ = ["Replica", "ReplicaStore"]
-
 
 @dataclass(frozen=True, slots=True)
 class Replica:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._rank_group import RankGroup
     from drivetrain_checkpoint._restore.read_plan import Read
 
-__all__ = ["assign_readers", "broadcast_groups", "broadcast_reads", "prefetched_reads"]
-
 _AHEAD = 2
 _MOST_GROUPS = 256
 

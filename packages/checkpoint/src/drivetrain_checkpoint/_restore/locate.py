@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._rank_group import Rendezvous
     from drivetrain_checkpoint._storage.protocol import SaveName, Storage
 
-__all__ = ["LocatedSave", "locate"]
-
 
 class LocatedSave:
     """A save that was selected, ready to be read.

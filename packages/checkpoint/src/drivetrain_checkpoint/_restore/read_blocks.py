@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._rank_group import RankGroup
     from drivetrain_checkpoint._restore.read_plan import BlockCopy
 
-__all__ = ["read_blocks", "wanted_blocks", "write_rows"]
-
 
 def wanted_blocks(
     layout: Layout, targets: Mapping[str, Any], group: RankGroup

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._layout.safetensors_layout import Slot
     from drivetrain_checkpoint._layout.tensor_layout import Block, Layout, TensorLayout
 
-__all__ = ["BlockCopy", "Read", "Wanted", "coalesced_reads", "digest", "plan_copies"]
-
 _READ_BYTES = 32 << 20
 _GAP_BYTES = 64 << 10
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._job_context import JobContext
     from drivetrain_core.services import Restoration
 
-__all__ = ["restore_state"]
-
 logger = logging.getLogger(__name__)
 
 

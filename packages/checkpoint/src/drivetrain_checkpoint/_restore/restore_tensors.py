@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._rank_group import RankGroup
     from drivetrain_checkpoint._restore.locate import LocatedSave
 
-__all__ = ["restore_tensors"]
-
 
 def restore_tensors(
     group: RankGroup, save: LocatedSave, targets: Mapping[str, Tensor]

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["HeldShard", "SelectedSave", "StoredSave", "select_step"]
-
 
 class HeldShard(NamedTuple):
     """A rank's part of a save in some node's memory, or on its disk.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._peers.connection import Connection
     from drivetrain_checkpoint._peers.nodes import Node
 
-__all__ = ["MemorySource", "PeerSource"]
-
 
 class MemorySource(ShardSource):
     """A save in the memory of this node.

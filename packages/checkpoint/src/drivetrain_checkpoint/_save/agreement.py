@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Policy", "Proposal", "Verdict", "agree"]
-
 Policy = Literal["wait", "skip", "drop_oldest"]
 """What a save does while memory is still needed for earlier ones."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._arena import Arena
     from drivetrain_checkpoint._save.save_plan import SavePlan
 
-__all__ = ["DeviceLink", "begin_copy"]
-
 logger = logging.getLogger(__name__)
 
 

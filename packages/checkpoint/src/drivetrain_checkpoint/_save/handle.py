@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._storage.protocol import Storage
 
-__all__ = ["SaveHandle"]
-
 _SLICE_S = 0.5
 _LOST_S = 10.0
 

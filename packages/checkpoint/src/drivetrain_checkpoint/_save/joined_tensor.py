@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._rank_group import RankGroup
 
-__all__ = ["JoinedTensor", "gather_state", "has_partial_entries"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Sectioned:

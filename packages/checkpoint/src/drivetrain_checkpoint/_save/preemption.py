@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._daemon.settings import Settings
 
-__all__ = ["PreemptNotice", "preempt_notice"]
-
 
 class PreemptNotice(threading.Event):
     """Set when a signal has come.

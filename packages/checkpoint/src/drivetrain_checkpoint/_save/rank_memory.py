@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._rank_group import RankGroup
     from drivetrain_checkpoint._save.save_plan import SavePlan
 
-__all__ = ["Claim", "RankMemory"]
-
 _ROOM = 1.25
 """How much more than the first record's length is set aside for later ones."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._rank_group import RankGroup
 
-__all__ = ["RemoteShard", "TensorDescription", "describe", "merge_tensors"]
-
 
 @dataclass(frozen=True, slots=True)
 class TensorDescription:

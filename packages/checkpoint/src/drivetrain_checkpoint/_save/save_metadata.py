@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._save.rank_memory import Claim
     from drivetrain_checkpoint._save.save_plan import SavePlan
 
-__all__ = ["PreparedSave", "make_proposal", "metadata_bytes", "save_metadata"]
-
 _FIELDS_BYTES = 64 << 10
 """The room for what stands in a record beside entries and layout."""
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._layout.tensor_layout import Layout
     from drivetrain_checkpoint._rank_group import RankGroup
 
-__all__ = ["EntryTexts", "SavePlan", "metadata_text"]
-
 
 class SavePlan:
     """Who saves what of some tensors, and where this rank's part goes.

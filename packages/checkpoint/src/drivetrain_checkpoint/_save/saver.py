@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._save.counts import SaveCounts
     from drivetrain_checkpoint._save.rank_memory import Claim, RankMemory
 
-__all__ = ["Saver"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -13,8 +13,6 @@ from drivetrain_checkpoint._storage.protocol import as_storage_error
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["atomic_write", "sync_folder"]
-
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:

@@ -27,21 +27,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._storage.protocol import Storage
     from drivetrain_core import CheckpointError
 
-__all__ = [
-    "CheckpointInfo",
-    "Keep",
-    "Saved",
-    "abandoned",
-    "checkpoints_of_job",
-    "list_checkpoints",
-    "list_saved",
-    "read_rank",
-    "read_root",
-    "retired",
-    "scan",
-    "written_ranks",
-]
-
 _ABANDONED_S = 6 * 3600.0
 
 

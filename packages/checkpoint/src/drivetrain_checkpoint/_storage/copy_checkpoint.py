@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._storage.protocol import Storage
     from drivetrain_checkpoint._storage.storage_source import StorageSource
 
-__all__ = ["copy_checkpoint"]
-
 _READ_BLOCKS = 32
 
 

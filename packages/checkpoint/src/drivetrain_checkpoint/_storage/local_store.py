@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._native import Progress
     from drivetrain_checkpoint._storage.protocol import Storage
 
-__all__ = ["LocalPart", "LocalStore"]
-
 logger = logging.getLogger(__name__)
 
 _KEPT = 3

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._storage.protocol import Storage
 
-__all__ = ["child_url", "open_parent", "open_storage", "resolve"]
-
-
 _MOST_NAME_BYTES = 255
 _MOST_PATH_BYTES = 4095 - 64  # what is left is for the files of a checkpoint
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._layout.manifest import RootManifest
     from drivetrain_checkpoint._storage.protocol import Storage
 
-__all__ = ["CommittedCheckpoint", "open_checkpoint"]
-
 
 @dataclass(frozen=True)
 class CommittedCheckpoint:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._native import Progress
 
-__all__ = ["PosixStorage"]
-
 _READERS = 4
 
 

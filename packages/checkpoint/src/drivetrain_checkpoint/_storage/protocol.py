@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._native import Progress
 
-__all__ = ["SaveName", "Storage", "as_storage_error", "folder_name", "parse_name"]
-
 _FOLDER = re.compile(r"step-(\d{10,})-([0-9a-f]{16})")
 
 

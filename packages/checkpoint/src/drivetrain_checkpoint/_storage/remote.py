@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._native import Progress
 
-__all__ = ["RemoteStorage"]
-
 _RENAMING = frozenset({"arrow_hdfs", "hdfs", "webhdfs", "sftp", "ssh", "smb", "file"})
 """Protocols whose files can be seen half written."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._layout.safetensors_layout import SafetensorsLayout
     from drivetrain_checkpoint._storage.protocol import Storage
 
-__all__ = ["StorageSource", "saved_image"]
-
 _SHOWN = 20
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
-__all__ = ["Problem", "verify"]
-
 _READ_BLOCKS = 64
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._native import Progress
     from drivetrain_checkpoint._storage.protocol import Storage
 
-__all__ = ["write_rank", "write_rank_aside"]
-
 _NUM_WRITERS = 2
 
 

@@ -14,8 +14,6 @@ from drivetrain_core import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Objects", "each", "hold", "release"]
-
 Objects = Literal["refuse", "pickle"]
 """What becomes of an object that is neither a tensor nor plain data."""
 

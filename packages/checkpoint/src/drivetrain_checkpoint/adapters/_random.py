@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["random_states", "set_random_states"]
-
 
 def random_states() -> dict[str, Any]:
     """Returns the states of this process's generators, as a checkpoint holds them.

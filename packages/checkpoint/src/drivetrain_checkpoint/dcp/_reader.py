@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._layout.tensor_layout import TensorLayout
 
-__all__ = ["Reader"]
-
 
 class Reader(StorageReader):
     """Reads checkpoints for `torch.distributed.checkpoint.load`.

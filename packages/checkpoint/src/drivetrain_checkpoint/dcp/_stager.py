@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["Stager"]
-
 _ALIGN_BYTES = 64
 
 

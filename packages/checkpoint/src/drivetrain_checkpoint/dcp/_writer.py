@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services.packed_state import Entry
 
-__all__ = ["Writer"]
-
 
 class _Turns:
     """The saves of this process to one place: one is copied at a time."""

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-__all__ = ["assignment", "reporter"]
-
 
 def assignment(
     option: str, text: str, example: str, *, most: int | None = None

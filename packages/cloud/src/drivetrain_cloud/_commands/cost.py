@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.cost import Bill, PriceList, UsageRecord
 
-__all__ = ["naming_offer", "prices_of", "run", "show_cost"]
-
 
 def prices_of(paths: Sequence[str] | None) -> PriceList:
     """Returns the prices of some files, or those that come with the package.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.goodput import Point, Summary
 
-__all__ = ["run"]
-
 _SIZES = ("nodes_per_copy", "min_nodes", "num_standbys", "num_spares", "step_s")
 
 

@@ -9,8 +9,6 @@ from drivetrain_core.commands import deferred, integer, number
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["USUAL_GPUS", "populate_goodput_parser"]
-
 USUAL_GPUS = 12_288
 """How many GPUs a job has by default."""
 

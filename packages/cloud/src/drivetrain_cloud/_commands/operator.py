@@ -19,8 +19,6 @@ from drivetrain_cloud.kubernetes.training_job.controller import TrainingJobContr
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["run"]
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the operator until a signal ends it, and returns the exit status."""

@@ -11,8 +11,6 @@ from drivetrain_core.commands import deferred, integer
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["populate_operator_parser"]
-
 
 def populate_operator_parser(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command to its parser.

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.cost import JobProfile, PriceList, Strategy
 
-__all__ = ["run"]
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command and returns its exit status."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-__all__ = ["run"]
-
 _EXAMPLE = ("-m", "drivetrain_elastic.examples.byte_lm")
 _POLL_S = 0.25
 _CLOUDS = (("aws", 20.0), ("azure", 10.0))

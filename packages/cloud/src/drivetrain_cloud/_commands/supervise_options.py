@@ -8,8 +8,6 @@ import math
 from drivetrain_cloud.spot.config import AfterMaxWait, Recovery
 from drivetrain_core.commands import deferred, integer, number
 
-__all__ = ["populate_supervise_parser"]
-
 _OFFER = "example/zone-a/gpu-8"
 
 

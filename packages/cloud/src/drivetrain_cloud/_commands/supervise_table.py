@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.spot.capacity import Node
     from drivetrain_cloud.spot.supervisor import Done, Supervisor
 
-__all__ = ["supervise_table"]
-
 _NUM_DONE = 10
 _STYLES = {
     NodePhase.REQUESTED: "dim",

@@ -37,7 +37,7 @@ from drivetrain_cloud.cost.trace import (
     draw_trace,
     read_trace,
 )
-from drivetrain_cloud.cost.usage_file import (
+from drivetrain_cloud.spot.usage_file import (
     UsageError,
     UsageRecord,
     read_usage,

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.cost.money import PriceList
     from drivetrain_cloud.spot.cost_observability import NodeUse
 
-__all__ = ["Bill", "NodeCost", "bill_of"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeCost:

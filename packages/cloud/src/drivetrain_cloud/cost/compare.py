@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.cost.money import PriceList
     from drivetrain_cloud.cost.strategies import Strategy
 
-__all__ = ["Outcome", "Range", "Scenario", "Summary", "simulate", "simulate_all"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:

@@ -11,8 +11,6 @@ from drivetrain_core import ProgramError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PROFILES", "JobProfile", "ProfileError", "with_number"]
-
 
 class ProfileError(ProgramError):
     """A profile describes no job."""

@@ -15,9 +15,6 @@ from drivetrain_core import ProgramError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["PriceChange", "PriceList", "PriceListError", "UnknownPriceError"]
-
-
 # A node costs less in every currency; what is more is of another unit, or a mistake.
 _MOST_PER_HOUR = 1e9
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
 
-__all__ = ["COLUMNS", "read_prices", "shipped_prices"]
-
 COLUMNS = ("offer", "market", "per_hour", "currency", "valid_from", "source")
 """The columns of a file of prices."""
 

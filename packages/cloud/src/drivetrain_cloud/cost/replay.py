@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.cost.trace import CapacityTrace
     from drivetrain_cloud.spot.actions import Action
 
-__all__ = ["CloudTimes", "Replay", "Spent", "replay", "usual_interval_s"]
-
 _MOST_ROUNDS = 50
 
 

@@ -15,18 +15,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.cost.compare import Range, Summary
     from drivetrain_cloud.cost.sensitivity import Effect
 
-__all__ = [
-    "REFERENCE",
-    "StrategyComparison",
-    "as_plain",
-    "assumptions",
-    "detail_rows",
-    "most_saving",
-    "range_text",
-    "saving_rows",
-    "target_rows",
-]
-
 REFERENCE = (
     "Saving is per sample that counts, against the same job on nodes on demand that "
     "nothing happens to; lost work, waiting, starting and nodes on demand are paid for. "

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.cost.report import StrategyComparison
 
-__all__ = ["render_page", "write_page"]
-
 # A page that holds foreign text may run nothing and load nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.cost.sensitivity import Effect
     from drivetrain_cloud.cost.trace import CapacityTrace
 
-__all__ = ["STYLE", "plot_effects", "plot_saving", "plot_spent", "plot_trace"]
-
 _WIDTH, _LEFT, _TOP, _BOTTOM = 860.0, 56.0, 34.0, 44.0
 _LABELS = 150.0
 _ROW = 30.0

@@ -13,8 +13,6 @@ from drivetrain_cloud.spot.capacity import Market
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["INPUTS", "Effect", "changed", "sensitivity"]
-
 INPUTS: Mapping[str, str] = {
     "spot_price": "the price of a spot node",
     "up_h": "how long a spot node stays",

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 
 from drivetrain_cloud.spot.config import AfterMaxWait, Recovery, SpotConfig
 
-__all__ = ["Strategy", "usual_strategies"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strategy:

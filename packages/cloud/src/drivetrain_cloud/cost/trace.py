@@ -16,15 +16,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping
 
-__all__ = [
-    "SHAPES",
-    "CapacityTrace",
-    "TraceError",
-    "TraceShape",
-    "draw_trace",
-    "read_trace",
-]
-
 _DAY_S = 24 * 3600.0
 _MOST_S = 100 * 366 * _DAY_S
 _MOST_NODES = 1_000_000

@@ -11,13 +11,6 @@ import math
 from drivetrain_cloud.goodput._checks import check_number
 from drivetrain_core import ProgramError
 
-__all__ = [
-    "daly_interval_s",
-    "restart_goodput",
-    "survivor_goodput",
-    "young_interval_s",
-]
-
 
 def restart_goodput(
     *, mtbf_s: float, recovery_s: float, interval_s: float, stall_s: float = 0.0

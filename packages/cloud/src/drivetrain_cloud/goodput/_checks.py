@@ -11,8 +11,6 @@ from drivetrain_core import ProgramError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["check_known", "check_number", "check_whole"]
-
 
 def check_known(kind: str, name: str, known: Collection[str]) -> None:
     """Raises an error unless a name is a known one.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.goodput._profile import CheckpointPlan, RecoveryProfile
     from drivetrain_core.services import ClusterSpec
 
-__all__ = ["GoodputConfig"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoodputConfig:

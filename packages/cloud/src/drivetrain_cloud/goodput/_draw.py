@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.goodput._summary import Summary
     from drivetrain_cloud.goodput._sweep import Point
 
-__all__ = ["check_plot_path", "plot_losses", "plot_sensitivity", "plot_sweep"]
-
 _KINDS = frozenset({".png", ".svg", ".pdf"})
 _NEEDS_PLOT = 'plots need matplotlib, which is not installed: pip install "drivetrain-cloud[plot]"'
 _COLOURS = dict(

@@ -24,8 +24,6 @@ from drivetrain_elastic.decisions.membership import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Fleet", "Formed"]
-
 
 class Formed(NamedTuple):
     """What was decided about the world.

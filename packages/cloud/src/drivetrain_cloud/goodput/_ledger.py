@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["Loss"]
-
 
 class Loss(StrEnum):
     """What time was lost to.

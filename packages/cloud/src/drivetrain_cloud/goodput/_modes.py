@@ -11,8 +11,6 @@ from drivetrain_cloud.goodput._checks import check_number, check_whole
 from drivetrain_core import ProgramError
 from drivetrain_health.failures import Action, FailureClass
 
-__all__ = ["LLAMA3_MTBF_GPU_H", "FailureMode", "Sign", "usual_failures"]
-
 _HOUR_S = 3600.0
 _RATES = ("mtbf_gpu_h", "mtbf_node_h", "mtbf_job_h")
 

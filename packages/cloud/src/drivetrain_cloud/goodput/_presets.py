@@ -16,8 +16,6 @@ from drivetrain_cloud.goodput._config import GoodputConfig
 from drivetrain_cloud.goodput._profile import CheckpointPlan, RecoveryProfile
 from drivetrain_core import ProgramError
 
-__all__ = ["PRESETS", "Origin", "Preset", "Sourced", "preset"]
-
 
 class Origin(StrEnum):
     """Where a number is from.

@@ -8,8 +8,6 @@ from dataclasses import dataclass, fields
 from drivetrain_cloud.goodput._checks import check_number
 from drivetrain_core import ProgramError
 
-__all__ = ["CheckpointPlan", "RecoveryProfile"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointPlan:

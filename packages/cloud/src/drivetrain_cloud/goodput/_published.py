@@ -20,8 +20,6 @@ from drivetrain_health.failures import Action, FailureClass
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["Case", "Outcome", "published_cases"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:

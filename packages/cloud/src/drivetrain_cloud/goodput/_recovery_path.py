@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.goodput._config import GoodputConfig
     from drivetrain_cloud.goodput._modes import FailureMode
 
-__all__ = ["Path", "Paths"]
-
 _STRENGTH = {action: at for at, action in enumerate(Action)}
 # As the agent's own: see its configuration and crew.
 _RESTARTS = {"max_restarts": 10, "window_s": 3600.0, "quick_s": 5.0}

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.goodput._config import GoodputConfig
     from drivetrain_cloud.goodput._modes import FailureMode
 
-__all__ = ["Run", "simulate"]
-
 _DAY_S, _HOUR_S = 86_400.0, 3600.0
 _SETTLE_S = 0.1
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.goodput._config import GoodputConfig
 
-__all__ = ["Summary", "simulate_many"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:

@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.goodput._config import GoodputConfig
     from drivetrain_cloud.goodput._summary import Summary
 
-__all__ = [
-    "Point",
-    "break_even",
-    "get_input",
-    "input_names",
-    "sensitivity",
-    "sweep",
-    "with_input",
-]
-
 _MTBF = "mtbf_h"
 _RECOVERY = tuple(
     one.name

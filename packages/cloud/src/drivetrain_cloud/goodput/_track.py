@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from drivetrain_cloud.goodput._profile import CheckpointPlan
 
-__all__ = ["CheckpointTrack"]
-
 # A progress that is a whole number of intervals must not become one less by rounding.
 _ROUNDING = 1e-9
 

@@ -21,8 +21,6 @@ from drivetrain_elastic import cli
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["agent_options", "main"]
-
 
 def agent_options(env: Mapping[str, str]) -> list[str]:
     """Returns the options that a pod's environment stands for.

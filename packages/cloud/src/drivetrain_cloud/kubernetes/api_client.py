@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.kubernetes.cluster_access import ClusterAccess
 
-__all__ = ["KINDS", "ApiClient", "ApiError", "Kind", "WatchEvent"]
-
 _CALL_S = 30.0
 _GOODBYE_S = 0.1
 _TOKEN_S = 60.0

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.kubernetes.operator_actions import OperatorAction
     from drivetrain_cloud.spot.job_control import JobControl
 
-__all__ = ["Carrier", "StrangerError"]
-
 logger = logging.getLogger(__name__)
 
 _NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422

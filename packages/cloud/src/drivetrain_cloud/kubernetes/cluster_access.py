@@ -12,8 +12,6 @@ from typing import Any
 
 from drivetrain_core import MissingLibraryError, ProgramError
 
-__all__ = ["ClusterAccess", "find_access", "read_kubeconfig"]
-
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 

@@ -14,8 +14,6 @@ _orjson: ModuleType | None = None
 with contextlib.suppress(ImportError):
     import orjson as _orjson
 
-__all__ = ["dumps", "loads"]
-
 
 def dumps(value: object) -> bytes:
     """Returns a value as JSON without spaces.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.kubernetes.api_client import ApiClient
     from drivetrain_cloud.kubernetes.informer import Informer
 
-__all__ = ["ControlLoop"]
-
 logger = logging.getLogger(__name__)
 
 _Item = dict[str, Any]

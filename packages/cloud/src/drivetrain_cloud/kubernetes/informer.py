@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.kubernetes.api_client import ApiClient, WatchEvent
 
-__all__ = ["Informer"]
-
 logger = logging.getLogger(__name__)
 
 _Item = dict[str, Any]

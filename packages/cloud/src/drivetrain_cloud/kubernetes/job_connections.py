@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     # Connects to the training of a job, or returns None where there is nothing.
     Connector = Callable[[Mapping[str, Any], JobSecret], "JobConnection | None"]
 
-__all__ = ["JobConnection", "MasterConnection", "connect_master"]
-
 _PATIENCE_S = 1.0
 
 

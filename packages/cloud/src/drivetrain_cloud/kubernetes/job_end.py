@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.kubernetes.observed import Observed
     from drivetrain_cloud.kubernetes.operator_actions import OperatorAction
 
-__all__ = ["CleanUp", "clean_up", "end_of"]
-
 _Item = dict[str, Any]
 
 

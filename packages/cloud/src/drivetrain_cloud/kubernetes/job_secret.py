@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-__all__ = ["JobSecret", "make_secret", "read_secret", "secret_item"]
-
 _DAYS = 825
 _Item = dict[str, Any]
 

@@ -16,8 +16,6 @@ from drivetrain_core import ProgramError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CleanPodPolicy", "Gang", "JobSpec", "RoleSpec", "parse_job"]
-
 _RECOVERY = {"Resize": Recovery.RESIZE, "WaitFull": Recovery.WAIT_FULL}
 _AFTER = {
     "Fail": AfterMaxWait.FAIL,

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.kubernetes.job_spec import JobSpec
     from drivetrain_cloud.kubernetes.observed import Observed
 
-__all__ = ["Verdict", "count_failures", "is_finished", "next_status", "status_of"]
-
 _Item = dict[str, Any]
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.kubernetes.api_client import ApiClient
 
-__all__ = ["LeaderElection"]
-
 logger = logging.getLogger(__name__)
 
 _Item = dict[str, Any]

@@ -18,8 +18,6 @@ from drivetrain_elastic.extending import write_token
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["main", "master_options"]
-
 _JOURNAL = "DRIVETRAIN_ELASTIC_JOURNAL"
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.spot.job_control import JobView
     from drivetrain_cloud.spot.worker_resources import UseWindow
 
-__all__ = ["Memory", "Observed", "Plan", "RoleEnd", "Seen"]
-
 _Item = dict[str, Any]
 
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.kubernetes.pool_share import Share
     from drivetrain_cloud.spot.job_control import JobView
 
-__all__ = ["Operator"]
-
 logger = logging.getLogger(__name__)
 
 _Item = dict[str, Any]

@@ -5,22 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = [
-    "AdmitWorkers",
-    "CreateObject",
-    "DeleteObject",
-    "EnsureSecret",
-    "LetLeave",
-    "OperatorAction",
-    "PatchObject",
-    "SaveState",
-    "SetStatus",
-    "StopTraining",
-    "TellEvent",
-    "delete_object",
-    "patch_object",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreateObject:

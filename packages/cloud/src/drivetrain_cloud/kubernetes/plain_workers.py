@@ -38,20 +38,6 @@ if TYPE_CHECKING:
         OperatorAction,
     )
 
-__all__ = [
-    "LEAVE",
-    "MOST_AT_ONCE",
-    "WorkerPlan",
-    "ask_to_leave",
-    "delete_pod",
-    "end_leavers",
-    "end_pending",
-    "has_end",
-    "next_number",
-    "plan_workers",
-    "those_of_role",
-]
-
 LEAVE = "drivetrain.dev/leave"
 """An annotation of a job: the pods that leave, with commas between them."""
 

@@ -19,20 +19,6 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.kubernetes.job_spec import JobSpec, RoleSpec
 
-__all__ = [
-    "MASTER_PORT",
-    "labels_of",
-    "master_name",
-    "master_pod",
-    "master_service",
-    "owner_of",
-    "owner_reference",
-    "pod_group",
-    "refers_to_secret",
-    "role_pod",
-    "worker_pod",
-]
-
 MASTER_PORT = 29400
 _MOST_UNITS = 4096
 _GROUP = "scheduling.k8s.io/group-name"

@@ -7,29 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "JOB_LABEL",
-    "LEAVING",
-    "MARKET_LABEL",
-    "NUMBER_LABEL",
-    "ROLE_LABEL",
-    "controller_of",
-    "controls",
-    "exit_words",
-    "has_condition",
-    "has_ended",
-    "is_disrupted",
-    "is_killed_for_memory",
-    "is_leaving",
-    "is_pending_unscheduled",
-    "is_ready",
-    "is_terminating",
-    "number_of",
-    "phase_of",
-    "role_of",
-    "waits_for_secret",
-]
-
 JOB_LABEL = "drivetrain.dev/job"
 ROLE_LABEL = "drivetrain.dev/role"
 NUMBER_LABEL = "drivetrain.dev/number"

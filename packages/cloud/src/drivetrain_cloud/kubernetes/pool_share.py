@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.kubernetes.informer import Informer
 
-__all__ = ["Share", "count_idle", "share_pool"]
-
 _Item = dict[str, Any]
 _Key = tuple[str, str]
 

@@ -7,8 +7,6 @@ from functools import lru_cache
 
 from drivetrain_core import ProgramError
 
-__all__ = ["read_quantity"]
-
 _UNITS = {
     "n": 1e-9,
     "u": 1e-6,

@@ -68,8 +68,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.kubernetes.observed import Observed
     from drivetrain_cloud.kubernetes.operator_actions import OperatorAction, PatchObject
 
-__all__ = ["FINALIZER", "begin_anew", "reconcile"]
-
 FINALIZER = "drivetrain.dev/stop"
 """Keeps a job until its pods are gone."""
 

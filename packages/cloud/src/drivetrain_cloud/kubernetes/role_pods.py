@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.kubernetes.observed import Observed
     from drivetrain_cloud.kubernetes.operator_actions import OperatorAction
 
-__all__ = ["RolePlan", "hold_s", "plan_roles"]
-
 _MOST_HOLD_S = 60.0
 _FORGET_S = 600.0
 _Item = dict[str, Any]

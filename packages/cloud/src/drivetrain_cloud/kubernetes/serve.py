@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.kubernetes.leader_election import LeaderElection
 
-__all__ = ["serve"]
-
 
 async def serve(
     work: Callable[[], Awaitable[object]],

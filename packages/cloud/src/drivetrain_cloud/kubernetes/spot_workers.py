@@ -66,8 +66,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.notices.sighting import Sighting
     from drivetrain_cloud.spot.actions import Action
 
-__all__ = ["SpotPlan", "notice_of", "plan_spot_workers", "worker_phase"]
-
 _Item = dict[str, Any]
 
 

@@ -9,8 +9,6 @@ from drivetrain_core import ProgramError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["check_template"]
-
 
 def check_template(template: Mapping[str, Any], where: str) -> None:
     """Checks what the definition of the kind leaves to the API server's own of pods.

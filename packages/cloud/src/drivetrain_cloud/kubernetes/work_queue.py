@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-__all__ = ["WorkQueue"]
-
 _KeyT = TypeVar("_KeyT", bound="Hashable")
 
 

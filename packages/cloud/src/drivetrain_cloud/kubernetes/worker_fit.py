@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.kubernetes.job_spec import JobSpec
     from drivetrain_cloud.kubernetes.observed import Memory, Observed
 
-__all__ = ["WorkerFit", "fit_workers", "with_resources"]
-
 _WINDOW_S = 60.0
 _MOST_WINDOWS = 32
 _Item = dict[str, Any]

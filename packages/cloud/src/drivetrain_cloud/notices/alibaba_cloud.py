@@ -5,8 +5,6 @@ from __future__ import annotations
 from drivetrain_cloud.notices.sighting import Sighting, seconds_until
 from drivetrain_cloud.notices.token_reader import TokenReader
 
-__all__ = ["AlibabaCloud"]
-
 _TERMINATION = "/latest/meta-data/instance/spot/termination-time"
 
 

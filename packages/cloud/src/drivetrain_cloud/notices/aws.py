@@ -10,8 +10,6 @@ from drivetrain_cloud.notices.token_reader import TokenReader
 if TYPE_CHECKING:
     from drivetrain_cloud.notices.metadata_reader import Answer
 
-__all__ = ["Aws"]
-
 _SPOT = "/latest/meta-data/spot/instance-action"
 _LIFECYCLE = "/latest/meta-data/autoscaling/target-lifecycle-state"
 _MAINTENANCE = "/latest/meta-data/events/maintenance/scheduled"

@@ -9,8 +9,6 @@ from urllib.parse import quote
 from drivetrain_cloud.notices.metadata_reader import MetadataReader
 from drivetrain_cloud.notices.sighting import BadAnswerError, Sighting, seconds_until
 
-__all__ = ["Azure"]
-
 _HEADERS = {"Metadata": "true"}
 _EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 _NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"

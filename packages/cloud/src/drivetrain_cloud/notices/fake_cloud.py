@@ -12,8 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-__all__ = ["FakeCloud"]
-
 _TOKEN = "a-token"
 _MACHINE = "machine-0"
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.notices.sighting import Cloud
 
-__all__ = ["CLOUDS", "cloud_of", "find_cloud"]
-
 CLOUDS: Mapping[str, Callable[..., Cloud]] = {
     "gcp": GoogleCloud,
     "azure": Azure,

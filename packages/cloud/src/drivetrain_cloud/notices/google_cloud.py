@@ -7,8 +7,6 @@ from urllib.parse import quote
 from drivetrain_cloud.notices.metadata_reader import MetadataReader
 from drivetrain_cloud.notices.sighting import BadAnswerError, Sighting
 
-__all__ = ["GoogleCloud"]
-
 _HEADERS = {"Metadata-Flavor": "Google"}
 _ROOT = "/computeMetadata/v1/instance/"
 # Between the word and the end: of a spot machine, and of upkeep that ends one.

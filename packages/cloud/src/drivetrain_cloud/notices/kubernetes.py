@@ -14,8 +14,6 @@ from drivetrain_cloud.notices.sighting import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["sighting_of_node", "sighting_of_pod"]
-
 # Taints that say that a node goes, with the seconds it has from then on: what the
 # termination handler of AWS, the cluster autoscaler, Karpenter and Kubernetes put there.
 _TAINTS: dict[str, float] = {

@@ -17,8 +17,6 @@ from drivetrain_cloud.notices.sighting import BadAnswerError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Answer", "MetadataReader"]
-
 _LARGEST = 1 << 20
 # Alibaba Cloud's endpoint lies in a range that is otherwise that of carriers.
 _OTHERS = (

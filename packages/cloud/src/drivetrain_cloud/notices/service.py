@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services import CapacityNotice
 
-__all__ = ["Clouds"]
-
 _AUTO = "auto"
 
 

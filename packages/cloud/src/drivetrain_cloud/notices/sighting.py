@@ -9,8 +9,6 @@ from typing import Protocol
 
 from drivetrain_core import DrivetrainError
 
-__all__ = ["BadAnswerError", "Cloud", "Sighting", "seconds_until", "wall_time"]
-
 # No cloud tells so long before; such a time is wrong, or is meant for somebody else.
 _MOST_S = 30 * 24 * 3600.0
 

@@ -10,8 +10,6 @@ from drivetrain_cloud.notices.sighting import BadAnswerError
 if TYPE_CHECKING:
     from drivetrain_cloud.notices.metadata_reader import Answer
 
-__all__ = ["TokenReader"]
-
 _TTL_S = 21_600
 _LONGEST_TOKEN = 4096
 

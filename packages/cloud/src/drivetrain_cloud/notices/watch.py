@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.notices.sighting import Cloud, Sighting
 
-__all__ = ["NoticeWatch", "next_notice", "next_wait"]
-
 logger = logging.getLogger(__name__)
 
 # Clouds move a deadline by rounding: what differs by less is the same notice.

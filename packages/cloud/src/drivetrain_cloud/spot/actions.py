@@ -8,20 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from drivetrain_cloud.spot.capacity import Market
 
-__all__ = [
-    "Action",
-    "Cancel",
-    "GiveUp",
-    "Leave",
-    "Pause",
-    "Release",
-    "Request",
-    "Resume",
-    "Save",
-    "Suspend",
-    "Train",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Capacity", "JobPhase", "Market", "Node", "NodePhase", "Notice"]
-
 
 class Market(StrEnum):
     """On what terms a node is there."""

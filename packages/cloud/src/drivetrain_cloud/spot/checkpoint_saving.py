@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.spot.config import SpotConfig
     from drivetrain_cloud.spot.fail_tolerance import Workable
 
-__all__ = ["Answer", "answer_notices"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:

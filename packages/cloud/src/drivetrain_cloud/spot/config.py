@@ -8,8 +8,6 @@ from enum import StrEnum
 
 from drivetrain_core import ProgramError
 
-__all__ = ["AfterMaxWait", "Recovery", "SpotConfig"]
-
 
 class Recovery(StrEnum):
     """What becomes of training when nodes are gone."""

@@ -13,8 +13,6 @@ from drivetrain_cloud.spot.capacity import NodePhase
 if TYPE_CHECKING:
     from drivetrain_cloud.spot.capacity import Capacity, JobPhase, Market
 
-__all__ = ["NodeUse", "PhaseTime", "Usage", "observe"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeUse:

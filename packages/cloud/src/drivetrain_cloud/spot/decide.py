@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.spot.capacity import Capacity
     from drivetrain_cloud.spot.config import SpotConfig
 
-__all__ = ["Decision", "decide"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:

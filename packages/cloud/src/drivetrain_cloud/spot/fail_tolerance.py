@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.spot.capacity import Capacity, Node
     from drivetrain_cloud.spot.config import SpotConfig
 
-__all__ = ["Workable", "workable"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workable:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["HeardNotice", "JobControl", "JobView", "NodeUse", "SaveResult"]
-
 
 class HeardNotice(NamedTuple):
     """What a node's agent has heard.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.spot.config import SpotConfig
     from drivetrain_cloud.spot.fail_tolerance import Workable
 
-__all__ = ["Step", "recover"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:

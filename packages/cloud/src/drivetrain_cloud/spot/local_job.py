@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from drivetrain_cloud.cost.usage_file import record_usage, write_usage
 from drivetrain_cloud.spot.config import Recovery
 from drivetrain_cloud.spot.local_pool import LocalPool
 from drivetrain_cloud.spot.master_job import MasterJob
 from drivetrain_cloud.spot.supervisor import Supervisor
+from drivetrain_cloud.spot.usage_file import record_usage, write_usage
 from drivetrain_cloud.spot.worker_count import first_wants
 from drivetrain_core import DistributedError, ProgramError
 from drivetrain_elastic.extending import MasterClient, make_token, write_token
@@ -27,12 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import IO
 
-    from drivetrain_cloud.cost.usage_file import UsageRecord
     from drivetrain_cloud.spot.config import SpotConfig
     from drivetrain_cloud.spot.local_pool import CapacityChange
+    from drivetrain_cloud.spot.usage_file import UsageRecord
     from drivetrain_cloud.spot.worker_count import CountConfig
-
-__all__ = ["LocalSpotJob"]
 
 logger = logging.getLogger(__name__)
 

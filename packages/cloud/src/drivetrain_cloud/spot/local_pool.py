@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["CapacityChange", "LocalPool", "PoolEvent"]
-
-
 # In a row; others would end as well.
 _MOST_FAILED = 5
 

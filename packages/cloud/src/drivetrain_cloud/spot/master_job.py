@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic.extending import MasterClient
 
-__all__ = ["MasterJob"]
-
 _READY = frozenset({"standby", "member"})
 _LONGEST_S = 24 * 3600.0
 

@@ -12,8 +12,6 @@ from drivetrain_cloud.spot.worker_count import Speed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SpeedWatch", "watch_speed"]
-
 # The first steps with other workers are not like those that follow.
 _NUM_WARM = 5
 _NUM_WINDOWS = 5

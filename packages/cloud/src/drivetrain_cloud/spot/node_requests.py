@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.spot.capacity import Capacity, Node
     from drivetrain_cloud.spot.config import SpotConfig
 
-__all__ = ["balance_requests"]
-
 
 def balance_requests(
     capacity: Capacity, config: SpotConfig

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from drivetrain_cloud.spot.capacity import Market
 
-__all__ = ["CapacityPool", "PoolNode"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolNode:

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.spot.pool import CapacityPool, PoolNode
     from drivetrain_cloud.spot.worker_count import CountConfig
 
-__all__ = ["Done", "Supervisor", "TimedSave"]
-
 logger = logging.getLogger(__name__)
 
 _NUM_DONE = 1000

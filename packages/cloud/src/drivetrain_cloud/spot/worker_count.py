@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from drivetrain_cloud.spot.config import SpotConfig
 
-__all__ = ["Choice", "CountConfig", "Speed", "choose_count", "first_wants", "wants"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:

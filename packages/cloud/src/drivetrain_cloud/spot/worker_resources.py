@@ -11,8 +11,6 @@ from drivetrain_core import ProgramError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Advice", "ResourceBounds", "Resources", "UseWindow", "advise_resources"]
-
 _MEMORY_STEP = 64 << 20
 _CPU_STEP = 0.25
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm import TunedProcessGroup
 
-__all__ = ["populate"]
-
 _NUM_LEAST, _NUM_MOST = 3, 200
 _ENOUGH_S = 0.5
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm import TunedProcessGroup
 
-__all__ = ["group_of_ranks", "human", "size", "sizes"]
-
 _UNITS = {"k": 10, "m": 20, "g": 30}
 
 

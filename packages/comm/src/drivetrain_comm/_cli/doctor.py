@@ -16,8 +16,6 @@ from drivetrain_core.tables import print_table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["populate"]
-
 _DEFAULT_RANKS = 8
 _MOST = 10**9
 # Options that are those of `drivetrain fabric advise` now.

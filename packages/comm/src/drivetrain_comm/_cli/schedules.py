@@ -20,8 +20,6 @@ from drivetrain_core.tables import print_table
 if TYPE_CHECKING:
     from drivetrain_comm.compiler import Compiled, LinkGraph
 
-__all__ = ["populate"]
-
 
 def populate(commands: Any) -> None:
     """Adds the command."""

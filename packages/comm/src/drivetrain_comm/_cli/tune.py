@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from drivetrain_comm.nccl import Table, Winner
     from drivetrain_comm.selection._cost import Network
 
-__all__ = ["populate"]
-
 
 def populate(commands: Any) -> None:
     """Adds the command."""

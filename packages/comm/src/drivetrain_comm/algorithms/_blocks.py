@@ -10,8 +10,6 @@ from drivetrain_comm.algorithms._steps import Kind, Step
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["finish", "scatter_then_gather", "split", "steps"]
-
 
 def split(chunks: Sequence[int], num_blocks: int) -> list[Sequence[int]]:
     """Returns the chunks in as many blocks of neighbours, as equal as they can be.

@@ -11,8 +11,6 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = ["Kind", "Step"]
-
 
 class Kind(IntEnum):
     """What a step does; the numbers are those of the native engine."""

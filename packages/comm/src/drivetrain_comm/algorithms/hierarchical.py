@@ -15,8 +15,6 @@ from drivetrain_comm.algorithms._steps import Kind, Step
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["all_reduce", "num_shares"]
-
 
 def num_shares(hosts: Sequence[Sequence[int]]) -> int:
     """Returns into how many shares the vector is cut: the ranks of the largest host."""

@@ -15,8 +15,6 @@ from drivetrain_comm.algorithms._steps import Kind, Step
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["all_gather", "all_reduce", "num_chunks", "reduce_scatter"]
-
 
 def num_chunks(num_ranks: int) -> int:
     """Returns how many chunks the algorithm needs at least."""

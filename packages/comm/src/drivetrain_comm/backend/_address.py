@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["find_address", "host_identity", "is_loopback"]
-
 _LOOPBACK = "127.0.0.1"
 _INTERFACE = ("DRIVETRAIN_COMM_INTERFACE", "GLOO_SOCKET_IFNAME")
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.algorithms._steps import Step
 
-__all__ = ["Call", "Engine", "Piece", "Program", "Ticket", "engine", "missing_because"]
-
 # Signals are handled between two waits.
 _TURN_S = 0.5
 _FILE = "drivetrain_comm.so"

@@ -15,12 +15,12 @@ from torch._compile import _disable_dynamo
 from torch.distributed.distributed_c10d import PrefixStore
 
 from drivetrain_comm._settings import settings_from
+from drivetrain_comm.backend._probe import agree_on_most, measure
 from drivetrain_comm.backend._transport import OPERATIONS, Transport, is_supported
 from drivetrain_comm.backend._work import EngineWork, Notifier
 from drivetrain_comm.compiler import load_schedule
 from drivetrain_comm.selection._choice import SCHEDULE, STOCK, Choice
 from drivetrain_comm.selection._load import load_of
-from drivetrain_comm.selection._probe import agree_on_most, measure
 from drivetrain_comm.selection._select import cheapest, guess, load_of_algorithm
 from drivetrain_core import DistributedError
 from drivetrain_core.services import TorchProcessGroupFactory
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from drivetrain_comm.compiler import Schedule
     from drivetrain_comm.selection._cost import Network
     from drivetrain_comm.selection._load import Load
-
-__all__ = ["TunedProcessGroup", "TunedProcessGroupFactory"]
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["PROTOCOL", "GroupMembers", "Member", "find_contradiction", "rendezvous"]
-
 # Raised whenever ranks of two versions could not work together.
 PROTOCOL = 1
 

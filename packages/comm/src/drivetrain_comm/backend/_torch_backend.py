@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-__all__ = ["Ending", "TorchTicket"]
-
 
 class Ending:
     """The end of a collective, which one thread reports and any may wait for."""

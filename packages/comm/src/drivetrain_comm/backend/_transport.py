@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from drivetrain_comm.compiler import Schedule
     from drivetrain_comm.selection._choice import Choice
 
-__all__ = ["OPERATIONS", "Transport", "is_supported"]
-
 logger = logging.getLogger(__name__)
 
 # In the order of the native enumerations.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from drivetrain_comm.backend._native import Ticket
     from drivetrain_comm.backend._torch_backend import TorchTicket
 
-__all__ = ["EngineWork", "Notifier"]
-
 
 class EngineWork(Work):
     """A collective that the engine carries out.

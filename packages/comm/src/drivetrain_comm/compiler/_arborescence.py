@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["arborescence"]
-
 
 def arborescence(cost: Sequence[Sequence[float]], root: int) -> list[int] | None:
     """Returns the parent of each rank in the cheapest tree away from a root.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.compiler._graph import LinkGraph
 
-__all__ = ["Bound", "lower_bound"]
-
 _ALL_SETS = 10  # ranks: there are 2^10 sets of them
 _ALL_PARTITIONS = 8  # ranks: there are 4140 ways to part them
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.compiler._schedule import Schedule
 
-__all__ = ["Candidate", "Compiled", "compile_schedule"]
-
 _PIECES = (1, 2, 4, 8, 16, 32, 64, 96)  # a rank's part is cut into
 _LEAST_CHUNK_BYTES = 256
 _SPREADS = (0.1, 1.0)

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.compiler._graph import LinkGraph
 
-__all__ = ["widest_cycle"]
-
 _MOST_FOR_ALL = 8  # ranks, of which all orders are tried
 _MOST_STEPS = 50_000
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from drivetrain_core import DrivetrainError
 
-__all__ = ["LinkGraphError", "ScheduleError"]
-
 
 class LinkGraphError(DrivetrainError, ValueError):
     """A graph of links is not valid, or does not connect all ranks."""

@@ -15,8 +15,6 @@ from drivetrain_core.strict_json import unique_keys
 if TYPE_CHECKING:
     import os
 
-__all__ = ["graph_from_json", "graph_to_json", "load_graph"]
-
 _HEADER = "drivetrain_links"
 _VERSION = 1
 _WIRE = {"source": str, "target": str, "bytes_per_s": float, "delay_s": float}

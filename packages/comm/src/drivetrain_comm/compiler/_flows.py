@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["fair_rates"]
-
 
 def fair_rates(
     ways: Sequence[Sequence[int]], bytes_per_s: Mapping[int, float] | Sequence[float]

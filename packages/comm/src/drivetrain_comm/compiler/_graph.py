@@ -14,9 +14,6 @@ from functools import cached_property
 
 from drivetrain_comm.compiler._errors import LinkGraphError
 
-__all__ = ["LinkGraph", "Wire", "degraded", "rank_of"]
-
-
 _RANK = re.compile(r"r(0|[1-9][0-9]{0,8})")
 _LIKE_RANK = re.compile(r"r[0-9]+")
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.compiler._graph import LinkGraph
 
-__all__ = ["greedy_gather"]
-
 
 def greedy_gather(
     graph: LinkGraph, owners: Sequence[int], chunk_bytes: float

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from drivetrain_comm.algorithms._steps import Step
     from drivetrain_comm.compiler._graph import LinkGraph
 
-__all__ = ["library"]
-
 _PIECES = 16  # a tree's vector is cut into, so that its levels work at once
 
 

@@ -13,8 +13,6 @@ from drivetrain_core.commands import reason_of
 if TYPE_CHECKING:
     import os
 
-__all__ = ["load_schedule"]
-
 
 def load_schedule(
     path: str | os.PathLike[str], collective: str = "all_reduce"

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.compiler._schedule import Schedule
 
-__all__ = ["to_msccl"]
-
 _PROTOCOLS = ("LL", "LL128", "Simple")
 _MOST_BLOCKS = 32  # of a GPU, per channel
 _MOST_STEPS = 512  # of a thread block

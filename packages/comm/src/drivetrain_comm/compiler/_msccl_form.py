@@ -10,8 +10,6 @@ from drivetrain_comm.algorithms._steps import Kind
 if TYPE_CHECKING:
     from drivetrain_comm.algorithms._steps import Step
 
-__all__ = ["COLLECTIVES", "NOP", "TYPES", "Block", "Entry", "Form", "form_of"]
-
 COLLECTIVES = {
     "all_reduce": "allreduce",
     "all_gather": "allgather",

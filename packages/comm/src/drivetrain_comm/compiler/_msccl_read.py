@@ -27,8 +27,6 @@ from drivetrain_comm.compiler._verify import verify
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["from_msccl"]
-
 _KINDS = {name: kind for kind, name in TYPES.items()}
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 _Node = tuple[int, int]

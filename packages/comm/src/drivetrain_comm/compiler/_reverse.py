@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.compiler._graph import LinkGraph
 
-__all__ = ["reversed_graph", "reversed_transfers"]
-
 
 def reversed_graph(graph: LinkGraph) -> LinkGraph:
     """Returns the graph with every wire the other way."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.compiler._schedule import Transfer
 
-__all__ = ["ScheduleRunner"]
-
 _AHEAD = 8  # receives that are posted before their turn, from each peer
 _MOST_UNSETTLED = 64  # receives whose data waits to be added
 

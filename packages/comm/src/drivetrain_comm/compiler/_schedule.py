@@ -15,8 +15,6 @@ from drivetrain_core.strict_json import unique_keys
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["COLLECTIVES", "Schedule", "Transfer", "schedule_of"]
-
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 """The collectives that schedules are made for."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from drivetrain_comm.compiler._graph import LinkGraph
     from drivetrain_comm.compiler._schedule import Schedule, Transfer
 
-__all__ = ["in_good_order", "simulate"]
-
 _LEAST = 1e-9  # of a message: rounding leaves less
 
 

@@ -11,16 +11,6 @@ from drivetrain_comm.compiler._graph import LinkGraph, Wire
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "MeasuredLinks",
-    "from_matrix",
-    "full_mesh",
-    "hosts",
-    "ring",
-    "star",
-    "torus",
-]
-
 
 class MeasuredLinks(Protocol):
     """What was measured between ranks, such as drivetrain-fabric's `LinkMatrix`.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.compiler._graph import LinkGraph
 
-__all__ = ["packed_trees"]
-
 _STEEPNESS = (4.0, 8.0, 16.0, 32.0, 64.0)
 _ROUNDS_EACH = 2
 _DELAY_WEIGHT = 1e-3

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.compiler._schedule import Schedule
 
-__all__ = ["find_fault", "transfers_of", "verify"]
-
 _Node = tuple[int, int]
 """A rank and the index of a step in its program."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.ddp._compress import Compressor
 
-__all__ = ["attach", "bucket_cap_mb", "needs_hook"]
-
 logger = logging.getLogger(__name__)
 
 # DDP's buckets are the grain of what can be merged: so many, within these sizes.

@@ -20,16 +20,6 @@ from drivetrain_comm.selection._cost import Network
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "Found",
-    "dump_plan",
-    "fingerprint",
-    "is_alike",
-    "load",
-    "load_plan",
-    "save",
-]
-
 logger = logging.getLogger(__name__)
 
 # A network that differs by more is another one.

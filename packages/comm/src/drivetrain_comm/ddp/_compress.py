@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from drivetrain_comm.backend._process_group import TunedProcessGroup
     from drivetrain_comm.selection._choice import Choice
 
-__all__ = ["Cast", "Compressor", "Exact", "Outcome", "Part"]
-
 
 class Part(NamedTuple):
     """One of DDP's buckets on its way.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.backend._process_group import TunedProcessGroup
 
-__all__ = ["DdpTuner", "StepRecord"]
-
 logger = logging.getLogger(__name__)
 
 # The first step's buckets are not the later ones', and the second one warms up.

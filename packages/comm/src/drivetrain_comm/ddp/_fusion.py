@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from drivetrain_comm.ddp._compress import Compressor, Outcome, Part
     from drivetrain_comm.ddp._ddp_tuner import DdpTuner
 
-__all__ = ["Fusion", "merge_buckets"]
-
 
 @_disable_dynamo
 def merge_buckets(fusion, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202

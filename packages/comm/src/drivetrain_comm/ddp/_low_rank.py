@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["LowRank", "orthogonalize", "saves"]
-
 # Columns that lose this much to those before them hold nothing but rounding errors.
 _LEAST_LEFT = {torch.float32: 1e-5, torch.float64: 1e-12}
 

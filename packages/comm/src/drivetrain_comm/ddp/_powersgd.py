@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from drivetrain_comm.ddp._compress import Outcome
     from drivetrain_comm.selection._choice import Choice
 
-__all__ = ["PowerSGD"]
-
 _DTYPES = (torch.float32, torch.float64)
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from drivetrain_comm.selection._cost import Network
     from drivetrain_comm.selection._load import Load
 
-__all__ = ["Bucket", "merged", "span_s"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from drivetrain_comm.selection._cost import Network
     from drivetrain_comm.selection._load import Load
 
-__all__ = ["ReductionPlan", "Trial", "candidates", "with_stock"]
-
 _BUCKET_BYTES = tuple((1 << 20) * size for size in (1, 2, 4, 8, 16, 32, 64))
 # More than any model has.
 _ALL_BYTES = 1 << 50

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import timedelta
 
-__all__ = ["create_groups", "lazy_gloo"]
-
 _LAZY = "TORCH_GLOO_LAZY_INIT"
 
 _lock = threading.Lock()

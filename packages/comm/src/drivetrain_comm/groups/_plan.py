@@ -12,8 +12,6 @@ from drivetrain_core import DistributedError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["GroupPlan", "PlannedGroup", "plan_groups"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedGroup:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["Answer", "agree", "find_disagreement"]
-
 _MOST_NAMED = 8
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["disable_tuner", "enable_tuner", "environment_of"]
-
 logger = logging.getLogger(__name__)
 
 _PLUGIN = "NCCL_TUNER_PLUGIN"

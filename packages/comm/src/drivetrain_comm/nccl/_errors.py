@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from drivetrain_core import DrivetrainError
 
-__all__ = ["NcclTableError"]
-
 
 class NcclTableError(DrivetrainError, ValueError):
     """A table or the results of a benchmark are not valid; the message says where."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.nccl._measurement import Measurement
 
-__all__ = ["LEAST_GAIN", "Winner", "find_winners", "table_from"]
-
 LEAST_GAIN = 0.03
 """By which part of NCCL's time a choice must be faster, to become a rule."""
 

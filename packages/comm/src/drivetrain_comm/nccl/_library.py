@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["IGNORED", "VERSIONS", "HostedTuner", "Message", "tuner_library"]
-
 _FILE = "libnccl-tuner-drivetrain.so"
 
 VERSIONS = (4, 5, 6)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Measurement", "load_measurements", "parse_measurements"]
-
 _DEFAULT = "default"
 _NUMBERS = ("ranks", "nodes", "size_bytes")
 _MOST_SHOWN = 60

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.nccl._rule import Rule
 
-__all__ = ["find_overlap"]
-
 _ANY = -1
 _CONDITIONS = ("ranks", "nodes", "num_pipe_ops", "reg_buff")
 

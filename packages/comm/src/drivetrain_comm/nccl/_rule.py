@@ -7,18 +7,6 @@ from typing import Any
 
 from drivetrain_comm.nccl._errors import NcclTableError
 
-__all__ = [
-    "ALGORITHMS",
-    "COLLECTIVES",
-    "LIMITS",
-    "MOST_BYTES",
-    "PROTOCOLS",
-    "Rule",
-    "channels_refusal",
-    "wanted_name",
-    "wanted_number",
-]
-
 # The place of a name is its number in NCCL.
 COLLECTIVES = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce")
 """The collectives that NCCL asks a tuner about."""

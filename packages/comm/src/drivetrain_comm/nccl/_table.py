@@ -9,8 +9,6 @@ from drivetrain_comm.nccl._errors import NcclTableError
 from drivetrain_comm.nccl._overlap import find_overlap
 from drivetrain_comm.nccl._rule import ALGORITHMS, COLLECTIVES, PROTOCOLS, Rule
 
-__all__ = ["Table"]
-
 _NO_END = 2**64 - 1
 
 

@@ -36,8 +36,6 @@ from drivetrain_comm.nccl._table import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["format_table", "load_table", "parse_table", "size_text"]
-
 _HEADER = "drivetrain-nccl-table 1"
 _COLUMNS = ("# collective", "sizes", "ranks", "nodes", "algorithm", "protocol")
 _UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}

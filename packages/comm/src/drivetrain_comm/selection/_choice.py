@@ -15,16 +15,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.algorithms._steps import Step
 
-__all__ = [
-    "ALGORITHMS",
-    "MOST_STREAMS",
-    "SCHEDULE",
-    "STOCK",
-    "Choice",
-    "available",
-    "steps_of",
-]
-
 STOCK = "stock"
 """The name of torch's own backend among the algorithms."""
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from drivetrain_comm.selection._load import Load
 
-__all__ = ["MESSAGE_S", "Cost", "Network", "cost_of"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:

@@ -11,8 +11,6 @@ from drivetrain_comm.algorithms._steps import Kind, Step
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Load", "load_of"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:

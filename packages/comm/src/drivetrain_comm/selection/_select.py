@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from drivetrain_comm.selection._cost import Network
     from drivetrain_comm.selection._load import Load
 
-__all__ = ["cheapest", "guess", "load_of_algorithm", "load_of_stock", "useful_streams"]
-
 # Below this the number of hops counts, above it the number of bytes.
 _SHORT_BYTES = 64 << 10
 

@@ -7,8 +7,6 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from drivetrain_core import DistributedError
 
-__all__ = ["SCHEMES", "RedisAddress", "parse_address"]
-
 SCHEMES = ("redis", "rediss")
 _PORT = 6379
 # What torch puts into a URL; it concerns the rendezvous, not the server.

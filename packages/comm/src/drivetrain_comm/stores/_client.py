@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.stores._address import RedisAddress
 
-__all__ = ["Client", "encode_all", "rank_from"]
-
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.05

@@ -19,8 +19,6 @@ from drivetrain_core import DistributedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["RedisStore", "StoreTimeoutError"]
-
 # How long a wait blocks at most before it looks again, in case the server has lost it.
 _SLICE_S = 5.0
 _MOST_NAMED = 8

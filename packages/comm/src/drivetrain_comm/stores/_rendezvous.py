@@ -20,8 +20,6 @@ from drivetrain_core import DistributedError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["join", "register_redis"]
-
 # How often one who waits shows that it lives, and for how long that counts.
 _SIGN_S = 5.0
 _LEASE_MS = 20_000

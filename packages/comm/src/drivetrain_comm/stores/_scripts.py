@@ -15,20 +15,6 @@ and waking those who wait: no wake-up can be lost, and nobody has to ask again.
 
 from __future__ import annotations
 
-__all__ = [
-    "ADD",
-    "APPEND",
-    "COMPARE_SET",
-    "DELETE",
-    "GREET",
-    "JOIN",
-    "LEAVE",
-    "MISSING",
-    "RESIGN",
-    "SET",
-    "WAIT",
-]
-
 # Of a list that nobody may ever read: who waited for it may have died.
 _WAKE_MS = 60_000
 

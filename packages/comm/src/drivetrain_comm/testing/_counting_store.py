@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
-__all__ = ["CountingStore", "Operation"]
-
 
 @dataclass(frozen=True, slots=True)
 class Operation:

@@ -17,8 +17,6 @@ from drivetrain_core import DistributedError
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["RedisServer", "has_redis_server"]
-
 _PROGRAM = "redis-server"
 
 

@@ -9,8 +9,6 @@ from drivetrain_core._scripts.run import apply_plan
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["run"]
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the script."""

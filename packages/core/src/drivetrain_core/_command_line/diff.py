@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-__all__ = ["Change", "PlanDiff", "diff_plans", "run", "show_diff"]
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints how two plan files differ."""

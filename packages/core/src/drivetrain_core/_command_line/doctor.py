@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core._context import DeviceFacts
 
-__all__ = ["Check", "examine", "run", "show_checks"]
-
 
 @dataclass(frozen=True, slots=True)
 class Check:

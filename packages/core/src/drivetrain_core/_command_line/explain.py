@@ -17,8 +17,6 @@ from drivetrain_core._registry import find
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["explain_plan", "plan_problems", "run", "summary"]
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the plan of a file; returns 1 if it can be applied nowhere."""

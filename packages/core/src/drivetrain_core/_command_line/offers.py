@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core._optimization import Optimization
 
-__all__ = ["list_optimizations", "run", "show_optimizations"]
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints what could be used on this machine."""

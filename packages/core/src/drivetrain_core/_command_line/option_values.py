@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["integer", "number"]
-
 _Number = TypeVar("_Number", int, float)
 
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["CommandParser", "ForwardParser", "ShowVersion"]
-
 
 class CommandParser(argparse.ArgumentParser):
     """A parser that treats all commands alike; its sub-parsers are of the same class.

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-__all__ = ["Reach", "reach_of"]
-
 _OURS = "drivetrain"
 _MOST_FILES = 400
 _IMPORTED = (".py", ".pyc", ".pyd", ".so")

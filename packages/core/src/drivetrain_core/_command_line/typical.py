@@ -11,8 +11,6 @@ from drivetrain_core._context import (
 )
 from drivetrain_core._probe import default_device, probe_device, probe_world
 
-__all__ = ["typical_context"]
-
 
 def typical_context() -> Context:
     """Returns an fp32 transformer trained by AdamW from a `DataLoader`, on this machine.

@@ -25,16 +25,6 @@ from drivetrain_core._errors import ProgramError
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "batch_signature",
-    "batch_size",
-    "map_tensors",
-    "move_batch",
-    "num_tokens",
-    "split_batch",
-    "tensors_of",
-]
-
 
 def _is_tensor(value: object) -> bool:
     # By attribute, so that this module does not import torch for its annotations.

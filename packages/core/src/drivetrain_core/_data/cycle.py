@@ -10,8 +10,6 @@ from drivetrain_core._errors import DataExhaustedError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["cycle", "first_batches", "guard_batches"]
-
 _GUARD_BATCHES = 14
 _MIN_GUARD_BATCHES = 3
 _GUARD_BYTES = 256 << 20

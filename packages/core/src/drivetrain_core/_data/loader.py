@@ -22,14 +22,6 @@ from drivetrain_core._errors import ProgramError
 if TYPE_CHECKING:
     from drivetrain_core.services.batch_plan import BatchPlan
 
-__all__ = [
-    "DeviceLoader",
-    "num_prepared",
-    "rank_loader",
-    "rebuild_loader",
-    "undisturbed",
-]
-
 
 def rebuild_loader(loader: Iterable[Any], **settings: Any) -> DataLoader[Any]:
     """Returns a `DataLoader` of the same samples in the same order.

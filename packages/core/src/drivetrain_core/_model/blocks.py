@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["NO_BLOCKS", "block_run", "blocks_between", "find_blocks", "repeated_blocks"]
-
 NO_BLOCKS = (
     "no repeated blocks: no two modules of one class and size side by side in a "
     "ModuleList or Sequential"

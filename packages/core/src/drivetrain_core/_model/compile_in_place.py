@@ -10,8 +10,6 @@ import torch
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["compile_in_place"]
-
 
 def compile_in_place(module: nn.Module) -> None:
     """Compiles what calling the module does.

@@ -15,11 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = [
-    "Forward",
-    "wrap_forward",
-]
-
 Forward = Callable[..., Any]
 """Runs a module on its inputs."""
 

@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["Weights", "is_meta_model", "move_to"]
-
 Weights = Literal["build", "reset", "restore"]
 """Where the first weights of a model come from; see `accelerate`."""
 
@@ -24,7 +22,7 @@ def move_to(model: nn.Module, device: torch.device) -> nn.Module:
 
     Example:
         >>> import torch
-        >>> model = move_to(nn.Linear(2, 2, device="meta"), torch.device("cpu"))
+        >>> model = move_to(torch.nn.Linear(2, 2, device="meta"), torch.device("cpu"))
         >>> model.weight.is_meta
         True
     """

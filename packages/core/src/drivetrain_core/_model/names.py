@@ -21,17 +21,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-__all__ = [
-    "NamedParts",
-    "canonical_name",
-    "canonical_names",
-    "named_modules",
-    "named_parts",
-    "named_tensors",
-    "tied_names",
-    "unwrap",
-]
-
 # Module, class, and the attribute that holds the wrapped model. The classes are looked
 # up only where they are imported already: no object of theirs exists otherwise, and
 # importing the compiler takes a second.

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["MasterWeightOptimizer"]
-
 
 class MasterWeightOptimizer(torch.optim.Optimizer):
     """Steps fp32 copies of the weights and writes them back rounded.

@@ -15,14 +15,6 @@ import torch
 from drivetrain_core._errors import Code, PlanError, ProgramError
 from drivetrain_core._optimizer.master_weights import MasterWeightOptimizer
 
-__all__ = [
-    "Named",
-    "OptimizerFactory",
-    "OptimizerSource",
-    "OptimizerWrapper",
-    "ParameterGroup",
-]
-
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 """Builds an optimizer from parameters, or from parameter groups."""
 

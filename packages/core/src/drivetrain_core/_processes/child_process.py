@@ -24,8 +24,6 @@ from drivetrain_core._processes.fork_server import MARKER, NO_MARK
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-__all__ = ["ChildProcess", "ForkedProcess", "NewProcess", "servers"]
-
 _SERVER = "drivetrain_core._processes.fork_server"
 # What libraries read when they are imported, which a server has done before it forks.
 _READ_AT_IMPORT = (

@@ -23,8 +23,6 @@ import sys
 from importlib import import_module
 from typing import Any
 
-__all__ = ["MARKER", "NO_MARK", "die_with", "main"]
-
 MARKER = "DRIVETRAIN_TRIAL"
 """The environment variable that marks a process, and whatever it starts."""
 

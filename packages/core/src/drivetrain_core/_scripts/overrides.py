@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from drivetrain_core._accelerated import Accelerated
     from drivetrain_core._scripts.replay import Replay
 
-__all__ = ["Overrides", "current_overrides", "overriding"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overrides:

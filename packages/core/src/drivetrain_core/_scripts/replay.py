@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from drivetrain_core._plan import Plan
     from drivetrain_core._program import Program
 
-__all__ = [
-    "Replay",
-    "Script",
-    "begin_call",
-    "current_script",
-    "remember_plan",
-    "run_script",
-]
-
 # Programs that run other people's code: to run them again would not be a replay.
 _HOSTS = ("pytest", "IPython", "ipykernel", "ipykernel_launcher", "unittest", "pdb")
 

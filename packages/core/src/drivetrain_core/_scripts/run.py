@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from drivetrain_core._compose import Strategy
     from drivetrain_core.budget import Budget
 
-__all__ = ["apply_plan", "build_script", "search_script"]
-
 logger = logging.getLogger(__name__)
 
 

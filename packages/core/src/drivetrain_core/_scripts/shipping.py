@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from importlib.machinery import ModuleSpec
 
-__all__ = ["by_value", "is_importable", "provide_modules"]
-
 
 def is_importable(module: ModuleType) -> bool:
     """Returns whether a fresh process with this import path finds a module's file.

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 
-__all__ = ["ActivationCheckpoint"]
-
 # A plan whose peak stays under this part of the memory gains nothing from saving more.
 _MEMORY_BINDS = 0.75
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 
-__all__ = ["ChannelsLast"]
-
 _IMAGE_DIMS = 4
 
 

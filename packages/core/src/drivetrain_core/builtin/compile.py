@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 
-__all__ = ["Compile"]
-
 
 class Compile(BaseOptimization):
     """Compiles with Inductor; in place, so no name of a parameter changes.

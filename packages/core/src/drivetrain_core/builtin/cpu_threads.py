@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 
-__all__ = ["CpuThreads"]
-
 
 class CpuThreads(BaseOptimization):
     """Sets the number of threads; more than the cores only makes them wait."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 
-__all__ = ["DataLoading"]
-
 
 class DataLoading(BaseOptimization):
     """Rebuilds a `DataLoader` with other workers, pinning and prefetching.

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 
-__all__ = [
-    "Ddp",
-    "needs_world",
-]
-
 
 class Ddp(BaseOptimization):
     """Keeps a copy of the model on each rank and averages the gradients.

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from drivetrain_core._context import BlockFacts, Context
     from drivetrain_core._state import TrainingState
 
-__all__ = ["Fsdp"]
-
 _SYNC_BYTES = 250 << 20
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 
-__all__ = ["HostAllocator"]
-
 # Parameters of mallopt (glibc, malloc.h), and what they are before anybody sets them.
 _TRIM_THRESHOLD, _USUAL_TRIM_THRESHOLD = -1, 128 * 1024
 _MMAP_MAX, _USUAL_MMAP_MAX = -4, 65_536

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 
-__all__ = ["MicroBatch"]
-
 _CANDIDATES = (2, 4, 8)
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 
-__all__ = ["OptimizerImpl"]
-
 
 class OptimizerImpl(BaseOptimization):
     """Sets `foreach` or `fused` on an optimizer that has the option.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 
-__all__ = ["Precision"]
-
 _TF32_CAPABILITY = (8, 0)
 
 

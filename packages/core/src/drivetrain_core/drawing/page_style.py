@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SCRIPT", "STYLE"]
-
 STYLE = """
 :root {
   --back: #ffffff; --card: #f6f7f9; --ink: #1b2026; --soft: #5a6572; --rule: #dfe3e8;

@@ -14,18 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "Axis",
-    "across",
-    "clean",
-    "group",
-    "line",
-    "rect",
-    "svg",
-    "text",
-    "upward",
-]
-
 _GOOD_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 

@@ -20,19 +20,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = [
-    "Attention",
-    "Block",
-    "ByteLM",
-    "ByteLMConfig",
-    "ByteText",
-    "FeedForward",
-    "bits_per_byte",
-    "loader",
-    "loss",
-    "read_standard_library",
-]
-
 _LN_2 = 0.6931471805599453
 
 

@@ -11,8 +11,6 @@ from drivetrain_core._data.batch import batch_size, tensors_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["gathered", "row_checksums", "tensor_checksum"]
-
 # The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), in signed arithmetic.
 _MIX = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
 _GOLDEN = -0x61C8864680B583EB

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["ALL_PASSES", "FIRST_STEPS", "TRAJECTORY_STEPS", "Passes", "passes_within"]
-
 FIRST_STEPS = 3
 """Steps that every trial is observed on."""
 

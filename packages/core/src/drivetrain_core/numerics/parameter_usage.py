@@ -19,20 +19,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core._accelerated import Accelerated
 
-__all__ = [
-    "Poked",
-    "apart",
-    "checksums",
-    "dropouts",
-    "evaluating",
-    "foreign",
-    "poke",
-    "rates",
-    "ties",
-    "trained",
-    "without_dropout",
-]
-
 # Larger than what anybody clips to, and far from overflow.
 _POKED_NORM = 1e4
 _DROPOUT = re.compile(r"dropout", re.IGNORECASE)

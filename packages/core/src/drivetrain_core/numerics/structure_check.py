@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.numerics.observation import Observation
 
-__all__ = ["SOUND", "some"]
-
 # Clipping by a norm that was summed in another order or from bf16 values.
 _CLIPPED_BOUND = 0.05
 

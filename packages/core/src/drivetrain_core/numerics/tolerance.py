@@ -11,17 +11,6 @@ from drivetrain_core._choice import Numerics
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "MOST_SLACK",
-    "Tolerance",
-    "cosine",
-    "distance",
-    "gap",
-    "projection",
-    "tolerance_of",
-    "total",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerance:

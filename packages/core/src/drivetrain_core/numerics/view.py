@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from drivetrain_core._accelerated import Accelerated
     from drivetrain_core.services.model_layout import Placement
 
-__all__ = ["View", "full"]
-
 _Value = TypeVar("_Value")
 
 

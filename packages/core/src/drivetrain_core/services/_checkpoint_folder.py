@@ -25,16 +25,6 @@ from drivetrain_core._errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = [
-    "Committed",
-    "FileDigest",
-    "Folder",
-    "digest_of",
-    "read_manifest",
-    "sync",
-    "verify",
-]
-
 _FORMAT = "drivetrain_checkpoint"
 _VERSION = 1
 _MANIFEST = "manifest.json"

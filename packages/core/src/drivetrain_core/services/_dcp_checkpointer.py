@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services.restoration import Restoration
 
-__all__ = ["DcpCheckpointer", "DurableSave"]
-
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

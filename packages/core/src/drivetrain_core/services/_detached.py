@@ -13,8 +13,6 @@ from torch.distributed.tensor import DTensor
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Detached"]
-
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _DTYPE = attrgetter("dtype")
 # False if storage, offset, shape or stride differ, and for conjugated and negated views:

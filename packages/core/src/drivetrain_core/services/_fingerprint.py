@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["Fingerprint", "of_modules", "of_optimizer", "of_tree"]
-
 _MAPPINGS = {dict, OrderedDict, Counter, defaultdict}
 _HOLDERS = {set, *_MAPPINGS}
 _SEQUENCES = {list, tuple, torch.Size}

@@ -17,8 +17,6 @@ from drivetrain_core.services.cluster_spec import (
     NodeGroup,
 )
 
-__all__ = ["local_cluster"]
-
 # Dense peaks from the makers' data sheets, in operations a second.
 _HOPPER = {
     "float64": 66.9e12,

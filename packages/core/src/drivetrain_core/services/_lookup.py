@@ -14,8 +14,6 @@ from drivetrain_core._plugins import SERVICES, find_plugin, installed, load_plug
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ServiceFactory", "get_service", "service_factory"]
-
 logger = logging.getLogger(__name__)
 
 _HERE = "drivetrain-core"

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["ModelState"]
-
 _OPTIMIZER = "optimizer."
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from drivetrain_core.services.packed_state import Entry
     from drivetrain_core.services.state_source import TensorSpec
 
-__all__ = ["OptimizerRestoration"]
-
 _GROUPS = "param_groups"
 
 

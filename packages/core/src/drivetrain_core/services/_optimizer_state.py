@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services.state_source import TensorSpec
 
-__all__ = ["OptimizerState", "keeps_state_by_parameter"]
-
 _GROUPS = "param_groups"
 _OWN = "parameter"
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services.packed_state import Entry
 
-__all__ = ["TENSORS", "HasStateDict", "NamedModel", "PackedEntry", "pack_entry"]
-
 TENSORS = {torch.Tensor, nn.Parameter, DTensor}
 """The classes whose objects need not be asked whether they are something else."""
 

@@ -9,8 +9,6 @@ from drivetrain_core._errors import NamesError
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["check_is_no_part", "mark_as_part"]
-
 _MARK = "_is_drivetrain_part_of_model"
 
 

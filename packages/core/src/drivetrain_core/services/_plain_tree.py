@@ -16,8 +16,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["equal_plain", "join_tree", "split_tree", "tensor_names"]
-
 _MAPPINGS: dict[str, Callable[[Mapping[Any, object]], object]] = {
     "dict": dict,
     "OrderedDict": OrderedDict,

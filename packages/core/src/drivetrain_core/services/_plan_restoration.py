@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from drivetrain_core.services.packed_state import Entry
     from drivetrain_core.services.state_source import TensorSpec
 
-__all__ = ["plan_restoration"]
-
 # What is here, and what in the checkpoint: an object may take what was saved as data, and
 # data be replaced by an object's state.
 _INTERCHANGEABLE = {("object", "data"), ("data", "object")}

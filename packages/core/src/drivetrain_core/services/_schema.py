@@ -19,22 +19,6 @@ from drivetrain_core.services._units import read_quantity, write_quantity
 if TYPE_CHECKING:
     from drivetrain_core.services._units import Quantity
 
-__all__ = [
-    "Amount",
-    "Flag",
-    "Kind",
-    "Mapped",
-    "Nested",
-    "NestedList",
-    "Number",
-    "Text",
-    "check_fields",
-    "choose",
-    "from_plain",
-    "to_plain",
-    "wrong",
-]
-
 _T = TypeVar("_T")
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services.state_source import TensorSpec
 
-__all__ = ["absent", "listing", "nearest", "shape_mismatch", "summary"]
-
 _NUM_LINES = 50
 
 

@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services.process_group import ProcessGroupFactory
 
-__all__ = [
-    "TorchProcessGroupFactory",
-    "destroy_process_group",
-    "init_process_group",
-]
-
 logger = logging.getLogger(__name__)
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -14,17 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "BITS_PER_SECOND",
-    "BYTES",
-    "BYTES_PER_SECOND",
-    "FLOPS",
-    "SECONDS",
-    "Quantity",
-    "read_quantity",
-    "write_quantity",
-]
-
 _NUMBER_AND_UNIT = re.compile(
     r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z][A-Za-z/]*)\s*"
 )

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["unwritable"]
-
 
 def unwritable(tensor: torch.Tensor) -> str:
     """Returns why a tensor cannot be restored in place, and what to do; "" if it can.

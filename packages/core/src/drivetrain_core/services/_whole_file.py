@@ -7,8 +7,6 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["write_whole"]
-
 
 def write_whole(path: str | os.PathLike[str], text: str) -> Path:
     """Writes a file so that whoever reads meanwhile sees the old one or the new one.

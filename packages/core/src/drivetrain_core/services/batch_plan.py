@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BatchPlan", "RankBatch"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankBatch:

@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-__all__ = [
-    "CapacityNotice",
-    "LocalNotices",
-    "Membership",
-    "MembershipListener",
-    "NoticeSource",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-__all__ = ["Checkpointer", "SaveHandle"]
-
 
 @runtime_checkable
 class SaveHandle(Protocol):

@@ -20,8 +20,6 @@ from torch.distributed.checkpoint.planner import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Chunk", "ChunkedTensor"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Chunk:

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services.capacity import CapacityNotice
 
-__all__ = ["CloudNotices", "NoCloud", "NoticeWatch"]
-
 
 class NoticeWatch(Protocol):
     """Publishes what a cloud says of this node, from a thread of its own.

@@ -57,17 +57,6 @@ from drivetrain_core.services._units import (
 if TYPE_CHECKING:
     import os
 
-__all__ = [
-    "VERSION",
-    "ClusterSpec",
-    "Device",
-    "Link",
-    "Nic",
-    "NodeGroup",
-    "Price",
-    "Switch",
-]
-
 VERSION = 1
 _HEADER = "drivetrain_cluster"
 _DTYPES = (

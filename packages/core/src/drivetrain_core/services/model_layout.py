@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     LossOf = Callable[[nn.Module, Any], Tensor]
     Sync = Callable[[bool], None]
 
-__all__ = [
-    "AppliedLayout",
-    "DeviceRates",
-    "DividedLoss",
-    "LayoutPlan",
-    "MeshRanking",
-    "ModelLayout",
-    "NoModelLayout",
-    "PipelinePasses",
-    "Placement",
-]
-
 
 class LayoutPlan(Protocol):
     """What each axis of a mesh does to one model, as plain data."""

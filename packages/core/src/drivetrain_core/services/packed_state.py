@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RECORD", "Entry", "PackedState"]
-
 RECORD = "drivetrain.record"
 """The name under which the plain half of a state is stored; no entry may have it."""
 

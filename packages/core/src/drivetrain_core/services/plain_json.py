@@ -13,8 +13,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["from_json", "to_json"]
-
 _TAG = "$"
 _NUMPY = re.compile(r"bool|str|bytes|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
 _DECODERS: Mapping[str, Callable[[Any], object]] = {

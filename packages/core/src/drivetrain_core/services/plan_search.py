@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from drivetrain_core.budget import Budget
     from drivetrain_core.objective import Objective
 
-__all__ = [
-    "NoPlanSearch",
-    "PlanSearch",
-    "SearchProgress",
-    "SearchReport",
-    "SearchRequest",
-]
-
 
 class SearchProgress(Protocol):
     """Told about every trial; entered before the first and left after the last."""

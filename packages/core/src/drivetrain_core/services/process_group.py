@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["ProcessGroupFactory"]
-
 
 @runtime_checkable
 class ProcessGroupFactory(Protocol):

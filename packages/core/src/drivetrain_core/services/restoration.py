@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["Restoration"]
-
 
 @dataclass(slots=True)
 class Restoration:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import ReadItem
 
-__all__ = ["read_index", "read_into"]
-
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED = frozenset(
     {

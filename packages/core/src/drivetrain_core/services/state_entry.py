@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from drivetrain_core.services.restoration import Restoration
     from drivetrain_core.services.state_source import TensorSpec
 
-__all__ = ["StateEntry", "is_partial", "merge_entries"]
-
 _PARTIAL = "is_partial"
 
 

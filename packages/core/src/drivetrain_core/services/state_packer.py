@@ -19,8 +19,6 @@ from drivetrain_core.services.packed_state import RECORD, PackedState
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["StatePacker", "pack_state"]
-
 
 def pack_state(state: Mapping[str, object]) -> PackedState:
     """Returns a state as a checkpoint holds it; nothing is copied.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["StateSource", "TensorPart", "TensorSpec"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:

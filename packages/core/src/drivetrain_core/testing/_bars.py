@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Bar", "Row", "run_bars", "slow", "surroundings"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services.batch_plan import RankBatch
 
-__all__ = ["check_batch_plan"]
-
 
 def check_batch_plan(factory: Callable[..., BatchPlan] = BatchPlan) -> None:
     """Checks that a batch plan splits any global batch exactly.

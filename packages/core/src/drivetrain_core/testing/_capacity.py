@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Event = CapacityNotice | Membership
 
-__all__ = ["RecordingListener", "check_membership_listener", "check_notice_source"]
-
 _NOTICE = CapacityNotice(deadline_s=1e12, node="a", reason="drained")
 _WITHDRAWN = CapacityNotice(deadline_s=float("inf"), node="a", reason="kept")
 _FIRST = Membership(epoch=1, rank=0, world_size=2, nodes=("a", "b"))

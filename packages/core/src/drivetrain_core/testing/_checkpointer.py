@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     Factory = Callable[[Path], Checkpointer]
 
-__all__ = ["check_checkpointer"]
-
 _WAIT_S = 60.0
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Factory = Callable[[Path], Checkpointer]
 
-__all__ = ["check_misfits_are_told", "check_what_fits_is_restored"]
-
 _WAIT_S = 60.0
 
 

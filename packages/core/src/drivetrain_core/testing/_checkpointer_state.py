@@ -11,8 +11,6 @@ from torch import nn
 from drivetrain_core.testing._clauses import require
 from drivetrain_core.testing._models import make_trained, tensors_equal
 
-__all__ = ["checked_state", "require_equal", "snapshot"]
-
 
 def checked_state(num_steps: int, seed: int = 0) -> dict[str, Any]:
     """Returns a state after some steps, always the same for the same seed."""

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["must_raise", "no_other_error", "require"]
-
 
 def require(condition: object, clause: str) -> None:
     """Raises an `AssertionError` unless a clause holds.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services.capacity import CapacityNotice
 
-__all__ = ["check_cloud_notices"]
-
 
 def check_cloud_notices(
     service: CloudNotices,

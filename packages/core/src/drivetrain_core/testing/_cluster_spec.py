@@ -11,8 +11,6 @@ from drivetrain_core.testing._clauses import must_raise, require
 if TYPE_CHECKING:
     from drivetrain_core.services.cluster_spec import ClusterSpec
 
-__all__ = ["check_cluster_spec"]
-
 
 def check_cluster_spec(spec: ClusterSpec) -> None:
     """Checks that a cluster description can be written, read back and trusted.

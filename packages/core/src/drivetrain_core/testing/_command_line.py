@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-__all__ = ["check_wrong_use", "exit_status", "run_subcommand"]
-
 
 def exit_status(
     main: Callable[[list[str]], int], argv: Sequence[object]

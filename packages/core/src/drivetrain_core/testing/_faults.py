@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 
-__all__ = ["FAULTS", "FaultyOptimization"]
-
 FAULTS = (
     "hang",
     "kill",

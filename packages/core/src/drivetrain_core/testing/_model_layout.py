@@ -21,8 +21,6 @@ from drivetrain_core.testing._processes import run_ranks
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["check_model_layout"]
-
 _WIDTH = 8
 
 

@@ -5,15 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = [
-    "Block",
-    "TiedModel",
-    "make_optimizer",
-    "make_trained",
-    "step_once",
-    "tensors_equal",
-]
-
 
 class TiedModel(nn.Module):
     """A model with what makes state hard: tied weights, buffers, odd sizes, bf16.

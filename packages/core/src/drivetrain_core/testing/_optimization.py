@@ -29,13 +29,6 @@ if TYPE_CHECKING:
     from drivetrain_core._accelerated import Accelerated
     from drivetrain_core._context import Context
 
-__all__ = [
-    "ToyModel",
-    "check_optimization",
-    "toy_context",
-    "toy_program",
-]
-
 _METHODS = ("numerics", "normalize", "configs", "check", "estimate", "apply")
 
 

@@ -18,8 +18,6 @@ from drivetrain_core.testing._optimization import toy_context, toy_program
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["check_plan_search"]
-
 
 def check_plan_search(service: PlanSearch, *, seconds: float = 60.0) -> None:
     """Checks that a search finds plans that can be used, and keeps to what it was told.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["check_process_group_factory"]
-
 _TIMEOUT = timedelta(seconds=30)
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core._processes.child_process import ChildProcess
 
-__all__ = ["RankError", "run_ranks"]
-
 _Result = TypeVar("_Result")
 _Ended = queue.SimpleQueue[tuple[int, int]]
 _LOG_TAIL_CHARS = 4000

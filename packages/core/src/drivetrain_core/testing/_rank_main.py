@@ -21,8 +21,6 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["main"]
-
 _C10D = "torch.distributed.distributed_c10d"
 _kept: list[object] = []
 

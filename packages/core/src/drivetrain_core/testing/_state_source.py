@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     Factory = Callable[[nn.Module, torch.optim.Optimizer | None], StateSource]
 
-__all__ = ["check_state_source"]
-
 _NAMES = {
     "module.weight",
     "module.bias",

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Accelerated
 
-__all__ = ["Batches", "draw_order", "open_batches"]
-
 
 class Batches(Protocol):
     """Reads the global order."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Accelerated
 
-__all__ = ["arguments_for", "held_out_bits", "program", "script_path"]
-
 _ALLOW = ("compile", "cpu_threads", "micro_batch", "optimizer_impl", "precision")
 
 _MOST_BATCHES = 20

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Accelerated, Choice
 
-__all__ = ["Carried", "carry_over", "refusal"]
-
 _WAY_OUT = "`drivetrain search {script}` searches for a plan without the other parts"
 
 

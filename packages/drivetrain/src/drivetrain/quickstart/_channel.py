@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-__all__ = ["Channel", "Child", "ChildError", "last_line"]
-
 
 class ChildError(DrivetrainError, RuntimeError):
     """A process of the main job has failed, or has ended before its time."""

@@ -11,8 +11,6 @@ from drivetrain_core.commands import deferred, integer, number, run_program
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main", "populate_parser"]
-
 # One in the middle is killed, with some before it and some after.
 _FEWEST_STEPS = 4
 

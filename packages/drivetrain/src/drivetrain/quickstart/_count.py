@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from drivetrain.quickstart._steps_log import Line
 
-__all__ = ["Count", "Kill", "LossGap", "count", "loss_gap"]
-
 
 class Kill(NamedTuple):
     """The end of a worker.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from drivetrain.quickstart._elastic_spec import ElasticSpec
 
-__all__ = ["Outcome", "run_elastic_job"]
-
 _POLL_S = 0.02
 # One that takes so many times as long as it may is ended.
 _PATIENCE = 3.0

@@ -9,8 +9,6 @@ from typing import Any
 
 from drivetrain_core import Choice
 
-__all__ = ["ElasticSpec"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ElasticSpec:

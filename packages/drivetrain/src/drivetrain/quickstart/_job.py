@@ -14,8 +14,6 @@ from drivetrain_core import Budget
 if TYPE_CHECKING:
     from drivetrain_core.examples.byte_lm import ByteLMConfig
 
-__all__ = ["HeldOut", "Job", "Target"]
-
 
 class HeldOut(NamedTuple):
     """How the byte model is tried on text that it has not seen.

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from drivetrain_core import Choice, Plan
     from drivetrain_search import Report
 
-__all__ = ["MainJob"]
-
 _NUM_WORKERS, _NUM_STANDBYS = 2, 1
 
 _TRAINER = "drivetrain.quickstart._trainer"

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from drivetrain.quickstart._run import Run
 
-__all__ = ["Turns", "train_in_turns"]
-
 _FIRST_TURN = 2
 
 Turns = list[list[float]]

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["PeerPause", "Peers", "read_peers"]
-
 
 class PeerPause(NamedTuple):
     """How long the survivors paused.

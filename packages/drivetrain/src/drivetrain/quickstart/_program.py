@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Accelerated, Choice
 
-__all__ = ["build", "digest", "seed_everything", "undone"]
-
 _SEED = 0
 
 

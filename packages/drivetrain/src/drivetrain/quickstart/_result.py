@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from drivetrain_core import Plan
     from drivetrain_search import Report
 
-__all__ = ["about_job", "about_machine", "about_pair", "about_search", "about_verdict"]
-
 _MIB = 1 << 20
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from drivetrain.quickstart._channel import Child
     from drivetrain.quickstart._job import Target
 
-__all__ = ["Run"]
-
 
 @dataclass(kw_only=True, slots=True)
 class Run:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-__all__ = ["heading", "steps_bar"]
-
 _LINE_S = 15.0
 
 

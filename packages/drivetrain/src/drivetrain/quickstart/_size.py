@@ -4,17 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = [
-    "MOST_STEPS",
-    "Limits",
-    "save_every",
-    "step_of_kill",
-    "steps_of_job",
-    "steps_of_pair",
-    "steps_of_turn",
-]
-
-
 MOST_STEPS = 400
 
 # With one in the middle that has some before it and some after.

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["SpeedUp", "speed_up"]
-
 _RESAMPLES = 1000
 
 

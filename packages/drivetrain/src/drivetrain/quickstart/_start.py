@@ -15,8 +15,6 @@ from drivetrain.quickstart._main_job import MainJob
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["run"]
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the main job; returns 0 when every promise was kept, else 1."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic import Step
 
-__all__ = ["Line", "StepsLog", "StepsReader", "What"]
-
 What = Literal["part", "stands", "counted"]
 """A part of a step was computed; a rank waits to be killed; a step counts."""
 

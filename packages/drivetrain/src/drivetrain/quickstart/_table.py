@@ -12,8 +12,6 @@ from drivetrain.quickstart._peers import read_peers
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Grid", "fast_grid", "kill_grid", "to_markdown", "to_rich"]
-
 _RUN_ROWS = (
     ("per_s", "", "{:,.0f}"),
     ("step_ms", "step, ms (median)", "{:,.1f}"),

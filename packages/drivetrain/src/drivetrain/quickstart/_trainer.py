@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Accelerated
 
-__all__ = ["main"]
-
 # A format that is so much slower than fp32 is no way to the peak, and takes long.
 _SMALL, _WORTH_WHILE = 256, 0.5
 

@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from drivetrain.quickstart._count import Count, LossGap
     from drivetrain.quickstart._speed_up import SpeedUp
 
-__all__ = ["Promise", "fast", "hard_to_kill", "mfu"]
-
 # Losses are of the order of one, and single precision has some 1e-7 of that. A step too
 # many or too few is a hundred times as far.
 _ROUNDING = 1e-5

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from drivetrain_core import Accelerated
     from drivetrain_elastic import Step
 
-__all__ = ["main"]
-
 _POLL_S = 0.01
 _PATIENCE_S = 300.0
 

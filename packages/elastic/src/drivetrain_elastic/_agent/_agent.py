@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic._agent._config import AgentConfig
 
-__all__ = ["Agent"]
-
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.1

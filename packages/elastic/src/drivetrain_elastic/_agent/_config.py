@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from drivetrain_core import ProgramError
 from drivetrain_core.services import get_service
 
-__all__ = ["AgentConfig"]
-
 _CHOICES = {
     "on_stuck": ("kill", "report"),
     "on_ended": ("fail", "succeed"),

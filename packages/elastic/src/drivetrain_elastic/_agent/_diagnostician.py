@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic._agent._worker import LocalWorker
     from drivetrain_health.failures import ErrorRecord, GpuReading
 
-__all__ = ["Diagnostician", "clean_text", "failure_message", "first_line"]
-
 logger = logging.getLogger(__name__)
 
 # What the kernel and the driver say of a failure may come after it.

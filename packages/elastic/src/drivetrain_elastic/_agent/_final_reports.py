@@ -10,8 +10,6 @@ from drivetrain_elastic.protocol import messages as pb
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["FinalReports"]
-
 _MOST_DIAGNOSED = 16
 _FINAL = {pb.WorkerReport.FINISHED, pb.WorkerReport.FAILED, pb.WorkerReport.LEFT}
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic._agent._worker import LocalWorker
 
-__all__ = ["flights_of"]
-
 _MOST_OPERATIONS = 16
 
 

@@ -7,8 +7,6 @@ import tempfile
 
 from drivetrain_core import ProgramError
 
-__all__ = ["make_folder"]
-
 _PREFIX = "drivetrain-elastic-"
 _SHORT = "/tmp"
 # Of a local socket: the system's 108 bytes, with a zero at the end.

@@ -26,8 +26,6 @@ from typing import Any
 from drivetrain_core.processes import end_with_parent
 from drivetrain_health.diagnosis import install_error_record, write_error_record
 
-__all__ = ["main"]
-
 _MOST_BYTES = 16
 _ADOPTION_S = 10.0
 

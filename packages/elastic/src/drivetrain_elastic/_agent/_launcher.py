@@ -16,8 +16,6 @@ from drivetrain_core import DistributedError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Launcher", "Program"]
-
 logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 1 << 20

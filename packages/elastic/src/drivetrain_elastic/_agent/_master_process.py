@@ -15,8 +15,6 @@ from drivetrain_core import ProgramError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MasterProcess"]
-
 logger = logging.getLogger(__name__)
 
 # Of somebody who wants this one to end, and not of what it does itself.

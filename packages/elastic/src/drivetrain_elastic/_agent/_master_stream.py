@@ -19,8 +19,6 @@ from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, cre
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MasterStream"]
-
 logger = logging.getLogger(__name__)
 
 _OPTIONS = (

@@ -17,8 +17,6 @@ from drivetrain_elastic.protocol import messages as pb
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["NodeCheck"]
-
 logger = logging.getLogger(__name__)
 
 # The check bounds itself; this is for one that does not even do that.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic._agent._diagnostician import Diagnostician
     from drivetrain_health.failures import GpuReading
 
-__all__ = ["NodeWatch"]
-
 logger = logging.getLogger(__name__)
 
 _TRAFFIC_S = 0.1

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from drivetrain_core.services import CapacityNotice, CloudNotices, NoticeWatch
     from drivetrain_elastic._agent._config import AgentConfig
 
-__all__ = ["NoticeListener"]
-
 logger = logging.getLogger(__name__)
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0

@@ -18,8 +18,6 @@ from drivetrain_health.diagnosis import read_output_tail
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Output"]
-
 logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 16

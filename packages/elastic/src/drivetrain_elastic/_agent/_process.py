@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ChildProcess"]
-
 
 class ChildProcess:
     """A child whose end is an event; used from one event loop.

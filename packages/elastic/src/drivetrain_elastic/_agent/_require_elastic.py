@@ -11,8 +11,6 @@ from drivetrain_core.commands import reach_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["NOT_ELASTIC", "require_elastic"]
-
 NOT_ELASTIC = (
     "without an ElasticLoop: a script that makes its own process group runs under "
     "`torchrun --rdzv-backend=drivetrain`"

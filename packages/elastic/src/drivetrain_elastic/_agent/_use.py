@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import psutil
 
-__all__ = ["Use", "UseMeter"]
-
 _CGROUP = Path("/sys/fs/cgroup")
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic._agent._process import ChildProcess
     from drivetrain_elastic._agent._worker_connection import WorkerConnection
 
-__all__ = ["LocalWorker", "Stage"]
-
 
 class Stage(StrEnum):
     """How far a worker is with its program."""

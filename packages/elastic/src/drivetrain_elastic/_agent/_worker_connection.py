@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["WorkerConnection", "serve_workers"]
-
 logger = logging.getLogger(__name__)
 
 _LIMIT = 16 << 20

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic._agent._output import Output
     from drivetrain_elastic._agent._worker_connection import WorkerConnection
 
-__all__ = ["WorkerGroup"]
-
 logger = logging.getLogger(__name__)
 
 _WINDOW_S = 3600.0

@@ -8,17 +8,6 @@ import socket
 
 from drivetrain_core import ProgramError
 
-__all__ = [
-    "check_host",
-    "check_port",
-    "free_port",
-    "is_free",
-    "is_loopback",
-    "split_address",
-    "split_addresses",
-    "stays_here",
-]
-
 _ADDRESS = re.compile(r"([^\s:]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 
 

@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
-__all__ = [
-    "MasterClient",
-    "MasterError",
-    "RefusedError",
-    "address_and_token",
-]
-
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # A master that is started again is found at once.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic._client._master_client import MasterClient
 
-__all__ = ["MasterStore"]
-
 _TIMEOUT = timedelta(minutes=5)
 # The master is asked anew, so that one that was started again knows who waits.
 _LONGEST_WAIT_S = 5.0

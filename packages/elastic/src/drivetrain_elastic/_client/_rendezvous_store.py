@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import timedelta
 
-__all__ = ["RendezvousStore", "rendezvous_store"]
-
 
 @contextlib.contextmanager
 def rendezvous_store(store: Store, name: str) -> Iterator[Store]:

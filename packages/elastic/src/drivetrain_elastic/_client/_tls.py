@@ -11,8 +11,6 @@ import grpc
 from drivetrain_core import ProgramError
 from drivetrain_core.commands import reason_of
 
-__all__ = ["channel_credentials", "server_credentials"]
-
 
 def server_credentials(
     certificate: str | None, key: str | None

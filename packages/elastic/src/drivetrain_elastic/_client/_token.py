@@ -9,8 +9,6 @@ from pathlib import Path
 from drivetrain_core import ProgramError
 from drivetrain_core.commands import reason_of
 
-__all__ = ["check_token", "make_token", "read_token", "write_token"]
-
 _LEAST = 16
 
 

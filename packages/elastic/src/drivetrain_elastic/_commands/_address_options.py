@@ -7,8 +7,6 @@ import argparse
 from drivetrain_core import ProgramError
 from drivetrain_elastic._client._address import split_address, split_addresses
 
-__all__ = ["address", "addresses"]
-
 
 def address(text: str) -> str:
     """Returns where a server is to listen, if it is an address."""

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-__all__ = ["blocked_signals", "is_ended"]
-
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 
 

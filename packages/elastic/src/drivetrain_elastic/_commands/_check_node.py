@@ -18,15 +18,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.checks import NodeReport
 
-__all__ = [
-    "config_of",
-    "plain_report",
-    "print_columns",
-    "print_faults",
-    "print_threads",
-    "run",
-]
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Checks this node alone, and returns the exit status."""

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.checks import Together
 
-__all__ = ["run"]
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Checks this node and the others, and returns the exit status."""

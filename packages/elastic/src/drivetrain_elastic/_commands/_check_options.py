@@ -8,8 +8,6 @@ from urllib.parse import urlsplit
 from drivetrain_core.commands import deferred, integer, number
 from drivetrain_elastic._commands._address_options import addresses
 
-__all__ = ["populate_check_parser"]
-
 # Which options have which default and range is in one place only, the configuration.
 _NUMBERS = (
     ("measure-s", number(), "SECONDS", "how long each check measures"),

@@ -15,8 +15,6 @@ from drivetrain_elastic.testing import LocalJob, LocalJobError
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["run"]
-
 _START_S, _RECOVER_S = 120.0, 60.0
 
 

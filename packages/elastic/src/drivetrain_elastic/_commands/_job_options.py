@@ -10,8 +10,6 @@ from drivetrain_elastic._commands._address_options import addresses
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["populate_job_parsers"]
-
 _SHOWN = {
     "status": "how the job stands",
     "nodes": "who trains where, how fast, and what is wrong there",

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-__all__ = ["run", "show_live", "table_of"]
-
 _EVERY_S = 0.5
 _NUM_EVENTS = 8
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic.journal import RedisLease
 
-__all__ = ["serve"]
-
 
 def serve(arguments: argparse.Namespace) -> int:
     """Serves a job, or stands ready to, until a blocked signal ends it.

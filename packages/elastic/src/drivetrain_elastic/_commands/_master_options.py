@@ -11,8 +11,6 @@ from drivetrain_elastic._commands._blocked_signals import blocked_signals
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["populate_master_parser"]
-
 
 def populate_master_parser(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command to its parser.

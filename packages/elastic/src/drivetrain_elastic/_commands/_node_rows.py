@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 
-__all__ = ["FittingTable", "rows_of"]
-
 _SLOW = 1.3
 
 

@@ -14,8 +14,6 @@ from drivetrain_elastic.protocol import messages as pb
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["client_of", "leave", "readmit", "stop"]
-
 
 def client_of(arguments: argparse.Namespace) -> MasterClient:
     """Returns a client of the master that the arguments name."""

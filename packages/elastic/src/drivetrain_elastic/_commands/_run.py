@@ -16,8 +16,6 @@ from drivetrain_elastic.journal._open import check_journal
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["require_arguments", "run"]
-
 logger = logging.getLogger(__name__)
 
 

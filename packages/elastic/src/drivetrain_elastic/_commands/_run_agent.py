@@ -15,8 +15,6 @@ from drivetrain_elastic._client._token import make_token, read_token, write_toke
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["agent_of", "run"]
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the agent that the arguments describe, and returns its exit status."""

@@ -8,8 +8,6 @@ import os
 from drivetrain_core.commands import deferred, integer, number
 from drivetrain_elastic._commands._address_options import address, addresses
 
-__all__ = ["populate_run_parser"]
-
 
 def populate_run_parser(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command to its parser.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-__all__ = ["events", "ledger", "nodes", "shards", "status"]
-
 # It draws with rich, of which a quick command has no need.
 _show_live = deferred("drivetrain_elastic._commands._live_table:run")
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-__all__ = ["store_at_master"]
-
 # How long a master may be away.
 _PATIENCE_S = 10.0
 

@@ -14,8 +14,6 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["epoch_order", "part_of_block", "part_of_rank"]
-
 
 def epoch_order(num_samples: int, *, epoch: int, seed: int, shuffle: bool) -> Tensor:
     """Returns the indices of all samples in the order of an epoch, int64.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["ElasticDistributedSampler"]
-
 _VERSION = 1
 # What must be the same where a position is saved and where it is loaded.
 _SAME = ("num_samples", "shuffle", "seed")

@@ -18,8 +18,6 @@ from drivetrain_elastic._data._epoch_order import epoch_order, part_of_block
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Block", "Part", "Position", "Schedule"]
-
 
 class Position(NamedTuple):
     """How far a training is in its data.

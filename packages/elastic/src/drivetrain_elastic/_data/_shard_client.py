@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
-__all__ = ["LostLeaseError", "ShardClient"]
-
 # How often a client says that it is there while it says nothing else.
 _SIGN_OF_LIFE_S = 5.0
 _POLL_S = 10.0

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["AgentStream"]
-
 
 class AgentStream:
     """Messages on their way to an agent; used from one event loop."""

@@ -12,8 +12,6 @@ from drivetrain_elastic.protocol._service import API, METHODS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["AuthInterceptor", "refusal"]
-
 
 def refusal(metadata: dict[str, str], token: str) -> tuple[grpc.StatusCode, str] | None:
     """Returns why a call is refused, or None.

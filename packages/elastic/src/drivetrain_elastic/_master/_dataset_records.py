@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic.decisions.shards import Event
 
-__all__ = ["apply_record", "opened", "record_of", "whole"]
-
 _OPENED, _WHOLE = "dataset", "dataset-state"
 _EVENTS: dict[str, Any] = {
     "committed": Committed,

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic.decisions.shards import DatasetSpec, Event, Lease, Returned
     from drivetrain_elastic.journal import Record
 
-__all__ = ["Datasets"]
-
 logger = logging.getLogger(__name__)
 
 _MOST_SHARDS = 10_000

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic._master._journal_writer import JournalWriter
 
-__all__ = ["EventLog", "LoggedEvent"]
-
 _KIND = "event"
 # What a journal keeps when it is made shorter.
 _MOST = 100_000

@@ -10,8 +10,6 @@ from drivetrain_elastic.journal import Record
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ExitRecords"]
-
 
 class ExitRecords:
     """Keeps what `judge_ending` must know; used from one event loop.

@@ -24,8 +24,6 @@ from drivetrain_health.failures import (
 if TYPE_CHECKING:
     from drivetrain_elastic.protocol import messages as pb
 
-__all__ = ["Excluded", "FailureHistory", "Judged"]
-
 # What may be an echo of another failure waits so long for it.
 _ECHO_S = 2.0
 # Failures so close to each other may have one cause.

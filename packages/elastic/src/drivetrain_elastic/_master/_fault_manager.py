@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic.journal import Record
     from drivetrain_elastic.protocol import messages as pb
 
-__all__ = ["Check", "Exclude", "FaultManager", "Look", "ShowStacks", "StopJob"]
-
 _SOON_S = 1.0
 # What may be the node's fault, or may not.
 _SUSPICIOUS = frozenset(

@@ -11,8 +11,6 @@ from drivetrain_core import DistributedError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 
-__all__ = ["GracefulShutdown", "MasterEndsError"]
-
 _T = TypeVar("_T")
 
 

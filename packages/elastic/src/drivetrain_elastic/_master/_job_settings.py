@@ -12,8 +12,6 @@ from drivetrain_elastic.journal import Record
 if TYPE_CHECKING:
     from drivetrain_elastic.protocol import messages as pb
 
-__all__ = ["JobSettings"]
-
 
 class JobSettings:
     """The settings of the first agent, to which others are held.

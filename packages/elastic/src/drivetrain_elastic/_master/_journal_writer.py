@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic.journal import Journal, Record
 
-__all__ = ["JournalWriter"]
-
 logger = logging.getLogger(__name__)
 
 

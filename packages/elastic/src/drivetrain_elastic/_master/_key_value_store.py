@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["KeyValueStore"]
-
 _MOST_CALLS = 10_000
 
 

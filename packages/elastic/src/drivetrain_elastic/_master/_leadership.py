@@ -15,8 +15,6 @@ from drivetrain_elastic.journal import JournalError
 if TYPE_CHECKING:
     from drivetrain_elastic.journal import Lease
 
-__all__ = ["Leadership"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic.journal import Journal, Lease
 
-__all__ = ["Master"]
-
 logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0

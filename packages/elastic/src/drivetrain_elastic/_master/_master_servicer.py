@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic._master._node_manager import NodeManager
     from drivetrain_elastic.decisions.shards import DatasetState, Lease
 
-__all__ = ["MasterServicer", "dataset_status"]
-
 # Of keys that come along, without being asked for.
 _MOST_OTHER_BYTES = 1 << 20
 

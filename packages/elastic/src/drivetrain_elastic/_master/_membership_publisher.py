@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic.decisions.ending import Ending
     from drivetrain_elastic.decisions.membership import MembershipState
 
-__all__ = ["MembershipPublisher"]
-
 _NO_ROOM_S = 0.5
 _NUM_EPOCHS_KEPT = 2
 

@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic.decisions.membership import MembershipState
     from drivetrain_elastic.decisions.time_ledger import TimeLedger
 
-__all__ = [
-    "Node",
-    "describe_faults",
-    "describe_nodes",
-    "leave_message",
-    "stop_message",
-    "world_message",
-]
-
 
 @dataclass(kw_only=True, slots=True)
 class Node:

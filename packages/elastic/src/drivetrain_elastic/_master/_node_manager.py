@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic._master._key_value_store import KeyValueStore
     from drivetrain_elastic._master._node import Node
 
-__all__ = ["ExcludedNodeError", "NodeManager"]
-
 logger = logging.getLogger(__name__)
 
 # A master that slept for longer than this has not listened, and blames no node for it.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic.protocol import messages as pb
 
-__all__ = ["DuplicateNodeError", "NodeRegistry"]
-
 
 class DuplicateNodeError(ProgramError):
     """Another agent has the same node's name."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic.protocol import messages as pb
 
-__all__ = ["ProgressMonitor", "Slowness"]
-
 # A window that some rank does not tell of is judged when so many newer ones are there.
 _NUM_LATE = 2
 _FEWEST = 2

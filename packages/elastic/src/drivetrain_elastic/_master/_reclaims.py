@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic._master._node import Node
     from drivetrain_elastic.decisions.reclaims import ReclaimVerdict
 
-__all__ = ["Reclaims"]
-
 _SAVE_S, _STEP_S = 5.0, 1.0
 
 

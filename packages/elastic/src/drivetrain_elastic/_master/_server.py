@@ -14,8 +14,6 @@ from drivetrain_elastic._client._address import is_free, is_loopback
 from drivetrain_elastic._master._auth_interceptor import AuthInterceptor
 from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, SERVICE
 
-__all__ = ["serve"]
-
 _HANDOVER_S = 2.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic.protocol import messages as pb
 
-__all__ = ["TimeAccounting"]
-
 _KIND = "time"
 # So many of the last worlds may still be told of by their ranks.
 _NUM_OPEN = 4

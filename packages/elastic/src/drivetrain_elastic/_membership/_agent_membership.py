@@ -25,8 +25,6 @@ from drivetrain_elastic._observability._step_meter import Times
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["AgentMembership", "flight_path"]
-
 logger = logging.getLogger(__name__)
 
 _LAST_WORLD_S = 5.0

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from drivetrain_core.services import ProcessGroupFactory
     from drivetrain_elastic._membership._rank_assignment import MembershipSource
 
-__all__ = ["Connection", "connect"]
-
 # A master may be away for long, while nobody needs it.
 _PATIENCE_S = 600.0
 

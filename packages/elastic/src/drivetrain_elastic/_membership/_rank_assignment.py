@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic._observability._flight_record import FlightRecord
     from drivetrain_elastic._observability._step_meter import Times
 
-__all__ = ["CheckpointRequest", "MembershipSource", "RankAssignment"]
-
 
 class RankAssignment(NamedTuple):
     """The ranks of one world, as one worker gets them.

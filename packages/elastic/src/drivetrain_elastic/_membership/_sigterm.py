@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-__all__ = ["HeldSigterm"]
-
 
 class HeldSigterm:
     """Takes SIGTERM in place of ending, for a process and those that it forks.

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ["SingleProcessMembership"]
-
-
 class SingleProcessMembership(MembershipSource):
     """The only assignment of a script that no agent has started: rank 0 of 1.
 

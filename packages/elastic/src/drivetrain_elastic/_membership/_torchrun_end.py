@@ -18,8 +18,6 @@ from drivetrain_elastic.protocol import messages as pb
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["CLOSED", "AgentEnd", "AgentEndError", "end_of"]
-
 # What an agent of torchrun whose workers have ended says of the job.
 CLOSED = "torchrun has ended the job"
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from drivetrain_core.services import ProcessGroupFactory
     from drivetrain_elastic._membership._rank_assignment import RankAssignment
 
-__all__ = ["World", "call_roll", "is_finished", "tell_finished"]
-
 # So often it is looked whether the world still stands.
 _LOOK = timedelta(milliseconds=50)
 _REPEAT_S = 1.0

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services import ProcessGroupFactory
 
-__all__ = ["RankLostError", "WorldGroup", "with_others"]
-
 
 class RankLostError(RuntimeError):
     """A collective has failed: another rank is gone, or the world was aborted."""

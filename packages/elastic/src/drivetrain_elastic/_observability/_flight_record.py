@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["FlightRecord", "Operation", "read_flight_record"]
-
 _MAGIC = b"DTFLIGHT"
 _HEADER = struct.Struct("<8sIIQ")
 # Number, epoch, step, collectives, when it began, whether it waits for others, its name.

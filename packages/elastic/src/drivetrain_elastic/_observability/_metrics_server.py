@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic.protocol import messages as pb
 
-__all__ = ["MetricsServer", "import_prometheus"]
-
 logger = logging.getLogger(__name__)
 
 _PREFIX = "drivetrain_elastic_"

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RateLimitedLog"]
-
 
 class RateLimitedLog:
     """Says which messages are due again; used from one thread.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["APPLY", "COMPUTE", "OUTSIDE", "OWN", "SAVE", "TORCHRUN_AGENT", "WAIT"]
-
 COMPUTE = "compute"
 """What a step computes, where the script has no other name for it."""
 

@@ -7,8 +7,6 @@ import os
 import signal
 from pathlib import Path
 
-__all__ = ["DUMP_SIGNAL", "answer_with_stacks", "take_stacks"]
-
 DUMP_SIGNAL = signal.SIGRTMAX - 1
 """What asks a worker for the stacks of its threads."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic._observability._flight_record import FlightRecord
 
-__all__ = ["SectionWindow", "StepMeter", "Times"]
-
 _NUM_WORLDS = 4
 _MOST_SECTIONS = 32
 # How long a window is shown at least: some beats.

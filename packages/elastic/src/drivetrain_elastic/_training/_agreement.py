@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic._training._training_state import Training
     from drivetrain_elastic.decisions.steps import Resolution
 
-__all__ = ["agree"]
-
 logger = logging.getLogger(__name__)
 
 

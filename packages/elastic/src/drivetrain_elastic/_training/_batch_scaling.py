@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-__all__ = ["BatchScaling", "ScaledRate"]
-
 _RULES = ("linear", "sqrt", "lamb")
 # Of all samples of the training, for each sample of the batch: 1/320 at 512.
 _LAMB_WARMUP = 1 / 320 / 512

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 
-__all__ = ["GcPause"]
-
 
 class GcPause:
     """Keeps the garbage collector from running between `begin` and `end`, if it runs at all.

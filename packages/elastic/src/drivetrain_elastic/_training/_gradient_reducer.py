@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-__all__ = ["GradientReducer"]
-
 _BUCKET_BYTES = 25 << 20
 # Why nothing is taken between two steps.
 _NO_STEP = RuntimeError("no step has begun")

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic._membership._rank_assignment import RankAssignment
     from drivetrain_elastic._training._batch_scaling import BatchScaling
 
-__all__ = ["ElasticLoop"]
-
 logger = logging.getLogger(__name__)
 
 _TIMEOUT = timedelta(seconds=60)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
         MembershipSource,
     )
 
-__all__ = ["RequestedCheckpoint"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup, Work
 
-__all__ = ["give_state", "state_digest", "take_state"]
-
 _PARCEL_BYTES = 8 << 20
 # So many are on their way at once.
 _NUM_UNDER_WAY = 3

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic._data._schedule import Part
     from drivetrain_elastic._membership._rank_assignment import RankAssignment
 
-__all__ = ["Step", "StepMaker"]
-
 
 class StepMaker(Protocol):
     """What a step asks of the loop that makes it."""

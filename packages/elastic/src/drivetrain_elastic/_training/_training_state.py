@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic._data._schedule import Schedule
     from drivetrain_elastic._training._batch_scaling import BatchScaling
 
-__all__ = ["Training"]
-
 _PROGRESS = "drivetrain.progress"
 _SCALE = "drivetrain.scale"
 _GRADIENTS_TAG = 0x4752

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.failures import GpuReading, NicReading
 
-__all__ = ["AlertConfig", "AlertNews", "NodeReading", "judge_node", "news_of"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlertConfig:

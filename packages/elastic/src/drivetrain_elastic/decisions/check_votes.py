@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-__all__ = ["convicted"]
-
 
 def convicted(
     votes: Mapping[str, Mapping[str, str]], present: Collection[str]

@@ -10,8 +10,6 @@ from drivetrain_elastic.decisions.membership import Status
 if TYPE_CHECKING:
     from drivetrain_elastic.decisions.membership import MembershipState, Verdict
 
-__all__ = ["Ending", "Results", "judge_ending"]
-
 
 class Ending(NamedTuple):
     """How a job has ended.

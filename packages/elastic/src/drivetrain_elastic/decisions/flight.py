@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["HangReport", "LastOperation", "find_silent"]
-
 
 class LastOperation(NamedTuple):
     """What a rank did last.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-__all__ = ["IntervalSet"]
-
 
 class IntervalSet:
     """A set of integers to which numbers are added, mostly one after another.

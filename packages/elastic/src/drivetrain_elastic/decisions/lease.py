@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["LeaseState", "renew_in"]
-
 # In parts of a lease: when it is renewed, and how soon again after that has failed.
 _RENEWALS, _RETRIES = 3, 20
 

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from drivetrain_health.failures import Health
 
-__all__ = ["Signs", "judge_liveness"]
-
 
 class Signs(NamedTuple):
     """What is seen of a worker from outside, and what it says of itself.

@@ -24,17 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
-__all__ = [
-    "MembershipConfig",
-    "MembershipState",
-    "Status",
-    "Verdict",
-    "Worker",
-    "World",
-    "can_do_without",
-    "next_world",
-]
-
 
 class Status(StrEnum):
     """What a worker is doing."""

@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 
 from drivetrain_elastic.decisions.ending import Ending
 
-__all__ = ["describe_past_ending", "judge_past_ending"]
-
 
 def describe_past_ending(ending: Ending, at_s: float) -> str:
     """Returns what people are told who start a master or an agent after the end.

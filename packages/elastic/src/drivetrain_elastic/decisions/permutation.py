@@ -19,8 +19,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["permuted"]
-
 _NUM_ROUNDS = 4
 # Odd, and below 2^31, so that products of halves and of words fit 63 bits.
 _FIRST, _SECOND = 0x5BD1E995, 0x2C1B3C6D

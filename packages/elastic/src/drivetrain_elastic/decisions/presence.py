@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Presence", "judge_presence"]
-
 
 class Presence(NamedTuple):
     """What `judge_presence` decided.

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from drivetrain_core import ProgramError
 
-__all__ = ["ProgressConfig", "ProgressVerdict", "judge_progress"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgressConfig:

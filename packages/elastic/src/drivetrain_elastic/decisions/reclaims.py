@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Reclaim", "ReclaimVerdict", "judge_reclaims"]
-
 
 class Reclaim(NamedTuple):
     """A node will be taken away.

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Respawn", "judge_respawn"]
-
 # Each death soon after the one before doubles the wait for the next start.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 

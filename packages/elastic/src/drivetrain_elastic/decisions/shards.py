@@ -31,26 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "Appended",
-    "Closed",
-    "Committed",
-    "DatasetSpec",
-    "DatasetState",
-    "Event",
-    "Lease",
-    "Leased",
-    "Returned",
-    "Shard",
-    "append",
-    "commit",
-    "give_back",
-    "indices_of",
-    "lease",
-    "num_with_indices",
-    "return_of",
-]
-
 _SHUFFLES = ("none", "samples", "shards")
 # Places of so many can be permuted, and their numbers fit a message.
 _MOST_SAMPLES = 1 << 60

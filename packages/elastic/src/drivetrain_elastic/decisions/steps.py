@@ -36,8 +36,6 @@ from drivetrain_core import DistributedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Action", "Do", "Progress", "Resolution", "resolve"]
-
 
 class Progress(NamedTuple):
     """How far a rank is. Steps count from 1.

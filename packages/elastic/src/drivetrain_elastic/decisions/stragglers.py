@@ -22,16 +22,6 @@ from drivetrain_core import ProgramError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = [
-    "Score",
-    "Straggler",
-    "StragglerConfig",
-    "Window",
-    "judge_stragglers",
-    "own_time",
-    "score_window",
-]
-
 # The deviation of normally distributed values is this times their median absolute deviation.
 _NORMAL = 1.4826
 # Ranks that happen to be all equally fast would make the smallest difference infinite.

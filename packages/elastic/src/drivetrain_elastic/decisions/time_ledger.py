@@ -17,15 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "Account",
-    "LedgerRow",
-    "TimeLedger",
-    "WorldFacts",
-    "account_for",
-    "typical_account",
-]
-
 
 class Account(NamedTuple):
     """How one rank has spent its time in one world, in seconds.

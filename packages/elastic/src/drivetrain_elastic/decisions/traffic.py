@@ -28,14 +28,6 @@ import numpy as np
 
 from drivetrain_core import ProgramError
 
-__all__ = [
-    "TrafficConfig",
-    "TrafficLevel",
-    "TrafficState",
-    "TrafficVerdict",
-    "judge_traffic",
-]
-
 # Stretches whose traffic differs by less are alike.
 _ALIKE = 1.5
 # Pauses between bursts that fit into a stretch that is long.

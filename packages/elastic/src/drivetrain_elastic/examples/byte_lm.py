@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic._training._step import Step
 
-__all__ = ["main"]
-
 _LENGTH = 64
 _SIZES = {
     "small": byte_lm.ByteLMConfig(

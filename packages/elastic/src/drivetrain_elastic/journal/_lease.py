@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Lease"]
-
 
 class Lease(Protocol):
     """What a master must have to serve, where several stand ready.

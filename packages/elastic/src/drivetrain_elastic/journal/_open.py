@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from drivetrain_elastic.journal._lease import Lease
     from drivetrain_elastic.journal._record import Journal
 
-__all__ = ["check_journal", "lease_of", "open_journal"]
-
 
 def check_journal(place: str) -> None:
     """Refuses a file in a folder that is missing: a name that is mistyped is no new job.

@@ -9,8 +9,6 @@ from drivetrain_core import DrivetrainError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Journal", "JournalError", "JournalFullError", "Record"]
-
 
 class JournalError(DrivetrainError, RuntimeError):
     """The journal is damaged, of another version, or claimed by another master."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic.journal._lease import Lease
 
-__all__ = ["RedisJournal"]
-
 logger = logging.getLogger(__name__)
 
 _VERSION = "1"

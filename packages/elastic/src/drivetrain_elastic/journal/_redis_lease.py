@@ -13,8 +13,6 @@ from drivetrain_elastic.journal._redis_link import AwayError, RedisLink
 from drivetrain_elastic.journal._redis_scripts import RELEASE, RENEW, TAKE
 from drivetrain_elastic.journal._redis_url import read_url
 
-__all__ = ["RedisLease"]
-
 logger = logging.getLogger(__name__)
 
 # How often those who wait look whether it is free.

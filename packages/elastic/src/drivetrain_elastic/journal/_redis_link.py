@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic.journal._redis_url import RedisPlace
 
-__all__ = ["AwayError", "RedisLink"]
-
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5

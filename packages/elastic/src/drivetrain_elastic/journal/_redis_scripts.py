@@ -15,8 +15,6 @@ renews it.
 
 from __future__ import annotations
 
-__all__ = ["CLAIM", "READ", "RELEASE", "RENEW", "TAKE", "WRITE"]
-
 CLAIM = """
 local journal, records, lease = unpack(KEYS)
 local version, claim, holder = unpack(ARGV)

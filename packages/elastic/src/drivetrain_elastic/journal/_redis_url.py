@@ -10,8 +10,6 @@ from urllib.parse import parse_qsl, urlencode
 
 from drivetrain_core import ProgramError
 
-__all__ = ["RedisPlace", "is_redis_url", "read_url"]
-
 _SCHEMES = ("redis", "rediss", "unix")
 _JOB = re.compile(r"[\w.-]{1,200}", re.ASCII)
 _OPTIONS = {"job": str, "lease_s": float, "patience_s": float, "num_replicas": int}

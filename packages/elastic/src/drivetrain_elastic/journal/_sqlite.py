@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Sequence
 
-__all__ = ["SqliteJournal"]
-
 _VERSION = 1
 # SQLite's own mark of whose file it is: the letters "DtEl".
 _APPLICATION = 0x4474456C

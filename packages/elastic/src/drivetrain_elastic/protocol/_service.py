@@ -8,15 +8,6 @@ from google.protobuf import message_factory
 
 from drivetrain_elastic.protocol import messages
 
-__all__ = [
-    "API",
-    "MAX_MESSAGE_BYTES",
-    "METHODS",
-    "SERVICE",
-    "Method",
-    "credentials",
-]
-
 API = "1"
 """The version of the service that this package speaks."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["BlockingGroupFactory"]
-
 _POLL_S = 0.001
 
 

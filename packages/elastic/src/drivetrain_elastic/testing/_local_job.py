@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Self
 
-__all__ = ["LocalJob", "LocalJobError", "members_of"]
-
 _EXAMPLE = ("-m", "drivetrain_elastic.examples.byte_lm")
 _POLL_S = 0.01
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["ScriptedWorlds", "connect_store", "write_worlds"]
-
 _MOST_WORLDS = 100
 
 

@@ -15,8 +15,6 @@ from drivetrain_fabric.topology._sysfs import entries, read_text
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["read_acs_bridges", "redirects_peers"]
-
 _FIRST, _LAST = 0x100, 0xFFC
 _ACS = 0x000D
 _REQUEST_REDIRECT, _COMPLETION_REDIRECT = 0x4, 0x8

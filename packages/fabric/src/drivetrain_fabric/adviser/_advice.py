@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Advice", "Gap", "Level", "Problem", "Scope"]
-
 Level = Literal["bad", "warn", "try"]
 Scope = Literal["env", "sysctl", "host"]
 

@@ -13,8 +13,6 @@ from drivetrain_fabric.adviser._versions import find_setting, is_known, version_
 if TYPE_CHECKING:
     from drivetrain_fabric.adviser._facts import Facts
 
-__all__ = ["Report", "advise"]
-
 _URGENCY = ("bad", "warn", "try")
 
 

@@ -17,8 +17,6 @@ from drivetrain_fabric.adviser._versions import (
 if TYPE_CHECKING:
     from drivetrain_fabric.adviser._facts import Assignment, Facts
 
-__all__ = ["check_settings"]
-
 
 def check_settings(facts: Facts) -> tuple[Problem, ...]:
     """Returns what is wrong with the variables and files of NCCL, torch and Gloo.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from drivetrain_fabric._collision_probability import shared_bin_probability
 from drivetrain_fabric.adviser._errors import AdviserError
 
-__all__ = ["collision_probability", "expected_paths", "queue_pairs"]
-
 _ENOUGH = 0.8
 _MOST_QUEUE_PAIRS = 8
 

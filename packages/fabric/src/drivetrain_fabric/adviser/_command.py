@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from drivetrain_fabric.adviser import Facts, Report
 
-__all__ = ["populate_advise"]
-
 _DEFAULT_RANKS = 8
 _MOST = 10**9
 # Options that are arguments of `with_given`.

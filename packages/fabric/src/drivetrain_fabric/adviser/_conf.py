@@ -15,8 +15,6 @@ from drivetrain_fabric.adviser._facts import Assignment
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["parse_conf", "read_settings"]
-
 _PREFIXES = ("GLOO_", "NCCL_", "TORCH_GLOO_", "TORCH_NCCL_")
 
 _Read = tuple[tuple[Assignment, ...], tuple[tuple[str, str], ...]]

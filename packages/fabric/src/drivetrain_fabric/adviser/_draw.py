@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice
     from drivetrain_fabric.adviser._advise import Report
 
-__all__ = ["report_tables"]
-
 
 def report_tables(report: Report) -> list[Table]:
     """Returns what to set, what is set wrongly, and what is not known, if anything.

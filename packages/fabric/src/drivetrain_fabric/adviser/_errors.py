@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from drivetrain_core import DrivetrainError
 
-__all__ = ["AdviserError"]
-
 
 class AdviserError(DrivetrainError, ValueError):
     """A version, a number or a file that was given cannot be used."""

@@ -9,8 +9,6 @@ from typing import Literal
 from drivetrain_fabric.adviser._errors import AdviserError
 from drivetrain_fabric.topology import Nic  # noqa: TC001  (the reference resolves it)
 
-__all__ = ["Adapter", "Assignment", "Facts", "Gid", "Transport"]
-
 Transport = Literal["sockets", "infiniband", "roce", "erdma", "efa"]
 
 # PCI vendors: those whose cards NCCL itself knows, and Alibaba.

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advise import Report
     from drivetrain_fabric.adviser._facts import Facts
 
-__all__ = ["Change", "as_diff", "as_env", "changes"]
-
 _SIGNS = {"added": "+", "changed": "~", "removed": "-", "unchanged": " "}
 
 

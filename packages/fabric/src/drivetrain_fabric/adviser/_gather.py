@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from drivetrain_fabric.topology import Nic, Topology
 
-__all__ = ["gather"]
-
 _SYSCTLS = (
     "net.core.rmem_max",
     "net.core.somaxconn",

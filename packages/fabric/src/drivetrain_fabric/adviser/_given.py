@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from drivetrain_core.services import ClusterSpec
     from drivetrain_fabric.adviser._facts import Facts
 
-__all__ = ["with_cluster", "with_given", "with_measured"]
-
 _ABOVE_ZERO = ("gbps", "flow_gbps", "ranks", "paths")
 _SPANS = {"delay_ms": 60_000, "dscp": 63}
 _MOST = 1e9

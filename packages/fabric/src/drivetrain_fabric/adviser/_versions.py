@@ -10,20 +10,6 @@ from dataclasses import dataclass
 from drivetrain_fabric.adviser import _table
 from drivetrain_fabric.adviser._errors import AdviserError
 
-__all__ = [
-    "Setting",
-    "assumed_version",
-    "default_of",
-    "find_setting",
-    "is_foreign",
-    "is_known",
-    "most_ctas",
-    "nearest_name",
-    "parse_version",
-    "version_text",
-    "wrong_value",
-]
-
 # A decimal number, or an octal one; hexadecimal ones are right or not there at all.
 _C_NUMBER = re.compile(r"[+-]?(0[0-7]*|[1-9][0-9]*)")
 # Larger ones are out of every range; int() refuses those with thousands of digits.
@@ -89,7 +75,7 @@ def _settings() -> dict[str, Setting]:
         for name, since, least, most in _table.NUMBERS
     ]
     found += [
-        Setting(name=name, since=since, choices=choices)
+        Setting(name=name, since=since, choices=tuple(choices))
         for name, since, choices in _table.CHOICES
     ]
     found += [Setting(name=name, since=since) for name, since in _table.TEXTS]

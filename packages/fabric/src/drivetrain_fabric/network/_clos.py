@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     IntArray: TypeAlias = NDArray[np.int64]
     FloatArray: TypeAlias = NDArray[np.float64]
 
-__all__ = ["Clos", "FailedLink", "Tier", "without_split"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tier:

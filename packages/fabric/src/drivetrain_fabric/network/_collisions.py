@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.network._clos import FloatArray
     from drivetrain_fabric.network._ecmp import Ecmp
 
-__all__ = [
-    "collision_probability",
-    "expected_largest_load",
-    "flow_overload_probability",
-    "overload_probability",
-    "simulated_overload",
-]
-
 
 def collision_probability(num_flows: int, num_links: int) -> float:
     """Returns how likely it is that two flows at least share a link.

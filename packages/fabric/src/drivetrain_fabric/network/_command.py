@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from drivetrain_fabric.network import CongestionTrace, Measure, Phase
 
-__all__ = ["run_fabric"]
-
 _GBPS = 1e9
 _INCAST_S = 0.02
 _OF_INCAST = frozenset(

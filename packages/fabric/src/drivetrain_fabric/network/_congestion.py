@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.network._clos import FloatArray, IntArray
     from drivetrain_fabric.network._scenario import Pfc, Scenario
 
-__all__ = ["CongestionTrace", "run_scenario"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CongestionTrace:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from drivetrain_fabric.network._clos import FloatArray
 
-__all__ = ["Dcqcn", "DcqcnSenders", "FixedPoint", "Marking", "fixed_point"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Marking:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.network._congestion import CongestionTrace
     from drivetrain_fabric.network._report import Measure
 
-__all__ = ["comparison_svg", "congestion_svg"]
-
 _KINDS = {"random": "switch", "given": "bar", "packed": "nic", "advised": "gpu"}
 _BAR, _GAP, _HEIGHT = 30, 26, 200
 _LEFT, _TOP = 24, 96

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     HashArray: TypeAlias = NDArray[np.uint32]
 
-__all__ = ["HASHES", "Ecmp", "crc32c", "five_tuples", "mix", "source_ports"]
-
 _CASTAGNOLI = 0x82F63B78
 _NETWORK = 10 << 24
 _UDP, _ROCE_PORT = 17, 4791

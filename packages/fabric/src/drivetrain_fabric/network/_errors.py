@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from drivetrain_core import DrivetrainError
 
-__all__ = ["FabricError"]
-
 
 class FabricError(DrivetrainError, ValueError):
     """A fabric does not connect, or a simulation of it is not well described."""

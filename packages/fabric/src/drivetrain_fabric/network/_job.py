@@ -22,8 +22,6 @@ from drivetrain_fabric.network._traffic import (
 if TYPE_CHECKING:
     from drivetrain_fabric.network._clos import IntArray
 
-__all__ = ["COLLECTIVES", "Job", "Phase", "collective"]
-
 COLLECTIVES = ("all-reduce", "tree", "all-gather", "reduce-scatter", "all-to-all")
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.network._clos import Clos, FloatArray, IntArray
     from drivetrain_fabric.network._job import Phase
 
-__all__ = ["PLACEMENTS", "Advice", "Crossing", "advise", "crossing", "place"]
-
 PLACEMENTS = ("given", "random", "packed", "advised")
 _NUM_CANDIDATES = 512
 # More than there are nodes: two numbers of nodes make one.

@@ -10,9 +10,6 @@ from drivetrain_core.commands import deferred, integer, number
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["populate_simulate"]
-
-
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 

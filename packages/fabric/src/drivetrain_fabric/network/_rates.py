@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.network._ecmp import Ecmp
     from drivetrain_fabric.network._job import Phase
 
-__all__ = ["Transfer", "drain", "max_min", "simulate"]
-
 # Shares that differ by less are the same but for rounding.
 _SAME = 1e-9
 

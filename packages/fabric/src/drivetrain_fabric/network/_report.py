@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.network._job import Phase
     from drivetrain_fabric.network._placement import Crossing
 
-__all__ = ["Measure", "compare"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measure:

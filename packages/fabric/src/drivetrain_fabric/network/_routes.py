@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.network._ecmp import Ecmp, HashArray
     from drivetrain_fabric.network._traffic import Flows
 
-__all__ = ["Routes", "route"]
-
 _MOST_FLOWS = 16_000_000
 
 

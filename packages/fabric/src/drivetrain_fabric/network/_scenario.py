@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from drivetrain_fabric.network._errors import FabricError
 
-__all__ = ["Pfc", "Scenario", "incast"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pfc:

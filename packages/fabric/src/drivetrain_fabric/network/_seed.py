@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from drivetrain_fabric.network._errors import FabricError
 
-__all__ = ["check_seed"]
-
 
 def check_seed(seed: int, name: str = "seed") -> None:
     """Refuses a seed that numbers cannot be drawn by.

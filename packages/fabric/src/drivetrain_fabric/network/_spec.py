@@ -23,8 +23,6 @@ from drivetrain_fabric.network._errors import FabricError
 if TYPE_CHECKING:
     from drivetrain_core.services import ClusterSpec, Nic, Switch
 
-__all__ = ["clos_of"]
-
 
 def clos_of(spec: ClusterSpec) -> Clos:
     """Returns the fabric of a cluster.

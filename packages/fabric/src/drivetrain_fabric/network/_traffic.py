@@ -20,17 +20,6 @@ if TYPE_CHECKING:
 
     from drivetrain_fabric.network._clos import FloatArray, IntArray
 
-__all__ = [
-    "Flows",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "channels",
-    "reduce_scatter",
-    "send",
-    "tree_all_reduce",
-]
-
 _MOST_FLOWS = 4_000_000
 
 

@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.topology._graph import Topology
     from drivetrain_fabric.topology._parts import Gpu, Nic, PciSlot
 
-__all__ = [
-    "closeness",
-    "distance",
-    "gpus_by_numa_node",
-    "nearest_nic",
-    "numa_node_of",
-    "nvlinks_of",
-]
-
 _FROM_NEAR = ("X", "NV", "PIX", "PXB", "PHB", "NODE", "SYS")
 # A slower card is for management, however near it is.
 _LEAST_SHARE = 0.5

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from drivetrain_fabric.topology._parts import HostParts, PciSlot
 
-__all__ = ["check_topology"]
-
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 

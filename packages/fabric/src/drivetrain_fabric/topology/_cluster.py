@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from drivetrain_fabric.topology._matrix import LinkMatrix
 
-__all__ = ["Flaw", "check_hosts", "find_flaws", "find_hosts", "find_levels"]
-
 _Groups = tuple[tuple[int, ...], ...]
 _LEAST_DELAY_S = 1e-9
 # With fewer links nobody knows what is usual.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = ["populate_topo", "print_either", "print_text"]
-
 # Showing a host needs no torch.
 _measure = deferred("drivetrain_fabric.topology._measure_command:measure")
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.topology._graph import Topology
     from drivetrain_fabric.topology._svg import Sheet
 
-__all__ = ["draw_distances"]
-
 _CELL_HEIGHT = 26.0
 _LEAST_WIDTH, _MOST_WIDTH = 48.0, 88.0
 _MEANING = (

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.topology._graph import Topology
     from drivetrain_fabric.topology._tree import Device, NumaBranch
 
-__all__ = ["host_svg"]
-
 _MARGIN = 24.0
 _PAD = 16.0
 _BOX_WIDTH, _BOX_HEIGHT, _HEAD_HEIGHT = 160.0, 60.0, 40.0

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from drivetrain_fabric.topology._matrix import LinkMatrix
 
-__all__ = ["links_svg"]
-
 _MARGIN = 24.0
 _MAP_WIDTH = 560.0
 _LEAST_CELL, _MOST_CELL, _CELL_WITH_TEXT = 6.0, 56.0, 34.0

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.topology._matrix import LinkMatrix
     from drivetrain_fabric.topology._tree import Device
 
-__all__ = ["host_rich", "host_text", "links_rich", "links_text"]
-
 _STYLES = {
     "node": "bold",
     "switch": "yellow",

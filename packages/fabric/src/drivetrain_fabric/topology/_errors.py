@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from drivetrain_core import DrivetrainError
 
-__all__ = ["TopologyError"]
-
 
 class TopologyError(DrivetrainError, ValueError):
     """A topology, or a matrix of measured links, contradicts itself or cannot be read."""

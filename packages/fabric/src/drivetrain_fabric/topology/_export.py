@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.topology._graph import Topology
     from drivetrain_fabric.topology._matrix import LinkMatrix
 
-__all__ = ["to_cluster_spec", "to_node_group"]
-
 
 def to_cluster_spec(
     topology: Topology,

@@ -15,8 +15,6 @@ from drivetrain_fabric.topology._json import from_plain, to_plain
 if TYPE_CHECKING:
     import os
 
-__all__ = ["load_topology", "topology_from_json", "topology_to_json"]
-
 _VERSION = 1
 _HEADER = "drivetrain_topology"
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from drivetrain_fabric.topology._checks import check_topology
 from drivetrain_fabric.topology._parts import HostParts
 
-__all__ = ["Topology"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topology(HostParts):

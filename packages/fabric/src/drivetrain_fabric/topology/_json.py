@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 from drivetrain_fabric.topology._errors import TopologyError
 
-__all__ = ["from_plain", "to_plain"]
-
 _T = TypeVar("_T")
 _WORDS = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
 

@@ -10,8 +10,6 @@ from drivetrain_fabric.topology._errors import TopologyError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LinkMatrix"]
-
 _Rows = tuple[tuple[float, ...], ...]
 
 

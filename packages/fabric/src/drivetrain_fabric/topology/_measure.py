@@ -19,8 +19,6 @@ from drivetrain_fabric.topology._tournament import tournament
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["measure_links"]
-
 _END, _PING, _PUSH, _PULL = range(4)
 _NUM_PINGS = 20
 _FIRST_BYTES = 64 << 10

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from drivetrain_fabric.topology._matrix import LinkMatrix
 
-__all__ = ["measure"]
-
 
 def measure(args: argparse.Namespace) -> int:
     """Measures the links between ranks, and has rank 0 show them."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from drivetrain_fabric.topology._sysfs import PciTree
 
-__all__ = ["read_nics"]
-
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*Gb/sec")
 _NO_GID = re.compile(r"[0:]*")
 # Of `type` of an interface: what else there is, is loopback and tunnels.

@@ -9,8 +9,6 @@ from typing import Any, Protocol, cast
 
 from drivetrain_fabric.topology._parts import Gpu, NvLink, NvSwitch, PciLink, PciSlot
 
-__all__ = ["Nvml", "NvmlFacts", "read_nvml"]
-
 _INSTALL = "pip install 'drivetrain-fabric[nvml]'"
 _MAX_LINKS = 36
 _IS_SWITCH = 2

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from drivetrain_fabric.topology._matrix import LinkMatrix
 
-__all__ = ["ring_cost", "ring_order"]
-
 _MOST_FOR_ALL = 8
 _Costs = list[list[float]]
 

@@ -4,20 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "Gpu",
-    "HostBridge",
-    "HostParts",
-    "Nic",
-    "NumaNode",
-    "NvLink",
-    "NvSwitch",
-    "PciBridge",
-    "PciLink",
-    "PciSlot",
-    "RdmaPort",
-]
-
 # Bits that reach the other side of 1 bit sent: 8b/10b coding, 128b/130b, then flits.
 _CODING = ((5.0, 0.8), (32.0, 128 / 130), (float("inf"), 236 / 256))
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.topology._parts import Gpu, PciLink, PciSlot
     from drivetrain_fabric.topology._sysfs import PciTree
 
-__all__ = ["read_topology"]
-
 
 def read_topology(
     sysfs: str | os.PathLike[str] = "/sys",

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape, quoteattr
 
-__all__ = ["Sheet", "fit", "text_width"]
-
 _SANS = "system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif"
 _NARROW = frozenset(" .,:;'!|()[]ijlft/-")
 _WIDE = frozenset("mwMW@%")

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["PciTree", "entries", "read_int", "read_numa_nodes", "read_pci", "read_text"]
-
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _SPEED = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*GT/s")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["tournament"]
-
 
 def tournament(num_players: int) -> list[list[tuple[int, int]]]:
     """Returns the pairs of each round: one round less than players, if they are even.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.topology._graph import Topology
     from drivetrain_fabric.topology._parts import NumaNode, PciSlot
 
-__all__ = ["Branch", "Device", "NumaBranch", "numa_tree"]
-
 Device = Gpu | Nic
 
 

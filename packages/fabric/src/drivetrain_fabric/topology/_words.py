@@ -14,13 +14,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.topology._graph import Topology
     from drivetrain_fabric.topology._parts import NumaNode, PciSlot
 
-__all__ = [
-    "device_name",
-    "device_words",
-    "node_words",
-    "summary_words",
-]
-
 
 def device_name(device: Gpu | Nic) -> tuple[str, str]:
     """Returns what a device is called, and what it is.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.failures import Diagnosis, ErrorRecord, Response
 
-__all__ = ["run"]
-
 _KERNEL_BYTES = 1 << 20
 _NO_FAILURE = "no-failure"
 

@@ -9,8 +9,6 @@ from drivetrain_core.commands import deferred, integer
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["populate_diagnose_parser"]
-
 
 def populate_diagnose_parser(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command to its parser.

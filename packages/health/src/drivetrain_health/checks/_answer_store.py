@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["answer_store", "to_text"]
-
 
 def answer_store(
     store: Store, asked: Mapping[str, Any], most_s: float

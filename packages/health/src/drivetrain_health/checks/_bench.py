@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.checks._check_config import CheckConfig
 
-__all__ = ["Bench", "BenchResult"]
-
 _MODULE = "drivetrain_health.checks._measure_server"
 _MOST_BYTES = 1 << 16
 # torch is imported meanwhile, from a disk that may be busy with that on all nodes.

@@ -10,8 +10,6 @@ from drivetrain_health.checks._task import Found
 if TYPE_CHECKING:
     from drivetrain_health.checks._task import Task
 
-__all__ = ["measure"]
-
 
 def measure(task: Task) -> Found:
     """Returns the digest of the CPU, and how it contradicts itself."""

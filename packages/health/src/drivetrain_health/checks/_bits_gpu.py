@@ -11,8 +11,6 @@ from drivetrain_health.checks._task import Found
 if TYPE_CHECKING:
     from drivetrain_health.checks._task import Task
 
-__all__ = ["measure"]
-
 
 def measure(task: Task) -> Found:
     """Returns the digest of each GPU, and how they contradict themselves.

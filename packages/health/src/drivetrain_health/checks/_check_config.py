@@ -15,8 +15,6 @@ from drivetrain_health.decisions.node_results import NodeCheckConfig
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CheckConfig"]
-
 
 def _num_cores() -> int:
     return len(os.sched_getaffinity(0))

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["NodeReport", "check_node", "measure_node"]
-
 # Of the time of a round: what is left is for the others to hear of it.
 _SHARE = 0.9
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     Measure = Callable[[tuple[str, ...], Store], NodeReport]
 
-__all__ = ["Together", "check_nodes", "check_together", "confer"]
-
 
 class Together(NamedTuple):
     """What came of a check of several nodes.

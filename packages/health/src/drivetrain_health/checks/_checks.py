@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CHECKS", "Check"]
-
 
 class Check(NamedTuple):
     """One check of a node.

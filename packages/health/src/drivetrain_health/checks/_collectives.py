@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-__all__ = ["exchange", "patience"]
-
 # Rounds are many enough that one slow packet does not count, and few on a slow network.
 _NUM_WORDS = 1 << 19
 _NUM_ROUNDS = 4

@@ -12,8 +12,6 @@ from drivetrain_health.checks._task import CheckFailedError, Found, NotHereError
 if TYPE_CHECKING:
     from drivetrain_health.checks._task import Task
 
-__all__ = ["measure"]
-
 _BLOCK = bytes(range(256)) * 4096
 _NUM_BLOCKS = 8
 

@@ -13,8 +13,6 @@ from drivetrain_health.checks._task import CheckFailedError
 if TYPE_CHECKING:
     from drivetrain_health.checks._task import Found, Task
 
-__all__ = ["measure"]
-
 
 def measure(task: Task) -> Found:
     """Returns `network_all_gather_gb_per_s` and `network_all_reduce_gb_per_s`.

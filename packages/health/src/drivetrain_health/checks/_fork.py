@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Fork", "may_fork"]
-
 # They have threads of their own, which a fork would lack.
 _THREADED = {"grpc"}
 

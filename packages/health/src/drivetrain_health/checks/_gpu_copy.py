@@ -13,8 +13,6 @@ from drivetrain_health.checks._task import CheckFailedError, Found
 if TYPE_CHECKING:
     from drivetrain_health.checks._task import Task
 
-__all__ = ["measure"]
-
 _NUM_BYTES = 256 << 20
 
 

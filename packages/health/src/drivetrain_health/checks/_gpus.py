@@ -6,8 +6,6 @@ import torch
 
 from drivetrain_health.checks._task import NotHereError
 
-__all__ = ["gpus"]
-
 
 def gpus(at_least: int = 1) -> list[torch.device]:
     """Returns the GPUs that torch can use.

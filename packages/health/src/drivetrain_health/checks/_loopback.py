@@ -14,8 +14,6 @@ from drivetrain_health.checks._task import CheckFailedError, Found
 if TYPE_CHECKING:
     from drivetrain_health.checks._task import Task
 
-__all__ = ["measure"]
-
 _LOOPBACK = "127.0.0.1"
 _PARCEL = bytes(range(256)) * 1024
 _CONNECT_S = 5.0

@@ -30,8 +30,6 @@ from drivetrain_health.checks._parent_store import ParentStore
 from drivetrain_health.checks._task import CheckFailedError, NotHereError, Task
 from drivetrain_health.checks._want import want_of
 
-__all__ = ["serve"]
-
 _MOST_BYTES = 64
 _MOMENT_S = 1.0
 # The first that the kernel takes when memory runs out.

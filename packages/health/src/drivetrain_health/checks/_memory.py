@@ -12,8 +12,6 @@ from drivetrain_health.checks._task import CheckFailedError, Found
 if TYPE_CHECKING:
     from drivetrain_health.checks._task import Task
 
-__all__ = ["measure"]
-
 # More than the caches of a processor hold.
 _NUM_BYTES = 64 << 20
 

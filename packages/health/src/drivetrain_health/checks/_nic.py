@@ -11,8 +11,6 @@ from drivetrain_health.checks._task import Found, NotHereError
 if TYPE_CHECKING:
     from drivetrain_health.checks._task import Task
 
-__all__ = ["Port", "measure", "read_ports"]
-
 _DEVICES = Path("/sys/class/infiniband")
 
 

@@ -15,8 +15,6 @@ from drivetrain_health.checks._answer_store import to_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ParentStore"]
-
 _TIMEOUT = timedelta(seconds=300)
 
 

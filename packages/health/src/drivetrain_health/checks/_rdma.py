@@ -16,8 +16,6 @@ from drivetrain_health.checks._task import CheckFailedError, Found, NotHereError
 if TYPE_CHECKING:
     from drivetrain_health.checks._task import Task
 
-__all__ = ["measure", "rate_of"]
-
 _TOOL = "ib_write_bw"
 _DEVICES = Path("/sys/class/infiniband")
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["RoundTable"]
-
 
 class RoundTable:
     """The phases of one check, in a store that has seen no other one.

@@ -24,8 +24,6 @@ from drivetrain_core import ProgramError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BitReport", "probe_bits"]
-
 _BATCH, _LENGTH, _WIDTH, _HEADS = 4, 64, 128, 4
 _NUM_WORDS = 1 << 20
 # As 64-bit words: all zeros, all ones, and each bit unlike its neighbours.

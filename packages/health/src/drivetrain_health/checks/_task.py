@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["CheckFailedError", "Found", "NotHereError", "Task"]
-
 
 class NotHereError(DrivetrainError):
     """What is to be measured does not exist on this node; the message says why."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["tcp_rendezvous_store"]
-
 _CONNECT = timedelta(seconds=60)
 # How long the one that serves waits for others to take leave.
 _LEAVE = timedelta(seconds=10)

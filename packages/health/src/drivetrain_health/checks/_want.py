@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 
-__all__ = ["want_of"]
-
 _USED_UP = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 # What torch and CUDA say in errors that have no type of their own.
 _SAYS = (

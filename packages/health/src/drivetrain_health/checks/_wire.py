@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.checks._check_node import NodeReport
 
-__all__ = ["read_result", "write_result"]
-
 _MOST_CHARACTERS, _MOST_ENTRIES, _MOST_NAME = 1 << 16, 512, 300
 _TEXTS = ("network_failure", "received", "wrong_bits")
 _TABLES = ("failures", "digests", "not_made")

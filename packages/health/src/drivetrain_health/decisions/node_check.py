@@ -37,8 +37,6 @@ if TYPE_CHECKING:
         Statement,
     )
 
-__all__ = ["CheckVerdict", "Opinion", "Outcome", "judge"]
-
 # What happened so often was no accident; with so many witnesses it was not theirs.
 _TWICE = 2
 # The estimate of a deviation by fewer values says little.

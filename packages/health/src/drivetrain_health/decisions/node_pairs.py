@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from drivetrain_health.decisions.node_check import CheckVerdict
     from drivetrain_health.decisions.node_results import Groups
 
-__all__ = ["pair"]
-
 
 def pair(
     nodes: Sequence[str],

@@ -18,20 +18,6 @@ from drivetrain_core import ProgramError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = [
-    "Groups",
-    "NodeCheckConfig",
-    "Result",
-    "Statement",
-    "best_rates",
-    "disputed_bits",
-    "is_of_network",
-    "majority_digests",
-    "median_of",
-    "most_rounds",
-    "statements_of",
-]
-
 Groups = tuple[tuple[str, ...], ...]
 """The nodes that are checked together in one round; a node is in one group at most."""
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from drivetrain_health.decisions.node_check import CheckVerdict
     from drivetrain_health.decisions.node_results import Groups
 
-__all__ = ["NodeFault", "Rehearsal", "rehearse"]
-
 _USUAL = {"compute_gflops": 900.0, "memory_gb_per_s": 200.0}
 _NETWORK, _NETWORK_RATE = "network_all_gather_gb_per_s", 20.0
 _SLOWER = 0.3

@@ -8,8 +8,6 @@ from typing import Generic, TypeVar
 
 from drivetrain_core import ProgramError
 
-__all__ = ["Baseline"]
-
 _T = TypeVar("_T")
 _PARTS = 6
 

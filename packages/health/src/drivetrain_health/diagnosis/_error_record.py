@@ -21,8 +21,6 @@ from drivetrain_health.failures import ErrorRecord
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["install_error_record", "read_error_record", "write_error_record"]
-
 _FORMAT = "drivetrain-error"
 _MOST_BYTES = 1 << 20
 _MOST_TYPE, _MOST_MESSAGE, _MOST_TRACEBACK = 300, 8_000, 64_000

@@ -17,8 +17,6 @@ from drivetrain_health.failures import GpuReading
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["GpuWatch"]
-
 logger = logging.getLogger(__name__)
 
 _INSTALL = 'pip install "drivetrain-health[nvml]"'

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["KernelLog", "KernelMessage"]
-
 logger = logging.getLogger(__name__)
 
 # A record is given out whole, and is never longer.

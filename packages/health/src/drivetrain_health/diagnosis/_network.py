@@ -19,8 +19,6 @@ from drivetrain_health.failures import NicReading
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["NetworkSampler"]
-
 logger = logging.getLogger(__name__)
 
 # InfiniBand counts its data in units of four bytes.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["count_oom_kills"]
-
 
 def count_oom_kills(
     pid: int | str = "self", *, root: str | Path = "/sys/fs/cgroup", proc: str = "/proc"

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["read_output_tail"]
-
 
 def read_output_tail(path: str | Path, *, max_bytes: int = 1 << 16) -> str:
     r"""Returns the end of a file as text, beginning with a line.

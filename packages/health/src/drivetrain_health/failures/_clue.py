@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.failures._failure_class import FailureClass
 
-__all__ = ["Clue", "Sign", "clean_lines", "find_sign", "shortened"]
-
 _MOST_CHARACTERS = 300
 # Of a line that is longer, its two ends are looked at.
 _HALF_LINE = 2_000

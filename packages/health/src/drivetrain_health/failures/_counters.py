@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.failures._evidence import GpuReading, NicReading
 
-__all__ = ["clues_of_gpus", "clues_of_network"]
-
 _GPU, _LINK = FailureClass.GPU_HARDWARE, FailureClass.INTERCONNECT
 # One damaged packet is nothing; a bad cable or optic makes many.
 _MANY_ERRORS, _MANY_RETRANSMITS = 1_000, 10_000

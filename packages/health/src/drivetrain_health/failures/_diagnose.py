@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.failures._evidence import Evidence
 
-__all__ = ["diagnose"]
-
 # How failing hardware, of each class, makes workers end.
 _EXPLAINS = {
     FailureClass.INTERCONNECT: {

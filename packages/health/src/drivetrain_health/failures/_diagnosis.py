@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from drivetrain_health.failures._failure_class import FailureClass
 
-__all__ = ["Diagnosis", "Finding"]
-
 
 class Diagnosis(NamedTuple):
     """Why something has failed, and which node is to blame.

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from drivetrain_core import ProgramError
 from drivetrain_health.failures._health import Health
 
-__all__ = ["ErrorRecord", "Evidence", "GpuReading", "NicReading"]
-
 
 class ErrorRecord(NamedTuple):
     """The exception that has ended a worker.

@@ -13,8 +13,6 @@ from drivetrain_health.failures._tracebacks import find_place, headlines
 if TYPE_CHECKING:
     from drivetrain_health.failures._evidence import ErrorRecord
 
-__all__ = ["clue_of_error"]
-
 # Only a program raises these, whatever their message says.
 _PROGRAM_TYPES = frozenset({
     "ArithmeticError", "AssertionError", "AttributeError", "EOFError",

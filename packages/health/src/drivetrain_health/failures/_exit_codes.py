@@ -7,8 +7,6 @@ import signal
 from drivetrain_health.failures._clue import Clue
 from drivetrain_health.failures._failure_class import FailureClass
 
-__all__ = ["clue_of_exit_code", "signal_of"]
-
 _CRASH, _KILLED = FailureClass.CRASH, FailureClass.KILLED
 _SIGNALS = {
     signal.SIGSEGV: (_CRASH, "segfault"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["FailureClass"]
-
 
 class FailureClass(StrEnum):
     """What kind of thing has failed.

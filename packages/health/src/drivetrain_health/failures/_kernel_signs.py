@@ -9,8 +9,6 @@ from __future__ import annotations
 from drivetrain_health.failures._clue import Sign
 from drivetrain_health.failures._failure_class import FailureClass
 
-__all__ = ["CERTAIN", "EXPLAINING", "OUT_OF_MEMORY"]
-
 _GPU, _NODE = FailureClass.GPU_HARDWARE, FailureClass.NODE_HARDWARE
 _LINK, _STORAGE = FailureClass.INTERCONNECT, FailureClass.STORAGE
 

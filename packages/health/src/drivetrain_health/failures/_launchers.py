@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.failures._clue import Clue
 
-__all__ = ["clue_of_launcher"]
-
 _BLOCK = "Root Cause (first observed failure):"
 _END = re.compile(r"^[=-]{20,}$")
 _FIELD = re.compile(r"^  (rank|exitcode|traceback) {1,12}: (.{1,500})$")

@@ -16,8 +16,6 @@ from drivetrain_health.failures._failure_class import FailureClass
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["OUTPUT_SIGNS", "telling_lines"]
-
 # What a program tells of and survives; NCCL says "INFO" and "WARN" of all that it says.
 _PASSING = re.compile(
     r"^.{0,60}?\b(?:\w*warning|info|debug)\b(?!=)|\bretrying\b", re.IGNORECASE

@@ -23,16 +23,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.failures._diagnosis import Diagnosis
 
-__all__ = [
-    "LADDERS",
-    "Action",
-    "Incident",
-    "Ladder",
-    "Response",
-    "ResponseConfig",
-    "respond",
-]
-
 
 class Action(StrEnum):
     """What is done about a failure."""

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.failures._diagnosis import Diagnosis, Finding
 
-__all__ = ["root_cause"]
-
 # Of failures at about the same time, which one makes the others. Hardware that has proven
 # bad is believed first; a rank that hangs or was killed may be the cause of others, and a
 # rank that only lost its connections is believed last. Time decides within a row.

@@ -10,8 +10,6 @@ from drivetrain_health.failures._evidence import ErrorRecord
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["find_place", "find_tracebacks", "headlines"]
-
 # Launchers write before the lines of a worker: "[rank3]: ", "[worker/0] ".
 _BEGIN = re.compile(
     r"^((?:\[[^\]\n]{1,60}\]:? ?)?)(?:Original )?Traceback \(most recent call last\):$"

@@ -17,8 +17,6 @@ from drivetrain_health.failures._failure_class import FailureClass
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["clue_of_xid", "clues_of_xid_lines"]
-
 _GPU, _LINK = FailureClass.GPU_HARDWARE, FailureClass.INTERCONNECT
 _CRASH = FailureClass.CRASH
 _XIDS: dict[int, tuple[FailureClass, str]] = {

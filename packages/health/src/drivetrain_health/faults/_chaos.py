@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.faults._chaos_plan import ChaosSpec, Strike
 
-__all__ = ["KINDS", "Act", "Chaos", "Happening", "Player"]
-
 logger = logging.getLogger(__name__)
 
 Act = Callable[[Any, "Strike"], AbstractContextManager[object]]

@@ -13,8 +13,6 @@ from drivetrain_core import ProgramError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["ChaosSpec", "Strike", "plan_chaos", "strikes"]
-
 # What is over as soon as it is done.
 _INSTANT = frozenset({"kill"})
 

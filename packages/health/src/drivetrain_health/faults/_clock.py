@@ -20,8 +20,6 @@ from drivetrain_health.faults._privileges import find_compiler, require
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["skew_clock"]
-
 _VARIABLE = "DRIVETRAIN_FAULT_CLOCK"
 _SOURCE = Path(__file__).with_name("clock_skew.c")
 # So that a time of the wall clock is never small enough for one of the time since boot.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.faults._target import Target
 
-__all__ = ["SmallDisk", "limit_file_size", "small_disk"]
-
 _NO_SET_UID, _NO_DEVICES, _DETACH = 0x2, 0x4, 0x2
 _CHUNK_BYTES = 1 << 20
 

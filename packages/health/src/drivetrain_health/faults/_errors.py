@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from drivetrain_core import DrivetrainError
 
-__all__ = ["FaultError", "MissingPrivilegeError", "TargetGoneError"]
-
 
 class FaultError(DrivetrainError, OSError):
     """A fault cannot be made, or cannot be ended."""

@@ -8,8 +8,6 @@ from contextlib import suppress
 from drivetrain_health.faults._errors import FaultError, TargetGoneError
 from drivetrain_health.faults._target import Target, frozen, hold
 
-__all__ = ["kill"]
-
 _PATIENCE_S = 10.0
 
 

@@ -21,8 +21,6 @@ from drivetrain_health.faults._target import Held
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Namespace"]
-
 _NEW_NETWORK = 0x4000_0000  # CLONE_NEWNET
 _OWN = Path("/proc/thread-self/ns/net")
 _PATIENCE_S = 10.0

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from typing import Self
 
-__all__ = ["Network"]
-
 _SUBNET = "10.87.0"
 _MOST_NODES = 100
 # Of a device that there is not: what is sent to it reaches nobody.

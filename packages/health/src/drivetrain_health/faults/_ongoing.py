@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
-__all__ = ["Ongoing"]
-
 
 class Ongoing:
     """A fault that has begun; a context manager that heals it when its block is left.

@@ -12,8 +12,6 @@ from typing import NamedTuple
 from drivetrain_core import ProgramError
 from drivetrain_health.faults._errors import MissingPrivilegeError
 
-__all__ = ["call_libc", "find_compiler", "missing_because", "require"]
-
 # Their numbers in linux/capability.h.
 _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.faults._target import Held, Target
 
-__all__ = ["debt_after", "slow"]
-
 _TICK_S = 0.01
 # Who has slept may catch up on so much.
 _CREDIT_S = 0.1

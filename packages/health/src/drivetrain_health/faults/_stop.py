@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.faults._target import Target
 
-__all__ = ["stop"]
-
 
 @contextmanager
 def stop(target: Target, *, tree: bool = False) -> Iterator[None]:

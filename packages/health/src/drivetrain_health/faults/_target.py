@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Self
 
-__all__ = ["HasPid", "Held", "Target", "children_of", "frozen", "hold"]
-
 _PATIENCE_S = 10.0
 _POLL_S = 0.001
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from drivetrain_health.faults._chaos import Happening
 
-__all__ = ["main", "populate_parser"]
-
 _PATIENCE_S = 0.2
 
 

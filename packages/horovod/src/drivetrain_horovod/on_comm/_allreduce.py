@@ -16,25 +16,6 @@ from drivetrain_horovod.on_comm._state import world
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "check_op",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "reduce_in_place",
-]
-
 Average = "Average"
 """The mean over all ranks."""
 

@@ -14,13 +14,6 @@ from drivetrain_horovod.on_comm._process_sets import check_process_set
 from drivetrain_horovod.on_comm._state import world
 from drivetrain_horovod.on_comm._wire import check_root, check_same, gather_numbers
 
-__all__ = [
-    "allgather_object",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-]
-
 
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[Any],

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from drivetrain_horovod.on_comm._handles import Pending
 
-__all__ = ["Buckets", "cut"]
-
 _BUCKET_BYTES = 4 << 20
 
 

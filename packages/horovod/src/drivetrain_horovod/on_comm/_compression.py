@@ -6,8 +6,6 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Compression", "Compressor"]
-
 
 class Compressor(Protocol):
     """Makes a tensor smaller, and large again; users may bring their own."""

@@ -14,20 +14,6 @@ from drivetrain_horovod.on_comm._process_sets import check_process_set
 from drivetrain_horovod.on_comm._state import world
 from drivetrain_horovod.on_comm._wire import check_root, gather_numbers, gather_shapes
 
-__all__ = [
-    "allgather",
-    "allgather_async",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "join",
-    "reducescatter",
-    "start_broadcast",
-]
-
 
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: Any = None

@@ -10,8 +10,6 @@ from drivetrain_core import DistributedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Pending", "begin", "poll", "synchronize"]
-
 
 class Pending(NamedTuple):
     """A collective under way.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["DistributedOptimizer"]
-
 
 class _Distributed:
     """What is added to the class of the user's optimizer."""

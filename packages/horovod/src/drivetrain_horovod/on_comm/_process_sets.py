@@ -6,14 +6,6 @@ from typing import Any, NoReturn
 
 from drivetrain_core import DistributedError
 
-__all__ = [
-    "ProcessSet",
-    "add_process_set",
-    "check_process_set",
-    "global_process_set",
-    "remove_process_set",
-]
-
 global_process_set = "global"
 """The set of all ranks: the only one."""
 

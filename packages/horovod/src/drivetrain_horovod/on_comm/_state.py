@@ -21,22 +21,6 @@ from drivetrain_core import DistributedError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "NotInitializedError",
-    "World",
-    "cross_rank",
-    "cross_size",
-    "init",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "place_of",
-    "rank",
-    "shutdown",
-    "size",
-    "world",
-]
-
 # Launchers' names for local rank, local size, cross rank and cross size.
 _NAMES = (
     ("LOCAL_RANK", "HOROVOD_LOCAL_RANK"),

@@ -14,8 +14,6 @@ from drivetrain_horovod.on_comm._state import world
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["check_root", "check_same", "gather_numbers", "gather_shapes"]
-
 _MOST_DIMS = 12
 
 

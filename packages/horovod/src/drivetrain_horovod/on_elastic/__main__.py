@@ -21,8 +21,6 @@ from drivetrain_horovod.on_elastic._runtime import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the script, and returns the exit status.

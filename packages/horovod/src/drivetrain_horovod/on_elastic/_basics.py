@@ -7,18 +7,6 @@ import os
 from drivetrain_core import ProgramError
 from drivetrain_horovod.on_elastic._runtime import begin, end, found, runtime
 
-__all__ = [
-    "cross_rank",
-    "cross_size",
-    "init",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "rank",
-    "shutdown",
-    "size",
-]
-
 
 def init(comm: object = None, process_sets: object = None) -> None:
     """Meets the other processes; further calls do nothing.

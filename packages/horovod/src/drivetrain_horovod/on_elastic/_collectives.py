@@ -21,26 +21,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "ReduceOp",
-    "Sum",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "share_state",
-]
-
 
 class ReduceOp(Enum):
     """What becomes of the values of all ranks."""

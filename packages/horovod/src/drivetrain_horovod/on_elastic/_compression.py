@@ -9,8 +9,6 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Compression"]
-
 
 class _Exact:
     dtype: torch.dtype | None = None

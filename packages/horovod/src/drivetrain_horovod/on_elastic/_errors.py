@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from drivetrain_core import DistributedError
 
-__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "NotInitializedError"]
-
 
 class HorovodInternalError(DistributedError, RuntimeError):
     """A collective operation was broken off: a rank is lost, as a rule."""

@@ -10,8 +10,6 @@ from drivetrain_core import ProgramError
 from drivetrain_horovod import on_elastic
 from drivetrain_horovod.on_elastic import _errors, elastic
 
-__all__ = ["put_names"]
-
 _NAMES: dict[str, ModuleType | None] = {
     "horovod": None,
     "horovod.common": None,

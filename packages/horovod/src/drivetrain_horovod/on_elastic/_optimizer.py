@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["DistributedOptimizer"]
-
 _BUCKET_BYTES = 25 << 20
 
 

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic.extending import RankAssignment
 
-__all__ = ["Claim", "Place", "agree_on_place"]
-
 
 class Claim(NamedTuple):
     """What a rank says of its state as it enters a world.

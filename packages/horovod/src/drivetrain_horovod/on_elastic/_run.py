@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from drivetrain_horovod.on_elastic._runtime import Runtime
     from drivetrain_horovod.on_elastic._state import State
 
-__all__ = ["run"]
-
 logger = logging.getLogger(__name__)
 
 _ResultT = TypeVar("_ResultT")

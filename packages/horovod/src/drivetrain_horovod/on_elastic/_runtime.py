@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-__all__ = ["Options", "Runtime", "begin", "end", "found", "options", "runtime"]
-
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0

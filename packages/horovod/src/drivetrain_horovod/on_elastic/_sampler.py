@@ -13,8 +13,6 @@ from drivetrain_horovod.on_elastic._runtime import runtime
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sized
 
-__all__ = ["ElasticSampler"]
-
 
 class ElasticSampler(Sampler[int]):
     """Deals the samples of an epoch to the ranks that there are.

@@ -17,8 +17,6 @@ from drivetrain_horovod.on_elastic._runtime import runtime
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["HostUpdateResult", "ObjectState", "State"]
-
 
 class HostUpdateResult(IntFlag):
     """How the ranks of the next world differ from those of this one."""

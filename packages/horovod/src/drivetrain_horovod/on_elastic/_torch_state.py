@@ -14,14 +14,6 @@ from drivetrain_horovod.on_elastic._state import ObjectState
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "ModelStateHandler",
-    "OptimizerStateHandler",
-    "SamplerStateHandler",
-    "StateHandler",
-    "TorchState",
-]
-
 
 class StateHandler:
     """Keeps a copy of the state of something that has a `state_dict`.

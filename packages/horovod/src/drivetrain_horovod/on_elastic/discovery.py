@@ -17,15 +17,6 @@ from drivetrain_horovod.on_elastic._state import HostUpdateResult
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "Blacklist",
-    "FixedHosts",
-    "HostDiscovery",
-    "HostDiscoveryScript",
-    "HostManager",
-    "parse_hosts",
-]
-
 _HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.\-]*)(?::(\d{1,6}))?", re.ASCII)
 _PATIENCE_S = 30.0
 

@@ -39,8 +39,6 @@ from drivetrain_horovod.on_elastic.discovery import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["HostAgents", "agent_command", "main"]
-
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0

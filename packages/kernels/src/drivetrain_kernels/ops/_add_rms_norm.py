@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["OP", "add_rms_norm", "facts"]
-
 
 def add_rms_norm(
     x: Tensor,

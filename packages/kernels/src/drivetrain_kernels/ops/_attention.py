@@ -41,8 +41,6 @@ from drivetrain_kernels.ops._attention_plain import (
     reference_attention,
 )
 
-__all__ = ["MAX_TRITON_HEAD", "OP", "OP_NAME", "AttentionFacts", "attention", "facts"]
-
 OP_NAME = "attention"
 MAX_TRITON_HEAD = 256
 

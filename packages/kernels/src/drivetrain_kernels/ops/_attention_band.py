@@ -25,17 +25,6 @@ from drivetrain_kernels._fast_path import is_watched
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "MASKS",
-    "MASK_CACHE_BYTES",
-    "Band",
-    "MaskCache",
-    "Packed",
-    "cached_mask",
-    "resolve_band",
-    "shares_keys",
-]
-
 MASK_CACHE_BYTES = 128 << 20
 
 

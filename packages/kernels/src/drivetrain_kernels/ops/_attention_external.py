@@ -22,16 +22,6 @@ from drivetrain_kernels.ops._attention_band import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "FLASH",
-    "VARLEN",
-    "flash_attention",
-    "flash_missing",
-    "sdpa_attention",
-    "varlen_attention",
-    "varlen_missing",
-]
-
 VARLEN = "torch.nn.attention.varlen.varlen_attn"
 # The module of each FlashAttention, newest kernels first, and the least and the first too
 # large compute capability that it is for.

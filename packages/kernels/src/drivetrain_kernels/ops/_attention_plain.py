@@ -18,15 +18,6 @@ from drivetrain_kernels.ops._attention_band import (
     shares_keys,
 )
 
-__all__ = [
-    "MAX_BLOCK",
-    "MIN_BLOCK",
-    "attend",
-    "block_size",
-    "blocked_attention",
-    "reference_attention",
-]
-
 MIN_BLOCK = 32
 MAX_BLOCK = 256
 

@@ -2,6 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = ["EPS"]
-
 EPS = 1e-6  # as torch has it

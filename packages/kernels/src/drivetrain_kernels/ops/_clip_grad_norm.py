@@ -26,8 +26,6 @@ from drivetrain_kernels.ops._clip_epsilon import EPS
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["OP", "ClipFacts", "check_finite", "clip_grad_norm_", "facts"]
-
 _TRITON_FROM = 16  # tensors, from where on launches cost more than a table does
 
 

@@ -28,8 +28,6 @@ from drivetrain_kernels.ops._loss_options import (
     reduce_losses,
 )
 
-__all__ = ["OP", "OP_NAME", "CrossEntropyFacts", "cross_entropy", "facts"]
-
 OP_NAME = "cross_entropy"
 
 

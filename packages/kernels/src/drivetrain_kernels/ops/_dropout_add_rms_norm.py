@@ -35,8 +35,6 @@ from drivetrain_kernels.ops._philox import keep_mask
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-__all__ = ["OP", "dropout_add_rms_norm", "facts"]
-
 _OP = "dropout_add_rms_norm"
 
 

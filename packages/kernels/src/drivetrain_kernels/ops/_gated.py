@@ -28,14 +28,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "GatedFacts",
-    "gated_example",
-    "gated_facts",
-    "gated_op",
-    "triton_refuses",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatedFacts:

@@ -17,8 +17,6 @@ from drivetrain_kernels.ops._gated import GatedFacts, gated_facts, gated_op
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["OP", "facts", "geglu"]
-
 
 def geglu(
     gate: Tensor, up: Tensor, *, approximate: str = "tanh", impl: str = "auto"

@@ -32,8 +32,6 @@ from drivetrain_kernels.ops._norm_rows import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["OP", "facts", "layer_norm"]
-
 
 def layer_norm(
     x: Tensor,

@@ -53,8 +53,6 @@ from drivetrain_kernels.ops._vocab_parallel import (
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["OP", "OP_NAME", "LinearCrossEntropyFacts", "facts", "linear_cross_entropy"]
-
 OP_NAME = "linear_cross_entropy"
 
 

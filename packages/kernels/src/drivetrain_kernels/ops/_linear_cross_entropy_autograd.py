@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 
     from drivetrain_kernels.ops._vocab_parallel import Shard
 
-__all__ = [
-    "NAMESPACE",
-    "SCALED_ROWS",
-    "linear_cross_entropy_losses",
-    "linear_cross_entropy_total",
-]
-
 NAMESPACE = "drivetrain_kernels"
 SCALED_ROWS = 4096
 

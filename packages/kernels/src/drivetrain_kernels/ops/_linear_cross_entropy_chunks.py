@@ -27,18 +27,6 @@ if TYPE_CHECKING:
 
     from drivetrain_kernels.ops._vocab_parallel import Shard
 
-__all__ = [
-    "BLOCK_BYTES",
-    "BUFFER_BYTES",
-    "GPU_BLOCK_BYTES",
-    "GPU_BUFFER_BYTES",
-    "MIN_BLOCK_ROWS",
-    "MIN_TOKENS",
-    "Gradients",
-    "chunk_size",
-    "run_chunks",
-]
-
 # Of logits in a chunk. On a CPU more would leave the caches without need; on a GPU less
 # makes the matrix products small, and the weight's wide gradient is read and written for
 # each chunk. An H200 took 54, 48 and 46 ms with 0.5, 1 and 2 GiB, for 8,192 tokens, a

@@ -16,8 +16,6 @@ from drivetrain_kernels._accumulation import accumulation_dtype
 if TYPE_CHECKING:
     from drivetrain_kernels.ops._vocab_parallel import Shard
 
-__all__ = ["PlainStep", "Problem", "Step", "TritonStep", "item_bytes", "make_step"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:

@@ -24,14 +24,6 @@ from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._check import check_number, check_whole
 from drivetrain_kernels._errors import IndexRangeError, OptionError
 
-__all__ = [
-    "LossOptions",
-    "Reduction",
-    "check_target_range",
-    "class_losses",
-    "reduce_losses",
-]
-
 Reduction = Literal["mean", "sum", "none"]
 
 

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["OP", "MoEFacts", "MoEResult", "facts", "moe"]
-
 _ALIGNMENT_BYTES = 16
 
 

@@ -20,8 +20,6 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["grouped_gemm", "split_gemm"]
-
 
 # As operators of their own, since torch traces its grouped one in bfloat16 only.
 @torch.library.custom_op("drivetrain_kernels::grouped_gemm", mutates_args=())

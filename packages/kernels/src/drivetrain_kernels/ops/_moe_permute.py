@@ -16,17 +16,6 @@ from torch import Tensor
 
 from drivetrain_kernels._accumulation import accumulation_dtype
 
-__all__ = [
-    "Order",
-    "combine_rows",
-    "gather_tokens",
-    "permute",
-    "sort_by_expert",
-    "spread_rows",
-    "sum_rows",
-    "unpermute",
-]
-
 
 class Order(NamedTuple):
     """A stable order of assignments by expert.

@@ -26,8 +26,6 @@ from drivetrain_kernels._check import autocast_dtype
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SCORES", "Routing", "route"]
-
 SCORES = ("softmax", "sigmoid")
 _LEAST_SUM = 1e-20  # its inverse is far from overflowing, also in gradients
 

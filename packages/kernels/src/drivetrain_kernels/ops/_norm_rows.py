@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = [
-    "MAX_COLUMNS",
-    "NormFacts",
-    "norm_facts",
-    "run_triton",
-    "triton_refuses",
-]
-
 MAX_COLUMNS = 65536  # of a row that one program keeps on chip
 _CASTS = ("input", "float32")
 

@@ -41,16 +41,6 @@ from drivetrain_kernels.ops._swiglu import swiglu
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "ACTIVATIONS",
-    "NORMS",
-    "OP",
-    "BlockFacts",
-    "added_product",
-    "facts",
-    "parallel_block",
-]
-
 NORMS = ("rms", "layer")
 ACTIVATIONS = {"swiglu": swiglu, "geglu": geglu}
 

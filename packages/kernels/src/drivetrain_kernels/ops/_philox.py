@@ -14,8 +14,6 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["keep_mask", "threshold"]
-
 _WORD = 0xFFFFFFFF
 _ROUND_A, _ROUND_B = 0xD2511F53, 0xCD9E8D57
 _KEY_A, _KEY_B = 0x9E3779B9, 0xBB67AE85

@@ -37,15 +37,6 @@ from drivetrain_kernels.ops._rms_norm_eager import RowsNorm
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "OP",
-    "eager_automatic",
-    "eager_refuses",
-    "facts",
-    "rms_norm",
-    "torch_refuses",
-]
-
 _EAGER_FROM = 2**17  # elements; below, both take the same time
 
 

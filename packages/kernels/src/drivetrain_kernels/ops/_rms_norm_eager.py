@@ -16,8 +16,6 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["RowsNorm"]
-
 
 class RowsNorm(torch.autograd.Function):
     """RMSNorm of `x` with a weight, in the dtype of `x`."""

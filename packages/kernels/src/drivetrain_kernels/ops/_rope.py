@@ -47,8 +47,6 @@ from drivetrain_kernels.ops._rope_tables import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["OP", "RopeFacts", "facts", "rope"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeFacts:

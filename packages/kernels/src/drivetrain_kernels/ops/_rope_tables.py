@@ -17,8 +17,6 @@ from drivetrain_kernels._fast_path import is_watched
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["counted_tables", "packed_positions", "rope_tables"]
-
 _NUM_KEPT = 16  # tables in use at a time
 
 _kept: dict[tuple[int, int, float, torch.device], tuple[Tensor, Tensor]] = {}

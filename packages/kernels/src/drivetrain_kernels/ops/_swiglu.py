@@ -16,8 +16,6 @@ from drivetrain_kernels.ops._gated import GatedFacts, gated_facts, gated_op
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["OP", "facts", "swiglu"]
-
 
 def swiglu(gate: Tensor, up: Tensor, *, impl: str = "auto") -> Tensor:
     """Returns `silu(gate) * up`.

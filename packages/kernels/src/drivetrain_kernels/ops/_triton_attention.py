@@ -23,8 +23,6 @@ from drivetrain_kernels.ops._triton_attention_kernels import (
 if TYPE_CHECKING:
     from drivetrain_kernels.ops._attention_band import Band, Packed
 
-__all__ = ["INTERPRETED_BLOCK", "MAX_PROGRAMS", "NO_BOUND", "triton_attention"]
-
 NO_BOUND = -1
 INTERPRETED_BLOCK = 32
 MAX_PROGRAMS = 2**31 - 1

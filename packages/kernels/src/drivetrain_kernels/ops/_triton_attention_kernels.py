@@ -21,13 +21,6 @@ import triton.language as tl
 from drivetrain_kernels._triton_blocks import round_to
 from drivetrain_kernels.ops._triton_cross_entropy import soft_capped
 
-__all__ = [
-    "LOG2_E",
-    "backward_keys_kernel",
-    "backward_queries_kernel",
-    "forward_kernel",
-]
-
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 

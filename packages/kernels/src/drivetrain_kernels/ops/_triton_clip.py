@@ -24,8 +24,6 @@ from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._triton_blocks import TRITON_DTYPES, on_device_of, round_to
 from drivetrain_kernels.ops._clip_epsilon import EPS
 
-__all__ = ["scale", "total_norm"]
-
 _CHUNK = 65536
 _BLOCK = 2048
 _INTERPRETED_BLOCK = 16384

@@ -32,14 +32,6 @@ from drivetrain_kernels._triton_blocks import (
 if TYPE_CHECKING:
     from drivetrain_kernels.ops._loss_options import LossOptions
 
-__all__ = [
-    "MAX_BLOCK",
-    "class_gradients_into",
-    "class_losses_of",
-    "cross_entropy_triton",
-    "soft_capped",
-]
-
 MAX_BLOCK = 4096
 # An H200 took 285 us for 4,096 rows of 128,256 classes, and 314 with twice as many.
 _FORWARD_WARPS = 4

@@ -33,8 +33,6 @@ from drivetrain_kernels._triton_blocks import (
     tanh,
 )
 
-__all__ = ["gated"]
-
 _BLOCK = 1024
 _INTERPRETED_BLOCK = 8192
 

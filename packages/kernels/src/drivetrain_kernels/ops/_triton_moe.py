@@ -29,8 +29,6 @@ from drivetrain_kernels._triton_blocks import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["spread_rows", "sum_rows"]
-
 
 @triton.jit
 def _sum_kernel(

@@ -36,8 +36,6 @@ from drivetrain_kernels._triton_blocks import (
 )
 from drivetrain_kernels.ops._philox import threshold
 
-__all__ = ["norm"]
-
 # Rows that are on their way while one is computed, and the shared memory they may take:
 # two programs of it fit a multiprocessor of any GPU with asynchronous copies. An H200 took
 # 60 us instead of 82 for the backward of 8,192 rows of 4,096 columns in bfloat16.

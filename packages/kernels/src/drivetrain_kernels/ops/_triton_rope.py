@@ -26,8 +26,6 @@ from drivetrain_kernels._triton_blocks import (
     round_to,
 )
 
-__all__ = ["rotate"]
-
 
 @triton.jit
 def _kernel(

@@ -16,8 +16,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Shard", "copy_to_shards", "shard_of", "sum_over_shards"]
-
 
 class Shard:
     """This rank's rows of the vocabulary, and the reductions over all of them.

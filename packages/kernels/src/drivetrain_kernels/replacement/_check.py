@@ -18,8 +18,6 @@ from drivetrain_kernels.replacement._trial_copy import trial_copy
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["TOLERANCES", "disagreement", "sample_input"]
-
 TOLERANCES = {
     torch.float64: 1e-12,
     torch.float32: 1e-5,

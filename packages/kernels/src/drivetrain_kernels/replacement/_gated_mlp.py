@@ -14,8 +14,6 @@ from drivetrain_kernels.replacement._identify import OpMatch, Standin, method
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["gated_mlp_matches"]
-
 _THREE = (
     ("gate_proj", "up_proj", "down_proj"),
     ("w1", "w3", "w2"),

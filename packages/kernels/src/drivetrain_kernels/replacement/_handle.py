@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["Left", "Replaced", "Replacement"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replaced:

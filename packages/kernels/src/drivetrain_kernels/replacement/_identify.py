@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from drivetrain_kernels._dispatch import Op
 
-__all__ = ["OpMatch", "Standin", "is_standin", "method", "norm_eps"]
-
 Standin = Callable[..., Any]
 """A function that is bound to a module in place of its `forward`."""
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from drivetrain_kernels.ops._cross_entropy import CrossEntropyFacts
 
-__all__ = ["ATTRIBUTE", "causal_loss", "head_of", "loss_disagreement", "loss_facts"]
-
 ATTRIBUTE = "_loss_function"
 _VOCABULARY = 19
 

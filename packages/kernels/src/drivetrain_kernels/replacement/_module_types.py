@@ -23,8 +23,6 @@ from drivetrain_kernels.ops import (
     _swiglu,
 )
 
-__all__ = ["KINDS", "known_to_be_left", "matches_for"]
-
 KINDS: dict[str, Op[Any]] = {
     "cross_entropy": _cross_entropy.OP,
     "geglu": _geglu.OP,

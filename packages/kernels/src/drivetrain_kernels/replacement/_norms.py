@@ -15,8 +15,6 @@ from drivetrain_kernels.replacement._identify import OpMatch, Standin, method, n
 if TYPE_CHECKING:
     from drivetrain_kernels.ops._norm_rows import NormFacts
 
-__all__ = ["layer_norm_matches", "rms_norm_matches"]
-
 
 def rms_norm_matches(module: nn.Module) -> list[OpMatch]:
     """Returns how a module might be an RMSNorm; empty if its structure says no.

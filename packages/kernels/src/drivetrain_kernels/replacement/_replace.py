@@ -37,8 +37,6 @@ from drivetrain_kernels.replacement._trial_copy import trial_copy
 if TYPE_CHECKING:
     from drivetrain_kernels.replacement._identify import OpMatch
 
-__all__ = ["replace"]
-
 _PLAIN = frozenset({"reference", "torch"})
 """What a model computes anyhow; where auto takes these there is nothing to gain."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["trial_copy"]
-
 _COLLECTIONS = (list, dict, set, bytearray)
 _HOOKS = frozenset(
     name

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-__all__ = ["repeated_blocks"]
-
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """Returns the members of every list of two or more modules of one class.

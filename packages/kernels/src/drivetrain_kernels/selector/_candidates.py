@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from drivetrain_kernels.replacement._handle import Replacement
     from drivetrain_kernels.selector._workload import Workload
 
-__all__ = ["BACKEND", "CANDIDATES", "EAGER", "Candidate", "Installed", "candidates_for"]
-
 EAGER = "eager"
 BACKEND = "backend:"
 

@@ -25,8 +25,6 @@ from torch._dynamo.exc import TorchDynamoException
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Compilation", "CompileLog", "OutOfTimeError", "first_line"]
-
 logger = logging.getLogger(__name__)
 _numbers = itertools.count(1)
 

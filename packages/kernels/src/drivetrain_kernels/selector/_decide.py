@@ -8,16 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "MIN_GAIN",
-    "Decision",
-    "Trial",
-    "decide",
-    "slowest",
-    "whole_compile_s",
-    "worth_compiling",
-]
-
 MIN_GAIN = 0.02
 """The least part of a step that a candidate must save to be taken."""
 

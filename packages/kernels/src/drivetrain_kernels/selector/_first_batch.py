@@ -11,8 +11,6 @@ from torch.utils import _pytree as pytree
 from drivetrain_core import undisturbed
 from drivetrain_kernels._errors import SelectionError
 
-__all__ = ["first_batch"]
-
 
 def first_batch(loader: Iterable[Any], device: torch.device) -> Any:
     """Returns the first batch that a new pass over a loader gives, on a device.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["install", "install_fastest"]
-
 
 def install(module: nn.Module, name: str) -> Installed:
     """Lets a module run a candidate from now on, and returns what switches it off.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from drivetrain_kernels.selector._candidates import Installed
     from drivetrain_kernels.selector._workload import Workload
 
-__all__ = ["Probe", "probe", "synchronize"]
-
 _MAX_PASSES = 4
 _LOGGERS = ("torch._dynamo", "torch._inductor")
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["MAX_ROUNDS", "MIN_ROUNDS", "Timing", "is_settled", "race", "spread"]
-
 MIN_ROUNDS = 7
 MAX_ROUNDS = 61
 _HOPELESS = 1.05  # times eager, at the lower end of the interval

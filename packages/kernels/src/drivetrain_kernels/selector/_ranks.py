@@ -14,8 +14,6 @@ from drivetrain_kernels.selector._decide import Trial, slowest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["agreed_text", "agreed_trials"]
-
 
 def agreed_trials(
     trials: Sequence[Trial], group: dist.ProcessGroup | None, failure: str = ""

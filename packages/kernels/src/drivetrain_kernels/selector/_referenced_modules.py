@@ -12,8 +12,6 @@ from torch import nn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["referenced_modules"]
-
 _MOST_OBJECTS = 10_000
 _MOST_ITEMS = 1_000  # more is data
 

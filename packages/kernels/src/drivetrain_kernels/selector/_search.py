@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from drivetrain_kernels.selector._verify import Reference
     from drivetrain_kernels.selector._workload import Workload
 
-__all__ = ["Search"]
-
 _SAMPLE_S = 0.005  # a sample runs at least this long, or a clock's tick would show
 _RACE_SHARE = 0.35  # of the budget is kept for timing
 _FIRST_COMPILE_S = 3.0  # what the smallest model takes, and then by module

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from drivetrain_kernels.selector._compiled import Compilation
     from drivetrain_kernels.selector._decide import Trial
 
-__all__ = ["Selected", "select"]
-
 logger = logging.getLogger(__name__)
 
 # After the commit a loop may still meet a last, smaller batch and an evaluation. Dynamo

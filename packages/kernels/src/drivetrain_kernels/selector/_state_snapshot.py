@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from drivetrain_kernels.selector._workload import Workload
 
-__all__ = ["require_unchanged_parameters", "state_snapshot"]
-
 # What candidates set on a module, and take away themselves.
 _OURS = frozenset({"_compiled_call_impl", "forward"})
 

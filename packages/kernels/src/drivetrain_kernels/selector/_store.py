@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from drivetrain_kernels.selector._workload import Workload
 
-__all__ = ["Record", "fingerprint", "load", "save", "store_folder"]
-
 logger = logging.getLogger(__name__)
 _VERSION = 1
 

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     from drivetrain_kernels.selector._decide import Trial
 
-__all__ = ["table"]
-
 _HEADER = ("candidate", "status", "compile s", "step ms", "of eager", "graphs", "why")
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from drivetrain_kernels.selector._workload import Workload
 
-__all__ = ["Outcome", "Reference", "difference", "reference_of", "spread_difference"]
-
 # Relative to the norm; several times the rounding of a sum of some thousand terms.
 _FLOORS = {
     torch.float64: 1e-10,

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["WINDOW", "Watch", "verdict"]
-
 logger = logging.getLogger(__name__)
 
 WINDOW = 32

@@ -12,8 +12,6 @@ from torch.utils import _pytree as pytree
 from drivetrain_kernels._errors import SelectionError
 from drivetrain_kernels.selector._referenced_modules import referenced_modules
 
-__all__ = ["LossFunction", "StepFunction", "Workload"]
-
 LossFunction = Callable[[Any, Any], Tensor]
 """Returns the scalar loss of (output, batch)."""
 

@@ -29,15 +29,6 @@ from drivetrain_memory.trace import (
 if TYPE_CHECKING:
     import argparse
 
-__all__ = [
-    "compare_traces",
-    "list_names",
-    "plot",
-    "replay_trace",
-    "save_trace",
-    "validate_snapshot",
-]
-
 _GIB = 2**30
 
 

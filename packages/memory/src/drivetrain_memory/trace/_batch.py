@@ -13,8 +13,6 @@ from drivetrain_memory.trace._format import MOST_BATCH, Operation, Trace
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["scalable"]
-
 # Of the ratio of the batches: what is routed at random is not quite proportional.
 _TOLERANCE = 0.1
 

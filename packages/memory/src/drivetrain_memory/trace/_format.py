@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["EVENT", "MOST_BATCH", "Builder", "Operation", "Trace"]
-
 EVENT = np.dtype(
     [
         ("operation", "u1"),

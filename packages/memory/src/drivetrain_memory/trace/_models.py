@@ -17,18 +17,6 @@ from torch.utils.checkpoint import checkpoint
 if TYPE_CHECKING:
     import random
 
-__all__ = [
-    "Attention",
-    "Block",
-    "Bottleneck",
-    "Decoder",
-    "Experts",
-    "FeedForward",
-    "LanguageModel",
-    "Linear",
-    "ResNet50",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LanguageModel:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from drivetrain_memory.trace._format import Trace
 
-__all__ = ["PATTERNS", "pattern"]
-
 _MIB = 2**20
 
 

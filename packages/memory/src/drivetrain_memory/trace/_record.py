@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from drivetrain_memory.trace._format import Trace
 
-__all__ = ["Recorder", "record"]
-
 
 class Recorder(TorchDispatchMode):
     """Writes down every storage that operators make, and when it goes.

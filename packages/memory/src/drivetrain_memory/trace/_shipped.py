@@ -6,8 +6,6 @@ from pathlib import Path
 
 from drivetrain_memory.trace._format import Trace
 
-__all__ = ["WORKLOADS", "workload"]
-
 WORKLOADS = {
     "llm-full": "all weights of a language model of 1.3 billion, with AdamW",
     "llm-full-varlen": "the same on sequences of varying length",

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from drivetrain_memory.trace._format import Trace
 
-__all__ = ["from_snapshot", "load_snapshot", "recorded_segments"]
-
 _SEGMENTS = {
     "segment_alloc": 1,
     "segment_map": 1,

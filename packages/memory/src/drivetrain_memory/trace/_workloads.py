@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from drivetrain_memory.trace._format import Trace
 
-__all__ = ["record_workload"]
-
 _GATHER_STREAM = 1
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from drivetrain_optim.batched._scalars import Number
     from drivetrain_optim.batched._work import Work
 
-__all__ = ["AGD"]
-
 _UPDATES = {
     "loop": update_loop,
     "foreach": update_foreach,

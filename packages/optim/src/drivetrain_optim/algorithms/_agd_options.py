@@ -18,8 +18,6 @@ from drivetrain_optim.checks._options import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["AGD_OPTIONS", "DELTA_PRESETS"]
-
 DELTA_PRESETS: Mapping[str, float] = {
     "default": 1e-5,
     "cnn": 1e-8,

@@ -21,14 +21,6 @@ if TYPE_CHECKING:
 
     from drivetrain_optim.batched._columns import Columns
 
-__all__ = [
-    "AgdScalars",
-    "agd_scalars",
-    "update_capturable",
-    "update_foreach",
-    "update_loop",
-]
-
 
 class AgdScalars(NamedTuple):
     """What one step of AGD needs besides tensors, in the order of `csrc/row.hpp`.

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from drivetrain_optim.batched._scalars import Number
     from drivetrain_optim.batched._work import Work
 
-__all__ = ["LAMB"]
-
 
 class LAMB(BatchedOptimizer):
     """Scales Adam's step for each parameter by a trust ratio, for very large batches.

@@ -21,8 +21,6 @@ from drivetrain_optim.checks._options import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LAMB_OPTIONS", "LAMB_PRESETS"]
-
 
 def _is_range(value: object) -> bool:
     if not (isinstance(value, tuple | list) and len(value) == 2):

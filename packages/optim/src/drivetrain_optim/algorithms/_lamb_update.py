@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 
     from drivetrain_optim.batched._columns import Columns
 
-__all__ = [
-    "LambScalars",
-    "apply_foreach",
-    "apply_loop",
-    "lamb_scalars",
-    "moments_foreach",
-    "moments_loop",
-    "trust_ratios",
-]
-
 
 class LambScalars(NamedTuple):
     """What one step of LAMB needs besides tensors, in the order of `csrc/row.hpp`.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = ["Batch", "Entry", "Kind", "batch_limit", "split_by_size"]
-
 _STEP = itemgetter("step")
 _ItemT = TypeVar("_ItemT")
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from drivetrain_optim.batched._scalars import Number
     from drivetrain_optim.checks._options import Rule
 
-__all__ = ["BatchedOptimizer"]
-
 
 class BatchedOptimizer(Optimizer, ABC):
     """An optimizer that steps its parameters in batches; a subclass has the equations.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from drivetrain_optim.batched._batch import Batch
     from drivetrain_optim.batched._scalars import Number
 
-__all__ = ["Columns"]
-
 
 @dataclass(frozen=True, slots=True)
 class Columns:

@@ -9,8 +9,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["mix"]
-
 
 def mix(values: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Returns 32 well-mixed bits for each value: the finalizer of MurmurHash3.

@@ -28,15 +28,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "Layout",
-    "Part",
-    "choice_for",
-    "make_layout",
-    "shards_of",
-    "step_device",
-]
-
 # What a layout depends on; a change of any other option needs no new one.
 _OPTIONS = (
     "amsgrad",

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from drivetrain_optim.batched._batch import Batch
     from drivetrain_optim.batched._work import Work
 
-__all__ = ["ShardSlots", "Shards", "grad_norm", "grad_scale"]
-
 Shards = tuple[Any, tuple[int, ...]]
 """A mesh and its dimensions over which a tensor is split."""
 

@@ -9,8 +9,6 @@ from drivetrain_optim._errors import HyperparameterError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PATHS", "Choice", "choose_path"]
-
 PATHS: Mapping[str, str] = {
     "loop": "one tensor at a time: the reference",
     "foreach": "multi-tensor operations of torch",

@@ -11,8 +11,6 @@ from drivetrain_optim.fused._table import is_dense
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["round_to_bfloat16_"]
-
 _MASK = 0xFFFFFFFF
 
 

@@ -12,15 +12,6 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "Number",
-    "in_dtype",
-    "inverse_or_zero",
-    "is_one",
-    "row_of",
-    "where_positive",
-]
-
 Number = Any
 """A float, or a tensor of one element or of one element a parameter."""
 

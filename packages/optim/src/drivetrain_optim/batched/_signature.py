@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["Signature"]
-
 
 class Signature:
     """What a list of tensors looked like when it was made; it keeps none of them.

@@ -15,14 +15,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "is_plain",
-    "load_moments",
-    "local_part",
-    "make_state",
-    "moment_dtype",
-]
-
 
 def moment_dtype(param: Tensor, state_dtype: str | None) -> torch.dtype:
     """Returns the dtype of a parameter's moments.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from drivetrain_optim.batched._scalars import Number
     from drivetrain_optim.fused._table import Table
 
-__all__ = ["Work"]
-
 
 class Work(NamedTuple):
     """One batch at one step.

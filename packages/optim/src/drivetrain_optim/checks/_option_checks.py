@@ -17,15 +17,6 @@ if TYPE_CHECKING:
 
     from drivetrain_optim.checks._options import Rule
 
-__all__ = [
-    "check_changed_options",
-    "check_combination",
-    "check_names",
-    "check_not_capturing",
-    "check_options",
-    "learning_rate",
-]
-
 
 def check_options(
     optimizer: str, rules: Mapping[str, Rule], options: Mapping[str, Any]

@@ -16,21 +16,6 @@ from drivetrain_optim._errors import HyperparameterError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "SHARED_OPTIONS",
-    "Rule",
-    "above_zero",
-    "at_least_zero",
-    "bound",
-    "checked",
-    "choice",
-    "flag",
-    "non_negative",
-    "optional",
-    "positive",
-    "rates",
-]
-
 
 class Rule(NamedTuple):
     """One option: its default, what is allowed, and what it means.

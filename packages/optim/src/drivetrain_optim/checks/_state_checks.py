@@ -14,12 +14,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "check_saved_groups",
-    "check_saved_state",
-    "check_state",
-]
-
 
 def check_saved_groups(
     optimizer: str, groups: Iterable[Mapping[str, Any]], needed: Sequence[str]

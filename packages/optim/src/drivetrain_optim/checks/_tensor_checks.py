@@ -14,13 +14,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "check_finite",
-    "check_parameters",
-    "parameter_names",
-    "params_with_gradients",
-]
-
 _DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 

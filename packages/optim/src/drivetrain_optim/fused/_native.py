@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "agd",
-    "grad_squares",
-    "instruction_set",
-    "lamb",
-    "lamb_apply",
-    "lamb_moments",
-    "missing_because",
-]
-
 _FILE = "drivetrain_optim.so"
 _PREFIX = "drivetrain_optim_v1_"
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from drivetrain_optim.batched._batch import Batch
 
-__all__ = ["COLUMNS", "DTYPE_CODES", "Table", "is_dense"]
-
 COLUMNS = (
     "weight",
     "grad",

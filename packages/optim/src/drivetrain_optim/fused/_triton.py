@@ -35,15 +35,6 @@ if TYPE_CHECKING:
     from drivetrain_optim.algorithms._agd_update import AgdScalars
     from drivetrain_optim.algorithms._lamb_update import LambScalars
 
-__all__ = [
-    "agd",
-    "find_fault",
-    "grad_squares",
-    "lamb_apply",
-    "lamb_moments",
-    "missing_because",
-]
-
 logger = logging.getLogger(__name__)
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")

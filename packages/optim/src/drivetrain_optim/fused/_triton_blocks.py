@@ -12,22 +12,6 @@ import triton.language as tl
 
 from drivetrain_optim.fused._table import COLUMNS
 
-__all__ = [
-    "addresses_of",
-    "clamp",
-    "is_full",
-    "load",
-    "load_weight",
-    "number",
-    "place_of",
-    "quotient",
-    "root",
-    "seed_of",
-    "store",
-    "store_weight",
-    "weighted",
-]
-
 _NUM_COLUMNS = tl.constexpr(len(COLUMNS))
 _WEIGHT = tl.constexpr(COLUMNS.index("weight"))
 _GRAD = tl.constexpr(COLUMNS.index("grad"))

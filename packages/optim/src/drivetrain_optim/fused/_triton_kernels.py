@@ -28,15 +28,6 @@ from drivetrain_optim.fused._triton_blocks import (
     weighted,
 )
 
-__all__ = [
-    "DTYPES",
-    "agd_kernel",
-    "grad_squares_kernel",
-    "lamb_apply_kernel",
-    "lamb_moments_kernel",
-    "sum_chunks_kernel",
-]
-
 DTYPES = {
     torch.float32: tl.float32,
     torch.float64: tl.float64,

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from drivetrain_optim.batched._work import Work
     from drivetrain_optim.fused._table import Table
 
-__all__ = ["Launcher", "is_capturing", "launcher", "split"]
-
 # A thread of 128 holds four elements of each tensor, sixteen bytes of float32: with
 # eight, Triton 3.6 takes 238 registers for AGD on sm_90 instead of 62, and too few
 # threads are in flight. The blocks of a chunk share one look-up of addresses.

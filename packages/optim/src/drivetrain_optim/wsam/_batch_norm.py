@@ -11,8 +11,6 @@ from torch.nn.parameter import is_lazy
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["RunningStatistics"]
-
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 

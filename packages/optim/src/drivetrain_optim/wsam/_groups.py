@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["GroupOptions", "check_base", "check_model"]
-
 _BASE, _STEP, _REUSES = "wsam_base", "wsam_step", "wsam_reuses_left"
 _PER_GROUP = ("rho", "gamma")
 

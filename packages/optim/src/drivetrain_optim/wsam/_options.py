@@ -17,8 +17,6 @@ from drivetrain_optim.checks._options import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["WSAM_OPTIONS"]
-
 
 def _below_one(value: object) -> bool:
     return at_least_zero(value) and value < 1  # type: ignore[operator]

@@ -25,19 +25,6 @@ if TYPE_CHECKING:
 
     _Gradients = dict[Tensor, Tensor]
 
-__all__ = [
-    "DIRECTION",
-    "Group",
-    "Pass",
-    "Plan",
-    "begin",
-    "check_scaler",
-    "check_stepped_by",
-    "given_gradients",
-    "local_grads",
-    "local_parts",
-]
-
 DIRECTION = "wsam_direction"
 """The name in a parameter's state of what `every_k > 1` reuses."""
 

@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     Scalar = Tensor | float
     _Tensors = list[Tensor] | tuple[Tensor, ...]
 
-__all__ = [
-    "Rounding",
-    "add_into_",
-    "clip_factor",
-    "combine_",
-    "descend_",
-    "dots",
-    "norms_squared",
-    "perturb_",
-    "sums",
-]
-
 
 class Rounding:
     """Rounds to a narrower dtype up or down at random, so that the mean is right.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     _Gradients = dict[Tensor, Tensor]
 
-__all__ = ["make_empty_state", "step_from_both", "step_from_one"]
-
 
 def step_from_both(plan: Plan, firsts: _Gradients, seconds: _Gradients) -> None:
     """Steps with both gradients; `firsts` are overwritten.

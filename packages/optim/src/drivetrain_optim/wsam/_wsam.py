@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.amp import GradScaler
 
-__all__ = ["WSAM"]
-
 
 class WSAM(Optimizer):
     """Minimizes the loss and, with a weight, its sharpness, by any base optimizer.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.collective_channel import CollectiveChannel
 
-__all__ = ["share_sequence"]
-
 _DIM = 1
 
 

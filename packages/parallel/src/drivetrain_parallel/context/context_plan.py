@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-__all__ = ["ContextPlan", "plan_context_parallel"]
-
 _MOST_TRIES = 8
 
 

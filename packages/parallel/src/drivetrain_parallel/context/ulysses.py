@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.collective_channel import CollectiveChannel
 
-__all__ = ["SharedAttention", "gather_sequence", "scatter_sequence", "sizes_of"]
-
 _HEADS, _POSITIONS = -3, -2
 
 

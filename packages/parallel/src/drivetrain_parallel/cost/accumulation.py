@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.cost.hardware import Hardware
     from drivetrain_parallel.cost.step_options import StepOptions
 
-__all__ = ["accumulation_s"]
-
 
 def accumulation_s(
     parameters: float,
@@ -33,7 +31,7 @@ def accumulation_s(
         options: How the step is run.
 
     Example:
-        >>> from drivetrain_core.parallel import MeshShape
+        >>> from drivetrain_core import MeshShape
         >>> from drivetrain_parallel.cost import (
         ...     Efficiency, Hardware, Path, StepOptions)
         >>> node = Hardware(name="one", devices_per_node=8, memory_bytes=80 * 10**9,

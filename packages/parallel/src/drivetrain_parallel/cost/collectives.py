@@ -17,16 +17,6 @@ from drivetrain_core.mesh_shape import AXES, MeshShape
 if TYPE_CHECKING:
     from drivetrain_parallel.cost.hardware import Hardware, Path
 
-__all__ = [
-    "Group",
-    "all_gather_s",
-    "all_reduce_s",
-    "all_to_all_s",
-    "axis_group",
-    "reduce_scatter_s",
-    "send_s",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Group:

@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.cost.model_profile import ModelProfile, Part
     from drivetrain_parallel.cost.step_options import StepOptions
 
-__all__ = [
-    "DataTraffic",
-    "context_s",
-    "data_traffic",
-    "exchange_s",
-    "message_s",
-    "tensor_s",
-]
-
 _ELEMENT_BYTES = 2
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.cost.model_profile import Matmul, Part
     from drivetrain_parallel.cost.step_options import StepOptions
 
-__all__ = ["Work", "part_work", "tokens_of"]
-
 _ELEMENT_BYTES = 2
 # How often unfused attention passes over its scores in a forward: the product writes
 # them, scaling, mask and softmax read and write, dropout again, the next product reads.

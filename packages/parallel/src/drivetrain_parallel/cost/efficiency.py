@@ -17,8 +17,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-__all__ = ["FITTED", "Efficiency", "efficiency_of"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Efficiency:

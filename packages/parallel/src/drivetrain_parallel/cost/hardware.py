@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services.cluster_spec import NodeGroup
 
-__all__ = ["Hardware", "Path", "Probes", "calibrate"]
-
 _MEMORY_LATENCY_S = 2e-6
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.cost.stages import Holding
     from drivetrain_parallel.cost.step_options import StepOptions
 
-__all__ = ["held_parameters", "predict_memory", "rank_parameters"]
-
 _ELEMENT_BYTES = 2
 # Workspaces of libraries. The driver's own memory is no part of what torch reserves.
 _FIXED_BYTES = 256 << 20
@@ -35,7 +33,7 @@ def held_parameters(profile: ModelProfile, shape: MeshShape, holding: Holding) -
     """Returns the parameters of a rank before data parallel, tied ones once.
 
     Example:
-        >>> from drivetrain_core.parallel import MeshShape
+        >>> from drivetrain_core import MeshShape
         >>> from drivetrain_parallel.cost import profile_transformer
         >>> from drivetrain_parallel.cost.stages import Holding
         >>> model = profile_transformer(layers=4, hidden=256, heads=4, vocab=512, seq=8)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from drivetrain_core.services.model_layout import DeviceRates
     from drivetrain_parallel.cost import Candidate, ModelProfile
 
-__all__ = ["MOST_MESHES", "hardware_of", "rank_meshes"]
-
 MOST_MESHES = 6
 """Meshes that are tried at most."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Matmul", "ModelProfile", "Part"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matmul:

@@ -25,8 +25,6 @@ from drivetrain_parallel.cost.model_profile import Matmul, ModelProfile, Part
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["profile_module"]
-
 _PROLOGUE, _EPILOGUE = -1, -2
 _PRODUCTS = (
     torch.ops.aten.mm.default,

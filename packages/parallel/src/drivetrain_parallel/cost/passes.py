@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.cost.stages import Holding
     from drivetrain_parallel.cost.step_options import StepOptions
 
-__all__ = ["Pass", "Passes", "part_pass", "passes_of"]
-
 # A backward is two forwards; that of fused attention computes the scores anew, which
 # makes five products for two.
 _BACKWARD = 2.0

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.cost.model_profile import ModelProfile
     from drivetrain_parallel.cost.step_options import StepOptions
 
-__all__ = ["Prediction", "check_mesh", "micro_batches_of", "predict"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
@@ -136,7 +134,7 @@ def predict(
     Example:
         >>> from drivetrain_parallel.cost import (
         ...     Hardware, Path, StepOptions, profile_transformer)
-        >>> from drivetrain_core.parallel import MeshShape
+        >>> from drivetrain_core import MeshShape
         >>> model = profile_transformer(layers=4, hidden=256, heads=4, vocab=512,
         ...     seq=128)
         >>> node = Hardware(name="A100", devices_per_node=8, memory_bytes=80 * 10**9,

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.cost.model_profile import ModelProfile
     from drivetrain_parallel.cost.predict import Prediction
 
-__all__ = ["SEARCHED", "Candidate", "Ranking", "Refused", "rank_meshes"]
-
 # Of a device's memory: the rest is the driver's, the collectives', and fragments.
 _USABLE = 0.92
 _MICRO_BATCHES = (1, 2, 4, 8, 16)

@@ -10,15 +10,6 @@ from dataclasses import dataclass
 
 from drivetrain_core import Code, PlanError
 
-__all__ = [
-    "SCHEDULES",
-    "Schedule",
-    "bubble",
-    "check_schedule",
-    "held_micro_batches",
-    "owner",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from drivetrain_core import Code, PlanError
 from drivetrain_parallel.cost.schedules import owner
 
-__all__ = ["Holding", "blocks_of_stages", "holdings"]
-
 
 class Holding(NamedTuple):
     """What one rank of a pipeline holds of the model.

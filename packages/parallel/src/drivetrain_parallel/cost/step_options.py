@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from drivetrain_core import Code, PlanError
 from drivetrain_parallel.cost.schedules import SCHEDULES
 
-__all__ = ["CHECKPOINTING", "StepOptions"]
-
 CHECKPOINTING = ("none", "selective", "full")
 """What is computed again in the backward: nothing, all but products, all of a block."""
 

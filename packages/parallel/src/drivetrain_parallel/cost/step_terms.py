@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.cost.stages import Holding
     from drivetrain_parallel.cost.step_options import StepOptions
 
-__all__ = ["TERMS", "step_terms"]
-
 TERMS = {
     "matmul": "products with weights",
     "attention": "attention",

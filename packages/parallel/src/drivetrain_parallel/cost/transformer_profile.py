@@ -5,8 +5,6 @@ from __future__ import annotations
 from drivetrain_core import Code, PlanError
 from drivetrain_parallel.cost.model_profile import Matmul, ModelProfile, Part
 
-__all__ = ["profile_transformer"]
-
 # Kernels of a forward pass through a block of an eager program: two norms, two residual
 # sums, four products, the reshapes and casts around attention.
 _KERNELS = 40

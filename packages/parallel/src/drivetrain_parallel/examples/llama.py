@@ -43,18 +43,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Accelerated
 
-__all__ = [
-    "BOUND",
-    "MESH",
-    "Job",
-    "Outcome",
-    "build",
-    "forward",
-    "main",
-    "train",
-    "train_alone",
-]
-
 MESH = {"pipeline": 2, "shard": 2, "tensor": 2}
 """Two stages, two parts of the data, two parts of each matrix: eight ranks."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.collective_channel import CollectiveChannel
 
-__all__ = ["run_experts"]
-
 
 class _GatherTokens(torch.autograd.Function):
     """Joins the tokens of all ranks; their gradients are summed where they came from."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.collective_channel import CollectiveChannel
 
-__all__ = ["distribute", "expert_parameters", "share_experts"]
-
 
 def expert_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
     """Returns the parameters of a layer of experts that hold one matrix an expert.

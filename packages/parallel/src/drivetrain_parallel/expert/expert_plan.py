@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["ExpertPlan", "plan_expert_parallel"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertPlan:

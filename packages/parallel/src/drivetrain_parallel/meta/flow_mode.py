@@ -15,8 +15,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FlowMode"]
-
 _META = torch.device("meta")
 
 

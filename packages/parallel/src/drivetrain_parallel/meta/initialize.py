@@ -19,8 +19,6 @@ from drivetrain_core.extending import find_blocks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Initializer", "draw_weights", "parts_of", "require_initializers"]
-
 Initializer = Callable[[nn.Module], object]
 """Sets the parameters of a module, as those that `nn.Module.apply` takes."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.meta.initialize import Initializer
     from drivetrain_parallel.state.parallelized_model import ParallelizedModel, Piece
 
-__all__ = ["allocate", "fill"]
-
 
 def allocate(models: Iterable[nn.Module], device: torch.device) -> None:
     """Gives all parameters on the meta device memory, in place; ties are kept.

@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.meta.initialize import Initializer
 
-__all__ = [
-    "build_meta_model",
-    "parameters_on_meta",
-    "require_meta_model",
-]
-
 _lock = threading.RLock()
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Context, TrainingState
 
-__all__ = ["LossParallel"]
-
 
 class LossParallel(BaseOptimization):
     """Leaves the head's output sharded over the vocabulary, up to the loss.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from drivetrain_core import Context, TrainingState
     from drivetrain_core.mesh_shape import MeshShape
 
-__all__ = ["Mesh"]
-
 _OPEN = Option(None, kind=int, minimum=1, optional=True)
 _ONE = Option(1, minimum=1)
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Choice, Config, Context, TrainingState
 
-__all__ = ["OverlapFirstGatherOptimization"]
-
 
 class OverlapFirstGatherOptimization(BaseOptimization):
     """Gathers the first parameters of FSDP while the next batch is loaded.

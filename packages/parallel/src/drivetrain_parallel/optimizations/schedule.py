@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Context, TrainingState
 
-__all__ = ["Schedule"]
-
 _KINDS = (
     "gpipe",
     "1f1b",

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Context, TrainingState
 
-__all__ = ["SequenceParallel", "needs_tensor_axis"]
-
 
 class SequenceParallel(BaseOptimization):
     """Keeps norms and the residual stream as shards of the sequence.

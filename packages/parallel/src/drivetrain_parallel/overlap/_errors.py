@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from drivetrain_core import DrivetrainError
 
-__all__ = ["OverlapError"]
-
 
 class OverlapError(DrivetrainError, ValueError):
     """A tensor, module or schedule is not one whose communication can be overlapped."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.overlap._rows import Rows
 
-__all__ = ["PATHS", "Path", "RowExchange", "sum_dtype"]
-
 Path = Literal["direct", "ring"]
 """How rows travel: from each rank to each, or from neighbour to neighbour."""
 

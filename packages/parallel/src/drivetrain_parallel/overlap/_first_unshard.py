@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["FirstUnshardLoader", "prefetch_first_unshard"]
-
 _Batch = TypeVar("_Batch")
 _logger = logging.getLogger(__name__)
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["Messages", "Round", "place_in"]
-
 
 @dataclass(frozen=True, slots=True)
 class Round:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.overlap._exchange import RowExchange
 
-__all__ = ["GatherProduct", "ScatterProduct"]
-
 _Gradients = tuple["torch.Tensor | None", ...]
 
 

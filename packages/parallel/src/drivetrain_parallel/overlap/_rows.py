@@ -7,8 +7,6 @@ from itertools import accumulate, pairwise
 
 from drivetrain_parallel.overlap._errors import OverlapError
 
-__all__ = ["Rows", "chunked_rows", "default_num_chunks"]
-
 # A chunk should take far longer on its way than the call that starts it (about 0.1 ms),
 # and there should be enough of them that the first and the last matter little.
 _CHUNK_BYTES = 512 << 10

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.pipelining import PipelineStage
 
-__all__ = ["DecoupledSchedule1F1B", "warmup_depth"]
-
 
 class DecoupledSchedule1F1B(Schedule1F1B):
     """`Schedule1F1B` with receives posted ahead, and sends that nobody waits for.

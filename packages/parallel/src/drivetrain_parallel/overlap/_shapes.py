@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-__all__ = ["DTYPES", "Offer", "agree", "disagreement", "require_matrices"]
-
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
 """The types whose products overlap; their order is what ranks tell each other."""
 

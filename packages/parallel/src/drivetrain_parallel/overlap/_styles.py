@@ -20,8 +20,6 @@ from drivetrain_parallel.overlap._tensor_parallel import (
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["OverlappedColwiseParallel", "OverlappedRowwiseParallel"]
-
 
 class OverlappedColwiseParallel(ColwiseParallel):
     """`ColwiseParallel(input_layouts=Shard(sequence_dim))`, overlapped.

@@ -18,8 +18,6 @@ from drivetrain_parallel.overlap._shapes import DTYPES, Offer, agree, require_ma
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["all_gather_matmul", "matmul_reduce_scatter"]
-
 _GATHER, _SCATTER = "all_gather_matmul", "matmul_reduce_scatter"
 
 

@@ -11,8 +11,6 @@ from drivetrain_core import Code, PlanError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["PipelineCosts", "balance", "stage_costs"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineCosts:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.pipeline.trace import BlockTrace
 
-__all__ = ["count_costs", "measure_costs"]
-
 _REPEATS = 3
 
 

@@ -9,8 +9,6 @@ import torch.distributed as dist
 
 from drivetrain_core import DistributedError, DrivetrainError
 
-__all__ = ["FailureBoard"]
-
 logger = logging.getLogger(__name__)
 
 _KEY = "drivetrain/pipeline/failure"

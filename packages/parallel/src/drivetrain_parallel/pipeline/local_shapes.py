@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.pipeline.stage import StageModule
 
-__all__ = ["learn_local_shapes", "may_send_parts"]
-
 
 def may_send_parts(stages: Sequence[StageModule]) -> bool:
     """Returns whether other ranks hold parts of these stages' parameters.

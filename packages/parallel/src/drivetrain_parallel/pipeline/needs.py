@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.pipeline.stage import StageModule
     from drivetrain_parallel.pipeline.trace import BlockTrace, ModuleResult
 
-__all__ = ["derive_plan", "keep_all"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Needs:

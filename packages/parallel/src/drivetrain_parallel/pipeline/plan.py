@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.pipeline.tree import Path
 
-__all__ = ["Boundary", "ModuleOutput", "PipelinePlan", "SharedParameter", "StagePlan"]
-
 _VERSION = 1
 
 

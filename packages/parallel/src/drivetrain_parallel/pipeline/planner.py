@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.pipeline.plan import PipelinePlan
 
-__all__ = ["plan_pipeline"]
-
 
 def plan_pipeline(
     model: nn.Module,

@@ -17,15 +17,6 @@ from drivetrain_core import Code, PlanError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "copy_structure",
-    "meta_twin",
-    "replace_module",
-    "shadow",
-    "shared_copy",
-    "without_memory",
-]
-
 
 def copy_structure(
     module: nn.Module,

@@ -10,16 +10,6 @@ from drivetrain_core import Code, PlanError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "SCHEDULES",
-    "ScheduleRules",
-    "check_micro_batches",
-    "schedule_rules",
-    "stage_owner",
-    "stages_of_rank",
-    "stages_per_rank",
-]
-
 
 def _fills_the_pipeline(num: int, num_ranks: int, num_stages: int) -> str:
     del num_ranks

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["StageRun", "find_shared", "prove", "run_in_turn", "stages_in_process"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageRun:

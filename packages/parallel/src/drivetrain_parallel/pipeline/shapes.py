@@ -34,8 +34,6 @@ if TYPE_CHECKING:
         PipelinePlan,
     )
 
-__all__ = ["BoundaryShapes", "TensorShape", "zero_parameter"]
-
 TensorShape = tuple[tuple[int, ...], torch.dtype]
 """The shape and dtype of a tensor."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.pipeline.plan import PipelinePlan, SharedParameter
     from drivetrain_parallel.pipeline.stage import StageModule
 
-__all__ = ["SharedGradients"]
-
 
 class SharedGradients:
     """Keeps the gradients of shared parameters equal on all stages that hold them.

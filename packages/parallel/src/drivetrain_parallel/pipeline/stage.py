@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.pipeline.plan import ModuleOutput, PipelinePlan
 
-__all__ = ["StageModule", "build_stages"]
-
 
 class StageModule(nn.Module):
     """Runs one stage's part of a forward, and on the last stage the loss.

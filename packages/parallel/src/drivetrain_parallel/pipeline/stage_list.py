@@ -11,8 +11,6 @@ from drivetrain_core.extending import mark_as_part
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["StageList"]
-
 
 class StageList(nn.Module):
     """The parameters and buffers of several stages, each under its own name.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.pipeline.shapes import TensorShape
     from drivetrain_parallel.pipeline.stage import StageModule
 
-__all__ = ["PipelineStep"]
-
 _MAX_DRIVERS = 4
 
 

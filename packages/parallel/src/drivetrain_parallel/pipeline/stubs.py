@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.pipeline.plan import Boundary, ModuleOutput
 
-__all__ = [
-    "DroppedModule",
-    "PlaceholderBlock",
-    "ReceivedModule",
-    "Relay",
-    "StageEnd",
-    "ZeroModule",
-    "only_in_stage",
-    "signature_of",
-    "zeros_like_twin",
-]
-
 
 class StageEnd(BaseException):
     """Leaves a forward and the loss around it, once the stage's last block has run.

@@ -20,8 +20,6 @@ from drivetrain_parallel.pipeline.tree import Path, describe_tree, walk_tensors
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["BlockTrace", "Link", "ModuleResult", "trace_blocks"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleResult:

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Path", "describe_tree", "fill_tree", "tensor_at", "walk_tensors"]
-
 Path = tuple[str | int, ...]
 """Keys, indices and field names that lead from the whole to one tensor."""
 

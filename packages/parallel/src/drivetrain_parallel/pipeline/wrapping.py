@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["keep_gathered", "wrapping_problem"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["ConstantParameters"]
-
 
 class ConstantParameters(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside, an operator that would write to a parameter raises, and does not run.

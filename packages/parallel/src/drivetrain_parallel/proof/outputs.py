@@ -15,16 +15,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-__all__ = [
-    "GRADIENT_TOLERANCE",
-    "LOSS_TOLERANCE",
-    "NumericalDifference",
-    "StepOutput",
-    "compare",
-    "distance",
-    "step_output",
-]
-
 LOSS_TOLERANCE = 1e-5
 """How far a loss may be away, relative."""
 

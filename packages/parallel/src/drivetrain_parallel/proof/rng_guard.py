@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["WithoutDropout", "changed_buffers", "undisturbed"]
-
 _PROBABILITY = {
     functional.dropout: "p",
     functional.dropout1d: "p",

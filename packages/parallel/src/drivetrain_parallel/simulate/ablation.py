@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.cost import Efficiency, Prediction, Ranking
     from drivetrain_parallel.simulate.published import PublishedRow
 
-__all__ = [
-    "ABLATION",
-    "AblationOutcome",
-    "AblationStep",
-    "best_at_scale",
-    "predict_ablation",
-]
-
 _BATCH = 256
 _LARGE = 12288
 

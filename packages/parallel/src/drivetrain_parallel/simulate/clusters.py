@@ -9,8 +9,6 @@ from pathlib import Path
 from drivetrain_core import ClusterSpecError
 from drivetrain_core.services.cluster_spec import ClusterSpec
 
-__all__ = ["cluster_names", "is_cluster_file", "load_cluster"]
-
 
 def cluster_names() -> tuple[str, ...]:
     """Returns the names of the clusters that ship with Drivetrain.

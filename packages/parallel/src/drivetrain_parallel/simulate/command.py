@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.cost.model_profile import ModelProfile
 
-__all__ = ["run", "simulate"]
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints what training on a cluster would reach."""

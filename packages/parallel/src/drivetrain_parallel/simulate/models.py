@@ -4,89 +4,20 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import Code, PlanError
+from drivetrain_core.extending import load_yaml
 from drivetrain_parallel.cost.transformer_profile import profile_transformer
 
 if TYPE_CHECKING:
     from drivetrain_parallel.cost.model_profile import ModelProfile
 
-__all__ = ["MODELS", "load_model"]
+_FILE = files("drivetrain_parallel.simulate") / "models.yaml"
+_PLAIN: Any = load_yaml(_FILE.read_text("utf-8"), "models.yaml")
 
-MODELS: dict[str, dict[str, Any]] = {
-    "gpt2-xl": {
-        "layers": 48,
-        "hidden": 1600,
-        "heads": 25,
-        "vocab": 50257,
-        "seq": 1024,
-        "biases": True,
-        "positions": True,
-        "tied": True,
-    },
-    "gpt3-175b": {
-        "layers": 96,
-        "hidden": 12288,
-        "heads": 96,
-        "vocab": 51200,
-        "seq": 2048,
-        "biases": True,
-        "positions": True,
-        "tied": True,
-    },
-    "llama2-13b": {
-        "layers": 40,
-        "hidden": 5120,
-        "heads": 40,
-        "ffn": 13824,
-        "vocab": 32000,
-        "seq": 4096,
-        "gated": True,
-    },
-    "llama3-8b": {
-        "layers": 32,
-        "hidden": 4096,
-        "heads": 32,
-        "kv_heads": 8,
-        "ffn": 14336,
-        "vocab": 128256,
-        "seq": 8192,
-        "gated": True,
-    },
-    "llama3-70b": {
-        "layers": 80,
-        "hidden": 8192,
-        "heads": 64,
-        "kv_heads": 8,
-        "ffn": 28672,
-        "vocab": 128256,
-        "seq": 8192,
-        "gated": True,
-    },
-    "llama3-405b": {
-        "layers": 126,
-        "hidden": 16384,
-        "heads": 128,
-        "kv_heads": 8,
-        "ffn": 53248,
-        "vocab": 128256,
-        "seq": 8192,
-        "gated": True,
-    },
-    "mixtral-8x7b": {
-        "layers": 32,
-        "hidden": 4096,
-        "heads": 32,
-        "kv_heads": 8,
-        "ffn": 14336,
-        "vocab": 32000,
-        "seq": 4096,
-        "gated": True,
-        "experts": 8,
-        "active_experts": 2,
-    },
-}
+MODELS: dict[str, dict[str, Any]] = _PLAIN
 """What `profile_transformer` takes for the models that are known by name."""
 
 _FLAGS = {"true": True, "false": False}

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.cost import Efficiency, ModelProfile, Prediction
 
-__all__ = ["Outcome", "PublishedRow", "predict_on", "predict_row", "published_rows"]
-
 _CALIBRATES_EVERY = 4
 _SHARED = "efficiency"
 _MEASURES = ("mfu", "hfu", "tokens_per_s")

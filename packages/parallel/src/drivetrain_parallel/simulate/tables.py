@@ -11,16 +11,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.simulate.ablation import AblationOutcome
     from drivetrain_parallel.simulate.published import Outcome
 
-__all__ = [
-    "ablation_table",
-    "markdown",
-    "outcome_dict",
-    "ranking_dict",
-    "ranking_table",
-    "rows_table",
-    "summary_table",
-]
-
 _GIB = 2**30
 _ROW_HEADER = (
     "source",

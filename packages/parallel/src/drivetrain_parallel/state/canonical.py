@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.parallel_plan import ParallelPlan
 
-__all__ = ["aliases_of", "canonical_names_of", "canonical_parts"]
-
 
 def aliases_of(plan: ParallelPlan | None) -> dict[str, str]:
     """Returns the first name of parameters that some stage holds under another one.

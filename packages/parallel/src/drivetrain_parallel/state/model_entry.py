@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from drivetrain_core.services.restoration import Restoration
     from drivetrain_core.services.state_source import TensorSpec
 
-__all__ = ["ModelEntry"]
-
 
 class ModelEntry(StateEntry):
     """A model over a mesh, saved as the model as written would be.

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from drivetrain_core.services.restoration import Restoration
     from drivetrain_core.services.state_source import TensorSpec
 
-__all__ = ["OptimizerEntry", "ParallelizedOptimizerState"]
-
 _GROUPS = "param_groups"
 
 

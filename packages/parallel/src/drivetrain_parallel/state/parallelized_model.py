@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.pipeline import PipelinePlan
 
-__all__ = ["ParallelizedModel", "Piece", "WholeModel", "joined", "whole_model"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WholeModel:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
         ParallelizedOptimizerState,
     )
 
-__all__ = ["load_mesh_state_dict", "mesh_state_dict"]
-
 _GROUPS = "param_groups"
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.tensor.plan import TensorPlan
 
-__all__ = ["apply_tensor_plan"]
-
 
 def apply_tensor_plan(
     model: nn.Module,

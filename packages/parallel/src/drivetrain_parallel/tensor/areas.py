@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.tensor.flow import Flow, Region
     from drivetrain_parallel.tensor.repeated import BlockLists
 
-__all__ = ["areas_by_kind", "chosen_regions", "common_owner", "integers_of"]
-
 
 def chosen_regions(flow: Flow, lists: BlockLists) -> list[list[Region]]:
     """Returns the regions to split, those of one kind together.

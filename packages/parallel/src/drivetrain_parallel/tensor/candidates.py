@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.tensor.flow import Matrix
 
-__all__ = ["Area", "Candidate", "area_candidates", "layouts"]
-
 _HEADS = re.compile(r"head", re.IGNORECASE)
 _NOT_HEADS = re.compile(r"dim|size|mask|group|per", re.IGNORECASE)
 _NUM_LAYOUTS = 3

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["CanonicalSlice", "canonical_slices", "full_gradients", "full_parameters"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CanonicalSlice:

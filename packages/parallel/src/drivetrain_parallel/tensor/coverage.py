@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.tensor.plan import TensorPlan
     from drivetrain_parallel.tensor.repeated import BlockLists
 
-__all__ = ["coverage_of", "gathered_for_coverage", "is_split"]
-
 
 def is_split(style: ModuleStyle | None, parameter: str) -> bool:
     """Says whether a parameter of a module of some style is split.

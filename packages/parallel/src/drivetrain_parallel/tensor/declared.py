@@ -26,15 +26,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.tensor.flow import Matrix
     from drivetrain_parallel.tensor.repeated import BlockLists
 
-__all__ = [
-    "Declared",
-    "declared_of",
-    "declared_split",
-    "keeps_values_split",
-    "read_declared",
-    "undivided",
-]
-
 _ATTRIBUTES = ("tp_plan", "_tp_plan")
 
 _STYLES = {

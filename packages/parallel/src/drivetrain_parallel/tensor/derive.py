@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.tensor.candidates import Area
     from drivetrain_parallel.tensor.verify import LossOf, Verdict
 
-__all__ = ["MIN_COVERAGE", "plan_tensor_parallel"]
-
 MIN_COVERAGE = 0.7
 """The share of each block's parameters that has to be split."""
 

@@ -22,16 +22,6 @@ from drivetrain_parallel.torch_internals import (
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = [
-    "enter",
-    "gather",
-    "gather_in",
-    "own_gradient",
-    "reduce",
-    "scatter_out",
-    "split",
-]
-
 
 def enter(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Returns the same values; the gradients of the ranks are summed."""

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.tensor.plan import ModuleStyle, TensorPlan
 
-__all__ = ["explain_tensor_plan", "short_names"]
-
 
 def explain_tensor_plan(plan: TensorPlan) -> list[str]:
     """Returns a line for each part of a block, and for each other module.

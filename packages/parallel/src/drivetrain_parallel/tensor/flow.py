@@ -27,8 +27,6 @@ from drivetrain_parallel.tensor.styles import feature_dims, is_transposed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Flow", "Matrix", "Region", "is_matrix", "trace_flow"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matrix:

@@ -16,8 +16,6 @@ from torch.distributed.tensor import DTensor
 
 from drivetrain_parallel.tensor.exchange import enter, own_gradient
 
-__all__ = ["Packed", "packed_of", "part_name", "view_locally"]
-
 _PACKED = "_packed_parameters"
 # The gradient of their weight is a product of its own, and shares no memory.
 _FRESH = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)

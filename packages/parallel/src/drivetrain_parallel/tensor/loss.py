@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.tensor.plan import TensorPlan
 
-__all__ = ["has_split_loss", "local_loss", "loss_context"]
-
 
 def has_split_loss(plan: TensorPlan) -> bool:
     """Says whether the outputs of a plan's head stay split."""

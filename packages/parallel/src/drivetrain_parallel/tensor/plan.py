@@ -11,8 +11,6 @@ from drivetrain_core import Code, PlanFormatError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Dropped", "HeadInput", "ModuleStyle", "Style", "TensorPlan", "merged"]
-
 
 class Style(StrEnum):
     """How a module's parameters lie on the ranks.

@@ -9,8 +9,6 @@ from torch import nn
 
 from drivetrain_core.extending import block_run
 
-__all__ = ["BlockLists", "find_block_lists", "num_needed", "shortened"]
-
 
 @dataclass(frozen=True, slots=True)
 class BlockLists:

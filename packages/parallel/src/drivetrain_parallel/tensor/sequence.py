@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.tensor.flow import Flow
     from drivetrain_parallel.tensor.repeated import BlockLists
 
-__all__ = ["with_sequence"]
-
 _STREAM_NDIM = 3
 
 

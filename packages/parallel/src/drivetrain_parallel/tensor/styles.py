@@ -33,26 +33,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = [
-    "SEQUENCE_DIM",
-    "Colwise",
-    "Distributor",
-    "Entry",
-    "HeadInputs",
-    "JoinSequence",
-    "Partial",
-    "Replicated",
-    "Rowwise",
-    "SplitParameters",
-    "SplitSequence",
-    "VocabParallel",
-    "feature_dims",
-    "is_transposed",
-    "set_attributes",
-    "split_parameter",
-]
-
-
 SEQUENCE_DIM = 1
 """The dimension of the tokens, of tensors with the samples first."""
 

@@ -10,7 +10,7 @@ import torch
 
 from drivetrain_core import Code, PlanError, ProgramError
 from drivetrain_core.extending import batch_size, split_batch
-from drivetrain_parallel.meta.give_values import give_values
+from drivetrain_parallel.proof.give_values import give_values
 from drivetrain_parallel.tensor.repeated import shortened
 from drivetrain_parallel.tensor.verify import (
     LossOf,
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from drivetrain_parallel.proof.outputs import StepOutput
     from drivetrain_parallel.tensor.plan import TensorPlan
     from drivetrain_parallel.tensor.repeated import BlockLists
-
-__all__ = ["Trial"]
 
 _SLOT = "tensor"
 

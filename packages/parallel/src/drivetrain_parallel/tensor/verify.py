@@ -31,14 +31,6 @@ if TYPE_CHECKING:
 
     from drivetrain_parallel.tensor.plan import TensorPlan
 
-__all__ = [
-    "LossOf",
-    "Verdict",
-    "reference_of",
-    "run_tensor_plan",
-    "verify_tensor_plan",
-]
-
 LossOf = Callable[["nn.Module", Any], torch.Tensor]
 """Returns the scalar loss of (model, batch)."""
 

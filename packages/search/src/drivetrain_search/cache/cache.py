@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Choice
 
-__all__ = ["TrialCache", "cache_folder", "would_repeat"]
-
 logger = logging.getLogger(__name__)
 
 # Beyond this the machine, or what runs beside, is another one: nothing is comparable.

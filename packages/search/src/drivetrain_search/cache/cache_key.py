@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from drivetrain_core import Context
     from drivetrain_core.extending import Program
 
-__all__ = ["CACHE_VERSION", "cache_key", "surroundings"]
-
 CACHE_VERSION = 1
 """The version of the cache's file format; another one is another key."""
 

@@ -18,8 +18,6 @@ from torch import nn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["hash_code"]
-
 # Their versions tell what they do, and following them would take seconds.
 _KNOWN = {*sys.stdlib_module_names, "drivetrain_core", "numpy", "torch"}
 # A program that calls more than this is told apart by what was reached first.

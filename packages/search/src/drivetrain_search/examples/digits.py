@@ -21,8 +21,6 @@ from drivetrain_core import MissingLibraryError, accelerate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["DigitsNet", "accuracy", "load_digits", "loss", "main"]
-
 
 class DigitsNet(nn.Module):
     """Three convolutions with GroupNorm, pooled into ten classes.

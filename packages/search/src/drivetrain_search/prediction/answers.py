@@ -15,8 +15,6 @@ from drivetrain_search.prediction.probes import measure_rates
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["answer_to", "prepared"]
-
 
 def prepared(spec: Mapping[str, Any]) -> FakeRuns:
     """Returns the runs of a program, with what its user registered by hand."""

@@ -21,8 +21,6 @@ from drivetrain_search.process.worker import be_taken_first
 if TYPE_CHECKING:
     from drivetrain_search.prediction.fake_run import FakeRuns
 
-__all__ = ["main"]
-
 
 def main(argv: list[str]) -> int:
     """Answers until the parent closes the socket; returns the exit code."""

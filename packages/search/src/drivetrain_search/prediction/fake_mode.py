@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from drivetrain_search.process.payload import Payload
 
-__all__ = ["fake_mode", "read_fake"]
-
 
 @contextmanager
 def fake_mode() -> Iterator[None]:

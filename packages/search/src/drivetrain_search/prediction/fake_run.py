@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from drivetrain_core.extending import Program
     from drivetrain_search.process.payload import Payload
 
-__all__ = ["FakeRuns"]
-
 _FEWEST_BLOCKS = 5
 _STATES = ("parameters", "buffers", "batch", "optimizer")
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Choice, Config, Context, Measurement
 
-__all__ = ["Forecast", "Forecaster", "layout_of", "structure_of"]
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,6 @@ from torch._C._profiler import _EventType
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-__all__ = ["KernelMemory", "allocations"]
-
 _NAMES = (
     "addmm",
     "bmm",

@@ -16,23 +16,6 @@ from drivetrain_search.prediction.time_model import Work, between, work_from_dic
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "Fits",
-    "Forecast",
-    "Layout",
-    "MemoryForecast",
-    "Pass",
-    "Peak",
-    "States",
-    "Structure",
-    "along_depth",
-    "along_size",
-    "excess_bytes",
-    "fits",
-    "predict_memory",
-    "smallest",
-]
-
 _Key = TypeVar("_Key")
 
 _EXTRAPOLATED = 0.03

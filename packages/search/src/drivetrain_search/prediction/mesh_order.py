@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from drivetrain_search.process.payload import Payload
     from drivetrain_search.space import SlotSpace
 
-__all__ = ["Chosen", "likely_meshes"]
-
 logger = logging.getLogger(__name__)
 
 

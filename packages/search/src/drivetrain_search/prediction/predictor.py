@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from drivetrain_search.report.record import TrialRecord
     from drivetrain_search.space import SlotSpace
 
-__all__ = ["Predictor"]
-
 logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30

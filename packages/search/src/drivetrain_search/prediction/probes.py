@@ -27,8 +27,6 @@ from drivetrain_search.process.worker import be_taken_first
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["alpha_beta", "main", "measure_all_reduce", "measure_rates"]
-
 _SLICE_S = 0.5
 _PRODUCT_ROWS = {"cpu": (128, 256, 512, 1024), "cuda": (1024, 2048, 4096, 8192)}
 _TRAFFIC_BYTES = {"cpu": 1 << 26, "cuda": 1 << 29}

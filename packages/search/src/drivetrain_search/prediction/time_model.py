@@ -12,18 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = [
-    "Collective",
-    "Operations",
-    "Rates",
-    "StepTime",
-    "Work",
-    "between",
-    "collective_time_s",
-    "predict_time",
-    "work_from_dict",
-]
-
 MATMUL, POINTWISE, OTHER = "matmul", "pointwise", "other"
 
 # Of a compiled plan: the parts of pointwise traffic and of all calls that must stay.

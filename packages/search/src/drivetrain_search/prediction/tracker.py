@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from drivetrain_search.prediction.kernel_memory import KernelMemory
 
-__all__ = ["Tracker"]
-
 ACTIVATIONS, GRADIENTS = "activations", "gradients"
 
 # They read the rows that they are asked for, not the whole table.

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["tell"]
-
 
 def tell(channel: socket.socket, answer: dict[str, Any]) -> None:
     """Sends one answer."""

@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Accelerated
 
-__all__ = [
-    "count_flops",
-    "measure_steps",
-    "peak_flops_per_s",
-    "peak_memory_bytes",
-    "reset_peak_memory",
-]
-
 # Where a product takes this long, few of them must do.
 _SLOW_S = 1.0
 

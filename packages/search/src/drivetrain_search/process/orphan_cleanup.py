@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["remove_orphans", "search_folder"]
-
 _PREFIX = "drivetrain-"
 _LOCK = "search.lock"
 

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["inductor_folder", "is_whole", "remove_partial_libraries"]
-
 _HEADER_BYTES = 64
 _MAGIC = b"\x7fELF"
 # Places and values of the header of a 64-bit file (elf.5: Elf64_Ehdr).

@@ -42,15 +42,6 @@ if TYPE_CHECKING:
     from drivetrain_core import Context, Optimization
     from drivetrain_core.extending import Program, Script
 
-__all__ = [
-    "Payload",
-    "import_path",
-    "modules_of",
-    "read_payload",
-    "with_program",
-    "write_payload",
-]
-
 logger = logging.getLogger(__name__)
 
 

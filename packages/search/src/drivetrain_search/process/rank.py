@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from drivetrain_core.numerics.observation import Observation
     from drivetrain_search.process.payload import Payload
 
-__all__ = ["run_rank"]
-
 # A program that was looked at has run already.
 _WARM_S = 0.1
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core.extending import ChildProcess
 
-__all__ = ["Processes", "RankFailure", "meeting_place", "sweep"]
-
 # What a rank of any kind needs, and takes seconds to import.
 _IMPORTED = (
     "torch._dynamo",

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from drivetrain_core import Choice
 
-__all__ = ["Failure", "Look", "Outrun", "Session", "TrialRunner", "explain_exit"]
-
 _WORKER = "drivetrain_search.process.worker"
 
 # What answers pass after pass lives: it may take so many times its longest one to answer

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from drivetrain_core.extending import Program
     from drivetrain_search.process.payload import Payload
 
-__all__ = ["be_taken_first", "main"]
-
 
 def main(argv: list[str]) -> int:
     """Runs one rank; returns the exit code."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from drivetrain_search.final import Comparison
     from drivetrain_search.report.record import TrialRecord
 
-__all__ = ["ReportData"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportData:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from drivetrain_search.report.data import ReportData
     from drivetrain_search.report.record import TrialRecord
 
-__all__ = ["render_page", "require_writable_page", "write_page"]
-
 _MIB = 1 << 20
 
 

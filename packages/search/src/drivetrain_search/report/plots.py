@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from drivetrain_search.report.data import ReportData
     from drivetrain_search.report.record import TrialRecord
 
-__all__ = ["plot_final", "plot_memory", "plot_progress", "plot_speeds"]
-
 _WIDTH = 860.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, _WIDTH - 24.0, 34.0, 44.0
 _ROW = 42.0

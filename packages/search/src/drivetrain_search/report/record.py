@@ -11,8 +11,6 @@ from drivetrain_core import Choice, Code, Measurement, PlanFormatError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["TrialRecord", "count_text", "plain_choices", "speed_text"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRecord:

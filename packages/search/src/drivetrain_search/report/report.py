@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-__all__ = [
-    "Report",
-    "TrialRecord",
-    "require_matplotlib",
-    "speed_text",
-]
-
 _MIB = 1 << 20
 _NEEDS_PLOT = "the picture needs matplotlib: pip install 'drivetrain-search[plot]'"
 

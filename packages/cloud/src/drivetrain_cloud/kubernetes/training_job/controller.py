@@ -20,8 +20,6 @@ from drivetrain_cloud.kubernetes.training_job.translate import TRAINING_JOB_LABE
 if TYPE_CHECKING:
     from drivetrain_cloud.kubernetes.api_client import ApiClient
 
-__all__ = ["TrainingJobController"]
-
 _Item = dict[str, Any]
 _Key = tuple[str, str]
 _NOT_FOUND = 404

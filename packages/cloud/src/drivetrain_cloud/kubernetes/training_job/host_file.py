@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["FILE", "FOLDER", "host_script", "hosts_name", "mount_hosts"]
-
 FOLDER = "/etc/edl"
 FILE = "discover_hosts.sh"
 _VOLUME = "drivetrain-hosts"

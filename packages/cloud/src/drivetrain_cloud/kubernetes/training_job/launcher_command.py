@@ -12,8 +12,6 @@ from drivetrain_core import ProgramError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["LauncherCommand", "parse_launcher_command"]
-
 _SHELLS = re.compile(r"(/bin/|/usr/bin/)?(sh|bash)")
 _PYTHON = re.compile(r"(\S*/)?python[0-9.]*")
 _SETTING = re.compile(r"[A-Za-z_]\w*=")

@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.kubernetes.operator_actions import OperatorAction
     from drivetrain_cloud.kubernetes.training_job.scaling import Change
 
-__all__ = ["ForTraining", "TrainingObserved", "look_after"]
-
 _Item = dict[str, Any]
 
 

@@ -15,17 +15,6 @@ from drivetrain_cloud.kubernetes.pods import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = [
-    "SCALED_BY",
-    "Change",
-    "current_scaler",
-    "end_scaler",
-    "is_scaled",
-    "name_of",
-    "next_change",
-    "pods_that_leave",
-]
-
 SCALED_BY = "drivetrain.dev/scaled-by"
 """Of an ElasticJob: the UID of the object by which it has its size."""
 

@@ -17,8 +17,6 @@ from drivetrain_cloud.kubernetes.pods import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-__all__ = ["invalid_status", "is_like", "training_status"]
-
 _Item = dict[str, Any]
 _KINDS = (
     "Created",

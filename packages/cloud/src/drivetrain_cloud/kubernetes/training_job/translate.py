@@ -21,17 +21,6 @@ if TYPE_CHECKING:
         LauncherCommand,
     )
 
-__all__ = [
-    "API_VERSION",
-    "SPEC_ANNOTATION",
-    "SUSPENDED_ANNOTATION",
-    "TRAINING_JOB_LABEL",
-    "WORKERS_ANNOTATION",
-    "owner_of_training",
-    "spec_change",
-    "translate",
-]
-
 API_VERSION = "kai.alibabacloud.com/v1alpha1"
 TRAINING_JOB_LABEL = "drivetrain.dev/training-job"
 SPEC_ANNOTATION = "drivetrain.dev/training-job-spec"

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice, Gap
     from drivetrain_fabric.adviser._facts import Facts
 
-__all__ = ["advise_buffers", "p2p_step_bytes"]
-
 # A buffer is a ring of 8 steps.
 _STEPS = 8
 _BUFFER, _CHUNK = "NCCL_BUFFSIZE", "NCCL_P2P_NET_CHUNKSIZE"

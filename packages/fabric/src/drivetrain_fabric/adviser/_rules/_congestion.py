@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice
     from drivetrain_fabric.adviser._facts import Facts
 
-__all__ = ["advise_congestion", "traffic_class"]
-
 _TC = "NCCL_IB_TC"
 _CAN_MARK = 2
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice, Gap
     from drivetrain_fabric.adviser._facts import Facts
 
-__all__ = ["advise_ctas"]
-
 _RENAMED_SINCE = (2, 17)
 _MAX, _MIN = "NCCL_MAX_CTAS", "NCCL_MIN_CTAS"
 _OLD_MAX, _OLD_MIN = "NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS"

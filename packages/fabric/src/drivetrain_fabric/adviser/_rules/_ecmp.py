@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice
     from drivetrain_fabric.adviser._facts import Facts
 
-__all__ = ["advise_ecmp"]
-
 _QPS, _SPLIT = "NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS"
 _ROUTING, _LEVEL = "NCCL_IB_ADAPTIVE_ROUTING", "NCCL_IB_SL"
 _LIKELY = 0.1

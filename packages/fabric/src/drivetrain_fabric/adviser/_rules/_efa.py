@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice, Gap
     from drivetrain_fabric.adviser._facts import Facts
 
-__all__ = ["advise_efa"]
-
 _PLUGIN = "NCCL_NET_PLUGIN"
 
 

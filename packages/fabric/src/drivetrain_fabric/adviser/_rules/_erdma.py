@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice, Gap
     from drivetrain_fabric.adviser._facts import Facts
 
-__all__ = ["advise_erdma"]
-
 _SOURCE = "Alibaba Cloud, Platform for AI, eRDMA for distributed training, October 2025"
 _LEAST = (2, 19)
 _PREFIX = "erdma"

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice
     from drivetrain_fabric.adviser._facts import Adapter, Facts
 
-__all__ = ["advise_gids"]
-
 _INDEX, _FAMILY = "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_FAMILY"
 _ROCE = "NCCL_IB_ROCE_VERSION_NUM"
 _V2 = "RoCE v2"

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice
     from drivetrain_fabric.adviser._facts import Facts
 
-__all__ = ["advise_gpudirect", "can_use_dma_buf"]
-
 _LEVEL, _DMABUF = "NCCL_NET_GDR_LEVEL", "NCCL_DMABUF_ENABLE"
 _ORDERING = "NCCL_IB_PCI_RELAXED_ORDERING"
 _SEVERAL_RANKS = "NCCL_MULTI_RANK_GPU_ENABLE"

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice
     from drivetrain_fabric.adviser._facts import Facts
 
-__all__ = ["advise_init", "stagger_s"]
-
 _ROOT = "TORCH_NCCL_RANKS_PER_ROOT"
 _THRESHOLD, _RATE = "NCCL_UID_STAGGER_THRESHOLD", "NCCL_UID_STAGGER_RATE"
 _CONNECT, _LAZY = "NCCL_RUNTIME_CONNECT", "TORCH_GLOO_LAZY_INIT"

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice
     from drivetrain_fabric.adviser._facts import Facts
 
-__all__ = ["advise_kernel"]
-
 _MOST_BUFFER = 1 << 30
 # Gloo asks for no larger buffer.
 _MOST_OF_GLOO = 32 << 20

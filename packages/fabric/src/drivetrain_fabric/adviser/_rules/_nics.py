@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice
     from drivetrain_fabric.adviser._facts import Adapter, Facts
 
-__all__ = ["advise_nics"]
-
 _HCA, _MERGE, _CROSS = "NCCL_IB_HCA", "NCCL_IB_MERGE_NICS", "NCCL_CROSS_NIC"
 
 

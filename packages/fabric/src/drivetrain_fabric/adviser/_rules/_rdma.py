@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice, Gap
     from drivetrain_fabric.adviser._facts import Facts
 
-__all__ = ["advise_rdma", "patience_s"]
-
 _TIMEOUT, _RETRIES = "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"
 _UNIT_S = 4.096e-6
 _LONG_ENOUGH = 20

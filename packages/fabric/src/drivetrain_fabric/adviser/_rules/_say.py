@@ -10,8 +10,6 @@ from drivetrain_fabric.adviser._rules._sources import manual
 if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Level, Scope
 
-__all__ = ["env", "host", "sysctl"]
-
 
 def env(
     name: str, value: object, level: Level, because: str, source: str | None = None

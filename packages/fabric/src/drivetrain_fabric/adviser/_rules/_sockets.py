@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice, Level
     from drivetrain_fabric.adviser._facts import Facts
 
-__all__ = ["advise_sockets", "threads_and_sockets", "window_bytes_per_s"]
-
 _THREADS, _SOCKETS = "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"
 _MOST_PRODUCT, _MOST_THREADS = 64, 16
 _SOCKETS_OF_A_THREAD = 4

@@ -2,18 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "GLOO",
-    "GPU",
-    "KERNEL",
-    "NETWORKING",
-    "TUNING",
-    "answer",
-    "issue",
-    "manual",
-    "torch_source",
-]
-
 NETWORKING = "NCCL manual 2.32, networking troubleshooting"
 GPU = "NCCL manual 2.32, GPU troubleshooting"
 TUNING = "NCCL manual 2.32, performance and tuning"

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice, Gap
     from drivetrain_fabric.adviser._facts import Facts
 
-__all__ = ["advise_torch"]
-
 _ERRORS, _BLOCKING = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT"
 _WATCH, _HEARTBEAT = "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 _DUMP, _TRACE = "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_TRACE_BUFFER_SIZE"

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-__all__ = ["largest_eigenvalue", "sharpness"]
-
 
 def largest_eigenvalue(
     product: Callable[[Tensor], Tensor],

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable
 
-__all__ = ["UsageError", "UsageRecord", "read_usage", "record_usage", "write_usage"]
-
 _VERSION = 1
 
 

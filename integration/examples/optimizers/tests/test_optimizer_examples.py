@@ -12,16 +12,16 @@ from itertools import pairwise
 
 import pytest
 import torch
+from optimizer_examples import byte_lm, digits, trajectories
+from optimizer_examples._adabelief import AdaBelief
+from optimizer_examples._program import table
+from optimizer_examples._resnet import ResNet
+from optimizer_examples._runs import Runs, mean_and_deviation, or_infinite
+from optimizer_examples._schedule import factor_of
+from optimizer_examples._sharpness import largest_eigenvalue, sharpness
+from optimizer_examples._tuning import climb
 
 from drivetrain_core import MissingLibraryError
-from drivetrain_optim.examples import byte_lm, digits, trajectories
-from drivetrain_optim.examples._adabelief import AdaBelief
-from drivetrain_optim.examples._program import table
-from drivetrain_optim.examples._resnet import ResNet
-from drivetrain_optim.examples._runs import Runs, mean_and_deviation, or_infinite
-from drivetrain_optim.examples._schedule import factor_of
-from drivetrain_optim.examples._sharpness import largest_eigenvalue, sharpness
-from drivetrain_optim.examples._tuning import climb
 
 NAMES = ("trajectories", "digits", "byte_lm")
 
@@ -35,14 +35,14 @@ def one_thread():
 
 
 def test_importing_the_examples_imports_no_torch():
-    code = "import sys, drivetrain_optim.examples; sys.exit('torch' in sys.modules)"
+    code = "import sys, optimizer_examples; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_importing_an_example_imports_no_optional_library(name):
     code = (
-        f"import sys, drivetrain_optim.examples.{name}; "
+        f"import sys, optimizer_examples.{name}; "
         "sys.exit(bool({'matplotlib', 'sklearn'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -54,7 +54,7 @@ def test_quick_example_writes_a_table_a_plot_and_its_runs(name, tmp_path, capsys
     pytest.importorskip("matplotlib")
     if name == "digits":
         pytest.importorskip("sklearn")
-    example = importlib.import_module(f"drivetrain_optim.examples.{name}")
+    example = importlib.import_module(f"optimizer_examples.{name}")
     assert example.main(["--quick", "--out", str(tmp_path)]) == 0
     told = capsys.readouterr()
     assert all(m.label in told.out for m in example.METHODS.values())
@@ -73,16 +73,16 @@ def test_example_without_matplotlib_says_what_to_install(
     name, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    example = importlib.import_module(f"drivetrain_optim.examples.{name}")
+    example = importlib.import_module(f"optimizer_examples.{name}")
     assert example.main(["--quick", "--out", str(tmp_path / "out")]) == 1
-    line = 'the plot needs matplotlib: pip install "drivetrain-optim[examples]"'
+    line = 'the plot needs matplotlib: pip install "./integration/examples/optimizers[plot]"'
     assert capsys.readouterr() == ("", f"error: {line}\n")
     assert not (tmp_path / "out").exists()
 
 
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    line = 'the digits need scikit-learn: pip install "drivetrain-optim[examples]"'
+    line = 'the digits need scikit-learn: pip install "./integration/examples/optimizers[plot]"'
     with pytest.raises(MissingLibraryError, match=re.escape(line)):
         digits.Images(digits.QUICK)
 
@@ -91,7 +91,7 @@ def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
 def test_example_turns_down_options_that_it_does_not_know(argv, capsys):
     with pytest.raises(SystemExit, match="2"):
         trajectories.main(argv)
-    assert "usage: drivetrain_optim.examples.trajectories" in capsys.readouterr().err
+    assert "usage: optimizer_examples.trajectories" in capsys.readouterr().err
 
 
 @pytest.mark.extra

@@ -10,8 +10,6 @@ from torch.nn import functional as F  # noqa: N812
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ResNet"]
-
 
 class _Residual(nn.Module):
     def __init__(self, inner: int, outer: int, stride: int) -> None:

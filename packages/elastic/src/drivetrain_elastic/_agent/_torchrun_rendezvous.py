@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic._membership._torchrun_end import AgentEnd
 
-__all__ = ["MasterRendezvous", "rendezvous_creator"]
-
 logger = logging.getLogger(__name__)
 
 _BACKEND = "drivetrain"

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Runs", "mean_and_deviation", "or_infinite"]
-
 
 class Runs:
     """Runs that are done once, by name, and kept in a file.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["factor_of"]
-
 
 def factor_of(step: int, num_steps: int, warmup: float) -> float:
     """Returns the factor of the learning rate: a linear rise, then half a cosine.

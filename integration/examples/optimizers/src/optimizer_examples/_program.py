@@ -14,9 +14,7 @@ from drivetrain_core import MissingLibraryError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["INSTALL", "new_figure", "run_program", "table"]
-
-INSTALL = 'pip install "drivetrain-optim[examples]"'
+INSTALL = 'pip install "./integration/examples/optimizers[plot]"'
 
 
 def run_program(
@@ -37,7 +35,7 @@ def run_program(
         methods: All that can be compared.
     """
     parser = argparse.ArgumentParser(
-        prog=f"drivetrain_optim.examples.{name}",
+        prog=f"optimizer_examples.{name}",
         description=(document or "").split("\n", 1)[0],
         allow_abbrev=False,
     )

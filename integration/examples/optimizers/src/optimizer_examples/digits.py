@@ -1,6 +1,6 @@
 """Compares optimizers on scikit-learn's digits: accuracy, loss and sharpness.
 
-Run it as `python -m drivetrain_optim.examples.digits`. A small ResNet learns 500 images
+Run it as `python -m optimizer_examples.digits`. A small ResNet learns 500 images
 of 8 x 8 pixels, once with right labels and once with three in ten of them wrong. The
 budget is equal: all methods have the same number of forward and backward passes, so
 that SAM and WSAM, which need two a step, take half the steps. The number after their
@@ -24,28 +24,17 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from drivetrain_core import MissingLibraryError
 from drivetrain_optim import AGD, WSAM
-from drivetrain_optim.examples._program import INSTALL, new_figure, run_program, table
-from drivetrain_optim.examples._resnet import ResNet
-from drivetrain_optim.examples._runs import Runs, mean_and_deviation, or_infinite
-from drivetrain_optim.examples._schedule import factor_of
-from drivetrain_optim.examples._sharpness import sharpness
+from optimizer_examples._program import INSTALL, new_figure, run_program, table
+from optimizer_examples._resnet import ResNet
+from optimizer_examples._runs import Runs, mean_and_deviation, or_infinite
+from optimizer_examples._schedule import factor_of
+from optimizer_examples._sharpness import sharpness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from torch import Tensor
-
-__all__ = [
-    "METHODS",
-    "QUICK",
-    "Images",
-    "Method",
-    "Setup",
-    "compare",
-    "main",
-    "train",
-]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

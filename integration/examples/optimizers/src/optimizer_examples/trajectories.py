@@ -1,6 +1,6 @@
 """Draws the paths of optimizers on three test functions of two variables.
 
-Run it as `python -m drivetrain_optim.examples.trajectories`. Beale's, Rosenbrock's and
+Run it as `python -m optimizer_examples.trajectories`. Beale's, Rosenbrock's and
 Rastrigin's functions are those in the paper of AGD (https://arxiv.org/abs/2312.01658);
 start points, learning rates and number of steps are this program's own.
 
@@ -22,30 +22,15 @@ import torch
 from torch.optim import SGD, Adam, Optimizer
 
 from drivetrain_optim import AGD
-from drivetrain_optim.examples._adabelief import AdaBelief
-from drivetrain_optim.examples._program import new_figure, run_program, table
-from drivetrain_optim.examples._runs import Runs, or_infinite
+from optimizer_examples._adabelief import AdaBelief
+from optimizer_examples._program import new_figure, run_program, table
+from optimizer_examples._runs import Runs, or_infinite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
-
-__all__ = [
-    "FUNCTIONS",
-    "METHODS",
-    "QUICK",
-    "Function",
-    "Method",
-    "Setup",
-    "beale",
-    "follow",
-    "judge",
-    "main",
-    "rastrigin",
-    "rosenbrock",
-]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

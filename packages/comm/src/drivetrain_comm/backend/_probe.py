@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from drivetrain_comm.backend._transport import Transport
 
-__all__ = ["agree_on_most", "measure"]
-
 _SEGMENT_BYTES = 64 << 10
 _FIRST_BYTES = 256 << 10
 _LOCAL_BYTES = 1 << 20

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["climb"]
-
 
 def climb(
     score: Callable[[int], Any], start: int, *, reach: int = 1

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from torch.optim.optimizer import ParamsT
 
-__all__ = ["AdaBelief"]
-
 
 class AdaBelief(Optimizer):
     """Divides by how far gradients were from what their average foretold.

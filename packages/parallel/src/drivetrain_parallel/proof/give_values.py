@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["give_values"]
-
 
 def give_values(model: nn.Module) -> nn.Module:
     """Gives each parameter on the meta device values that hide nothing, in place.

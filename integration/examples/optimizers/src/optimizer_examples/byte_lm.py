@@ -1,6 +1,6 @@
 """Compares optimizers on a byte-level language model of Python's standard library.
 
-Run it as `python -m drivetrain_optim.examples.byte_lm`. The model and the text are
+Run it as `python -m optimizer_examples.byte_lm`. The model and the text are
 those of `drivetrain_core.examples.byte_lm`, made small. Two questions are asked: AGD or
 AdamW at equal steps; and AdamW or LAMB as the batch grows while the number of bytes
 stays the same, so that steps get fewer.
@@ -29,18 +29,16 @@ from drivetrain_core.examples.byte_lm import (
     read_standard_library,
 )
 from drivetrain_optim import AGD, LAMB
-from drivetrain_optim.examples._program import new_figure, run_program, table
-from drivetrain_optim.examples._runs import Runs, mean_and_deviation, or_infinite
-from drivetrain_optim.examples._schedule import factor_of
-from drivetrain_optim.examples._tuning import climb
+from optimizer_examples._program import new_figure, run_program, table
+from optimizer_examples._runs import Runs, mean_and_deviation, or_infinite
+from optimizer_examples._schedule import factor_of
+from optimizer_examples._tuning import climb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from torch import Tensor
-
-__all__ = ["METHODS", "QUICK", "Corpus", "Method", "Setup", "compare", "main", "train"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

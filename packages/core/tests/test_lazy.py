@@ -1,0 +1,70 @@
+"""Names of a stub: imported when they are first used, renamed, moved, or unknown."""
+
+from __future__ import annotations
+
+import sys
+import types
+import warnings
+
+import pytest
+
+from drivetrain_core.lazy import attach_stub
+
+STUB = """
+from json import JSONDecoder as JSONDecoder
+from json import dumps as dumps
+from stat import ST_MODE as ST_MODE
+"""
+
+
+@pytest.fixture
+def offers(tmp_path, monkeypatch):
+    """Returns a module whose stub offers three names, and what asks it for one."""
+    file = tmp_path / "offers.py"
+    file.with_suffix(".pyi").write_text(STUB)
+    module = types.ModuleType("offers")
+    monkeypatch.setitem(sys.modules, "offers", module)
+    module.__getattr__, module.__dir__, module.__all__ = attach_stub(
+        "offers",
+        str(file),
+        renamed={"encode": "dumps"},
+        moved={"loads": "json", "gone": "no_such_package"},
+    )
+    return module
+
+
+def test_names_are_those_of_the_stub_constants_and_classes_first(offers):
+    assert offers.__all__ == ["ST_MODE", "JSONDecoder", "dumps"]
+    assert dir(offers) == sorted(offers.__all__)
+
+
+def test_name_is_imported_once_and_kept(offers):
+    from json import dumps
+
+    assert "dumps" not in vars(offers)
+    assert offers.dumps is dumps
+    assert vars(offers)["dumps"] is dumps
+
+
+def test_unknown_name_is_an_attribute_error_that_can_be_asked_for(offers):
+    assert not hasattr(offers, "nothing")
+    with pytest.raises(AttributeError, match="'offers' has no attribute 'dump'"):
+        _ = offers.dump
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("encode", "offers.dumps"), ("loads", "json.loads")]
+)
+def test_old_name_works_and_warns_where_it_is_used(offers, old, new):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert getattr(offers, old).__name__ == new.split(".")[1]
+    (warning,) = caught
+    assert str(warning.message) == f"offers.{old} is now {new}"
+    assert warning.category is DeprecationWarning
+    assert warning.filename == __file__
+
+
+def test_name_of_a_package_that_is_missing_names_it(offers):
+    with pytest.raises(ImportError, match="pip install no-such-package"):
+        _ = offers.gone

@@ -1,0 +1,8 @@
+from drivetrain_elastic.testing._journal import check_journal as check_journal
+from drivetrain_elastic.testing._journal import check_lease as check_lease
+from drivetrain_elastic.testing._local_job import LocalJob as LocalJob
+from drivetrain_elastic.testing._local_job import LocalJobError as LocalJobError
+from drivetrain_elastic.testing._local_job import members_of as members_of
+from drivetrain_elastic.testing._scripted_worlds import ScriptedWorlds as ScriptedWorlds
+from drivetrain_elastic.testing._scripted_worlds import connect_store as connect_store
+from drivetrain_elastic.testing._scripted_worlds import write_worlds as write_worlds

@@ -1,0 +1,14 @@
+from drivetrain_optim._errors import GraphCaptureError as GraphCaptureError
+from drivetrain_optim._errors import HyperparameterError as HyperparameterError
+from drivetrain_optim._errors import NonFiniteGradientError as NonFiniteGradientError
+from drivetrain_optim._errors import StateDictError as StateDictError
+from drivetrain_optim._errors import StepOrderError as StepOrderError
+from drivetrain_optim._errors import UnsupportedTensorError as UnsupportedTensorError
+from drivetrain_optim._explain import Explanation as Explanation
+from drivetrain_optim._explain import PathUse as PathUse
+from drivetrain_optim._explain import explain as explain
+from drivetrain_optim._version import __version__ as __version__
+from drivetrain_optim.algorithms._agd import AGD as AGD
+from drivetrain_optim.algorithms._agd_options import DELTA_PRESETS as DELTA_PRESETS
+from drivetrain_optim.algorithms._lamb import LAMB as LAMB
+from drivetrain_optim.wsam._wsam import WSAM as WSAM

@@ -1,0 +1,5 @@
+from drivetrain_parallel._version import __version__ as __version__
+from drivetrain_parallel.device_mesh import ParallelMesh as ParallelMesh
+from drivetrain_parallel.device_mesh import create_mesh as create_mesh
+from drivetrain_parallel.layout_service import MeshLayouts as MeshLayouts
+from drivetrain_parallel.parallel_plan import ParallelPlan as ParallelPlan
