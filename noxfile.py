@@ -229,8 +229,10 @@ def isolated(session: nox.Session, package: str) -> None:
     Its modules are imported, and the examples in them and in its README run. `-- whole`
     runs all of its tests as well.
     """
-    install(session, package, groups=["test"])
     options = [option for option in session.posargs if option != "whole"]
+    # Tests are written with `testing`; a package itself needs it nowhere.
+    written_with = ["testing"] if options != session.posargs else []
+    install(session, package, *written_with, groups=["test"])
     readme = "integration/tests/test_readme_examples.py::test_examples_of_a_page_run"
     where = [f"packages/{package}/src", f"{readme}[packages/{package}/README.md]"]
     if options != session.posargs:
@@ -300,7 +302,7 @@ def bench(session: nox.Session, package: str) -> None:
     folder = ROOT / "packages" / package / "benchmarks"
     if not (folder / "bars.py").exists():
         session.skip(f"packages/{package} has no bars")
-    install(session, package, extras=True)
+    install(session, package, "testing", extras=True)
     if (folder / "peers.txt").exists():
         # Without what they require: torch is here, and some ask for much that what is
         # compared does not use. A peers.txt lists all that is needed.
@@ -316,7 +318,7 @@ def searches(session: nox.Session) -> None:
     programs = {"table": "three_minutes.py", "pairs": "ten_pairs.py"}
     asked = [name for name in programs if name in session.posargs] or list(programs)
     options = [each for each in session.posargs if each not in programs]
-    install(session, "search", extras=True)
+    install(session, "search", "testing", extras=True)
     for name in asked:
         session.run("python", f"packages/search/benchmarks/{programs[name]}", *options)
 

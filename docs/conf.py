@@ -46,7 +46,6 @@ public_modules += [
         "services",
         "strict_json",
         "tables",
-        "testing",
     )
 ]
 public_modules += [

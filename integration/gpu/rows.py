@@ -128,7 +128,7 @@ SECOND = (
 _SETS = {"first": FIRST, "second": SECOND}
 _NEW_S = 30.0
 # Packages of which nothing runs on a GPU.
-_WITHOUT = {"cloud", "fabric", "horovod", "parallel"}
+_WITHOUT = {"cloud", "fabric", "horovod", "parallel", "testing"}
 
 
 def whole(folders: Mapping[str, Path], estimate_s: float | None = None) -> list[Row]:

@@ -3,11 +3,11 @@
 import torch
 import torch.distributed as dist
 
-from drivetrain_core.testing import run_ranks
 from drivetrain_parallel.overlap import (
     all_gather_matmul,
     matmul_reduce_scatter,
 )
+from drivetrain_testing import run_ranks
 
 
 def leaf(*shape, dtype, seed):

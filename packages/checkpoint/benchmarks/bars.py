@@ -21,7 +21,7 @@ from planning import planning
 from recovery import recovery
 from stall import first, steady
 
-from drivetrain_core.testing import Bar, Row, run_bars
+from drivetrain_testing import Bar, Row, run_bars
 
 GB = 1024  # in MiB; a quick form takes an eighth
 

@@ -8,7 +8,7 @@ import torch
 from workload import milliseconds, new_place, timed
 
 from drivetrain_checkpoint import Checkpointer
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 _MOST = 8.0
 _EMPTY = (sys.executable, "-c", "")

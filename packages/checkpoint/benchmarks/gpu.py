@@ -6,7 +6,7 @@ import torch
 from workload import milliseconds, new_place, timed
 
 from drivetrain_checkpoint import Checkpointer
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 _ABSENT = Row(figure="-", holds=None, proven_on="-", needs_gpu=True)
 _PIECES = 40

@@ -11,7 +11,7 @@ from methods import method_of
 from programs import command_of, last_words, node
 from workload import MIB, new_place
 
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 _PERIOD_S = 0.03
 _DAEMON_BYTES = 32 * MIB

@@ -20,7 +20,7 @@ from methods import method_of
 from programs import add_place, ask, parser_of, place_of
 from workload import NUM_THREADS, new_place
 
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 _PEERS = ("dcp.async_save, thread", "dcp.async_save, process, kept shared memory")
 

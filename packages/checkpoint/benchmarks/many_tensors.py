@@ -10,7 +10,7 @@ from torch import nn
 from workload import NUM_THREADS, new_place, settle, timed
 
 from drivetrain_checkpoint import Checkpointer
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 _NUM_TENSORS, _MOST = 10_000, 3.0
 

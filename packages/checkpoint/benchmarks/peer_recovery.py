@@ -15,7 +15,7 @@ import torch.distributed as dist
 from workload import MIB, new_place
 
 from drivetrain_checkpoint import Checkpointer
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 sys.path.append(str(Path(__file__).parents[3] / "integration"))
 from rig.namespaces import missing_because

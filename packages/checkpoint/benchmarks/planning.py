@@ -35,7 +35,7 @@ from drivetrain_checkpoint._save.save_plan import EntryTexts, SavePlan, metadata
 from drivetrain_checkpoint._storage.catalog import written_ranks
 from drivetrain_checkpoint._storage.posix import PosixStorage
 from drivetrain_checkpoint._storage.storage_source import saved_image
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 _ROWS = 4
 """What a rank has of each tensor, in rows of 16 elements."""

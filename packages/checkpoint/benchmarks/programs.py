@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workload import Place
 
-from drivetrain_core.testing import surroundings
+from drivetrain_testing import surroundings
 
 
 def parser_of(text):

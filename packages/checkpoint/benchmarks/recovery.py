@@ -20,7 +20,7 @@ from workload import (
 )
 
 from drivetrain_checkpoint import Checkpointer
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 
 def recovery(size_mib, most):

@@ -23,7 +23,7 @@ from workload import (
 )
 
 from drivetrain_checkpoint import Checkpointer, _native
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 _NO_LIBRARY = (None, "it is left out")
 

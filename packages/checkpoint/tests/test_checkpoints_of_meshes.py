@@ -21,7 +21,7 @@ from drivetrain_checkpoint._save.joined_tensor import JoinedTensor, has_partial_
 from drivetrain_core import CheckpointError
 from drivetrain_core.services.chunked_tensor import Chunk, ChunkedTensor
 from drivetrain_core.services.state_entry import StateEntry
-from drivetrain_core.testing import run_ranks
+from drivetrain_testing import run_ranks
 
 
 class Tensors(StateEntry):

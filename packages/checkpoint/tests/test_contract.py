@@ -1,7 +1,7 @@
 """The checkpointer keeps core's contract, alone and on two ranks."""
 
 from drivetrain_checkpoint import Checkpointer
-from drivetrain_core.testing import check_checkpointer
+from drivetrain_testing import check_checkpointer
 
 
 def make(folder):

@@ -23,7 +23,7 @@ from drivetrain_checkpoint import (
 from drivetrain_checkpoint._save.remote_shard import describe, merge_tensors
 from drivetrain_checkpoint.dcp import Reader, Stager, Writer
 from drivetrain_core import CheckpointError
-from drivetrain_core.testing import run_ranks
+from drivetrain_testing import run_ranks
 
 # There is no process group in these tests, of which DCP warns.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from drivetrain_checkpoint import Checkpointer, list_checkpoints, verify
 from drivetrain_core import CheckpointError
-from drivetrain_core.testing import run_ranks
+from drivetrain_testing import run_ranks
 
 
 def state_of(value):

@@ -27,7 +27,7 @@ from drivetrain_checkpoint._layout.safetensors_layout import plan_safetensors
 from drivetrain_checkpoint._restore.read_blocks import read_blocks
 from drivetrain_checkpoint._restore.read_plan import Wanted
 from drivetrain_core import CheckpointError
-from drivetrain_core.testing import run_ranks
+from drivetrain_testing import run_ranks
 
 CODES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int64: "I64"}
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from drivetrain_checkpoint import Checkpointer, CheckpointInfo, list_checkpoints, verify
 from drivetrain_core import CheckpointError
-from drivetrain_core.testing import run_ranks
+from drivetrain_testing import run_ranks
 
 
 def on_node(folder, node, **options):

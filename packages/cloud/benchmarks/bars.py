@@ -15,7 +15,7 @@ from spot_cost import saving as spot_saving
 from spot_cost import speed as spot_speed
 from spot_run import spot_notices, spot_run, spot_wait
 
-from drivetrain_core.testing import Bar, run_bars, slow
+from drivetrain_testing import Bar, run_bars, slow
 
 TABLE = [
     ("goodput-published", "within 3 points of each source", published),

@@ -14,7 +14,7 @@ from drivetrain_cloud.goodput import (
     simulate_many,
     with_input,
 )
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 _NODES, _DAYS = 1536, 90.0
 _MOST_POINTS, _LEAST = 3.0, 0.98

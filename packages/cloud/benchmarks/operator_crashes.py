@@ -22,7 +22,7 @@ from operator_story import (
     story_cluster,
 )
 
-from drivetrain_core.testing import Bar, Row, run_bars
+from drivetrain_testing import Bar, Row, run_bars
 
 _FAULTS = {
     **{f"{code}": {"status": code} for code in (409, 410, 429, 500)},

@@ -25,7 +25,7 @@ from operator_samples import (
     status,
 )
 
-from drivetrain_core.testing import Bar, Row, run_bars
+from drivetrain_testing import Bar, Row, run_bars
 
 _PODS, _MOST_S, _REACTION_S = 8, 60.0, 1.0
 _PROGRAM = """

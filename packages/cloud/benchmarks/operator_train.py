@@ -31,8 +31,8 @@ from operator_samples import (
 from tasks import TASKS, collate
 
 from drivetrain_cloud.kubernetes.job_connections import connect_master
-from drivetrain_core.testing import Bar, Row, run_bars
 from drivetrain_elastic import ElasticLoop, Schedule
+from drivetrain_testing import Bar, Row, run_bars
 
 _BATCH, _STEPS, _PAUSE_S, _LONG_S = 24, 500, 0.2, 120
 _TOLERANCE = 1e-9

@@ -13,7 +13,7 @@ from drivetrain_cloud.cost import (
     usual_strategies,
 )
 from drivetrain_cloud.cost.report import range_text
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 _OFFER = "example/zone-a/gpu-8"
 _SIZES = (2, 4, 8, 16)

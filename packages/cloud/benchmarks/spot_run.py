@@ -23,10 +23,10 @@ from drivetrain_cloud.spot import JobPhase, NodePhase, Recovery, SpotConfig
 from drivetrain_cloud.spot.local_job import LocalSpotJob
 from drivetrain_cloud.spot.local_pool import CapacityChange
 from drivetrain_core.services import DcpCheckpointer
-from drivetrain_core.testing import Row
 from drivetrain_elastic import ElasticLoop, Schedule
 from drivetrain_elastic._data._schedule import Position
 from drivetrain_elastic.protocol import messages as pb
+from drivetrain_testing import Row
 
 _NODES, _BATCH = 4, 24
 _PAUSE_S = 0.3

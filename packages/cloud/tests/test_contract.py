@@ -13,7 +13,7 @@ from drivetrain_cloud.notices import (
 )
 from drivetrain_core import DrivetrainError
 from drivetrain_core.services import get_service
-from drivetrain_core.testing import check_cloud_notices
+from drivetrain_testing import check_cloud_notices
 
 
 @pytest.mark.parametrize("name", ["aws", "azure", "gcp", "alibaba"])

@@ -21,7 +21,7 @@ from drivetrain_cloud.cost import (
 )
 from drivetrain_cloud.spot import JobPhase, Market
 from drivetrain_cloud.spot.cost_observability import NodeUse, PhaseTime, Usage
-from drivetrain_core.testing import check_wrong_use, run_subcommand
+from drivetrain_testing import check_wrong_use, run_subcommand
 
 run_one = partial(run_subcommand, "drivetrain-cloud")
 wrong_use = partial(check_wrong_use, "drivetrain-cloud")

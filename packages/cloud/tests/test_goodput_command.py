@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from drivetrain_cloud._commands.goodput_options import populate_goodput_parser
-from drivetrain_core.testing import check_wrong_use, run_subcommand
+from drivetrain_testing import check_wrong_use, run_subcommand
 
 run_one = partial(run_subcommand, "drivetrain-cloud")
 wrong_use = partial(check_wrong_use, "drivetrain-cloud")

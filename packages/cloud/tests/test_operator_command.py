@@ -14,7 +14,7 @@ import yaml
 
 from drivetrain_cloud.cli import main
 from drivetrain_cloud.kubernetes import agent
-from drivetrain_core.testing import check_wrong_use, exit_status
+from drivetrain_testing import check_wrong_use, exit_status
 
 ending = partial(exit_status, main)
 wrong_use = partial(check_wrong_use, "drivetrain-cloud")

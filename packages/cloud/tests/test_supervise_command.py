@@ -27,7 +27,7 @@ from drivetrain_cloud.spot import (
 from drivetrain_cloud.spot.job_control import JobView
 from drivetrain_cloud.spot.supervisor import Done, Supervisor
 from drivetrain_core import DistributedError
-from drivetrain_core.testing import check_wrong_use, exit_status
+from drivetrain_testing import check_wrong_use, exit_status
 
 ending = partial(exit_status, main)
 wrong_use = partial(check_wrong_use, "drivetrain-cloud")

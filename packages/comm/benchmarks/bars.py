@@ -18,7 +18,7 @@ from kills import kills
 from losses import losses
 from tuner import ablation, tuner
 
-from drivetrain_core.testing import Bar, run_bars
+from drivetrain_testing import Bar, run_bars
 
 TABLE = [
     (

@@ -8,7 +8,7 @@ from rig.report import Bench
 from rig.scenarios import Scenario
 from rig.shape import Link
 
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 # Communication takes about as long as computing: where overlap is worth most.
 _SCENARIO = Scenario(

@@ -19,7 +19,7 @@ from rig.report import Bench
 from rig.scenarios import SCENARIOS
 from rig.trainers import loss_difference
 
-from drivetrain_core.testing import Row, surroundings
+from drivetrain_testing import Row, surroundings
 
 _LAUNCHER = "drivetrain_comm.auto"
 _NUM_TUNED = 56

@@ -14,7 +14,7 @@ from drivetrain_core.services import (
     destroy_process_group,
     init_process_group,
 )
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 _ABSENT = Row(figure="-", holds=None, proven_on="-", needs_gpu=True)
 _NUM_STEPS, _NUM_ROUNDS = 30, 5

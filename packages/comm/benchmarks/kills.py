@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 _VICTIM = Path(__file__).with_name("victim.py")
 _TIMEOUT_S = 5.0

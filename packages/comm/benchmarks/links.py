@@ -13,7 +13,7 @@ from rig.network import Network
 from rig.shape import Link
 
 from drivetrain_comm.selection._select import load_of_algorithm
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 _PROGRAM = Path(__file__).with_name("reduce_rank.py")
 _MB = 1 << 20

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from drivetrain_core.testing import Row, run_ranks
+from drivetrain_testing import Row, run_ranks
 
 _NUM_STEPS = 200
 _BOUNDS = {"float64": 1e-9, "float32": 1e-3}

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from drivetrain_comm.nccl import Rule, Table, format_table, tuner_library
-from drivetrain_core.testing import Bar, Row, run_bars
+from drivetrain_testing import Bar, Row, run_bars
 
 SOURCES = Path(__file__).parents[1] / "csrc" / "nccl_tuner"
 NUM_COMMUNICATORS = 8

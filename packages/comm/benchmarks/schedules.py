@@ -28,7 +28,7 @@ from drivetrain_comm.compiler import (
 )
 from drivetrain_comm.compiler._compile import _candidates
 from drivetrain_comm.compiler._library import library
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 

@@ -23,7 +23,7 @@ from startup_operations import RECORDED, WORLD, check, fit, ours, record, stock
 
 from drivetrain_comm.groups import plan_groups
 from drivetrain_comm.testing import RedisServer
-from drivetrain_core.testing import Bar, Row, run_bars, run_ranks
+from drivetrain_testing import Bar, Row, run_bars, run_ranks
 
 _MOST = 4.0
 _DIMS = {

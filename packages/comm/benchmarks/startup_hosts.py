@@ -13,7 +13,7 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 _INSIDE = "DRIVETRAIN_BENCHMARK_HOSTS"
 _LINE = "::ffff:127.0.0.1 localhost"

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 
-from drivetrain_core.testing import run_ranks
+from drivetrain_testing import run_ranks
 
 # The ranks of a recorded run, and its groups.
 RECORDED = {"pipeline": 2, "data": 4, "tensor": 1}

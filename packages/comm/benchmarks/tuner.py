@@ -17,7 +17,7 @@ from rig.report import Bench
 from rig.scenarios import SCENARIOS
 
 from drivetrain_comm.ddp._cache import dump_plan, load_plan
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 _SCENARIOS = ("2x4-1000mbit-even", "4x2-800mbit-embedding")
 _NUM_SEARCH = 50

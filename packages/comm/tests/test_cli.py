@@ -6,7 +6,7 @@ import pytest
 
 from drivetrain_comm.backend import _native
 from drivetrain_comm.cli import main
-from drivetrain_core.testing import check_wrong_use, exit_status, run_ranks
+from drivetrain_testing import check_wrong_use, exit_status, run_ranks
 
 needs_engine = pytest.mark.skipif(
     _native.missing_because() is not None, reason=str(_native.missing_because())

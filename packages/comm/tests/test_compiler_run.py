@@ -24,7 +24,7 @@ from drivetrain_comm.compiler import (
     star,
 )
 from drivetrain_core import DistributedError
-from drivetrain_core.testing import RankError, run_ranks
+from drivetrain_testing import RankError, run_ranks
 
 GRAPH = degraded(full_mesh(3, 1e9), "r0", "r1", 0.3)
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from drivetrain_comm.backend import _native
 from drivetrain_comm.ddp._low_rank import LowRank, orthogonalize, saves
-from drivetrain_core.testing import RankError, run_ranks
+from drivetrain_testing import RankError, run_ranks
 
 needs_engine = pytest.mark.skipif(
     _native.missing_because() is not None, reason=str(_native.missing_because())

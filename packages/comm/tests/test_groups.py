@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from drivetrain_comm.groups import create_groups, lazy_gloo, plan_groups
 from drivetrain_core import DistributedError
-from drivetrain_core.testing import RankError, run_ranks
+from drivetrain_testing import RankError, run_ranks
 
 MESHES = st.dictionaries(
     st.sampled_from(["pipeline", "data", "tensor", "expert"]),

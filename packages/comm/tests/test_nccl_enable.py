@@ -23,7 +23,7 @@ from drivetrain_comm.nccl import (
 )
 from drivetrain_comm.nccl._agreement import Answer, agree, find_disagreement
 from drivetrain_core import DistributedError, MissingLibraryError
-from drivetrain_core.testing import run_ranks
+from drivetrain_testing import run_ranks
 
 TABLE = """drivetrain-nccl-table 1
 all_reduce  0B..64KiB    8  1  tree  ll     channels=4

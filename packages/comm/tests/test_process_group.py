@@ -11,7 +11,7 @@ from drivetrain_comm.backend._process_group import (
     TunedProcessGroupFactory,
 )
 from drivetrain_core.services import get_service, service_factory
-from drivetrain_core.testing import check_process_group_factory, run_ranks
+from drivetrain_testing import check_process_group_factory, run_ranks
 
 
 def tuned():

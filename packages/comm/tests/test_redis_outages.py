@@ -10,7 +10,7 @@ import pytest
 from drivetrain_comm.stores import RedisStore
 from drivetrain_comm.testing import RedisServer, has_redis_server
 from drivetrain_core import DistributedError
-from drivetrain_core.testing import RankError, run_ranks
+from drivetrain_testing import RankError, run_ranks
 
 redis = pytest.importorskip("redis", reason="redis-py is not installed")
 pytestmark = [

@@ -15,7 +15,7 @@ from drivetrain_comm.stores import RedisStore, StoreTimeoutError, join, register
 from drivetrain_comm.stores._address import parse_address
 from drivetrain_comm.testing import has_redis_server
 from drivetrain_core import DistributedError, MissingLibraryError
-from drivetrain_core.testing import run_ranks
+from drivetrain_testing import run_ranks
 
 redis = pytest.importorskip("redis", reason="redis-py is not installed")
 pytestmark = [

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from drivetrain_comm.backend import _native
 from drivetrain_core import DistributedError
-from drivetrain_core.testing import run_ranks
+from drivetrain_testing import run_ranks
 
 pytestmark = pytest.mark.skipif(
     _native.missing_because() is not None, reason=str(_native.missing_because())

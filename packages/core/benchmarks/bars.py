@@ -12,7 +12,7 @@ import imports
 import overhead
 import readme
 
-from drivetrain_core.testing import Bar, run_bars
+from drivetrain_testing import Bar, run_bars
 
 BARS = (
     Bar(

@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 BOUND = 0.03
 PROGRAM = (

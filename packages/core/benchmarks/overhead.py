@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from drivetrain_core import accelerate
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 BOUND = 0.15
 

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 ROOT = Path(__file__).resolve().parents[3]
 KEPT = ("HOME", "LANG", "PATH", "TMPDIR")

@@ -15,8 +15,8 @@ from drivetrain_core._choice import Ok, Reject
 from drivetrain_core._model.blocks import find_blocks
 from drivetrain_core._registry import find
 from drivetrain_core.builtin import BUILTINS, precision
-from drivetrain_core.testing import check_optimization
-from drivetrain_core.testing._optimization import ToyModel
+from drivetrain_testing import check_optimization
+from drivetrain_testing._optimization import ToyModel
 
 SLOW = {"compile"}
 

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from drivetrain_core.services import CapacityNotice, LocalNotices, Membership
-from drivetrain_core.testing import (
+from drivetrain_testing import (
     RecordingListener,
     check_membership_listener,
     check_notice_source,

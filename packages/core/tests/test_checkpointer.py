@@ -20,7 +20,7 @@ from drivetrain_core.services import DcpCheckpointer, _checkpoint_folder
 from drivetrain_core.services import _dcp_checkpointer as dcp_module
 from drivetrain_core.services._checkpoint_folder import Folder, digest_of, read_manifest
 from drivetrain_core.services.packed_state import PackedState
-from drivetrain_core.testing import check_checkpointer, run_ranks
+from drivetrain_testing import check_checkpointer, run_ranks
 
 
 def test_fallback_keeps_the_contract():

@@ -19,7 +19,7 @@ from drivetrain_core.services import (
     Switch,
     local_cluster,
 )
-from drivetrain_core.testing import check_cluster_spec
+from drivetrain_testing import check_cluster_spec
 
 TEXT = """\
 drivetrain_cluster: 1

@@ -9,7 +9,7 @@ from drivetrain_core import accelerate
 from drivetrain_core._registry import find
 from drivetrain_core.builtin import BUILTINS
 from drivetrain_core.examples import byte_lm
-from drivetrain_core.testing import check_optimization
+from drivetrain_testing import check_optimization
 
 pytestmark = pytest.mark.gpu
 

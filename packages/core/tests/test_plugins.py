@@ -151,7 +151,7 @@ def test_find_plugin_of_unknown_name_is_none():
 def test_import_is_light():
     code = (
         "import sys; import drivetrain_core._plugins, drivetrain_core.services, "
-        "drivetrain_core.testing; "
+        "drivetrain_testing; "
         "slow = {'torch', 'numpy', 'yaml', 'importlib.metadata', 'difflib'}; "
         "sys.exit(bool(slow & set(sys.modules)))"
     )

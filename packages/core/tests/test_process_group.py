@@ -15,7 +15,7 @@ from drivetrain_core.services import (
     destroy_process_group,
     init_process_group,
 )
-from drivetrain_core.testing import check_process_group_factory, run_ranks
+from drivetrain_testing import check_process_group_factory, run_ranks
 
 PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK")
 

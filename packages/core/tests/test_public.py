@@ -10,7 +10,7 @@ import pytest
 
 import drivetrain_core
 
-LAZY = ["drivetrain_core", "drivetrain_core.testing"]
+LAZY = ["drivetrain_core", "drivetrain_testing"]
 PACKAGES = [*LAZY, "drivetrain_core.services"]
 
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from drivetrain_core import _rendezvous_store
 from drivetrain_core._rendezvous_store import rendezvous_store
-from drivetrain_core.testing import run_ranks
+from drivetrain_testing import run_ranks
 
 
 def talk():

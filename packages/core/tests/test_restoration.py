@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from drivetrain_core._errors import CheckpointError
 from drivetrain_core._optimizer.master_weights import MasterWeightOptimizer
 from drivetrain_core.services import TensorSpec, pack_state, plan_restoration
-from drivetrain_core.testing import run_ranks
+from drivetrain_testing import run_ranks
 
 
 class Saved:

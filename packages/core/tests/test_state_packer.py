@@ -18,7 +18,7 @@ from drivetrain_core._errors import NamesError
 from drivetrain_core._optimizer.master_weights import MasterWeightOptimizer
 from drivetrain_core.services import StatePacker, pack_state
 from drivetrain_core.services._plain_tree import equal_plain
-from drivetrain_core.testing import run_ranks
+from drivetrain_testing import run_ranks
 
 
 def local(tensor):

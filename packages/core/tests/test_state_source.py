@@ -15,7 +15,7 @@ from drivetrain_core.services import (
     destroy_process_group,
     init_process_group,
 )
-from drivetrain_core.testing import check_state_source
+from drivetrain_testing import check_state_source
 
 
 def trained(optimizer_type, **options):

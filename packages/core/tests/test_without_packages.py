@@ -8,7 +8,7 @@ from torch import nn
 
 from drivetrain_core import MissingLibraryError, accelerate
 from drivetrain_core.services import _lookup
-from drivetrain_core.testing import check_model_layout, check_plan_search
+from drivetrain_testing import check_model_layout, check_plan_search
 
 
 @pytest.fixture

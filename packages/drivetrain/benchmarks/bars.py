@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from drivetrain_core.testing import Bar, Row, run_bars
+from drivetrain_testing import Bar, Row, run_bars
 
 
 def light_import(quick):

@@ -12,7 +12,6 @@ from pathlib import Path
 import grpc
 import psutil
 
-from drivetrain_core.testing import Row
 from drivetrain_elastic.decisions.membership import (
     MembershipConfig,
     MembershipState,
@@ -22,6 +21,7 @@ from drivetrain_elastic.decisions.membership import (
 )
 from drivetrain_elastic.protocol import messages as pb
 from drivetrain_elastic.protocol._service import METHODS, credentials
+from drivetrain_testing import Row
 
 _PER_CHANNEL = 50
 _PROBE_S = 0.02

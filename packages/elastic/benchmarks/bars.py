@@ -21,7 +21,7 @@ from sampler import sampler
 from shards import batches, singles
 from transfer import transfer
 
-from drivetrain_core.testing import Bar, run_bars, slow
+from drivetrain_testing import Bar, run_bars, slow
 
 TABLE = [
     ("kills", "pause <= 6 steps, four again <= 30, 1 step again", recovery.kills),

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from drivetrain_core.testing import Row
 from drivetrain_elastic._membership._agent_membership import _as_plain
 from drivetrain_elastic._observability._flight_record import FlightRecord
 from drivetrain_elastic._observability._step_meter import StepMeter
+from drivetrain_testing import Row
 
 _STEP_S = 0.05
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from peer_job import PeerJob
 from peer_toy import Toy
 
-from drivetrain_core.testing import Row
 from drivetrain_elastic import ElasticLoop, Schedule
 from drivetrain_elastic.testing import LocalJob
+from drivetrain_testing import Row
 
 _RANKS = 4
 _EVERY_S = 60.0

@@ -11,9 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from drivetrain_core.testing import Row
 from drivetrain_elastic._client._master_client import MasterClient
 from drivetrain_elastic.protocol import messages as pb
+from drivetrain_testing import Row
 
 _LEASE_S = 1.0
 _MORE_S = 1.0

@@ -10,9 +10,9 @@ import tempfile
 from collections import deque
 from pathlib import Path
 
-from drivetrain_core.testing import Row
 from drivetrain_elastic._master._dataset_records import apply_record
 from drivetrain_elastic.journal import SqliteJournal
+from drivetrain_testing import Row
 
 _WRITER = """
 import asyncio, random, sys

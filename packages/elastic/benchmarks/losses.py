@@ -8,8 +8,8 @@ import subprocess
 import sys
 import tempfile
 
-from drivetrain_core.testing import Row
 from drivetrain_elastic.testing import LocalJob, members_of
+from drivetrain_testing import Row
 
 _MODULE = "drivetrain_elastic.examples.byte_lm"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from drivetrain_core.testing import Row, run_ranks
 from drivetrain_elastic import ElasticLoop, Schedule
 from drivetrain_elastic.testing import LocalJob
+from drivetrain_testing import Row, run_ranks
 
 _STEP_S = 0.05
 _NUM_RANKS = 2

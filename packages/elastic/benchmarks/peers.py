@@ -33,7 +33,7 @@ from peer_setups import (
 )
 from recovery import kill_pauses, leave_pauses, node_kill_pauses, stop_pauses
 
-from drivetrain_core.testing import Bar, Row, run_bars
+from drivetrain_testing import Bar, Row, run_bars
 
 _HERE = Path(__file__).parent
 # After so long a peer counts as one that does not go on.

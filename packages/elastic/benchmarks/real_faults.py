@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 
-from drivetrain_core.testing import Row
 from drivetrain_elastic import ElasticLoop, Schedule
 from drivetrain_elastic._client._master_client import MasterError
 from drivetrain_elastic.testing import LocalJob, members_of
+from drivetrain_testing import Row
 
 _SILENCE_S = 1.5
 _NUM = 50

@@ -13,8 +13,8 @@ import time
 
 import psutil
 
-from drivetrain_core.testing import Row
 from drivetrain_elastic.testing import LocalJob, members_of
+from drivetrain_testing import Row
 
 _FOUR = ["--nproc-per-node", "4", "--max-restarts", "1000"]
 _HEARTBEAT_S = 2.0

@@ -7,8 +7,8 @@ from torch.distributed.elastic.utils.data import (
     ElasticDistributedSampler as TorchSampler,
 )
 
-from drivetrain_core.testing import Row
 from drivetrain_elastic import ElasticDistributedSampler
+from drivetrain_testing import Row
 
 _NUM_SAMPLES, _BATCH = 1003, 8
 

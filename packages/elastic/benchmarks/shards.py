@@ -6,10 +6,10 @@ import sys
 import tempfile
 import time
 
-from drivetrain_core.testing import Row
 from drivetrain_elastic import Master
 from drivetrain_elastic._client._master_client import MasterClient
 from drivetrain_elastic.protocol import messages as pb
+from drivetrain_testing import Row
 
 _CLIENT = """
 import sys

@@ -7,8 +7,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from drivetrain_core.testing import Row, run_ranks
 from drivetrain_elastic._training._state_transfer import give_state, take_state
+from drivetrain_testing import Row, run_ranks
 
 _PART_BYTES = 8 << 20
 

@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 from torch.distributed import FileStore
 
-from drivetrain_core.testing import check_wrong_use, run_subcommand
 from drivetrain_elastic._client._token import write_token
 from drivetrain_elastic._commands._check_options import populate_check_parser
 from drivetrain_health.checks import NodeReport
 from drivetrain_health.checks._check_nodes import Together
 from drivetrain_health.decisions.node_check import judge
 from drivetrain_health.decisions.node_results import NodeCheckConfig, Result
+from drivetrain_testing import check_wrong_use, run_subcommand
 
 run_one = partial(run_subcommand, "drivetrain-elastic")
 wrong_use = partial(check_wrong_use, "drivetrain-elastic")

@@ -14,12 +14,12 @@ from functools import partial
 import pytest
 
 from drivetrain_core import ProgramError
-from drivetrain_core.testing import check_wrong_use, exit_status
 from drivetrain_elastic import Master, MasterError, ShardClient
 from drivetrain_elastic._client._master_client import MasterClient
 from drivetrain_elastic._client._token import make_token, write_token
 from drivetrain_elastic.cli import main
 from drivetrain_elastic.protocol import messages as pb
+from drivetrain_testing import check_wrong_use, exit_status
 
 ending = partial(exit_status, main)
 wrong_use = partial(check_wrong_use, "drivetrain-elastic")

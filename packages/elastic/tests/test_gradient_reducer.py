@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from drivetrain_core.testing import run_ranks
 from drivetrain_elastic._training._gradient_reducer import GradientReducer
+from drivetrain_testing import run_ranks
 
 
 def model():

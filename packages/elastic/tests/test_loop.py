@@ -16,7 +16,6 @@ import torch.distributed as dist
 from drivetrain_core import DistributedError, ProgramError
 from drivetrain_core.services import TorchProcessGroupFactory
 from drivetrain_core.services._dcp_checkpointer import DurableSave
-from drivetrain_core.testing import RankError, run_ranks
 from drivetrain_elastic._data._schedule import Position, Schedule
 from drivetrain_elastic._membership._connection import Connection
 from drivetrain_elastic._membership._rank_assignment import (
@@ -28,6 +27,7 @@ from drivetrain_elastic._training._loop import ElasticLoop
 from drivetrain_elastic.testing import ScriptedWorlds as Worlds
 from drivetrain_elastic.testing import connect_store, write_worlds
 from drivetrain_elastic.testing._blocking_group import BlockingGroupFactory
+from drivetrain_testing import RankError, run_ranks
 
 make_factory = partial(TorchProcessGroupFactory, "gloo")
 NUM_STEPS, BATCH, NUM_SAMPLES = 40, 12, 100

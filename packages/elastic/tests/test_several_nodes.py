@@ -10,7 +10,6 @@ from functools import partial
 import psutil
 import pytest
 
-from drivetrain_core.testing import check_wrong_use, exit_status
 from drivetrain_elastic import Master
 from drivetrain_elastic._client._token import write_token
 from drivetrain_elastic._commands._run import require_arguments
@@ -20,6 +19,7 @@ from drivetrain_elastic.cli import main
 from drivetrain_elastic.protocol import messages as pb
 from drivetrain_elastic.testing import LocalJob, members_of
 from drivetrain_health import faults
+from drivetrain_testing import check_wrong_use, exit_status
 
 ending = partial(exit_status, main)
 wrong_use = partial(check_wrong_use, "drivetrain-elastic")

@@ -5,10 +5,10 @@ import torch
 import torch.distributed as dist
 
 from drivetrain_core import DistributedError
-from drivetrain_core.testing import RankError, run_ranks
 from drivetrain_elastic import ElasticDistributedSampler, ElasticLoop, Schedule
 from drivetrain_elastic._membership._world_group import RankLostError
 from drivetrain_elastic._training import _state_transfer
+from drivetrain_testing import RankError, run_ranks
 
 
 def parts(seed):

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from drivetrain_core.services import TorchProcessGroupFactory
-from drivetrain_core.testing import run_ranks
 from drivetrain_elastic._membership._world_group import WorldGroup
+from drivetrain_testing import run_ranks
 
 
 def store():

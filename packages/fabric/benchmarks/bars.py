@@ -6,7 +6,7 @@ import sys
 
 import network
 
-from drivetrain_core.testing import Bar, run_bars
+from drivetrain_testing import Bar, run_bars
 
 BARS = [Bar(name=name, bound=bound, measure=run) for name, bound, run in network.BARS]
 

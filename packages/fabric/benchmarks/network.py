@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import time
 
-from drivetrain_core.testing import Bar, Row, run_bars
 from drivetrain_fabric.network import (
     Clos,
     Ecmp,
@@ -19,6 +18,7 @@ from drivetrain_fabric.network import (
     overload_probability,
     simulated_overload,
 )
+from drivetrain_testing import Bar, Row, run_bars
 
 _GPUS, _MOST, _WITHIN = 12_288, 16.0, 0.01
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from drivetrain_core.testing import check_wrong_use, exit_status
 from drivetrain_fabric.cli import main
+from drivetrain_testing import check_wrong_use, exit_status
 
 
 @pytest.mark.parametrize(

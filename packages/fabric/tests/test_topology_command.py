@@ -12,7 +12,6 @@ from recorded_machines import Machine
 from drivetrain_core import ClusterSpecError, DrivetrainError
 from drivetrain_core.commands import CommandParser, run_command
 from drivetrain_core.services import ClusterSpec
-from drivetrain_core.testing import run_ranks
 from drivetrain_fabric.topology import (
     LinkMatrix,
     populate_topo,
@@ -22,6 +21,7 @@ from drivetrain_fabric.topology import (
     topology_from_json,
     topology_to_json,
 )
+from drivetrain_testing import run_ranks
 
 FOLDER = Path(__file__).parent / "data" / "topology"
 

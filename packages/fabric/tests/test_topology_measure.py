@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 from drivetrain_core import DistributedError
 from drivetrain_core.services import destroy_process_group, init_process_group
-from drivetrain_core.testing import run_ranks
 from drivetrain_fabric.topology import measure_links
+from drivetrain_testing import run_ranks
 
 
 @pytest.fixture

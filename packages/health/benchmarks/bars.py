@@ -7,7 +7,7 @@ import sys
 from diagnosis import decision_layer, network_overhead
 from node_check import real, simulated
 
-from drivetrain_core.testing import Bar, run_bars, slow
+from drivetrain_testing import Bar, run_bars, slow
 
 TABLE = [
     ("diagnosis", "1,000 faults: node and class, both >= 99%", decision_layer),

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import psutil
 
-from drivetrain_core.testing import Row
 from drivetrain_health.failures import (
     Evidence,
     FailureClass,
@@ -27,6 +26,7 @@ from drivetrain_health.failures import (
     diagnose,
     root_cause,
 )
+from drivetrain_testing import Row
 
 _SEED = 20261123
 LINES = json.loads(Path(__file__).with_name("fault_lines.json").read_text())

@@ -15,10 +15,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from drivetrain_core.testing import Row
 from drivetrain_health import faults
 from drivetrain_health.decisions.node_check import Outcome
 from drivetrain_health.decisions.node_simulation import NodeFault, rehearse
+from drivetrain_testing import Row
 
 _NODES = tuple(f"n{i}" for i in range(256))
 _CHECKS = ("compute", "memory", "loopback", "bits", "exchange")

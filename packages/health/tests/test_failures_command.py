@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 from failure_samples import load
 
-from drivetrain_core.testing import check_wrong_use, run_subcommand
 from drivetrain_health._commands._diagnose_options import populate_diagnose_parser
+from drivetrain_testing import check_wrong_use, run_subcommand
 
 run_one = partial(run_subcommand, "drivetrain-health")
 wrong_use = partial(check_wrong_use, "drivetrain-health")

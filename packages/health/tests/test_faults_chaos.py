@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain_core import ProgramError
-from drivetrain_core.testing import exit_status
 from drivetrain_health.cli import main
 from drivetrain_health.faults import (
     Chaos,
@@ -27,6 +26,7 @@ from drivetrain_health.faults import (
 )
 from drivetrain_health.faults._chaos import Player
 from drivetrain_health.faults._chaos_plan import strikes
+from drivetrain_testing import exit_status
 
 ending = partial(exit_status, main)
 

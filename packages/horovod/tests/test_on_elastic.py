@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from drivetrain_core import DistributedError, ProgramError
 from drivetrain_core.services import TorchProcessGroupFactory
-from drivetrain_core.testing import run_ranks
 from drivetrain_elastic._data._epoch_order import epoch_order, part_of_rank
 from drivetrain_elastic._membership._connection import Connection
 from drivetrain_elastic._membership._rank_assignment import RankAssignment
@@ -34,6 +33,7 @@ from drivetrain_horovod.on_elastic.elastic import (
     TorchState,
     run,
 )
+from drivetrain_testing import run_ranks
 
 make_factory = partial(TorchProcessGroupFactory, "gloo")
 

@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from drivetrain_core.testing import Row
 from drivetrain_kernels import attention, linear_cross_entropy
+from drivetrain_testing import Row
 
 TOKENS = 8192
 MEGABYTE = 1e6

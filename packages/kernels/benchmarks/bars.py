@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from drivetrain_core.testing import Bar, Row, run_bars
+from drivetrain_testing import Bar, Row, run_bars
 
 MODULES = (
     "losses",

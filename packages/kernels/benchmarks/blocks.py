@@ -6,8 +6,8 @@ import time
 
 import torch
 
-from drivetrain_core.testing import Row
 from drivetrain_kernels import MoE, ParallelBlock, SerialBlock, rms_norm
+from drivetrain_testing import Row
 
 WIDTH, NUM_HEADS, INNER = 256, 4, 1024
 MOE_WIDTH, MOE_INNER, TOP_K = 128, 256, 2

@@ -8,9 +8,9 @@ from gpu_llama import mfu, tokens_per_second
 from gpu_ops import CASES, DTYPE, HEAD_DIM, HEADS, KEY_HEADS, V, forms_of, normal
 from torch.utils._pytree import tree_leaves
 
-from drivetrain_core.testing import Row
 from drivetrain_kernels import attention, explain, linear_cross_entropy
 from drivetrain_kernels.ops._attention import OP as ATTENTION
+from drivetrain_testing import Row
 
 NO_GPU = Row(figure="-", holds=None, proven_on="-", needs_gpu=True)
 WINDOW = 1024

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import drivetrain_kernels as dk
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 HIDDEN, LAYERS, INNER, CLASSES = 2048, 16, 8192, 128256
 HEADS, KEY_HEADS, HEAD_DIM = 16, 4, 128

@@ -7,8 +7,8 @@ import torch
 from timing import NOT_QUICK, median_ratio, seconds, turns
 from torch.nn import functional
 
-from drivetrain_core.testing import Row
 from drivetrain_kernels import cross_entropy, linear_cross_entropy
+from drivetrain_testing import Row
 
 CLASSES = 131072
 HIDDEN = 128

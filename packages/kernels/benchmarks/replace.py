@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from drivetrain_core.examples import byte_lm
-from drivetrain_core.testing import Row
 from drivetrain_kernels import replace
+from drivetrain_testing import Row
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -103,7 +103,7 @@ TABLE = [
 ]
 
 if __name__ == "__main__":
-    from drivetrain_core.testing import Bar, run_bars
+    from drivetrain_testing import Bar, run_bars
 
     bars = [Bar(name=name, bound=bound, measure=run) for name, bound, run in TABLE]
     sys.exit(run_bars(bars, description=__doc__))

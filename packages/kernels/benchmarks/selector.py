@@ -17,10 +17,10 @@ from unittest import mock
 import models
 import torch
 
-from drivetrain_core.testing import Row
 from drivetrain_kernels import select
 from drivetrain_kernels.selector._install import install
 from drivetrain_kernels.selector._workload import Workload
+from drivetrain_testing import Row
 
 BUDGET_S, QUICK_BUDGET_S = 90.0, 10.0
 ROUNDS = 25
@@ -215,7 +215,7 @@ TABLE = [
 ]
 
 if __name__ == "__main__":
-    from drivetrain_core.testing import Bar, run_bars
+    from drivetrain_testing import Bar, run_bars
 
     bars = [Bar(name=name, bound=bound, measure=run) for name, bound, run in TABLE]
     sys.exit(run_bars(bars, description=__doc__))

@@ -5,7 +5,7 @@ import time
 
 __all__ = ["NOT_QUICK", "median_ratio", "seconds", "turns"]
 
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 NOT_QUICK = Row(figure="left out by --quick", holds=None)
 

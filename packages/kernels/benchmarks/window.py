@@ -6,8 +6,8 @@ import math
 import torch
 from timing import NOT_QUICK, median_ratio, seconds, turns
 
-from drivetrain_core.testing import Row
 from drivetrain_kernels import attention
+from drivetrain_testing import Row
 
 HEADS, HEAD_DIM, WINDOW = 8, 64, 256
 

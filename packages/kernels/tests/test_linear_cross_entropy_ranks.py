@@ -3,8 +3,8 @@
 import torch
 import torch.distributed as dist
 
-from drivetrain_core.testing import run_ranks
 from drivetrain_kernels import linear_cross_entropy
+from drivetrain_testing import run_ranks
 
 EXTRAS = [{}, {"label_smoothing": 0.1, "z_loss": 0.05, "softcap": 2.0}]
 ROWS = [(0, 7), (7, 11)]  # shards need not be of one size

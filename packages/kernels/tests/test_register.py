@@ -11,12 +11,12 @@ from selector_models import Blocks
 from torch import nn
 
 from drivetrain_core import Choice, Numerics, Phase, PlanError, Slot, accelerate
-from drivetrain_core.testing import check_optimization
 from drivetrain_kernels._explain import load_op
 from drivetrain_kernels._register_kernels import KernelsOptimization
 from drivetrain_kernels._register_select import CompileSelectOptimization
 from drivetrain_kernels.replacement._identify import is_standin
 from drivetrain_kernels.selector import _candidates
+from drivetrain_testing import check_optimization
 
 LEAVE = dict.fromkeys(
     ("rms_norm", "layer_norm", "swiglu", "geglu", "cross_entropy"), "leave"

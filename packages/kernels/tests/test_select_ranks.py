@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from drivetrain_core.testing import run_ranks
+from drivetrain_testing import run_ranks
 
 OTHER, PLAIN = "backend:eager_noexcept", "backend:eager"
 

@@ -12,7 +12,7 @@ import capacity
 import gpu
 import programs
 
-from drivetrain_core.testing import Bar, run_bars
+from drivetrain_testing import Bar, run_bars
 
 TABLE = [
     ("capacity-regular", "<= 1.005 x live, no flush", capacity.regular),

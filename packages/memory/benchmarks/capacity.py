@@ -2,9 +2,9 @@
 
 import functools
 
-from drivetrain_core.testing import Row
 from drivetrain_memory import replay, smallest_capacity
 from drivetrain_memory.trace import WORKLOADS, pattern, workload
+from drivetrain_testing import Row
 
 SIMULATION = "simulation"
 TIGHT, AMPLE = 1.05, 4

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from drivetrain_core.testing import Row
 from drivetrain_memory import validate
+from drivetrain_testing import Row
 
 HERE = Path(__file__).parent
 WITHOUT = Row(figure="-", holds=None, proven_on="-", needs_gpu=True)

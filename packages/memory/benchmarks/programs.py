@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 CSRC = Path(__file__).parents[1] / "csrc"
 CORE = (CSRC / "checks" / "core_sources.txt").read_text().split()

@@ -9,9 +9,9 @@ import torch
 
 import drivetrain_memory
 from drivetrain_core import Code, Numerics, Ok, Phase, Slot
-from drivetrain_core.testing import check_optimization
 from drivetrain_memory import _enable
 from drivetrain_memory._register import VirtualMemoryOptimization
+from drivetrain_testing import check_optimization
 
 
 class Device:

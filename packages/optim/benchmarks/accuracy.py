@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from peers import load_peers
 
-from drivetrain_core.testing import Row
 from drivetrain_optim import AGD, LAMB
+from drivetrain_testing import Row
 
 BETA1, BETA2, DELTA, LR = 0.9, 0.999, 1e-5, 0.01
 EXACT = 1e-12

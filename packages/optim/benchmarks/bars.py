@@ -13,8 +13,8 @@ import gpu
 import sharpness
 import speed
 
-from drivetrain_core.testing import Bar, run_bars
 from drivetrain_optim import AGD, LAMB
+from drivetrain_testing import Bar, run_bars
 
 MILLION = 1_000_000
 FOREACH = {"foreach": True}

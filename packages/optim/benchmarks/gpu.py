@@ -6,8 +6,8 @@ import time
 import torch
 from speed import make_params, ratio
 
-from drivetrain_core.testing import Row
 from drivetrain_optim import AGD, LAMB, explain
+from drivetrain_testing import Row
 
 BYTES = {AGD: 28, LAMB: 44}
 

@@ -4,8 +4,8 @@ import torch
 from speed import LiveBytes
 from torch.nn.parallel import DistributedDataParallel
 
-from drivetrain_core.testing import Row, run_ranks
 from drivetrain_optim import WSAM
+from drivetrain_testing import Row, run_ranks
 
 
 def model():

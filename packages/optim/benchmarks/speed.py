@@ -10,8 +10,8 @@ from peers import load_peers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from drivetrain_core.testing import Row
 from drivetrain_optim import AGD, LAMB
+from drivetrain_testing import Row
 
 NUM_TENSORS = 300
 SMALL = 10_000_000

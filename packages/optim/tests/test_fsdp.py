@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from drivetrain_core.testing import run_ranks
 from drivetrain_optim import AGD, LAMB
+from drivetrain_testing import run_ranks
 
 OPTIONS = {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True, "delta": 0.01}
 PATHS = [{"foreach": False}, {"foreach": True}, {"fused": True}]

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from drivetrain_core import BaseOptimization, Numerics, Phase, PlanError, Slot
-from drivetrain_core.testing import check_optimization
 from drivetrain_optim import AGD, LAMB, WSAM
 from drivetrain_optim._register import (
     AgdOptimization,
     LambOptimization,
     WsamOptimization,
 )
+from drivetrain_testing import check_optimization
 
 EVERY = [AgdOptimization, LambOptimization, WsamOptimization]
 

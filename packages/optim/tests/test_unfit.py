@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from drivetrain_core.testing import run_ranks
 from drivetrain_optim import AGD, LAMB, WSAM, StateDictError, StepOrderError, explain
+from drivetrain_testing import run_ranks
 
 KINDS = pytest.mark.parametrize("kind", [AGD, LAMB])
 PATHS = [

@@ -17,9 +17,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from drivetrain_core.testing import run_ranks
 from drivetrain_optim._errors import HyperparameterError, UnsupportedTensorError
 from drivetrain_optim.wsam._wsam import WSAM
+from drivetrain_testing import run_ranks
 
 MODES = [
     {},

@@ -13,7 +13,7 @@ import overlap
 import planning
 import published
 
-from drivetrain_core.testing import Bar, run_bars
+from drivetrain_testing import Bar, run_bars
 
 BARS = (
     Bar(

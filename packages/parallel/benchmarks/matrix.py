@@ -16,7 +16,7 @@ import warnings
 import torch
 from model_families import FAMILIES, loss_of
 
-from drivetrain_core.testing import Row, run_ranks
+from drivetrain_testing import Row, run_ranks
 
 NUM_STEPS, BATCH = 3, 8
 LOSS, GRADIENT, SHARED, CELLS = 1e-5, 1e-3, 0.7, 0.85

@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 from model_families import FAMILIES
 
-from drivetrain_core.testing import Row, run_ranks
+from drivetrain_testing import Row, run_ranks
 
 TIMEOUT_S, WITHIN_S, RANKS = 6.0, 5.0, 4
 KINDS = ("1f1b", "gpipe", "interleaved_1f1b")

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as f
 
-from drivetrain_core.testing import Row, run_ranks
+from drivetrain_testing import Row, run_ranks
 
 WIDTH, BLOCKS, RANKS = 1024, 12, 4
 MESH = {"shard": RANKS}

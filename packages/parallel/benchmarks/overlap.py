@@ -17,7 +17,7 @@ from rig.namespaces import missing_because
 from rig.network import Network
 from rig.shape import Link
 
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 _PROGRAM = Path(__file__).with_name("overlap_rank.py")
 _NUM_HOSTS = 4

@@ -11,9 +11,9 @@ import time
 import torch
 from torch import nn
 
-from drivetrain_core.testing import Row
 from drivetrain_parallel.cost import Hardware, profile_module, rank_meshes
 from drivetrain_parallel.simulate.clusters import load_cluster
+from drivetrain_testing import Row
 
 MOST = 1.0
 GPUS, GLOBAL_BATCH, SEQUENCE = 64, 512, 4096

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import sys
 
-from drivetrain_core.testing import Row
 from drivetrain_parallel.simulate.ablation import best_at_scale, predict_ablation
 from drivetrain_parallel.simulate.published import predict_row, published_rows
 from drivetrain_parallel.simulate.tables import (
@@ -17,6 +16,7 @@ from drivetrain_parallel.simulate.tables import (
     rows_table,
     summary_table,
 )
+from drivetrain_testing import Row
 
 WITHIN = 0.10
 MEMORY_WITHIN = 0.15

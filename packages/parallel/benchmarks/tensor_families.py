@@ -15,12 +15,12 @@ import torch
 from model_families import FAMILIES, loss_of
 
 from drivetrain_core import PlanError
-from drivetrain_core.testing import Row
 from drivetrain_parallel.tensor import (
     Style,
     plan_tensor_parallel,
     verify_tensor_plan,
 )
+from drivetrain_testing import Row
 
 NUM_WANTED = 13
 

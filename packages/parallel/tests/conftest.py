@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from drivetrain_core.testing.pytest import (  # noqa: F401
+from drivetrain_testing.pytest import (  # noqa: F401
     built,
     context,
     program,

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from drivetrain_core import MissingLibraryError
-from drivetrain_core.testing import RankError, run_ranks
 from drivetrain_parallel.examples import llama
+from drivetrain_testing import RankError, run_ranks
 
 SMALL = llama.Job(
     steps=3,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from drivetrain_core.services import NoModelLayout, get_service
-from drivetrain_core.testing import check_model_layout
 from drivetrain_parallel import MeshLayouts
+from drivetrain_testing import check_model_layout
 
 
 def test_mesh_layouts_keep_the_contract():

@@ -12,9 +12,9 @@ from drivetrain_core import Plan
 from drivetrain_core._choice import Choice
 from drivetrain_core._errors import Code, PlanError
 from drivetrain_core.mesh_shape import MeshShape, mesh_of
-from drivetrain_core.testing import RankError, run_ranks
 from drivetrain_parallel.device_mesh import create_mesh
 from drivetrain_parallel.micro_batches import micro_batches_of
+from drivetrain_testing import RankError, run_ranks
 
 
 def alone(mixes=False):

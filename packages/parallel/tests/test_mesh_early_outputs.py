@@ -7,10 +7,10 @@ from torch import nn
 from torch.nn import functional as f
 
 from drivetrain_core import Code, PlanError, accelerate
-from drivetrain_core.testing import run_ranks
 from drivetrain_parallel.pipeline import plan_pipeline
 from drivetrain_parallel.pipeline.sequential import stages_in_process
 from drivetrain_parallel.tensor import Style, plan_tensor_parallel
+from drivetrain_testing import run_ranks
 
 WIDTH, HEADS, LENGTH = programs.WIDTH, programs.HEADS, programs.LENGTH
 

@@ -11,10 +11,10 @@ from torch.nn import functional as f
 
 from drivetrain_core import Code, PlanError, accelerate
 from drivetrain_core._model.blocks import block_run, find_blocks, repeated_blocks
-from drivetrain_core.testing import run_ranks
 from drivetrain_parallel.pipeline import plan_pipeline
 from drivetrain_parallel.tensor import plan_tensor_parallel
 from drivetrain_parallel.tensor.repeated import find_block_lists, shortened
+from drivetrain_testing import run_ranks
 
 WIDTH, VOCAB = programs.WIDTH, programs.VOCAB
 NAMES = ("embed", "one", "two", "three", "four", "norm", "head")

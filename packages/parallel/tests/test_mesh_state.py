@@ -31,10 +31,10 @@ from drivetrain_core.services import (
     merge_entries,
     pack_state,
 )
-from drivetrain_core.testing import run_ranks
 from drivetrain_parallel.state.model_entry import ModelEntry
 from drivetrain_parallel.state.optimizer_entry import OptimizerEntry
 from drivetrain_parallel.state.parallelized_model import ParallelizedModel, whole_model
+from drivetrain_testing import run_ranks
 
 
 def packed(folder):

@@ -19,7 +19,6 @@ from torch import nn
 from drivetrain_core import PlanError, ProgramError
 from drivetrain_core._model.meta_model import move_to
 from drivetrain_core.services import DcpCheckpointer
-from drivetrain_core.testing import RankError, run_ranks
 from drivetrain_parallel.meta.flow_mode import FlowMode
 from drivetrain_parallel.meta.initialize import draw_weights, parts_of
 from drivetrain_parallel.meta.meta_model import (
@@ -27,6 +26,7 @@ from drivetrain_parallel.meta.meta_model import (
     parameters_on_meta,
     require_meta_model,
 )
+from drivetrain_testing import RankError, run_ranks
 
 CPU = torch.device("cpu")
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, schedules
 
 from drivetrain_core import DistributedError, MissingLibraryError
-from drivetrain_core.testing import run_ranks
 from drivetrain_parallel.overlap import DecoupledSchedule1F1B, OverlapError
 from drivetrain_parallel.overlap import _schedule_1f1b as ours
+from drivetrain_testing import run_ranks
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from drivetrain_core import Phase, PlanError, Slot, accelerate
-from drivetrain_core.testing import check_optimization, run_ranks
 from drivetrain_parallel.optimizations.overlap import OverlapFirstGatherOptimization
 from drivetrain_parallel.overlap import OverlapError, prefetch_first_unshard
+from drivetrain_testing import check_optimization, run_ranks
 
 
 def sharded(zero=3):

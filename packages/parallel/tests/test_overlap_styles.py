@@ -14,12 +14,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from drivetrain_core.testing import run_ranks
 from drivetrain_parallel.overlap import (
     OverlapError,
     OverlappedColwiseParallel,
     OverlappedRowwiseParallel,
 )
+from drivetrain_testing import run_ranks
 
 
 class Block(nn.Module):

@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
 from drivetrain_core import DistributedError
-from drivetrain_core.testing import run_ranks
 from drivetrain_parallel.overlap import (
     OverlapError,
     all_gather_matmul,
@@ -20,6 +19,7 @@ from drivetrain_parallel.overlap import (
 )
 from drivetrain_parallel.overlap._exchange import RowExchange
 from drivetrain_parallel.overlap._rows import Rows, chunked_rows
+from drivetrain_testing import run_ranks
 
 TOLERANCES = {
     torch.float64: 1e-12,

@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from drivetrain_core import PlanError
-from drivetrain_core.testing import run_ranks
 from drivetrain_parallel.pipeline import (
     PipelineStep,
     build_stages,
@@ -20,6 +19,7 @@ from drivetrain_parallel.pipeline import (
     stages_per_rank,
 )
 from drivetrain_parallel.torch_internals import replicate_module
+from drivetrain_testing import run_ranks
 
 ONE = pytest.param("1f1b", marks=pytest.mark.faults)
 ZBV = pytest.param("zbv_zero_bubble", marks=pytest.mark.faults)

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from drivetrain_core import DistributedError
-from drivetrain_core.testing import run_ranks
 from drivetrain_parallel.pipeline import PipelineStep, build_stages
+from drivetrain_testing import run_ranks
 
 
 def _fail(failing, schedule):

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from drivetrain_core.testing import run_ranks
 from drivetrain_parallel.pipeline import (
     PipelineCosts,
     PipelinePlan,
@@ -15,6 +14,7 @@ from drivetrain_parallel.pipeline import (
     build_stages,
     plan_pipeline,
 )
+from drivetrain_testing import run_ranks
 
 pytestmark = pytest.mark.extra
 

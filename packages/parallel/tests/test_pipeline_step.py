@@ -7,13 +7,13 @@ import torch.distributed as dist
 
 from drivetrain_core import PlanError
 from drivetrain_core._program import check_loss
-from drivetrain_core.testing import run_ranks
 from drivetrain_parallel.pipeline import (
     SCHEDULES,
     PipelineStep,
     build_stages,
     stages_per_rank,
 )
+from drivetrain_testing import run_ranks
 
 NUM = 4
 WEIGHTS = [0.1, 0.2, 0.3, 0.4]

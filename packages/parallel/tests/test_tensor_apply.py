@@ -9,7 +9,6 @@ from tensor_models import Biased, Counting, Normed, Thirds, loss_of, make, make_
 from torch import nn
 
 from drivetrain_core import PlanError
-from drivetrain_core.testing import run_ranks
 from drivetrain_parallel.tensor import (
     ModuleStyle,
     Style,
@@ -25,6 +24,7 @@ from drivetrain_parallel.tensor import (
     verify_tensor_plan,
 )
 from drivetrain_parallel.torch_internals import simulated_ranks
+from drivetrain_testing import run_ranks
 
 NUM_STEPS = 3
 

@@ -21,7 +21,7 @@ import silent_bugs
 import ten_pairs
 import three_minutes
 
-from drivetrain_core.testing import Bar, run_bars
+from drivetrain_testing import Bar, run_bars
 
 BARS = (
     Bar(

@@ -11,7 +11,7 @@ from torch import nn
 
 from drivetrain_core import accelerate, register, unregister
 from drivetrain_core._processes.child_process import servers
-from drivetrain_core.testing import FAULTS, FaultyOptimization, Row
+from drivetrain_testing import FAULTS, FaultyOptimization, Row
 
 TRIAL_S = 10.0
 SLACK_S = 5.0

@@ -17,9 +17,9 @@ from replay import FOLDER, fastest, recorded
 
 from drivetrain_core import accelerate
 from drivetrain_core._plan import describe
-from drivetrain_core.testing import Row
 from drivetrain_search.process.payload import Payload, write_payload
 from drivetrain_search.process.trial import TrialRunner
+from drivetrain_testing import Row
 
 NAME = "convolutions"
 BEST, DRY_RUNS = 0.95, 24

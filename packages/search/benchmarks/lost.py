@@ -11,7 +11,7 @@ from zoo import adamw
 from drivetrain_core import SearchError, accelerate
 from drivetrain_core._errors import Code
 from drivetrain_core.examples import byte_lm
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 BOUND = 0.1
 GIB = 1 << 30

@@ -27,9 +27,9 @@ from drivetrain_core._plan import Plan, describe
 from drivetrain_core._probe import make_context
 from drivetrain_core._program import Program
 from drivetrain_core.examples import byte_lm
-from drivetrain_core.testing import Row
 from drivetrain_search.prediction.forecast import Forecaster
 from drivetrain_search.process.payload import Payload, write_payload
+from drivetrain_testing import Row
 
 WORST = 0.02
 CPU = torch.device("cpu")

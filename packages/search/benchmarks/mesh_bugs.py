@@ -30,7 +30,7 @@ from model_families import FAMILIES, loss_of
 from drivetrain_core import register, unregister
 from drivetrain_core._compose import complete
 from drivetrain_core._errors import PlanError
-from drivetrain_core.testing import Row, run_ranks
+from drivetrain_testing import Row, run_ranks
 
 
 def loss_function(family):

@@ -12,7 +12,7 @@ import time
 import mesh_program
 import torch
 
-from drivetrain_core.testing import Row, run_ranks
+from drivetrain_testing import Row, run_ranks
 
 BOUND, RANKS, ROUNDS, STEPS = 0.95, 4, 5, 8
 

@@ -10,7 +10,7 @@ import statistics
 
 from rivals import all_compared
 
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 WITHIN = 0.03
 

@@ -29,8 +29,8 @@ from drivetrain_core._build import build
 from drivetrain_core._data.cycle import cycle
 from drivetrain_core._optimizer.source import OptimizerSource
 from drivetrain_core._plan import Plan, describe
-from drivetrain_core.testing import surroundings
 from drivetrain_search.process import meters
+from drivetrain_testing import surroundings
 
 FOLDER = Path(__file__).parent / "spaces"
 WARM, BOUTS, STEPS, SECONDS = 3, 3, 4, 0.2

@@ -34,13 +34,13 @@ from drivetrain_core._plan import describe
 from drivetrain_core.budget import Budget
 from drivetrain_core.numerics.observation import Observation
 from drivetrain_core.numerics.pace import FIRST_STEPS, passes_within
-from drivetrain_core.testing import Row
 from drivetrain_search.options import SearchOptions
 from drivetrain_search.process.trial import Failure, Look, Outrun
 from drivetrain_search.progress import SilentProgress
 from drivetrain_search.run import Search
 from drivetrain_search.stopping import is_outrun
 from drivetrain_search.trials import Trials
+from drivetrain_testing import Row
 
 FOLDER = Path(__file__).parent / "spaces"
 MEAN, WORST, DRY_RUNS, SHARE = 0.98, 0.95, 24, 0.05

@@ -30,7 +30,7 @@ from zoo import ZOO
 from drivetrain_core import accelerate
 from drivetrain_core._plan import Plan
 from drivetrain_core._program import default_forward, default_loss
-from drivetrain_core.testing import Row
+from drivetrain_testing import Row
 
 TURNS, STEPS, SECONDS = 5, 4, 1.0
 # Sets of processes: so many, and up to the second while a plan may be slower.

@@ -29,10 +29,10 @@ from drivetrain_core._choice import Reject
 from drivetrain_core._compose import complete, numerics_of
 from drivetrain_core._errors import PlanError
 from drivetrain_core.numerics.guard import compare
-from drivetrain_core.testing import Row, run_ranks
 from drivetrain_search.process.payload import write_payload
 from drivetrain_search.process.trial import Failure, TrialRunner
 from drivetrain_search.verify import verify
+from drivetrain_testing import Row, run_ranks
 
 HEALTHY = (
     [],

@@ -26,7 +26,7 @@ from three_minutes import (
 )
 
 from drivetrain_core._plan import describe
-from drivetrain_core.testing import Row, surroundings
+from drivetrain_testing import Row, surroundings
 
 PROGRAM, BUDGET_S = "language-model", 60
 PAIRS, SETS = 10, 3

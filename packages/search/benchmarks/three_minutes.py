@@ -34,7 +34,7 @@ from drivetrain_core._choice import Choice
 from drivetrain_core._compose import arrange, problems
 from drivetrain_core._plan import Plan, describe
 from drivetrain_core._registry import find
-from drivetrain_core.testing import Row, surroundings
+from drivetrain_testing import Row, surroundings
 
 FOLDER = Path(__file__).parent / "table"
 BUDGET_S = 180

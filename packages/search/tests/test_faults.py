@@ -14,7 +14,7 @@ import torch
 
 from drivetrain_core import accelerate, register, unregister
 from drivetrain_core._processes.child_process import servers
-from drivetrain_core.testing import FAULTS, FaultyOptimization
+from drivetrain_testing import FAULTS, FaultyOptimization
 
 TRIAL_S = 15.0
 EXPECTED = {
@@ -111,7 +111,7 @@ import signal, sys, torch
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from drivetrain_core import accelerate, register
-from drivetrain_core.testing import FAULTS, FaultyOptimization
+from drivetrain_testing import FAULTS, FaultyOptimization
 
 register(FaultyOptimization(["daemon"]))
 print("ready", flush=True)

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain_core import PlanError, SearchError, register, unregister
 from drivetrain_core._program import Program
-from drivetrain_core.testing import FaultyOptimization
 from drivetrain_search.process.payload import (
     Payload,
     import_path,
@@ -24,6 +23,7 @@ from drivetrain_search.process.payload import (
     read_payload,
     write_payload,
 )
+from drivetrain_testing import FaultyOptimization
 
 
 @pytest.fixture

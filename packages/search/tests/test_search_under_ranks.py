@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain_core import accelerate
-from drivetrain_core.testing import run_ranks
+from drivetrain_testing import run_ranks
 
 
 class Blocks(nn.Module):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from drivetrain_core.services import NoPlanSearch, get_service
-from drivetrain_core.testing import check_plan_search
 from drivetrain_search import TrialSearch
+from drivetrain_testing import check_plan_search
 
 
 def test_trial_search_keeps_the_contract():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from drivetrain_core import Reject
-from drivetrain_core.testing import run_ranks
+from drivetrain_testing import run_ranks
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 

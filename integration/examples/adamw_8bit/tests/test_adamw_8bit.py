@@ -13,7 +13,7 @@ from torch import nn
 
 from drivetrain_core import PlanError, accelerate
 from drivetrain_core.cli import main
-from drivetrain_core.testing import check_optimization
+from drivetrain_testing import check_optimization
 
 # `nox -s tests` installs both beside the packages.
 adamw_8bit = pytest.importorskip("adamw_8bit")

@@ -14,6 +14,12 @@ from drivetrain_core.builtin import BUILTINS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# What plans are known to name, and a package that may be missing brings.
+_ELSEWHERE = dict.fromkeys(
+    ("loss_parallel", "mesh", "schedule", "sequence_parallel"),
+    "pip install drivetrain-parallel",
+)
+
 _registered: dict[str, Optimization] = {}
 _loaded: dict[str, Optimization] = {}
 _failed: dict[str, PluginError] = {}
@@ -90,6 +96,12 @@ def registered() -> tuple[Optimization, ...]:
     return tuple(_registered.values())
 
 
+def forget_loaded() -> None:
+    """Forgets what entry points gave, for a process that has just installed something."""
+    _loaded.clear()
+    _failed.clear()
+
+
 def _load(name: str) -> Optimization:
     if name in BUILTINS:
         module, _, attribute = BUILTINS[name].partition(":")
@@ -104,7 +116,9 @@ def _load(name: str) -> Optimization:
             Code.UNKNOWN,
             name,
             because=f"there is no such optimization; {hint}",
-            fix="see `drivetrain list`, or install the package that offers it",
+            fix=_ELSEWHERE.get(
+                name, "see `drivetrain list`, or install the package that offers it"
+            ),
         )
     loaded = load_plugin(OPTIMIZATIONS, name)
     try:

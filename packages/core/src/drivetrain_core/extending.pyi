@@ -35,6 +35,7 @@ from drivetrain_core._partial import candidates_of as candidates_of
 from drivetrain_core._plan import describe as describe
 from drivetrain_core._plugins import OPTIMIZATIONS as OPTIMIZATIONS
 from drivetrain_core._plugins import SERVICES as SERVICES
+from drivetrain_core._plugins import clear_plugin_cache as clear_plugin_cache
 from drivetrain_core._plugins import installed as installed
 from drivetrain_core._probe import make_context as make_context
 from drivetrain_core._processes.child_process import ChildProcess as ChildProcess
@@ -46,6 +47,7 @@ from drivetrain_core._program import Program as Program
 from drivetrain_core._registry import available as available
 from drivetrain_core._registry import failures as failures
 from drivetrain_core._registry import find as find
+from drivetrain_core._registry import forget_loaded as forget_loaded
 from drivetrain_core._registry import registered as registered
 from drivetrain_core._scripts.overrides import Overrides as Overrides
 from drivetrain_core._scripts.overrides import overriding as overriding
@@ -54,6 +56,7 @@ from drivetrain_core._scripts.replay import Script as Script
 from drivetrain_core._scripts.replay import run_script as run_script
 from drivetrain_core._scripts.shipping import by_value as by_value
 from drivetrain_core._scripts.shipping import provide_modules as provide_modules
+from drivetrain_core._yaml import dump_yaml as dump_yaml
 from drivetrain_core._yaml import load_yaml as load_yaml
 from drivetrain_core.services._optimizer_restoration import (
     OptimizerRestoration as OptimizerRestoration,

@@ -1,7 +1,7 @@
 """The seams of Drivetrain: small protocols by which its packages meet.
 
 Each protocol has a fallback here, so that every package works alone, and a contract
-suite in `drivetrain_core.testing`. Another package offers a better provider by an entry
+suite in `drivetrain_testing`. Another package offers a better provider by an entry
 point in the group `drivetrain.services`; `get_service` finds it. Importing this package
 imports no torch: names are loaded when they are first used.
 """

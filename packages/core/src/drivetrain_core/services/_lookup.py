@@ -65,7 +65,7 @@ class ServiceFactory:
             message = (
                 f"{self.provider} made a {type(service).__name__}, which does not "
                 f"follow {self.protocol.__name__}, the protocol of {self.name!r}. Ask "
-                "its authors to run the contract suite of drivetrain_core.testing, or "
+                "its authors to run the contract suite of drivetrain_testing, or "
                 f"use the fallback, '{_HERE}:{self.name}'"
             )
             raise PluginError(message)

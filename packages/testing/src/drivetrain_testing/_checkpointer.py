@@ -15,25 +15,25 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from drivetrain_core._errors import CheckpointError
+from drivetrain_core import CheckpointError
 from drivetrain_core.services.checkpointer import Checkpointer, SaveHandle
-from drivetrain_core.testing._checkpointer_misfits import (
+from drivetrain_testing._checkpointer_misfits import (
     check_misfits_are_told,
     check_what_fits_is_restored,
 )
-from drivetrain_core.testing._checkpointer_state import (
+from drivetrain_testing._checkpointer_state import (
     checked_state,
     require_equal,
     snapshot,
 )
-from drivetrain_core.testing._clauses import must_raise, no_other_error, require
-from drivetrain_core.testing._models import (
+from drivetrain_testing._clauses import must_raise, no_other_error, require
+from drivetrain_testing._models import (
     Block,
     make_trained,
     step_once,
     tensors_equal,
 )
-from drivetrain_core.testing._processes import run_ranks
+from drivetrain_testing._processes import run_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,15 +10,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core._choice import Config, Option, Phase, Slot
-from drivetrain_core._model.forward import Forward, wrap_forward
-from drivetrain_core._optimization import BaseOptimization
+from drivetrain_core import BaseOptimization, Config, Option, Phase, Slot
+from drivetrain_core.extending import Forward, wrap_forward
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from drivetrain_core._context import Context
-    from drivetrain_core._state import TrainingState
+    from drivetrain_core import Context, TrainingState
 
 FAULTS = (
     "hang",

@@ -12,7 +12,7 @@ from drivetrain_core.services.capacity import (
     MembershipListener,
     NoticeSource,
 )
-from drivetrain_core.testing._clauses import require
+from drivetrain_testing._clauses import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,19 +22,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import cloudpickle
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from drivetrain_core._errors import DistributedError
-from drivetrain_core._processes.child_process import ForkedProcess, NewProcess
-from drivetrain_core._scripts.shipping import by_value
+from drivetrain_core import DistributedError
+from drivetrain_core.extending import ForkedProcess, NewProcess, by_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from drivetrain_core._processes.child_process import ChildProcess
+    from drivetrain_core.extending import ChildProcess
 
 _Result = TypeVar("_Result")
 _Ended = queue.SimpleQueue[tuple[int, int]]
 _LOG_TAIL_CHARS = 4000
-_RANK_MAIN = "drivetrain_core.testing._rank_main"
+_RANK_MAIN = "drivetrain_testing._rank_main"
 _NUM_HASH_SEEDS = 2
 # What takes seconds to import, and most functions need: DDP and optimizers import the
 # second of them when they are first used.

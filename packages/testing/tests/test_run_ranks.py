@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from drivetrain_core._processes import child_process
-from drivetrain_core.testing import (
+from drivetrain_testing import (
     RankError,
     run_ranks,
 )
@@ -99,7 +99,7 @@ def test_ranks_end_when_their_caller_is_killed(tmp_path):
     path = tmp_path / "pids"
     code = f"""
 import os
-from drivetrain_core.testing import run_ranks
+from drivetrain_testing import run_ranks
 run_ranks(os.system, 1, {hang(path)!r}, process_group=False, timeout_s=600)
 """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

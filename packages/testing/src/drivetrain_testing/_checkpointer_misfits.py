@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from drivetrain_core._errors import CheckpointError
-from drivetrain_core.testing._checkpointer_state import (
+from drivetrain_core import CheckpointError
+from drivetrain_testing._checkpointer_state import (
     checked_state,
     require_equal,
     snapshot,
 )
-from drivetrain_core.testing._clauses import require
+from drivetrain_testing._clauses import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core._errors import ClusterSpecError
-from drivetrain_core._yaml import dump_yaml, load_yaml
-from drivetrain_core.testing._clauses import must_raise, require
+from drivetrain_core import ClusterSpecError
+from drivetrain_core.extending import dump_yaml, load_yaml
+from drivetrain_testing._clauses import must_raise, require
 
 if TYPE_CHECKING:
     from drivetrain_core.services.cluster_spec import ClusterSpec

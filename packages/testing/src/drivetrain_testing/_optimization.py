@@ -10,24 +10,38 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from drivetrain_core._build import build
-from drivetrain_core._choice import Choice, Config, Numerics, Ok, Phase, Reject, Slot
-from drivetrain_core._compose import complete, numerics_of, require_usable
-from drivetrain_core._errors import DrivetrainError, PlanError
-from drivetrain_core._optimization import Optimization
-from drivetrain_core._optimizer.source import OptimizerSource
-from drivetrain_core._plan import Plan
-from drivetrain_core._probe import make_context
-from drivetrain_core._program import Program
-from drivetrain_core._registry import find, register, unregister
+from drivetrain_core import (
+    Choice,
+    Config,
+    DrivetrainError,
+    Numerics,
+    Ok,
+    Optimization,
+    Phase,
+    Plan,
+    PlanError,
+    Reject,
+    Slot,
+    register,
+    unregister,
+)
+from drivetrain_core.extending import (
+    OptimizerSource,
+    Program,
+    build,
+    complete,
+    find,
+    make_context,
+    numerics_of,
+    require_usable,
+)
 from drivetrain_core.numerics.guard import compare
 from drivetrain_core.numerics.observe import observe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from drivetrain_core._accelerated import Accelerated
-    from drivetrain_core._context import Context
+    from drivetrain_core import Accelerated, Context
 
 _METHODS = ("numerics", "normalize", "configs", "check", "estimate", "apply")
 
@@ -101,7 +115,7 @@ def check_optimization(
         AssertionError: A clause is broken; the message says which.
 
     Example:
-        >>> from drivetrain_core._registry import find
+        >>> from drivetrain_core.extending import find
         >>> check_optimization(find("micro_batch"))
     """
     target = torch.device(device)

@@ -10,7 +10,7 @@ from torch import nn
 
 from drivetrain_core import BaseOptimization, Ok, Phase, Slot
 from drivetrain_core._model.forward import wrap_forward
-from drivetrain_core.testing import check_optimization
+from drivetrain_testing import check_optimization
 
 
 class Suspect(BaseOptimization):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from drivetrain_core.testing import Bar, Row, _bars, run_bars
+from drivetrain_testing import Bar, Row, _bars, run_bars
 
 GPU = Row(figure="-", holds=None, proven_on="-", needs_gpu=True)
 
@@ -171,7 +171,7 @@ def test_commit_is_unknown_outside_of_a_repository(monkeypatch, tmp_path):
 
 
 def test_quick_run_leaves_out_what_would_begin_late(monkeypatch, capsys):
-    monkeypatch.setattr("drivetrain_core.testing._bars._QUICK_S", 0.0)
+    monkeypatch.setattr("drivetrain_testing._bars._QUICK_S", 0.0)
     assert run_bars([MISS], ["--quick"]) == 0
     assert "left out: the minute" in capsys.readouterr().out
     assert run_bars([MISS], ["--quick", "--only", MISS.name]) == 1

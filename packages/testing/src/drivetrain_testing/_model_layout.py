@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from drivetrain_core._accelerate import accelerate
-from drivetrain_core._choice import Choice
-from drivetrain_core._errors import PlanError, ProgramError
-from drivetrain_core._registry import find
-from drivetrain_core.services._lookup import get_service
+from drivetrain_core import Choice, PlanError, ProgramError, accelerate
+from drivetrain_core.extending import find
+from drivetrain_core.services import get_service
 from drivetrain_core.services.model_layout import ModelLayout
-from drivetrain_core.testing._clauses import require
-from drivetrain_core.testing._optimization import toy_context, toy_program
-from drivetrain_core.testing._processes import run_ranks
+from drivetrain_testing._clauses import require
+from drivetrain_testing._optimization import toy_context, toy_program
+from drivetrain_testing._processes import run_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

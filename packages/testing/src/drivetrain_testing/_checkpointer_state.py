@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from drivetrain_core.testing._clauses import require
-from drivetrain_core.testing._models import make_trained, tensors_equal
+from drivetrain_testing._clauses import require
+from drivetrain_testing._models import make_trained, tensors_equal
 
 
 def checked_state(num_steps: int, seed: int = 0) -> dict[str, Any]:

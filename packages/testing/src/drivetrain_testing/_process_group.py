@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from drivetrain_core._errors import DistributedError
-from drivetrain_core.services._torch_process_group import (
-    destroy_process_group,
-    init_process_group,
-)
+from drivetrain_core import DistributedError, destroy_process_group, init_process_group
 from drivetrain_core.services.process_group import ProcessGroupFactory
-from drivetrain_core.testing._clauses import must_raise, require
-from drivetrain_core.testing._processes import run_ranks
+from drivetrain_testing._clauses import must_raise, require
+from drivetrain_testing._processes import run_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from drivetrain_core._choice import Numerics
-from drivetrain_core._compose import complete, numerics_of, require_usable
+from drivetrain_core import Numerics
 from drivetrain_core.budget import Budget
+from drivetrain_core.extending import complete, numerics_of, require_usable
 from drivetrain_core.objective import throughput
 from drivetrain_core.services.plan_search import PlanSearch, SearchRequest
-from drivetrain_core.testing._clauses import require
-from drivetrain_core.testing._optimization import toy_context, toy_program
+from drivetrain_testing._clauses import require
+from drivetrain_testing._optimization import toy_context, toy_program
 
 if TYPE_CHECKING:
     from typing import Any

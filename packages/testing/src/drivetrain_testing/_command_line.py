@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivetrain_core.commands import CommandParser, run_command
-from drivetrain_core.testing._clauses import require
+from drivetrain_testing._clauses import require
 
 if TYPE_CHECKING:
     import argparse

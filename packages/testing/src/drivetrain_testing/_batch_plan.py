@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from drivetrain_core.services.batch_plan import BatchPlan
-from drivetrain_core.testing._clauses import must_raise, require
+from drivetrain_testing._clauses import must_raise, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from drivetrain_core import testing
+import drivetrain_testing as testing
 from drivetrain_core._errors import CheckpointError
 from drivetrain_core.services import (
     BatchPlan,
@@ -26,7 +26,7 @@ from drivetrain_core.services import (
 )
 from drivetrain_core.services._checkpoint_folder import Folder
 from drivetrain_core.services._dcp_checkpointer import DurableSave
-from drivetrain_core.testing import (
+from drivetrain_testing import (
     RecordingListener,
     check_batch_plan,
     check_checkpointer,
@@ -36,7 +36,7 @@ from drivetrain_core.testing import (
     check_process_group_factory,
     check_state_source,
 )
-from drivetrain_core.testing._clauses import must_raise, require
+from drivetrain_testing._clauses import must_raise, require
 
 
 def breaks(clause):

@@ -11,16 +11,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from drivetrain_core._errors import NamesError
+from drivetrain_core import NamesError
 from drivetrain_core.services.state_source import StateSource, TensorSpec
-from drivetrain_core.testing._clauses import must_raise, no_other_error, require
-from drivetrain_core.testing._models import (
+from drivetrain_testing._clauses import must_raise, no_other_error, require
+from drivetrain_testing._models import (
     Block,
     make_trained,
     step_once,
     tensors_equal,
 )
-from drivetrain_core.testing._processes import run_ranks
+from drivetrain_testing._processes import run_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import queue
 from typing import TYPE_CHECKING
 
 from drivetrain_core.services.cloud_notices import CloudNotices
-from drivetrain_core.testing._clauses import require
+from drivetrain_testing._clauses import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Fixtures of pytest for packages that change or search training programs.
 
 A `conftest.py` imports the ones that its tests use. They need the extra
-`drivetrain-core[pytest]`.
+`drivetrain-testing[pytest]`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from drivetrain_core import _registry
-from drivetrain_core._build import build
-from drivetrain_core._compose import complete, read_strategy, require_usable
-from drivetrain_core._optimizer.source import OptimizerSource
-from drivetrain_core._plan import Plan
-from drivetrain_core._plugins import SERVICES, clear_plugin_cache
-from drivetrain_core.testing._optimization import toy_context, toy_program
+from drivetrain_core import Plan
+from drivetrain_core.extending import (
+    SERVICES,
+    OptimizerSource,
+    build,
+    clear_plugin_cache,
+    complete,
+    forget_loaded,
+    read_strategy,
+    require_usable,
+)
+from drivetrain_testing._optimization import toy_context, toy_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from drivetrain_core._accelerated import Accelerated
-    from drivetrain_core._context import Context
-    from drivetrain_core._program import Program
+    from drivetrain_core import Accelerated, Context
+    from drivetrain_core.extending import Program
 
 __all__ = ["built", "context", "distribute", "program", "restored"]
 
@@ -97,8 +101,7 @@ def distribute(
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
-    monkeypatch.setattr(_registry, "_loaded", {})
-    monkeypatch.setattr(_registry, "_failed", {})
+    forget_loaded()
 
     def install(
         name: str,
@@ -125,4 +128,5 @@ def distribute(
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None)).startswith(str(folder)):
             del sys.modules[name]
+    forget_loaded()
     clear_plugin_cache()
