@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import shutil
-import statistics
 import subprocess
 from typing import Any
 
@@ -19,27 +18,12 @@ import torch
 DISTRIBUTIONS = ("triton", "numpy", "pytest", "transformers", "liger-kernel")
 
 
-# About 10 ms, and what is queued meanwhile.
-_QUEUE_CYCLES, _CALLS = 20_000_000, 5
+def seconds_of(work: Any) -> float:
+    """The median time of work on the GPU."""
+    # Only triton for GPUs has the clock, and this file runs everywhere.
+    from triton.testing import do_bench
 
-
-def seconds_of(work: Any, rounds: int = 10) -> float:
-    """The median time of queued work, by events."""
-    for _ in range(3):
-        work()
-    times = []
-    for _ in range(rounds):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # The device is kept busy until the host has queued all: what is measured is the
-        # device's time, not the time of launches.
-        torch.cuda._sleep(_QUEUE_CYCLES)
-        start.record()
-        for _ in range(_CALLS):
-            work()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3 / _CALLS)
-    return statistics.median(times)
+    return float(do_bench(work, return_mode="median")) / 1e3
 
 
 def ceilings() -> dict[str, float]:

@@ -12,7 +12,6 @@ from double_samples import (
     PODS,
     WIDGETS,
     RawClient,
-    clean_up,
     config,
     definition,
     pod,
@@ -23,26 +22,6 @@ from drivetrain_cluster_double import ClusterDouble
 pytestmark = pytest.mark.extra
 
 MERGE, JSON, APPLY = "merge-patch+json", "json-patch+json", "apply-patch+yaml"
-
-
-@pytest.fixture(scope="module")
-def shared():
-    with ClusterDouble(nodes=0, run="simulated", bookmark_s=0.05) as cluster:
-        cluster.apply(definition())
-        yield cluster
-
-
-@pytest.fixture
-def cluster(shared):
-    yield shared
-    shared.faults.clear()
-    shared.faults.hook = None
-    clean_up(shared)
-
-
-@pytest.fixture
-def client(cluster):
-    return RawClient(cluster)
 
 
 def test_object_gets_what_the_server_gives_it(client):

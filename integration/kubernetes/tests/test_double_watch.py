@@ -11,37 +11,14 @@ from double_samples import (
     CONFIGS,
     GROUP,
     WIDGETS,
-    RawClient,
-    clean_up,
     config,
-    definition,
     widget,
 )
-from drivetrain_cluster_double import ClusterDouble, Fault
+from drivetrain_cluster_double import Fault
 
 pytestmark = pytest.mark.extra
 
 MERGE, JSON, APPLY = "merge-patch+json", "json-patch+json", "apply-patch+yaml"
-
-
-@pytest.fixture(scope="module")
-def shared():
-    with ClusterDouble(nodes=0, run="simulated", bookmark_s=0.05) as cluster:
-        cluster.apply(definition())
-        yield cluster
-
-
-@pytest.fixture
-def cluster(shared):
-    yield shared
-    shared.faults.clear()
-    shared.faults.hook = None
-    clean_up(shared)
-
-
-@pytest.fixture
-def client(cluster):
-    return RawClient(cluster)
 
 
 def test_list_in_pages_shows_one_moment(client, cluster):

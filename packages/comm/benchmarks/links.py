@@ -1,8 +1,6 @@
 """Single all-reduces on shaped links, beside stock Gloo's and beside what is possible."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import rig_path  # noqa: F401
 from rig.goodput import flows_that_fill, measure_goodput
 from rig.namespaces import missing_because
 from rig.network import Network
+from rig.ranks import run_ranks
 from rig.shape import Link
 
 from drivetrain_comm.selection._select import load_of_algorithm
@@ -28,31 +27,10 @@ def hosts_of(num_hosts, ranks_per_host):
 
 def measure(link, hosts, cases):
     """Returns the seconds of each case, and the goodput and round trip of the links."""
-    world_size = sum(map(len, hosts))
+    words = [sys.executable, str(_PROGRAM), json.dumps(cases)]
     with Network(len(hosts), link) as network:
         goodput = measure_goodput(network, num_flows=flows_that_fill(link))
-        ranks = []
-        for host, members in enumerate(hosts):
-            for local, rank in enumerate(members):
-                env = {
-                    **os.environ,
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(world_size),
-                    "LOCAL_RANK": str(local),
-                    "MASTER_ADDR": network.address(0),
-                    "MASTER_PORT": "29511",
-                    "GLOO_SOCKET_IFNAME": "eth0",
-                    "OMP_NUM_THREADS": "1",
-                }
-                words = [sys.executable, str(_PROGRAM), json.dumps(cases)]
-                out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
-                ranks.append(network.start(host, words, env=env, stdout=out))
-        try:
-            text = ranks[0].communicate(timeout=600)[0]
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
+        text = run_ranks(network, hosts, words, timeout_s=600)
     return json.loads(text), goodput
 
 

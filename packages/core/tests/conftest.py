@@ -11,6 +11,8 @@ from drivetrain_testing.pytest import (  # noqa: F401
     distribute,
     program,
     restored,
+    script,
+    wide_terminal,
 )
 
 # Some tests have helpers that lie beside them.

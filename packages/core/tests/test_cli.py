@@ -14,52 +14,7 @@ from drivetrain_core import Choice, Plan, Reason, Rejected
 from drivetrain_core._plugins import CHECKS, COMMANDS, OPTIMIZATIONS
 from drivetrain_core.cli import main
 
-SCRIPT = """
-import sys
-import torch
-from drivetrain_core import accelerate
-
-print("from the script", sys.argv[1:])
-
-class Model(torch.nn.Linear):
-    def __init__(self):
-        super().__init__(3, 1)
-
-def loss(output, batch):
-    return torch.nn.functional.mse_loss(output, batch[1])
-
-def main():
-    accelerated = accelerate(
-        Model,
-        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        [(torch.ones(4, 3), torch.ones(4, 1))] * 2,
-        loss,
-        strategy=["micro_batch"],
-        allow=(),
-        device="cpu",
-        budget=3600,
-    )
-    for batch in accelerated.loader:
-        accelerated.train_step(batch)
-    print("trained under", accelerated.plan)
-    return 0
-
-if __name__ == "__main__":
-    sys.exit(main())
-"""
-
-
-@pytest.fixture(autouse=True)
-def wide(monkeypatch):
-    """A terminal on which no cell of a table is broken into lines."""
-    monkeypatch.setenv("COLUMNS", "500")
-
-
-@pytest.fixture
-def script(tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(SCRIPT)
-    return str(path)
+pytestmark = pytest.mark.usefixtures("wide_terminal")
 
 
 @pytest.fixture

@@ -8,39 +8,10 @@ from importlib import import_module
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain_core import PlanError, accelerate
 from drivetrain_testing import RankError, check_optimization, run_ranks
-
-
-class Blocks(nn.Module):
-    """A stem, repeated blocks, and a head."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Linear(4, 16)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)
-        )
-        self.head = nn.Linear(16, 1)
-
-    def forward(self, x):
-        x = self.stem(x)
-        for layer in self.layers:
-            x = x + layer(x)
-        return self.head(x)
-
-
-def loader(kind):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(30, 4, generator=generator)
-    dataset = TensorDataset(x, x.sum(1, keepdim=True))
-    if kind == "loader":
-        return DataLoader(
-            dataset, batch_size=8, shuffle=True, generator=torch.Generator()
-        )
-    return [dataset[i : i + 8] for i in range(0, 24, 8)]
+from drivetrain_testing.programs import Blocks, loader
 
 
 def losses_of(strategy, kind="list", steps=6, own_loop=False):

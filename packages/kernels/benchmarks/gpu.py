@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from drivetrain_kernels import attention, explain, linear_cross_entropy
 from drivetrain_kernels.ops._attention import OP as ATTENTION
-from drivetrain_testing import Row
+from drivetrain_testing import Row, gpu_copy_bandwidth, gpu_seconds
 
 NO_GPU = Row(figure="-", holds=None, proven_on="-", needs_gpu=True)
 WINDOW = 1024
@@ -31,35 +31,6 @@ def on_gpu(measure):
 def row(figure, holds, **details):
     name = torch.cuda.get_device_name()
     return Row(figure=figure, holds=holds, proven_on=name, details=details)
-
-
-# About 10 ms, and what is queued meanwhile.
-_QUEUE_CYCLES, _CALLS = 20_000_000, 5
-
-
-def seconds_of(work, rounds=20):
-    """The median time of queued work, by events."""
-    for _ in range(3):
-        work()
-    times = []
-    for _ in range(rounds):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # The device is kept busy until the host has queued all: what is measured is the
-        # device's time, not the time of launches.
-        torch.cuda._sleep(_QUEUE_CYCLES)
-        start.record()
-        for _ in range(_CALLS):
-            work()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3 / _CALLS)
-    return statistics.median(times)
-
-
-def copy_bandwidth(num_bytes=2 << 30):
-    source = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * num_bytes / seconds_of(lambda: target.copy_(source))
 
 
 def passes(form, tensors):
@@ -89,8 +60,8 @@ def bandwidth(name):
         tensors = case.make(case.tokens)
         forward, _, backward = passes(case.ours, tensors)
         size = case.weight * DTYPE.itemsize
-        limit = copy_bandwidth()
-        seconds = [seconds_of(forward), seconds_of(backward)]
+        limit = gpu_copy_bandwidth(2 << 30)
+        seconds = [gpu_seconds(forward), gpu_seconds(backward)]
         there = case.forward * size / seconds[0] / limit
         back = case.backward * size / seconds[1] / limit
         figure = f"{there:.0%} and back {back:.0%}"
@@ -111,7 +82,7 @@ def peers(name):
         found = {}
         for key, form in forms_of(name).items():
             forward, _, backward = passes(form, tensors)
-            found[key] = seconds_of(forward) + seconds_of(backward)
+            found[key] = gpu_seconds(forward) + gpu_seconds(backward)
         ours = found.pop("ours")
         best = min(found, key=found.get)
         ratio = ours / found[best]
@@ -176,7 +147,7 @@ def attention_form(window):
                 return attention(*tensors, impl=impl, **options)
 
             forward, _, backward = passes(form, (q, k, v))
-            found[name] = seconds_of(forward) + seconds_of(backward)
+            found[name] = gpu_seconds(forward) + gpu_seconds(backward)
         ours = found.pop("auto")
         best = min(found, key=found.get)
         chosen = explain("attention", q, k, v, **options).implementation
@@ -221,7 +192,7 @@ def head(*, compiled):
                 x.grad = w.grad = None
                 form(x, w, target).backward()
 
-            times[name] = seconds_of(step, rounds=5)
+            times[name] = gpu_seconds(step, rounds=5)
             x.grad = w.grad = None
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()

@@ -7,38 +7,9 @@ import torch
 from speed import make_params, ratio
 
 from drivetrain_optim import AGD, LAMB, explain
-from drivetrain_testing import Row
+from drivetrain_testing import Row, gpu_copy_bandwidth, gpu_seconds
 
 BYTES = {AGD: 28, LAMB: 44}
-
-
-# About 10 ms, and what is queued meanwhile.
-_QUEUE_CYCLES, _CALLS = 20_000_000, 5
-
-
-def seconds_of(work, rounds=20):
-    """The median time of queued work, by events."""
-    for _ in range(3):
-        work()
-    times = []
-    for _ in range(rounds):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # The device is kept busy until the host has queued all: what is measured is the
-        # device's time, not the time of launches.
-        torch.cuda._sleep(_QUEUE_CYCLES)
-        start.record()
-        for _ in range(_CALLS):
-            work()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3 / _CALLS)
-    return statistics.median(times)
-
-
-def copy_bandwidth(num_bytes=4 << 30):
-    source = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * num_bytes / seconds_of(lambda: target.copy_(source))
 
 
 def bandwidth(kind):
@@ -47,10 +18,10 @@ def bandwidth(kind):
             return Row(figure="-", holds=None, proven_on="-", needs_gpu=True)
         numel = 100_000_000 if quick else 1_000_000_000
         optimizer = kind(make_params(numel, device="cuda"), max_grad_norm=_clip(kind))
-        rate = BYTES[kind] * numel / seconds_of(optimizer.step)
+        rate = BYTES[kind] * numel / gpu_seconds(optimizer.step)
         adamw = torch.optim.AdamW(make_params(numel, device="cuda"), fused=True)
-        peer = BYTES[AGD] * numel / seconds_of(adamw.step)
-        limit = copy_bandwidth()
+        peer = BYTES[AGD] * numel / gpu_seconds(adamw.step)
+        limit = gpu_copy_bandwidth(4 << 30)
         return Row(
             figure=f"{rate / limit:.0%} of copy ({rate / 1e12:.2f} TB/s)",
             holds=rate >= 0.85 * limit,

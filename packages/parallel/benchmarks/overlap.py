@@ -6,8 +6,6 @@ turns, and compares medians.
 """
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import rig_path  # noqa: F401
 from overlap_bounds import hidden_share, pipeline_s
 from rig.namespaces import missing_because
 from rig.network import Network
+from rig.ranks import run_ranks
 from rig.shape import Link
 
 from drivetrain_testing import Row
@@ -27,27 +26,10 @@ _LEAST = 0.7
 
 def measure(*cases):
     """Returns what the first rank says of each case, with a rank on each host."""
+    words = [sys.executable, str(_PROGRAM), json.dumps(cases)]
+    hosts = [[rank] for rank in range(_NUM_HOSTS)]
     with Network(_NUM_HOSTS, _LINK) as network:
-        ranks = []
-        for rank in range(_NUM_HOSTS):
-            env = {
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(_NUM_HOSTS),
-                "MASTER_ADDR": network.address(0),
-                "MASTER_PORT": "29517",
-                "GLOO_SOCKET_IFNAME": "eth0",
-                "OMP_NUM_THREADS": "1",
-            }
-            words = [sys.executable, str(_PROGRAM), json.dumps(cases)]
-            out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
-            ranks.append(network.start(rank, words, env=env, stdout=out))
-        try:
-            text = ranks[0].communicate(timeout=300)[0]
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
+        text = run_ranks(network, hosts, words, timeout_s=300)
     return json.loads(text)
 
 

@@ -18,45 +18,12 @@ from drivetrain_core import (
     ProgramError,
     SearchError,
     Slot,
-    accelerate,
     register,
     unregister,
 )
+from drivetrain_testing.programs import adamw, data, mse, run
 
 SMALL = {"seconds": 120, "trials": 3, "trial_seconds": 40}
-
-
-def mse(output, batch):
-    return nn.functional.mse_loss(output, batch[1])
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
-def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=1e-2)
-
-
-def data(count=4):
-    generator = torch.Generator().manual_seed(0)
-    return [
-        (
-            torch.randn(8, 3, generator=generator),
-            torch.randn(8, 1, generator=generator),
-        )
-        for _ in range(count)
-    ]
-
-
-def small():
-    return nn.Linear(3, 1)
-
-
-def run(strategy, model=small, optimizer=sgd, batches=None, loss=mse, **settings):
-    settings.setdefault("progress", False)
-    batches = data() if batches is None else batches
-    return accelerate(model, optimizer, batches, loss, strategy=strategy, **settings)
 
 
 def test_search_finds_and_writes_a_plan(tmp_path):

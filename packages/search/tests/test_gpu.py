@@ -7,33 +7,16 @@ import torch
 from torch import nn
 
 from drivetrain_core import accelerate
-from drivetrain_core.examples import byte_lm
 from drivetrain_search.process.meters import peak_flops_per_s
+from drivetrain_testing.programs import adamw, run_bytes
 
 pytestmark = pytest.mark.gpu
 
-SMALL = byte_lm.ByteLMConfig(num_layers=3, dim=128, num_heads=4, ffn_dim=256)
-
-
-def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
-def run(strategy, **settings):
-    text = b"the quick brown fox jumps over the lazy dog; " * 500
-    return accelerate(
-        lambda: byte_lm.ByteLM(SMALL),
-        adamw,
-        byte_lm.loader(text, batch_size=16, length=64),
-        byte_lm.loss,
-        strategy=strategy,
-        progress=False,
-        **settings,
-    )
-
 
 def test_search_runs_on_the_gpu_and_is_not_slower():
-    accelerated = run("auto", budget={"seconds": 240, "trials": 6}, deny=["compile"])
+    accelerated = run_bytes(
+        "auto", budget={"seconds": 240, "trials": 6}, deny=["compile"]
+    )
     report = accelerated.report
     assert report.baseline.usable
     assert report.baseline.measurement.peak_memory_bytes > 0

@@ -23,6 +23,9 @@ from drivetrain_testing._command_line import exit_status as exit_status
 from drivetrain_testing._command_line import run_subcommand as run_subcommand
 from drivetrain_testing._faults import FAULTS as FAULTS
 from drivetrain_testing._faults import FaultyOptimization as FaultyOptimization
+from drivetrain_testing._gpu import gpu_copy_bandwidth as gpu_copy_bandwidth
+from drivetrain_testing._gpu import gpu_seconds as gpu_seconds
+from drivetrain_testing._hopper import compile_apart as compile_apart
 from drivetrain_testing._model_layout import (
     check_model_layout as check_model_layout,
 )

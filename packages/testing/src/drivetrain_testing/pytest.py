@@ -25,6 +25,7 @@ from drivetrain_core.extending import (
     require_usable,
 )
 from drivetrain_testing._optimization import toy_context, toy_program
+from drivetrain_testing.programs import SCRIPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,15 @@ if TYPE_CHECKING:
     from drivetrain_core import Accelerated, Context
     from drivetrain_core.extending import Program
 
-__all__ = ["built", "context", "distribute", "program", "restored"]
+__all__ = [
+    "built",
+    "context",
+    "distribute",
+    "program",
+    "restored",
+    "script",
+    "wide_terminal",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +66,20 @@ def restored(
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(precision)
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal on which no cell of a table is broken into lines."""
+    monkeypatch.setenv("COLUMNS", "500")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    """The path of a small training script."""
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
 
 
 @pytest.fixture
