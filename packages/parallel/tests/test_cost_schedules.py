@@ -181,9 +181,10 @@ def test_held_of_1f1b_falls_along_the_pipeline_and_ends_with_the_batch():
 
 
 def test_rules_are_those_of_the_pipeline_itself():
+    from drivetrain_parallel.optimizations.schedule import _KINDS
     from drivetrain_parallel.pipeline import schedules as pipeline
 
-    assert list(SCHEDULES) == list(pipeline.SCHEDULES)
+    assert list(SCHEDULES) == list(pipeline.SCHEDULES) == list(_KINDS)
     for name in SCHEDULES:
         chunks = pipeline.stages_per_rank(name)
         for ranks in (1, 2, 3, 4):
@@ -246,3 +247,10 @@ def test_first_rank_of_a_v_holds_both_ends():
     assert (first.is_first, first.is_last) == (True, True)
     assert not any(h.is_first or h.is_last for h in others)
     assert holdings("1f1b", 8, 4, 1)[-1].is_last
+
+
+def test_schedule_without_a_cost_is_refused():
+    with pytest.raises(ValueError, match="mine is not known"):
+        bubble("mine", 4, 1)
+    with pytest.raises(ValueError, match="mine holds is not known"):
+        held_micro_batches("mine", 4, 1, 8)

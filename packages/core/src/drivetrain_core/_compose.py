@@ -1,4 +1,4 @@
-"""Makes one program out of a strategy: read, complete, order, check, apply.
+"""Makes a program out of a strategy: read, complete, order, check; `_build` applies.
 
 Everything but `build` is a pure function of its arguments.
 """

@@ -1,4 +1,4 @@
-"""Parallel plan: what each axis of a mesh does to a model, as plain data.
+"""`ParallelPlan`, what each axis of a mesh does to a model, as plain data.
 
 It is made and proven on one rank, from the model as written, and sent to the others.
 """

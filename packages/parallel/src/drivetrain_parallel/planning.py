@@ -1,4 +1,4 @@
-"""Plan of each axis of a mesh for one model, derived and proven on one rank."""
+"""Derives a `ParallelPlan` for one model and one mesh, and proves it on one rank."""
 
 from __future__ import annotations
 

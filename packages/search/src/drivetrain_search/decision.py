@@ -1,4 +1,4 @@
-"""The end of a search: finalists in turns, of which the best that is sound is chosen."""
+"""Choice of the plan at the end of a search: `verify`, then `final`, then `last_check`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws the loader's first batches, and finds out whether they can be compared."""
+"""Batches of trials: the loader's first ones, and whether they can be compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the best is the fastest, and by how much? They run again, in turns.
+"""Final, a search's last runs: the finalists and the baseline in turns.
 
 Single trials run minutes apart; a machine changes in that time. In the final, baseline
 and finalists take turns of some steps each, so that a slow minute hits all, and the gain

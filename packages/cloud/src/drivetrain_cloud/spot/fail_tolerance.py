@@ -1,4 +1,4 @@
-"""Fail tolerance: with whom training can go on when part of the nodes is taken away."""
+"""Fail tolerance: the number of workers with which training goes on after a reclaim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many workers a job should have: as many as are worth what they cost."""
+"""How many workers a job should ask for: as many as are worth what they cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workers of a node did last, for the master."""
+"""Flight records: the last collectives of a node's workers, for the hang report."""
 
 from __future__ import annotations
 

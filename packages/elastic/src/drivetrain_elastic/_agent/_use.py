@@ -1,4 +1,4 @@
-"""What an agent and all that it has started use of their node."""
+"""CPU and memory usage of an agent and of all that it has started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fault manager: what fails, who is slow, who is silent, where the time goes.
+"""Fault manager: which nodes are excluded, and what failed, was slow or fell silent.
 
 It takes what agents say and returns what is to be done, which `NodeManager` then does.
 """

@@ -1,4 +1,4 @@
-"""Node manager: nodes, the workers on them, and the world that those make up."""
+"""Node manager: nodes, their workers, the world; it excludes a node that can be spared."""
 
 from __future__ import annotations
 

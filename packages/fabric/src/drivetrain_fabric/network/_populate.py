@@ -1,4 +1,4 @@
-"""`drivetrain fabric simulate`: what placement, queue pairs and port splitting are worth."""
+"""Options of `drivetrain fabric simulate`."""
 
 from __future__ import annotations
 

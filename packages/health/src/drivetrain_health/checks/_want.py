@@ -1,4 +1,4 @@
-"""Whether a measurement wanted for something that the node has, and others use now."""
+"""Whether a measurement failed because memory, disk or descriptors were used up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Health of a worker, as its agent sees it."""
+"""Whether a worker makes progress, as its agent sees it."""
 
 from __future__ import annotations
 

@@ -119,6 +119,9 @@ def bubble(
         backward: Its backward for inputs.
         weights: Its backward for weights.
 
+    Raises:
+        ValueError: The schedule is not known here.
+
     Example:
         >>> bubble("1f1b", 4, 1), bubble("interleaved_1f1b", 4, 3)
         (9.0, 3.0)
@@ -143,7 +146,10 @@ def bubble(
         filled = (min(number, ranks) - 1) * forward
         filled += max(0, number - ranks) * weights
         return max(many, gaps * both - filled)
-    return gaps * max(forward, forward / 2 + backward - weights / 2)  # dual_pipe_v
+    if name == "dual_pipe_v":
+        return gaps * max(forward, forward / 2 + backward - weights / 2)
+    message = f"the idle time of the schedule {name} is not known"
+    raise ValueError(message)
 
 
 def held_micro_batches(
@@ -157,6 +163,9 @@ def held_micro_batches(
         chunks: Stages that each of them holds.
         micro_batches: Micro-batches of a step.
         rank: Where along the pipeline.
+
+    Raises:
+        ValueError: The schedule is not known here.
 
     Example:
         >>> [held_micro_batches("1f1b", 4, 1, 16, rank) for rank in range(4)]
@@ -173,4 +182,7 @@ def held_micro_batches(
         return min(float(micro_batches), ahead / chunks)
     if name == "dual_pipe_v":
         return min(float(micro_batches), ranks + 0.5)
-    return float(min(micro_batches, ranks))
+    if name in {"interleaved_zero_bubble", "zbv_zero_bubble"}:
+        return float(min(micro_batches, ranks))
+    message = f"what the schedule {name} holds is not known"
+    raise ValueError(message)

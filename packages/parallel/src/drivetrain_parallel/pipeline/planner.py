@@ -1,4 +1,4 @@
-"""Plans a pipeline for any model, and proves the plan in one process."""
+"""Derives the stages of a pipeline for any model, and proves them in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The schedules of torch by name: which stages a rank holds, and what each asks for."""
+"""The schedules of torch by name: which stages a rank holds, and what each asks for.
+
+A new one also needs its cost in `cost.schedules` and its name among the choices of
+`optimizations.schedule`; a search tries those of `cost.rank_meshes.SEARCHED`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short forms of advice, by where it applies."""
+"""Shorthands with which rules write advice; itself no rule."""
 
 from __future__ import annotations
 
