@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from drivetrain_core import Choice, Plan, Reason, Rejected
-from drivetrain_core._plugins import CHECKS, COMMANDS, OPTIMIZATIONS
+from drivetrain_core._plugins import CHECKS, COMMANDS, OPTIMIZATIONS, SERVICES
 from drivetrain_core.cli import main
 
 pytestmark = pytest.mark.usefixtures("wide_terminal")
@@ -235,6 +235,14 @@ BROKEN = {
         "class Own:\n    def __init__(self): raise OSError('oh no')",
         "oh no",
     ),
+    "leaves when it is made": (
+        "import sys\nclass Own:\n    def __init__(self): sys.exit('oh no')",
+        "oh no",
+    ),
+    "cannot be looked at": (
+        "class Own:\n    def __getattr__(self, name): raise OSError('oh no')",
+        "oh no",
+    ),
 }
 FAILS_WHEN_ASKED = GOOD.replace("return Reject", "raise RuntimeError('oh no') #")
 
@@ -306,16 +314,90 @@ def check():
 
 def broken():
     raise OSError("no such [/device]")
+
+def odd():
+    return "bad", "x"
+
+def bare():
+    return "ok", None
+
+def leaves():
+    raise SystemExit("oh no")
 """
 
 
 def test_doctor_asks_packages_for_their_checks(distribute, capsys):
-    entries = [("acme_tools", "acme:check"), ("acme_device", "acme:broken")]
+    names = ("check", "broken", "odd", "bare", "leaves")
+    entries = [(f"acme_{name}", f"acme:{name}") for name in names]
     distribute("acme", entries, module="acme", code=CHECK, group=CHECKS)
     assert main(["doctor"]) == 1
     out = words(capsys.readouterr().out)
-    assert "warn acme tools no acme: pip install 'acme[all]'" in out
-    assert "fail acme device OSError: no such [/device]" in out
+    assert "warn acme check no acme: pip install 'acme[all]'" in out
+    assert "fail acme broken OSError: no such [/device]" in out
+    assert "fail acme odd the check returned the state 'bad': x" in out
+    assert "ok acme bare None" in out
+    assert "fail acme leaves SystemExit: oh no" in out
+
+
+PROVIDERS = """
+NUMBER = 3
+
+class Raises:
+    def __init__(self):
+        raise OSError("oh no")
+
+class Odd:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("NUMBER", "cannot be called"),
+        ("Raises", "oh no"),
+        ("Odd", "does not follow PlanSearch"),
+    ],
+)
+def test_doctor_tries_what_accelerate_will_ask(
+    distribute, quick_doctor, capsys, monkeypatch, made, said
+):
+    from drivetrain_core._command_line import doctor
+
+    found = doctor.installed
+    monkeypatch.setattr(
+        doctor,
+        "installed",
+        lambda group: [
+            p for p in found(group) if p.name != "plan_search" or "acme" in p
+        ],
+    )
+    monkeypatch.setattr(
+        "drivetrain_core._plugins.installed",
+        lambda group: [
+            p for p in found(group) if p.name != "plan_search" or "acme" in p
+        ],
+    )
+    distribute(
+        "acme",
+        [("plan_search", f"acme_search:{made}")],
+        module="acme_search",
+        code=PROVIDERS,
+        group=SERVICES,
+    )
+    assert main(["doctor", "--json"]) == 1
+    checks = {c["name"]: c for c in json.loads(capsys.readouterr().out)}
+    assert checks["services: plan_search"]["state"] == "fail"
+    assert said in checks["services: plan_search"]["detail"]
+
+
+def test_doctor_fails_where_two_packages_provide_a_service(
+    distribute, quick_doctor, capsys
+):
+    for name in ("acme-a", "acme-b"):
+        distribute(name, [("anvils", "json:loads")], group=SERVICES)
+    assert main(["doctor"]) == 1
+    assert "is declared more than once" in words(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("kind", BROKEN)
@@ -381,8 +463,9 @@ def test_command_of_a_package_is_mounted(distribute, capsys):
         "raise RuntimeError('oh no')",
         "def populate_parser(parser): raise RuntimeError('oh no')",
         "populate_parser = 'oh no'",
+        "import sys\ndef populate_parser(parser): sys.exit('oh no')",
     ],
-    ids=["on import", "when it is mounted", "no function"],
+    ids=["on import", "when it is mounted", "no function", "when it exits"],
 )
 def test_command_that_is_broken_fails_alone(distribute, capsys, code):
     install_command(distribute, code)
@@ -394,12 +477,12 @@ def test_command_that_is_broken_fails_alone(distribute, capsys, code):
 
 def test_command_says_what_it_is_for(distribute, capsys):
     described = (
-        'def populate_parser(parser):\n    parser.description = "sells anvils"\n'
+        'def populate_parser(parser):\n    parser.description = "sells 50% of anvils"\n'
     )
     install_command(distribute, described)
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert "sells anvils" in capsys.readouterr().out
+    assert "sells 50% of anvils" in capsys.readouterr().out
 
 
 def test_command_of_a_package_that_is_missing_names_it(capsys, monkeypatch):

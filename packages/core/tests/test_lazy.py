@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 import types
 import warnings
+from pathlib import Path
 
 import pytest
 
+import drivetrain_core
 from drivetrain_core.lazy import attach_stub
 
 STUB = """
@@ -68,3 +73,17 @@ def test_old_name_works_and_warns_where_it_is_used(offers, old, new):
 def test_name_of_a_package_that_is_missing_names_it(offers):
     with pytest.raises(ImportError, match="pip install no-such-package"):
         _ = offers.gone
+
+
+def test_core_is_imported_from_a_zip_archive(tmp_path):
+    source = Path(drivetrain_core.__file__).parents[1]
+    archive = shutil.make_archive(str(tmp_path / "core"), "zip", source)
+    code = "import drivetrain_core; print(drivetrain_core.__file__, drivetrain_core.Choice)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": archive},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert archive in done.stdout

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -107,3 +108,11 @@ runpy.run_module("drivetrain_core.packed.tool", run_name="__main__")
     assert done.returncode == 0, done.stderr
     assert "Beautiful is better than ugly." in done.stdout
     assert "usage:" in done.stdout
+
+
+def test_top_module_of_a_package_that_is_not_there_is_named_too():
+    forward_modules({"drivetrain_core.whole": "drivetrain_nowhere"})
+    with pytest.raises(ImportError, match="pip install drivetrain-nowhere"):
+        import_module("drivetrain_core.whole")
+    with pytest.raises(ImportError, match="pip install drivetrain-nowhere"):
+        from drivetrain_core import whole  # noqa: F401

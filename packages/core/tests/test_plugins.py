@@ -157,3 +157,21 @@ def test_import_is_light():
     )
     path = {"PYTHONPATH": ":".join(sys.path)}
     subprocess.run([sys.executable, "-S", "-c", code], env=path, check=True)
+
+
+def test_distribution_that_cannot_be_read_hides_no_other(distribute, caplog):
+    distribute("good", [("mine", "json:loads")])
+    folder = distribute("torn", [("other", "json:dumps")])
+    (folder / "torn-1.0.dist-info" / "entry_points.txt").write_text(
+        f"[{SERVICES}]\nother\n"
+    )
+    clear_plugin_cache()
+    names = [plugin.name for plugin in installed(SERVICES)]
+    assert "mine" in names
+    assert "other" not in names
+    assert "the entry points of torn cannot be read" in caplog.text
+
+
+def test_package_that_is_missing_is_named_by_a_qualified_name():
+    with pytest.raises(PluginError, match=r"pip install drivetrain-nowhere$"):
+        load_plugin(SERVICES, "drivetrain-nowhere:mine")

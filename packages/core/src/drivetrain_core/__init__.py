@@ -14,6 +14,7 @@ import json as _json
 from pathlib import Path as _Path
 
 from drivetrain_core.lazy import attach_stub as _attach_stub
+from drivetrain_core.lazy import read_beside as _read_beside
 from drivetrain_core.moved import forward_modules as _forward_modules
 
 __getattr__, __dir__, __all__ = _attach_stub(
@@ -27,6 +28,5 @@ __getattr__, __dir__, __all__ = _attach_stub(
     },
 )
 
-_forward_modules(
-    _json.loads(_Path(__file__).with_name("moved.json").read_text("utf-8"))
-)
+_MOVED = str(_Path(__file__).with_name("moved.json"))
+_forward_modules(_json.loads(_read_beside(__name__, _MOVED)))

@@ -27,7 +27,7 @@ from drivetrain_core._compose import (
 )
 from drivetrain_core._data.cycle import first_batches, guard_batches
 from drivetrain_core._data.loader import undisturbed
-from drivetrain_core._errors import Code, PlanError, ProgramError
+from drivetrain_core._errors import Code, PlanError, PluginError, ProgramError
 from drivetrain_core._layout import agreed_layout
 from drivetrain_core._model.meta_model import is_meta_model
 from drivetrain_core._optimizer.source import OptimizerFactory, OptimizerSource
@@ -264,8 +264,13 @@ def accelerate(
             progress=progress,
         )
         service: PlanSearch = get_service("plan_search")
+        found: Any
         found, report = service.search(request)
-        return found
+        if not isinstance(found, Plan):
+            message = f"{type(service)} found a {type(found).__name__}, and no Plan"
+            raise PluginError(message)
+        chosen: Plan = found
+        return chosen
 
     plan = decide(find_plan, world, limits.seconds)
     # Every rank checks on its own facts before any rank changes its model.

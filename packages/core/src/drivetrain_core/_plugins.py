@@ -13,6 +13,7 @@ may be called from any thread.
 from __future__ import annotations
 
 import functools
+import logging
 import re
 import sys
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from drivetrain_core._errors import PluginError
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import EntryPoint, EntryPoints
+
+logger = logging.getLogger(__name__)
 
 OPTIMIZATIONS = "drivetrain.optimizations"
 """Classes that implement `Optimization`."""
@@ -156,7 +159,11 @@ def _scan(group: str, path: tuple[str, ...]) -> dict[PluginInfo, EntryPoint]:
     from importlib import metadata
 
     found: dict[PluginInfo, EntryPoint] = {}
-    for entry_point in metadata.entry_points(group=group):
+    try:
+        declared = metadata.entry_points(group=group)
+    except Exception:  # noqa: BLE001 - One that cannot be read hides all others.
+        declared = _readable(group)
+    for entry_point in declared:
         distribution = entry_point.dist
         # Both are None in a distribution whose metadata file is missing.
         name = (distribution and distribution.name) or "unknown-distribution"
@@ -164,6 +171,23 @@ def _scan(group: str, path: tuple[str, ...]) -> dict[PluginInfo, EntryPoint]:
         plugin = PluginInfo(entry_point.name, name, version, entry_point.value)
         found[plugin] = entry_point
     return {plugin: found[plugin] for plugin in sorted(found)}
+
+
+def _readable(group: str) -> EntryPoints:
+    """Reads each distribution by itself, and leaves out what cannot be read."""
+    from importlib import metadata
+
+    found: dict[str, list[EntryPoint]] = {}
+    for distribution in metadata.distributions():
+        try:
+            points = list(distribution.entry_points.select(group=group))
+        except Exception as error:  # noqa: BLE001 - Whatever parsing runs into.
+            name = distribution.metadata["Name"]
+            logger.warning("the entry points of %s cannot be read: %r", name, error)
+        else:
+            # The first one found is the one that an import would take.
+            found.setdefault(_normalized(distribution.name or ""), points)
+    return metadata.EntryPoints(one for points in found.values() for one in points)
 
 
 def _normalized(distribution: str) -> str:
@@ -177,7 +201,7 @@ def _clash(group: str, name: str, found: list[PluginInfo]) -> str:
     if len(forms) == 1:
         return f"{message}. Ask the authors of {found[0].distribution} to declare one"
     choice = " or ".join(repr(form) for form in forms)
-    return f"{message}. Write {choice}, or uninstall one of them"
+    return f"{message}. Uninstall one of them, or write {choice} where you name it"
 
 
 def _unknown(group: str, name: str) -> str:
@@ -193,6 +217,9 @@ def _unknown(group: str, name: str) -> str:
         for plugin in plugins
         if plugin.name == match
     ]
+    distribution = name.rpartition(":")[0]
+    if distribution and not near:
+        return f"no plug-in {name!r} is installed: pip install {distribution}"
     hint = f"; nearest: {', '.join(dict.fromkeys(near))}" if near else ""
     listing = ", ".join(str(plugin) for plugin in plugins) or "none"
     return (

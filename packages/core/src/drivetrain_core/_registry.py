@@ -6,6 +6,7 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING
 
+from drivetrain_core._elsewhere import OPTIMIZATIONS as OPTIMIZATIONS_ELSEWHERE
 from drivetrain_core._errors import Code, PlanError, PluginError
 from drivetrain_core._optimization import Optimization
 from drivetrain_core._plugins import OPTIMIZATIONS, installed, load_plugin
@@ -13,12 +14,6 @@ from drivetrain_core.builtin import BUILTINS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-# What plans are known to name, and a package that may be missing brings.
-_ELSEWHERE = dict.fromkeys(
-    ("loss_parallel", "mesh", "schedule", "sequence_parallel"),
-    "pip install drivetrain-parallel",
-)
 
 _registered: dict[str, Optimization] = {}
 _loaded: dict[str, Optimization] = {}
@@ -116,17 +111,19 @@ def _load(name: str) -> Optimization:
             Code.UNKNOWN,
             name,
             because=f"there is no such optimization; {hint}",
-            fix=_ELSEWHERE.get(
-                name, "see `drivetrain list`, or install the package that offers it"
-            ),
+            fix=f"pip install {OPTIMIZATIONS_ELSEWHERE[name]}"
+            if name in OPTIMIZATIONS_ELSEWHERE
+            else "see `drivetrain list`, or install the package that offers it",
         )
     loaded = load_plugin(OPTIMIZATIONS, name)
     try:
         instance = loaded() if isinstance(loaded, type) else loaded
-    except Exception as error:  # A package of others may fail in any way.
+        _require(instance, name)
+    except PluginError:
+        raise
+    except (Exception, SystemExit) as error:  # Others' packages fail in any way.
         message = f"the optimization {name!r} cannot be created: {error!r}"
         raise PluginError(message) from error
-    _require(instance, name)
     assert isinstance(instance, Optimization)
     return instance
 

@@ -8,6 +8,7 @@ from collections import Counter
 from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core import _elsewhere
 from drivetrain_core._command_line.parser import ForwardParser
 from drivetrain_core._errors import PluginError
 from drivetrain_core._plugins import COMMANDS, installed, load_plugin
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 # Where the commands of core are carried out, each by `run` of a module of its own.
 _HERE = "drivetrain_core._command_line"
-# What stands in the way of a command that people know, and is not installed.
-_ELSEWHERE = {"search": "drivetrain-search", "simulate": "drivetrain-parallel"}
 
 
 def populate_parser(parser: argparse.ArgumentParser) -> None:
@@ -104,14 +103,15 @@ def _mount(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         try:
             populate(parser)
             if parser.description:
-                commands._choices_actions[-1].help = parser.description
+                text = parser.description.replace("%", "%%")
+                commands._choices_actions[-1].help = text
             if "--version" not in parser.format_usage():
                 add_version(parser, plugin.distribution)
-        except Exception as error:  # noqa: BLE001
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             # A package of others may fail in any way, and must not take the rest along.
             broken = f"the command {name!r} of {plugin} cannot be made: {error!r}"
             parser.set_defaults(run=_failing(broken))
-    for word, package in _ELSEWHERE.items():
+    for word, package in _elsewhere.COMMANDS.items():
         if word not in commands.choices:
             message = f"{word} needs another package: pip install {package}"
             refuse = _failing(message)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["attach_stub"]
+__all__ = ["attach_stub", "read_beside"]
 
 
 def attach_stub(
@@ -45,7 +45,8 @@ def attach_stub(
         (['loads'], 'loads')
     """
     homes: dict[str, str] = {}
-    for node in ast.parse(Path(file).with_suffix(".pyi").read_text("utf-8")).body:
+    stub = str(Path(file).with_suffix(".pyi"))
+    for node in ast.parse(read_beside(module, stub)).body:
         if isinstance(node, ast.ImportFrom) and node.module:
             homes |= dict.fromkeys((alias.name for alias in node.names), node.module)
     names = sorted(homes, key=lambda n: (not n.isupper(), not n[:1].isupper(), n))
@@ -68,6 +69,25 @@ def attach_stub(
         return value
 
     return load, lambda: list(names), names
+
+
+def read_beside(module: str, path: str) -> str:
+    """Returns a text that lies beside a module, in a zip archive as well.
+
+    Args:
+        module: The module, as its `__name__`.
+        path: Of the text.
+
+    Example:
+        >>> import json
+        >>> "JSON" in read_beside("json", json.__file__)
+        True
+    """
+    loader = getattr(sys.modules.get(module), "__loader__", None)
+    if loader is not None and hasattr(loader, "get_data"):
+        data: bytes = loader.get_data(path)
+        return data.decode()
+    return Path(path).read_text("utf-8")
 
 
 def _moved(old: str, new: str) -> Any:

@@ -55,14 +55,11 @@ class _Forwarder(MetaPathFinder, Loader):
         if new is None:
             return None
         package = new.partition(".")[0]
-        try:
-            found = find_spec(new)
-        except ModuleNotFoundError as error:
-            if error.name != package:
-                raise
+        if package not in sys.modules and find_spec(package) is None:
             pip = f"pip install {package.replace('_', '-')}"
             message = f"{fullname} is now {new}: {pip}"
-            raise ModuleNotFoundError(message, name=package) from error
+            raise ModuleNotFoundError(message, name=package)
+        found = find_spec(new)
         if found is None:
             return None
         is_package = found.submodule_search_locations is not None

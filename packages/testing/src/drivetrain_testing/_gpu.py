@@ -23,7 +23,13 @@ def gpu_seconds(work: Callable[[], object], rounds: int = 20) -> float:
     Args:
         work: Queues kernels on the current stream.
         rounds: How often five calls of it are timed.
+
+    Raises:
+        RuntimeError: There is no CUDA device.
     """
+    if not torch.cuda.is_available():
+        message = "a GPU's clock needs a CUDA device, and torch finds none"
+        raise RuntimeError(message)
     for _ in range(3):
         work()
     times: list[float] = []

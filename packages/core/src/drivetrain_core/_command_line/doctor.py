@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -21,12 +22,18 @@ from drivetrain_core._plugins import (
 )
 from drivetrain_core._registry import find
 from drivetrain_core.commands import busy
+from drivetrain_core.services._lookup import service_factory
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
     from drivetrain_core._context import DeviceFacts
+    from drivetrain_core._plugins import PluginInfo
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+# Services that `accelerate` makes, with nothing.
+_WITHOUT_ARGUMENTS = {"model_layout", "plan_search"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +87,14 @@ def examine() -> list[Check]:
 def _guarded(name: str, check: Callable[[], tuple[str, str]]) -> Check:
     try:
         state, detail = check()
-    except Exception as error:  # noqa: BLE001 - A doctor reports a failure and goes on.
+    except PluginError as error:
+        return Check(name, "fail", str(error))
+    # A doctor reports a failure and goes on.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         return Check(name, "fail", f"{type(error).__name__}: {error}")
-    return Check(name, state, detail)
+    if state not in _STYLES:
+        return Check(name, "fail", f"the check returned the state {state!r}: {detail}")
+    return Check(name, state, str(detail))
 
 
 def _python() -> tuple[str, str]:
@@ -130,16 +142,21 @@ def _plugins() -> list[Check]:
     for group in (OPTIMIZATIONS, SERVICES, COMMANDS):
         for plugin in installed(group):
             name = f"{group.rpartition('.')[2]}: {plugin.name}"
-            try:
-                if group == OPTIMIZATIONS:
-                    find(plugin.qualified_name)
-                else:
-                    load_plugin(group, plugin.qualified_name)
-            except PluginError as error:
-                checks.append(Check(name, "fail", str(error)))
-            else:
-                checks.append(Check(name, "ok", f"from {plugin.distribution}"))
+            checks.append(_guarded(name, functools.partial(_load, group, plugin)))
     return checks
+
+
+def _load(group: str, plugin: PluginInfo) -> tuple[str, str]:
+    if group == OPTIMIZATIONS:
+        find(plugin.qualified_name)
+    elif group == SERVICES:
+        # By its bare name, as `accelerate` asks for it: two providers are one too many.
+        factory = service_factory(plugin.name)
+        if plugin.name in _WITHOUT_ARGUMENTS:
+            factory()
+    else:
+        load_plugin(group, plugin.qualified_name)
+    return "ok", f"from {plugin.distribution}"
 
 
 def _compile() -> tuple[str, str]:
@@ -187,9 +204,8 @@ def show_checks(checks: list[Check]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     table = Table(show_header=False, box=None, padding=(0, 1))
     for check in checks:
-        state = Text(check.state, style=styles[check.state])
+        state = Text(check.state, style=_STYLES[check.state])
         table.add_row(state, Text(check.name), Text(check.detail))
     Console().print(table)

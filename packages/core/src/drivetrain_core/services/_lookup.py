@@ -60,13 +60,17 @@ class ServiceFactory:
         Raises:
             PluginError: What was made does not follow the protocol of the service.
         """
-        service = self.make(*args, **kwargs)
+        try:
+            service = self.make(*args, **kwargs)
+        except Exception as error:
+            error.add_note(f"{self.name!r} is provided by {self.provider}")
+            raise
         if self.protocol is not None and not isinstance(service, self.protocol):
             message = (
                 f"{self.provider} made a {type(service).__name__}, which does not "
                 f"follow {self.protocol.__name__}, the protocol of {self.name!r}. Ask "
                 "its authors to run the contract suite of drivetrain_testing, or "
-                f"use the fallback, '{_HERE}:{self.name}'"
+                f"remove it: pip uninstall {self.provider.partition(' ')[0]}"
             )
             raise PluginError(message)
         return service

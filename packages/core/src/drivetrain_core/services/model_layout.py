@@ -309,14 +309,14 @@ class NoModelLayout:
         >>> NoModelLayout().read_plan({})
         Traceback (most recent call last):
         ...
-        drivetrain_core._errors.MissingLibraryError: no installed package lays a model \
-over a mesh of ranks: pip install drivetrain-parallel
+        drivetrain_core._errors.MissingLibraryError: a mesh of ranks, or weights='reset' \
+or 'restore', needs another package: pip install drivetrain-parallel
     """
 
-    def _refuse(self, *_: object) -> NoReturn:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         message = (
-            "no installed package lays a model over a mesh of ranks: pip install "
-            "drivetrain-parallel"
+            "a mesh of ranks, or weights='reset' or 'restore', needs another package: "
+            "pip install drivetrain-parallel"
         )
         raise MissingLibraryError(message)
 

@@ -128,7 +128,8 @@ class NoPlanSearch:
         """
         del request
         message = (
-            "strategy='auto' needs a package that searches plans: pip install "
+            "strategy='auto', or an option that is 'auto', needs a package that "
+            "searches plans: pip install "
             'drivetrain-search; or give a strategy, such as ["compile"], or [] for '
             "the program as written"
         )
