@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -96,7 +97,8 @@ def requirements(packages: Sequence[Package], root: Path) -> list[str]:
 
 def missing_tools(packages: Sequence[Package]) -> list[str]:
     """Returns what this machine lacks to install packages, by name."""
-    found = [] if importlib.util.find_spec("pip") else ["pip"]
+    # To look for it as an import would turn setuptools' own distutils off, for good.
+    found = [] if importlib.machinery.PathFinder.find_spec("pip") else ["pip"]
     if not any(package.is_native for package in packages):
         return found
     compiler = os.environ.get("CXX", "c++").split()[0]

@@ -10,6 +10,8 @@ import pytest
 # Modules that tests share lie beside them.
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+# A script that was written for Horovod is one that an operator starts.
+sys.path.append(str(HERE.parents[1] / "horovod/tests"))
 DOUBLE = "drivetrain_cluster_double"
 collect_ignore = []
 if not find_spec(DOUBLE):
