@@ -94,3 +94,10 @@ def test_old_command_leaves_to_the_new_one_what_was_not_given(monkeypatch):
 def test_old_command_with_options_of_both_is_refused(capsys):
     assert main(["doctor", "--master", "here", "--as", "env"]) == 2
     assert "call one after the other" in capsys.readouterr().err
+
+
+def test_module_that_became_a_folder_keeps_its_functions_and_its_files():
+    from drivetrain_parallel.proof import compare, in_place, outputs
+
+    assert compare is outputs.compare
+    assert in_place.__name__ == "drivetrain_parallel.proof.in_place"

@@ -173,5 +173,5 @@ def test_distribution_that_cannot_be_read_hides_no_other(distribute, caplog):
 
 
 def test_package_that_is_missing_is_named_by_a_qualified_name():
-    with pytest.raises(PluginError, match=r"pip install drivetrain-nowhere$"):
+    with pytest.raises(PluginError, match=r"pip install --upgrade drivetrain-nowhere$"):
         load_plugin(SERVICES, "drivetrain-nowhere:mine")

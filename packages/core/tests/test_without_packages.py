@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from drivetrain_core import MissingLibraryError, accelerate
+from drivetrain_core import MissingLibraryError, PluginError, accelerate
 from drivetrain_core.services import _lookup
 from drivetrain_testing import check_model_layout, check_plan_search
 
@@ -50,3 +50,26 @@ def test_contract_suites_see_that_nobody_is_there(alone):
         check_plan_search(_lookup.get_service("plan_search"))
     with pytest.raises(MissingLibraryError):
         check_model_layout("drivetrain-core:model_layout")
+
+
+@pytest.mark.parametrize("answer", [None, (["compile"], None), "plan"])
+def test_a_search_that_returns_no_plan_is_named(monkeypatch, answer):
+    class Odd:
+        def search(self, request):
+            return answer
+
+    monkeypatch.setattr("drivetrain_core._accelerate.get_service", lambda _: Odd())
+    with pytest.raises(PluginError, match=r"Odd.* returned .*, and no plan"):
+        run("auto")
+
+
+def test_an_error_of_a_provider_says_whose_it_is(distribute):
+    code = "def make():\n    raise OSError('oh no')\n"
+    distribute(
+        "acme", [("anvils", "acme_anvils:make")], module="acme_anvils", code=code
+    )
+    with pytest.raises(OSError, match="oh no") as caught:
+        _lookup.get_service("anvils")
+    assert caught.value.__notes__ == [
+        "'anvils' is provided by acme 1.0 (acme_anvils:make)"
+    ]

@@ -264,11 +264,15 @@ def accelerate(
             progress=progress,
         )
         service: PlanSearch = get_service("plan_search")
-        found: Any
-        found, report = service.search(request)
-        if not isinstance(found, Plan):
-            message = f"{type(service)} found a {type(found).__name__}, and no Plan"
+        answer: Any = service.search(request)
+        # What another package returns is looked at before other ranks are sent it.
+        is_pair = isinstance(answer, tuple) and len(answer) == 2
+        if not is_pair or not isinstance(answer[0], Plan):
+            message = (
+                f"{type(service)} returned {answer!r}, and no plan with its report"
+            )
             raise PluginError(message)
+        found, report = answer
         chosen: Plan = found
         return chosen
 

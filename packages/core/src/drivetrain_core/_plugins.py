@@ -219,7 +219,7 @@ def _unknown(group: str, name: str) -> str:
     ]
     distribution = name.rpartition(":")[0]
     if distribution and not near:
-        return f"no plug-in {name!r} is installed: pip install {distribution}"
+        return f"no plug-in {name!r} is installed: pip install --upgrade {distribution}"
     hint = f"; nearest: {', '.join(dict.fromkeys(near))}" if near else ""
     listing = ", ".join(str(plugin) for plugin in plugins) or "none"
     return (

@@ -6,7 +6,7 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING
 
-from drivetrain_core._elsewhere import OPTIMIZATIONS as OPTIMIZATIONS_ELSEWHERE
+from drivetrain_core import _elsewhere
 from drivetrain_core._errors import Code, PlanError, PluginError
 from drivetrain_core._optimization import Optimization
 from drivetrain_core._plugins import OPTIMIZATIONS, installed, load_plugin
@@ -111,8 +111,8 @@ def _load(name: str) -> Optimization:
             Code.UNKNOWN,
             name,
             because=f"there is no such optimization; {hint}",
-            fix=f"pip install {OPTIMIZATIONS_ELSEWHERE[name]}"
-            if name in OPTIMIZATIONS_ELSEWHERE
+            fix=f"pip install {_elsewhere.OPTIMIZATIONS[name]}"
+            if name in _elsewhere.OPTIMIZATIONS
             else "see `drivetrain list`, or install the package that offers it",
         )
     loaded = load_plugin(OPTIMIZATIONS, name)
