@@ -342,7 +342,9 @@ def build(session: nox.Session) -> None:
         # The wheel is built from the sdist, which proves that the sdist is complete.
         session.run("python", "-m", "build", "-o", str(made), f"packages/{package}")
     needs = [str(r) for r in third_party(extras=True)]
-    session.install(*provide_torch(session), *needs, *group("test"))
+    session.install(
+        *provide_torch(session), *needs, *group("test"), *group("test-extra")
+    )
     names = [PACKAGES[p]["project"]["name"] for p in PACKAGES]
     session.install("--no-index", "--no-deps", "-f", str(made), *names)
     session.run("pip", "check")

@@ -37,6 +37,18 @@ def test_plan_survives_its_file(tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["plan.yaml"]
 
 
+def test_plan_without_measurements_replaces_only_its_like(tmp_path):
+    path = tmp_path / "plan.yaml"
+    assert Plan().may_replace(path)
+    Plan().save(path)
+    assert Plan().may_replace(path)
+    FULL.save(path)
+    assert FULL.may_replace(path)
+    assert not Plan().may_replace(path)
+    path.write_text("no plan")
+    assert Plan().may_replace(path)
+
+
 def test_plan_saved_to_a_folder_says_what_to_name(tmp_path):
     with pytest.raises(PlanFormatError, match="it is a directory") as caught:
         FULL.save(tmp_path)

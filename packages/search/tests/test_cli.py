@@ -62,6 +62,24 @@ def test_search_prints_json_alone_as_a_module(script, tmp_path):
     assert found["report"]["chosen"] == []
 
 
+def test_search_that_measured_nothing_keeps_an_earlier_plan(
+    script, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    argv = ["search", "--budget", "0.01", "--plan", "a.yaml", script]
+    assert main(argv) == 0  # There was none: the program as written is the plan.
+    assert Plan.load("a.yaml").measured == {}
+    earlier = Plan(measured={"vs_baseline": 1.5})
+    earlier.save("a.yaml")
+    capsys.readouterr()
+    assert main(argv) == 1
+    out, err = capsys.readouterr()
+    assert Plan.load("a.yaml") == earlier
+    assert "written to" not in out
+    assert "too short" in err.splitlines()[-1]
+    assert err.endswith("a.yaml keeps what an earlier search measured\n")
+
+
 MENTION = "import sys\nfrom drivetrain_core import accelerate\nuse = accelerate\n"
 
 

@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain_core import Choice, Measurement
 from drivetrain_core._build import build
@@ -66,6 +67,30 @@ class Branching(Deep):
         return out if out.sum() > 0 else 2 * out
 
 
+class Drawing(Deep):
+    """Draws from a generator of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(7)
+
+    def forward(self, ids):
+        noise = torch.randn(64, generator=self.generator)
+        return super().forward(ids) + noise
+
+
+class Unreadable(list):
+    """Data that cannot be read where tensors have no values."""
+
+    def __reduce__(self):
+        return read_values, (self[0],)
+
+
+def read_values(batch):
+    batch[0].numpy()
+    return Unreadable([batch])
+
+
 class Knowing(Deep):
     """Cannot do without its fifth block."""
 
@@ -103,24 +128,23 @@ def make_batch():
 def context_of(program):
     model = program.build_model()
     source = OptimizerSource.of(program.optimizer, model)
-    return make_context(
-        CPU, model, program.data[0], source, program.data, owns_step=True
-    )
+    return make_context(CPU, model, make_batch(), source, program.data, owns_step=True)
 
 
 @pytest.fixture
 def shipped(tmp_path):
     """Ships a program with a model; returns its path and its context."""
 
-    def ship(model=Deep, optimizer=adamw, **fields):
+    def ship(model=Deep, optimizer=adamw, data=None, **fields):
+        data = data or [make_batch()]
         program = Program(
-            model=model, optimizer=optimizer, data=[make_batch()], loss=loss, **fields
+            model=model, optimizer=optimizer, data=data, loss=loss, **fields
         )
         context = context_of(program)
         payload = Payload(
             program=program,
             context=context,
-            guard_batches=(program.data[0],),
+            guard_batches=(make_batch(),),
             device_type="cpu",
         )
         return write_payload(payload, tmp_path), program, context
@@ -327,6 +351,27 @@ def test_control_flow_on_values_gives_a_reason(forecaster):
     found = forecaster(Branching).forecast(())
     assert found.peak_bytes is None
     assert "DataDependent" in found.because
+
+
+def test_loader_and_model_with_generators_are_forecast(forecaster):
+    loader = DataLoader(
+        TensorDataset(*make_batch()),
+        batch_size=8,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(3),
+    )
+    found = forecaster(Drawing(), data=loader).forecast(())
+    assert found.because == ""
+    assert found.step_time_s > 0
+
+
+def test_rates_are_known_where_the_program_has_no_fake_run(forecaster, caplog):
+    caplog.set_level("INFO", "drivetrain_search")
+    made = forecaster(data=Unreadable([make_batch()]))
+    because = made.forecast(()).because
+    assert because
+    assert f"no forecast: {because}" in caplog.text
+    assert made.rates.rate("float32") > 0
 
 
 def test_child_that_dies_gives_a_reason_and_starts_again(forecaster):

@@ -50,6 +50,18 @@ def same_batches(one, other):
     )
 
 
+def test_generators_come_back_with_their_state(payload, tmp_path):
+    generator = torch.Generator().manual_seed(11)
+    torch.rand(5, generator=generator)
+    state = generator.get_state()
+    data = TensorDataset(torch.arange(8.0))
+    loader = DataLoader(data, shuffle=True, generator=generator)
+    got = read_payload(write_payload(payload(data=loader), tmp_path)).program.data
+    # The loader and its sampler share it.
+    assert got.generator is got.sampler.generator
+    assert torch.equal(got.generator.get_state(), state)
+
+
 def test_payload_comes_back_as_it_was(payload, tmp_path):
     sent = payload(max_grad_norm=1.5, seed=7)
     path = write_payload(sent, tmp_path)

@@ -141,7 +141,8 @@ def accelerate(
         cluster: A description of the cluster, or its path; it must fit the ranks that
             were launched.
         device: Where to train; this rank's accelerator by default, else the CPU.
-        plan_out: Where to write the plan; nowhere when None.
+        plan_out: Where to write the plan; nowhere when None. A search that measured
+            nothing leaves there what an earlier one measured.
         progress: Whether to show the search on standard error, or a
             `SearchProgress`.
         seed: Seeds the weights of a model function and the shuffle across ranks.
@@ -280,7 +281,10 @@ def accelerate(
     # Every rank checks on its own facts before any rank changes its model.
     agree(lambda: require_usable(plan.choices, context), world, "check")
     if plan_out is not None and world.rank == 0:
-        logger.info("plan written to %s", plan.save(plan_out))
+        if searches and not plan.may_replace(plan_out):
+            logger.warning("%s keeps what an earlier search measured", plan_out)
+        else:
+            logger.info("plan written to %s", plan.save(plan_out))
     layout = agreed_layout(program, module, batches[0], plan.choices, context.world)
     # In two parts, so that a rank that fails alone leaves none waiting for it.
     state = agree(

@@ -147,6 +147,21 @@ class Plan:
             raise _unwritable(target, error, "choose another path") from error
         return target
 
+    def may_replace(self, path: str | os.PathLike[str]) -> bool:
+        """Returns whether this plan of a search may be written over what a file holds.
+
+        What was measured stays where another search ended before it measured anything.
+
+        Args:
+            path: The file, which need not be there.
+        """
+        if self.measured:
+            return True
+        try:
+            return not Plan.load(path).measured
+        except PlanFormatError:
+            return True
+
     @staticmethod
     def require_writable(path: str | os.PathLike[str]) -> None:
         """Raises now what `save` would raise later.

@@ -39,7 +39,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         whole = {"plan": accelerated.plan.to_dict(), "report": report.to_dict()}
         sys.stdout.write(f"{json.dumps(whole, indent=2)}\n")
-        return 0
-    Console().print(report.table())
-    sys.stdout.write(f"plan: {accelerated.plan}\nwritten to {arguments.plan}\n")
+    else:
+        Console().print(report.table())
+        sys.stdout.write(f"plan: {accelerated.plan}\n")
+    if not accelerated.plan.may_replace(arguments.plan):
+        sys.stderr.write(
+            f"drivetrain: {report.stopped}; {arguments.plan} keeps what an earlier "
+            "search measured\n"
+        )
+        return 1
+    if not arguments.json:
+        sys.stdout.write(f"written to {arguments.plan}\n")
     return 0

@@ -175,12 +175,18 @@ class Decision:
                 if failure.code is Code.BUDGET:
                     return self._by_trials(base, better, because)
                 return base.choices, None, because
-            for best, comparison in found:
+            for best, final in found:
+                comparison = self._promised(base, best, final)
                 text = (
-                    f"{comparison.speedup:.2f}x in the final, 95% interval "
-                    f"{comparison.low:.2f} to {comparison.high:.2f}"
-                    f"{self._beside_its_trial(base, best, comparison)}"
+                    f"{final.speedup:.2f}x in the final, 95% interval "
+                    f"{final.low:.2f} to {final.high:.2f}"
+                    f"{self._beside_its_trial(base, best, final)}"
                 )
+                if comparison is not final:
+                    text = (
+                        f"{comparison.speedup:.2f}x in its trial; the final saw more, "
+                        "on a machine that was not quiet"
+                    )
                 if not self._is_shown(base, best, comparison):
                     because = f"{describe(best.choices)} was only {text}"
                     return base.choices, comparison, because
@@ -221,6 +227,15 @@ class Decision:
             text = f"{found.speedup:.2f}x in its trial; there was no time for a final"
             return record.choices, found, text
         return base.choices, None, otherwise
+
+    def _promised(
+        self, base: TrialRecord, best: TrialRecord, final: Comparison
+    ) -> Comparison:
+        """Returns the final, or the trials where those saw a far smaller gain."""
+        assert base.measurement is not None
+        assert best.measurement is not None
+        trials = compare(base.measurement, best.measurement, self._objective)
+        return trials if final.speedup > _MOST_APART * trials.speedup else final
 
     def _beside_its_trial(
         self, base: TrialRecord, best: TrialRecord, comparison: Comparison

@@ -24,12 +24,14 @@ def prepared(spec: Mapping[str, Any]) -> FakeRuns:
     return FakeRuns(spec["payload"])
 
 
-def answer_to(request: Mapping[str, Any], runs: FakeRuns) -> dict[str, Any]:
-    """Returns what a request asks for, as JSON has it."""
-    if request["ask"] == "rates":
-        device = torch.device(request["device"])
-        rates = measure_rates(device, request["num_threads"])
-        return {"rates": dataclasses.asdict(rates)}
+def rates_of(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the rates of a device, as JSON has them."""
+    rates = measure_rates(torch.device(request["device"]), request["num_threads"])
+    return {"rates": dataclasses.asdict(rates)}
+
+
+def structure_of(request: Mapping[str, Any], runs: FakeRuns) -> dict[str, Any]:
+    """Returns the structure of a plan, as JSON has it."""
     choices = [Choice(name, config) for name, config in request["choices"]]
     structure = runs.structure(choices, request["sizes"], request["whole"])
     return {"structure": structure}

@@ -37,11 +37,13 @@ def main(argv: list[str]) -> int:
         request = json.loads(line)
         try:
             # The user's import path is set by now, and what fails is told.
-            from drivetrain_search.prediction.answers import answer_to, prepared
+            from drivetrain_search.prediction import answers
 
-            if runs is None:
-                runs = prepared(spec)
-            answer = answer_to(request, runs)
+            if request["ask"] == "rates":  # Whatever the program is.
+                answer = answers.rates_of(request)
+            else:
+                runs = runs or answers.prepared(spec)
+                answer = answers.structure_of(request, runs)
         except Exception as error:  # noqa: BLE001
             # The user's program may raise anything; the parent is told.
             answer = {"because": f"{type(error).__name__}: {str(error)[:500]}"}

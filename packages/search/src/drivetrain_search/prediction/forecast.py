@@ -266,10 +266,13 @@ class Forecaster:
             if self._processes is None:
                 self._processes = self._started()
             self._processes.send(question)
-            return self._processes.receive(deadline)[0]
+            answer = self._processes.receive(deadline)[0]
         except (RankFailure, OSError) as failure:
             self._end()
             return {"because": self._explained(failure)}
+        if "because" in answer:
+            logger.info("no forecast: %s", answer["because"])
+        return answer
 
     def _explained(self, failure: RankFailure | OSError) -> str:
         if isinstance(failure, RankFailure) and failure.kind == "timeout":

@@ -16,6 +16,7 @@ import logging
 import os
 import random
 import sys
+import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import cloudpickle
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils.data import DataLoader
 
 from drivetrain_core import Code, PlanError, ProgramError, SearchError, register
@@ -139,10 +141,30 @@ def _to_replay(payload: Payload, program: Program) -> Payload:
     )
 
 
+class _Pickler(cloudpickle.Pickler):
+    """Writes random generators so that they are read among fake tensors too."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Generator:
+            return _generator, (str(obj.device), obj.get_state().numpy().tobytes())
+        return super().reducer_override(obj)
+
+
+def _generator(device: str, state: bytes) -> torch.Generator:
+    with unset_fake_temporarily():
+        generator = torch.Generator(device)
+        values = torch.frombuffer(bytearray(state), dtype=torch.uint8)
+        return generator.set_state(values)
+
+
+# torch.save takes a module.
+_PICKLE = types.SimpleNamespace(__name__=__name__, Pickler=_Pickler)
+
+
 def _save(payload: Payload, folder: Path) -> Path:
     path = folder / "program.pt"
     try:
-        torch.save(payload, path, pickle_module=cloudpickle)
+        torch.save(payload, path, pickle_module=_PICKLE)
     except (OSError, RuntimeError) as error:  # torch's own writer raises the latter.
         message = (
             f"the program cannot be written to {folder} for the trials: {error}; set "
