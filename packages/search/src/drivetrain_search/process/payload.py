@@ -141,7 +141,7 @@ def _to_replay(payload: Payload, program: Program) -> Payload:
     )
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # It has no types.
     """Writes random generators so that they are read among fake tensors too."""
 
     def reducer_override(self, obj: Any) -> Any:
