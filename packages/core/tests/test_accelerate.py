@@ -181,6 +181,11 @@ def test_shuffled_loader_is_not_disturbed(explicit):
         assert torch.equal(ours, theirs)
 
 
+def test_model_without_shapes_says_what_to_do():
+    with pytest.raises(ProgramError, match="call the model on one before"):
+        run([], model=lambda: torch.nn.LazyLinear(1))
+
+
 def test_search_unwritable_plan_is_one_error(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")

@@ -68,6 +68,21 @@ def test_map_keeps_special_mappings():
     assert type(map_tensors(lambda t: t, Batch(x=torch.ones(1)))) is Batch
 
 
+class Attributes(dict):
+    """Answers to any attribute, and raises what a dictionary does."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_mapping_with_attributes_is_a_batch():
+    batch = Attributes(x=torch.arange(4), note="a")
+    assert batch_size(batch) == 4
+    assert batch_signature(batch) == "{x: int64[*], note: str}"
+    first, second = split_batch(batch, (1, 3))
+    assert type(first) is Attributes
+    assert second.x.tolist() == [1, 2, 3]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
     """What a `collate_fn` may return."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import islice
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from drivetrain_core import DataExhaustedError
-from drivetrain_core._data.cycle import cycle, first_batches
+from drivetrain_core._data.cycle import cycle, first_batches, guard_batches
 
 
 class OneBatchOnce:
@@ -72,3 +73,16 @@ def test_first_batches_reads_no_further_than_asked():
 def test_first_batches_of_nothing_is_an_error():
     with pytest.raises(DataExhaustedError, match=r"\(list\) yields no batch"):
         first_batches([], 3)
+
+
+def test_guard_batches_are_few_where_each_takes_long(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    def slow():
+        for index in range(20):
+            now[0] += 2.0
+            yield torch.full((1,), index)
+
+    assert len(guard_batches(slow())) == 3
+    assert len(guard_batches([torch.zeros(1)] * 20)) == 14

@@ -185,6 +185,19 @@ def test_guard_holds_a_chaotic_program_to_what_rounding_does_to_it(numerics):
     assert isinstance(compare(wild, lost, numerics), Reject)
 
 
+def test_guard_holds_buffers_to_what_the_programs_own_sway_does_to_them():
+    # As a bias before batch normalization does, which an optimizer moves by noise.
+    seen = changed(buffers=BASE.buffers | {"mean": (1.01, 2.0)})
+    twice = changed(buffers=BASE.buffers | {"mean": (2.0, 4.0)})
+    for numerics in (Numerics.EXACT, Numerics.REORDER):
+        assert "differs for mean" in compare(BASE, seen, numerics).because
+        sways = changed(swayed_buffers=BASE.buffers | {"mean": (0.995, 2.0)})
+        assert isinstance(compare(sways, seen, numerics), Ok)
+        for wild in (1e9, float("nan")):
+            wilder = changed(swayed_buffers=BASE.buffers | {"mean": (wild, 2.0)})
+            assert isinstance(compare(wilder, twice, numerics), Reject)
+
+
 def test_guard_holds_the_way_of_an_unstable_program_to_its_own_sway():
     low = Numerics.LOW_PRECISION
     long = changed(journey=BASE.updates)
@@ -346,8 +359,38 @@ def test_observe_of_noise_leaves_no_trace(built):
     assert one.losses == other.losses
     assert one.swayed
     assert one.swayed_updates.keys() == one.updates.keys()
+    assert one.swayed_buffers.keys() == one.buffers.keys()
     assert not other.swayed
     assert not other.swayed_updates
+    assert not other.swayed_buffers
+
+
+def test_guard_lets_rounding_noise_move_a_bias_before_batch_normalization(built):
+    class Normalized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.norm = nn.Linear(16, 16), nn.BatchNorm1d(16)
+            self.head = nn.Linear(16, 5)
+
+        def forward(self, images):
+            return self.head(torch.tanh(self.norm(self.inner(images.flatten(1)))))
+
+    def watch(noise, *, other_rounding):
+        accelerated = built(
+            model=Normalized, optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3)
+        )
+        if other_rounding:
+            # Where the gradient is rounding noise, its sign is anybody's guess.
+            accelerated.model.inner.bias.register_hook(torch.neg)
+        batches = list(accelerated.loader)[:3]
+        return observe(accelerated, batches, seed=0, noise=noise)
+
+    baseline = watch(True, other_rounding=False)
+    seen = watch(False, other_rounding=True)
+    assert max(baseline.swayed_buffers["norm.running_mean"])
+    assert isinstance(compare(baseline, seen, Numerics.REORDER), Ok)
+    unswayed = dataclasses.replace(baseline, swayed_buffers={})
+    assert "norm.running_mean" in compare(unswayed, seen, Numerics.REORDER).because
 
 
 def test_observe_finds_buffers_that_recomputation_updates_twice(built):

@@ -174,6 +174,21 @@ class Flagged(torch.optim.SGD):
         self.flag = flag
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_hooks_of_an_instance_are_called_by_what_is_built(replaced):
+    net, called = model(), []
+    optimizer = grouped(net)
+    optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+    optimizer.register_step_post_hook(lambda *_: called.append("after"))
+    source = OptimizerSource.of(optimizer, net)
+    if replaced:
+        source = source.replaced_by(lambda groups: torch.optim.SGD(groups, lr=0.1))
+    made = source.build(net)
+    made.step()
+    assert called == ["before", "after"]
+    assert source.build(net) is not made
+
+
 def test_instance_that_hides_an_argument_is_refused():
     net = model()
     with pytest.raises(ProgramError, match=r"Flagged does not record.*'flag'"):

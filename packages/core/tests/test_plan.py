@@ -49,6 +49,32 @@ def test_plan_without_measurements_replaces_only_its_like(tmp_path):
     assert Plan().may_replace(path)
 
 
+@pytest.mark.parametrize(
+    "text", ["import torch\nplan = 'drivetrain_plan.yaml'\n", "notes: mine\n", "\0\1"]
+)
+def test_file_of_others_is_not_taken_for_a_plan(text, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    with pytest.raises(PlanFormatError, match="it is there, and is no plan"):
+        Plan.require_writable(path)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# mine\n" + Plan().to_yaml(), "drivetrain_plan: 9"]
+)
+def test_plan_may_be_written_over_a_plan(text, tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    Plan.require_writable(path)
+    assert path.read_text() == text
+
+
+def test_device_is_not_written_over():
+    with pytest.raises(PlanFormatError, match="it is there, and is no plan"):
+        Plan.require_writable("/dev/null")
+
+
 def test_plan_saved_to_a_folder_says_what_to_name(tmp_path):
     with pytest.raises(PlanFormatError, match="it is a directory") as caught:
         FULL.save(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -57,14 +58,12 @@ def test_a_test_run_is_no_script_to_run_again():
 
 def test_script_of_a_command_is_known(tmp_path, monkeypatch):
     monkeypatch.setattr(replay, "_decided", [])
-    monkeypatch.chdir(tmp_path)
     first, second, third = (begin_call() for _ in range(3))
     remember_plan(second, Plan())
-    found = current_script(third, ("train.py", ["--size", "3"]))
-    assert found.path == str(tmp_path / "train.py")
-    assert (found.arguments, found.folder) == (("--size", "3"), str(tmp_path))
-    assert found.earlier == (None, Plan())
-    assert current_script(first, ("train.py", [])).earlier == ()
+    begun = Script(path="train.py", arguments=("--size", "3"), folder=str(tmp_path))
+    found = current_script(third, begun)
+    assert found == dataclasses.replace(begun, earlier=(None, Plan()))
+    assert current_script(first, begun).earlier == ()
 
 
 def test_script_gets_its_surroundings_and_ours_come_back(tmp_path):

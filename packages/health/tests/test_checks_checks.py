@@ -267,6 +267,18 @@ def test_loopback_finds_bytes_that_were_changed():
         loopback._receive(Bad())
 
 
+def test_loopback_whose_sender_runs_out_of_memory_ends(monkeypatch):
+    class Clock:
+        def monotonic(self):
+            if threading.current_thread() is not threading.main_thread():
+                raise MemoryError
+            return 0.0
+
+    monkeypatch.setattr(loopback, "time", Clock())
+    with pytest.raises(MemoryError):
+        loopback._rate("127.0.0.1", 1.0)
+
+
 def test_address_that_is_not_of_this_node_is_a_failure():
     with pytest.raises(
         CheckFailedError, match=r"192\.0\.2\.1 is no address of this node"

@@ -62,6 +62,27 @@ def test_search_prints_json_alone_as_a_module(script, tmp_path):
     assert found["report"]["chosen"] == []
 
 
+@pytest.mark.parametrize("option", ["--plan", "--html"])
+def test_search_does_not_write_over_the_script(option, script, capsys):
+    text = Path(script).read_text()
+    err = failed(["search", option, script, script], capsys)
+    assert "it is there, and" in err
+    assert Path(script).read_text() == text
+
+
+def test_search_measures_what_a_plan_that_changes_folder_would(
+    script, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    moved = f"import os; os.chdir('elsewhere')\n{Path(script).read_text()}"
+    Path("moved.py").write_text(moved)
+    assert main(["search", "--budget", "90s", "--plan", "mine.yaml", "moved.py"]) == 0
+    assert Plan.load("mine.yaml").measured
+    assert not Path("elsewhere", "mine.yaml").exists()
+    assert "because: " in capsys.readouterr().out
+
+
 def test_search_that_measured_nothing_keeps_an_earlier_plan(
     script, tmp_path, capsys, monkeypatch
 ):

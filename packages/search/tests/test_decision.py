@@ -150,6 +150,14 @@ def test_final_that_saw_far_more_than_the_trial_is_not_promised(decide):
     assert "1000" not in because
 
 
+def test_gain_whose_interval_says_nothing_is_not_taken(decide):
+    stage = Stage({BASE: 0.1, BF16: 0.05}, {BF16: [0.001, 0.9] * 3})
+    chosen, comparison, because = decide(stage)
+    assert chosen == BASE
+    assert comparison.high > 4 * comparison.low
+    assert "was only" in because
+
+
 def test_trial_that_is_near_the_final_is_not_told_of(decide):
     _, _, because = decide(Stage({BASE: 0.1, BF16: 0.05}, {BF16: [0.06, 0.06]}))
     assert "its trial" not in because

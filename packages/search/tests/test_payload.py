@@ -50,6 +50,14 @@ def same_batches(one, other):
     )
 
 
+def test_optimizer_whose_hooks_would_be_lost_is_not_sent(payload, tmp_path):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(PlanError, match="its hooks are lost when it is pickled"):
+        write_payload(payload(model=model, optimizer=optimizer), tmp_path)
+
+
 def test_generators_come_back_with_their_state(payload, tmp_path):
     generator = torch.Generator().manual_seed(11)
     torch.rand(5, generator=generator)

@@ -10,8 +10,9 @@ import sys
 import pytest
 from rich.console import Console
 
-from drivetrain_core import Choice, Code, DrivetrainError, Measurement
+from drivetrain_core import Budget, Choice, Code, DrivetrainError, Measurement
 from drivetrain_search import Report, TrialRecord
+from drivetrain_search.progress import ConsoleProgress
 from drivetrain_search.report.record import speed_text
 
 COMPILED = (Choice("compile", {"scope": "block"}),)
@@ -75,6 +76,19 @@ def test_table_shows_every_trial_fastest_first(report):
     assert "chosen" in rows[1]
     assert "baseline" in rows[2]
     assert "NUMERICS: the loss differs" in rows[0]
+
+
+def test_trial_of_an_earlier_search_is_marked(report, capsys):
+    trials = [dataclasses.replace(trial, cached=True) for trial in report.trials]
+    text = printed(dataclasses.replace(report, trials=tuple(trials)).table())
+    assert text.count("of an earlier search") == 4
+    assert "chosen, of an earlier search" in text
+    progress = ConsoleProgress(Budget())
+    for trial in (trials[0], report.trials[2]):
+        progress.finished(trial)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith("(of an earlier search)")
+    assert second.endswith("(9.0 s)")
 
 
 def test_one_trial_is_not_told_of_as_several(report):

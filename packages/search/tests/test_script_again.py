@@ -120,6 +120,26 @@ def test_script_without_that_call_when_it_runs_again_is_told(tmp_path):
 
 
 @pytest.mark.faults
+def test_script_that_cannot_run_twice_says_why_it_was(tmp_path):
+    done = failing(
+        tmp_path, f"import os\nos.makedirs('runs', exist_ok=False)\n{SCRIPT}"
+    )
+    assert "train.py again, since model cannot be pickled (TypeError" in done.stderr
+    assert "and it fails then: FileExistsError" in done.stderr
+
+
+@pytest.mark.faults
+def test_script_that_changed_the_folder_runs_again(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    moved = SCRIPT.replace(
+        "class Model", "import os\nos.chdir('elsewhere')\nclass Model"
+    )
+    moved = moved.replace('open("trials', 'open("../trials')
+    trials, _ = run(tmp_path, moved, "train.py")
+    assert [code for code, _ in trials] == [""]
+
+
+@pytest.mark.faults
 def test_script_that_makes_another_model_is_told(tmp_path):
     script = SCRIPT.replace(
         "nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)",

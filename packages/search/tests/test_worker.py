@@ -8,12 +8,22 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain_core import Code
+from drivetrain_core._probe import probe_model
+from drivetrain_core.extending import (
+    OptimizerSource,
+    Program,
+    make_context,
+)
 from drivetrain_search.process import rank, trial
 from drivetrain_search.process.payload import Payload, write_payload
-from drivetrain_search.process.trial import Look, Outrun, TrialRunner
+from drivetrain_search.process.trial import Failure, Look, Outrun, TrialRunner
+from drivetrain_testing import programs
+from drivetrain_testing.programs import adamw, data, mse, small
 
 PASS_S = 0.05
 PASS = {"event": "pass", "seconds": 50.0}
@@ -32,9 +42,10 @@ class Slow(nn.Linear):
 def runner(program, context, tmp_path):
     """Runs trials of a model whose passes take as long as they say."""
     slow = dataclasses.replace(program, model=partial(Slow, 16, 5))
+    model = probe_model(slow.build_model())
     payload = Payload(
         program=slow,
-        context=context,
+        context=dataclasses.replace(context, model=model),
         guard_batches=tuple(program.data[:2]),
         device_type="cpu",
     )
@@ -75,6 +86,83 @@ def test_plan_that_is_slower_for_sure_is_looked_at_no_further(runner):
     assert 1 <= len(outrun.value.step_times_s) <= 2
     assert min(outrun.value.step_times_s) > PASS_S
     assert outrun.value.peak_memory_bytes > 0
+
+
+def shipped(folder, **fields):
+    """Returns a runner of a small program, with fields of it replaced."""
+    program = Program(model=small, optimizer=adamw, data=data(6), loss=mse)
+    program = dataclasses.replace(program, **fields)
+    model = program.build_model()
+    source = OptimizerSource.of(program.optimizer, model)
+    batches = data(6)
+    context = make_context(
+        torch.device("cpu"), model, batches[0], source, program.data, owns_step=True
+    )
+    payload = Payload(
+        program=program,
+        context=context,
+        guard_batches=tuple(batches),
+        device_type="cpu",
+    )
+    return TrialRunner(
+        payload=write_payload(payload, folder),
+        folder=folder,
+        world_size=1,
+        on_cpu=True,
+        timeout_s=120.0,
+    )
+
+
+def test_schedule_that_ends_does_not_end_a_measurement(tmp_path):
+    def schedule(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=60)
+
+    with shipped(tmp_path, scheduler=schedule).open((), baseline=True) as session:
+        assert len(session.measure(200, 0.0).step_times_s) == 200
+
+
+def test_trial_of_another_model_than_the_process_has_is_refused(tmp_path, monkeypatch):
+    # A trial imports the module that this reads, and finds it as it was written.
+    monkeypatch.setattr(programs, "small", lambda: nn.Linear(8, 1))
+    runner = shipped(tmp_path, model=_by_name)
+    with (
+        pytest.raises(Failure, match="a trial builds another model"),
+        runner.open((), baseline=True),
+    ):
+        raise AssertionError
+
+
+def _by_name():
+    return programs.small()
+
+
+@pytest.fixture
+def double():
+    """Lets new tensors be of twice the usual precision."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("double")
+def test_settings_of_the_process_hold_in_trials(tmp_path):
+    with shipped(tmp_path, data=data(6)).open((), baseline=True) as session:
+        assert all(loss > 0 for loss in session.observation.losses)
+
+
+def test_loaders_workers_leave_nothing_behind(tmp_path, monkeypatch):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    monkeypatch.setenv("TMPDIR", str(outside))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    loader = DataLoader(
+        TensorDataset(*map(torch.cat, zip(*data(6), strict=True))),
+        batch_size=8,
+        num_workers=1,
+    )
+    with shipped(tmp_path, data=loader).open((), baseline=True) as session:
+        session.measure(4, 0.0)
+    assert not list(outside.glob("pymp-*"))
 
 
 def test_ranks_agree_on_one_more_warm_step(monkeypatch):

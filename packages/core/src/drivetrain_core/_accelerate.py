@@ -33,7 +33,12 @@ from drivetrain_core._model.meta_model import is_meta_model
 from drivetrain_core._optimizer.source import OptimizerFactory, OptimizerSource
 from drivetrain_core._partial import read_partial
 from drivetrain_core._plan import Plan, Rejected
-from drivetrain_core._probe import default_device, make_context, probe_world
+from drivetrain_core._probe import (
+    default_device,
+    is_lazy_model,
+    make_context,
+    probe_world,
+)
 from drivetrain_core._program import ForwardFunction, LossFunction, Program
 from drivetrain_core._ranks import agree, decide, require_same
 from drivetrain_core._scripts.overrides import current_overrides
@@ -329,6 +334,12 @@ def _read(
             f"parameters of {type(module).__name__} are on the meta device and have no "
             "values; give it values first, or pass the function that builds it and "
             "weights='reset' or weights='restore'"
+        )
+        raise ProgramError(message)
+    if is_lazy_model(module):
+        message = (
+            f"parameters of {type(module).__name__} have no shape yet, as lazy modules "
+            "have none before their first batch: call the model on one before this"
         )
         raise ProgramError(message)
     source = OptimizerSource.of(program.optimizer, module)

@@ -7,6 +7,7 @@ YAML, versioned by the key `drivetrain_plan`, and never holds code.
 from __future__ import annotations
 
 import errno
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -176,8 +177,10 @@ class Plan:
                 pass
             if target.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "it is a directory", str(target))
+            if target.exists() and not _holds_plan(target):
+                raise FileExistsError(errno.EEXIST, "it is there, and is no plan")
         except OSError as error:
-            fix = "choose another path with plan_out=, or plan_out=None"
+            fix = "choose another path with plan_out=, or with --plan of a command"
             raise _unwritable(target, error, fix) from error
 
     @classmethod
@@ -258,6 +261,15 @@ def describe(choices: Iterable[Choice]) -> str:
         'ddp + compile(scope=block)'
     """
     return " + ".join(str(choice) for choice in choices) or "baseline"
+
+
+def _holds_plan(path: Path) -> bool:
+    """Returns whether a file is a plan's, of any version, or is empty."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        start = file.read(1 << 16)
+    return not start or re.search(rb"(?m)^\W*drivetrain_plan\W*:", start) is not None
 
 
 def _unwritable(target: Path, error: OSError, fix: str) -> PlanFormatError:

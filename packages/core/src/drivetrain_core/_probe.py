@@ -177,6 +177,11 @@ def _tied(model: nn.Module) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(group) for group in names.values() if len(group) > 1)
 
 
+def is_lazy_model(model: nn.Module) -> bool:
+    """Returns whether a parameter of a model has no shape before the first batch."""
+    return any(isinstance(p, nn.UninitializedParameter) for p in model.parameters())
+
+
 def _fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, module in model.named_modules():

@@ -29,6 +29,7 @@ from drivetrain_core._optimizer.master_weights import (
     MasterWeightOptimizer as MasterWeightOptimizer,
 )
 from drivetrain_core._optimizer.source import OptimizerSource as OptimizerSource
+from drivetrain_core._optimizer.source import step_hooks as step_hooks
 from drivetrain_core._partial import AUTO as AUTO
 from drivetrain_core._partial import Partial as Partial
 from drivetrain_core._partial import candidates_of as candidates_of
@@ -38,6 +39,7 @@ from drivetrain_core._plugins import SERVICES as SERVICES
 from drivetrain_core._plugins import clear_plugin_cache as clear_plugin_cache
 from drivetrain_core._plugins import installed as installed
 from drivetrain_core._probe import make_context as make_context
+from drivetrain_core._probe import probe_model as probe_model
 from drivetrain_core._processes.child_process import ChildProcess as ChildProcess
 from drivetrain_core._processes.child_process import ForkedProcess as ForkedProcess
 from drivetrain_core._processes.child_process import NewProcess as NewProcess

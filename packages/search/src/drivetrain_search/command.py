@@ -42,6 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         Console().print(report.table())
         sys.stdout.write(f"plan: {accelerated.plan}\n")
+        sys.stdout.writelines(
+            f"because: {why.because}\n"
+            for why in accelerated.plan.why
+            if why.slot == "plan"
+        )
     if not accelerated.plan.may_replace(arguments.plan):
         sys.stderr.write(
             f"drivetrain: {report.stopped}; {arguments.plan} keeps what an earlier "

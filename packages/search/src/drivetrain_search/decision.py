@@ -63,6 +63,8 @@ _ACCEPT_MEDIAN = 1.02
 # A final of few steps may leave it open; this gain in it and the steps of the trials, which
 # alone would favour the luckiest of them, show it together.
 _ACCEPT_WITH_TRIALS = 1.05
+# An interval whose ends are further apart says nothing, wherever it lies.
+_WIDEST = 4.0
 # A trial and a final that are further apart met another machine.
 _MOST_APART = 1.5
 
@@ -234,8 +236,17 @@ class Decision:
         """Returns the final, or the trials where those saw a far smaller gain."""
         assert base.measurement is not None
         assert best.measurement is not None
+        mine, its = self._trials.score(base), self._trials.score(best)
+        if not mine or not its or final.speedup <= _MOST_APART * its / mine:
+            return final
+        # As the trials are ranked and shown: by their quiet steps.
         trials = compare(base.measurement, best.measurement, self._objective)
-        return trials if final.speedup > _MOST_APART * trials.speedup else final
+        return dataclasses.replace(
+            trials,
+            speedup=its / mine,
+            low=min(trials.low, its / mine),
+            high=max(trials.high, its / mine),
+        )
 
     def _beside_its_trial(
         self, base: TrialRecord, best: TrialRecord, comparison: Comparison
@@ -364,6 +375,8 @@ class Decision:
         self, base: TrialRecord, best: TrialRecord, found: Comparison
     ) -> bool:
         """Returns whether a plan is faster than the baseline beyond doubt."""
+        if found.high > _WIDEST * found.low:
+            return False
         if found.low >= _ACCEPT_LOW:
             return found.speedup >= _ACCEPT_MEDIAN
         if found.speedup < _ACCEPT_WITH_TRIALS:

@@ -154,7 +154,10 @@ def _why(
         other = _answer(entry, trial.choices) or "off"
         if trial.choices in speed:
             ratio = speed[trial.choices] / speed[chosen]
-            rivals.append((ratio, f"{other} measured {ratio:.2f}x of it"))
+            text = f"{other} measured {ratio:.2f}x of it"
+            if ratio > 1.0:
+                text += " in its trial, but not in all measurements together"
+            rivals.append((ratio, text))
         elif trial.because:
             rivals.append((0.0, f"{other}: {trial.because.splitlines()[0]}"))
     if rivals:
@@ -163,6 +166,8 @@ def _why(
     names = {str(candidate) for candidate in entry.candidates}
     known = [r.because for r in skipped if r.plan in names]
     nothing = "no plan that differs only here was measured"
+    if mine:
+        nothing = f"it is part of the best plan that was found; {nothing}"
     if unfinished and not _is_tried(entry, trials):
         nothing = f"nothing else was tried: {unfinished}"
     because = known[0] if known else nothing

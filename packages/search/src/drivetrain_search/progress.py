@@ -78,6 +78,5 @@ class ConsoleProgress:
             text = f"{speed_text(record.measurement)}, {self._baseline_s / step_s:.2f}x"
             if record.code:
                 text += f", {record.reason}"
-        self._console.print(
-            f"{record.name}  {text}  {plan}  ({record.seconds:.1f} s)", markup=False
-        )
+        took = "of an earlier search" if record.cached else f"{record.seconds:.1f} s"
+        self._console.print(f"{record.name}  {text}  {plan}  ({took})", markup=False)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 def _is_tensor(value: object) -> bool:
     # By attribute, so that this module does not import torch for its annotations.
-    return hasattr(value, "untyped_storage")
+    # Of the class: some dictionaries answer to any attribute, and raise what they like.
+    return hasattr(type(value), "untyped_storage")
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._data.batch import tensors_of
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 _GUARD_BATCHES = 14
 _MIN_GUARD_BATCHES = 3
-_GUARD_BYTES = 256 << 20
+_GUARD_BYTES, _GUARD_S = 256 << 20, 5.0
 
 
 def cycle(data: Iterable[Any]) -> Iterator[Any]:
@@ -54,17 +55,18 @@ def first_batches(data: Iterable[Any], number: int) -> list[Any]:
 
 
 def guard_batches(data: Iterable[Any]) -> list[Any]:
-    """Returns the batches that trials are held to: 14, or fewer if they are large.
+    """Returns the batches that trials are held to: 14, or fewer if large or slow to get.
 
     Raises:
         DataExhaustedError: There is none.
     """
     found: list[Any] = []
-    size = 0
+    size, begin = 0, time.monotonic()
     for batch in data:
         found.append(batch)
         size += sum(t.numel() * t.element_size() for t in tensors_of(batch))
-        enough = len(found) >= _MIN_GUARD_BATCHES and size > _GUARD_BYTES
+        costs = size > _GUARD_BYTES or time.monotonic() - begin > _GUARD_S
+        enough = costs and len(found) >= _MIN_GUARD_BATCHES
         if enough or len(found) == _GUARD_BATCHES:
             break
     if not found:

@@ -72,6 +72,7 @@ class OptimizerSource:
         options: Values that are set on each group after the build.
         master_weights: Whether low-precision weights get fp32 masters.
         wrapper: Puts another optimizer around the one that was built.
+        hooks: What the user's instance calls before and after its steps, by attribute.
     """
 
     construct: Callable[[Named], torch.optim.Optimizer]
@@ -82,6 +83,7 @@ class OptimizerSource:
     options: Mapping[str, Any] = field(default_factory=dict)
     master_weights: bool = False
     wrapper: OptimizerWrapper | None = None
+    hooks: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -93,13 +95,14 @@ class OptimizerSource:
             ProgramError: It is neither, it holds parameters that are not the model's,
                 or it is an instance that cannot be rebuilt without a loss.
         """
-        saved = None
+        saved, hooks = None, {}
         if isinstance(given, torch.optim.Optimizer):
             instance = given
             _require_rebuildable(instance)
             groups = _groups_by_name(instance, model)
             construct = _rebuild(type(instance), groups, instance.defaults)
             saved = instance.state_dict() if instance.state else None
+            hooks = step_hooks(instance)
         else:
             instance = _call(given, model)
             groups = _groups_by_name(instance, model)
@@ -110,6 +113,7 @@ class OptimizerSource:
             kind=type(instance),
             defaults=dict(instance.defaults),
             saved_state=saved,
+            hooks=hooks,
         )
 
     @property
@@ -175,6 +179,8 @@ class OptimizerSource:
 
     def _plain(self, named: Named) -> torch.optim.Optimizer:
         optimizer = self.construct(named)
+        for name, hooks in self.hooks.items():
+            getattr(optimizer, name).update(hooks)
         if self.saved_state is not None:
             if any(_is_sharded(tensor) for tensor in named.values()):
                 raise PlanError(
@@ -199,6 +205,13 @@ class OptimizerSource:
             # What the constructor sets for fused=True; GradScaler looks for it.
             optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         return optimizer
+
+
+def step_hooks(optimizer: torch.optim.Optimizer) -> dict[str, dict[int, Any]]:
+    """Returns what an optimizer calls before and after its steps, by attribute."""
+    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    found = {name: dict(getattr(optimizer, name, {})) for name in names}
+    return {name: hooks for name, hooks in found.items() if hooks}
 
 
 def _call(factory: object, model: torch.nn.Module) -> torch.optim.Optimizer:

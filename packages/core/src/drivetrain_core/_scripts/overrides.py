@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_core._partial import read_partial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from drivetrain_core._accelerated import Accelerated
-    from drivetrain_core._scripts.replay import Replay
+    from drivetrain_core._scripts.replay import Replay, Script
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +25,7 @@ class Overrides:
         budget: Instead of `budget`.
         plan_out: Instead of `plan_out`.
         on_accelerated: Called with the result, before the script goes on.
-        started: Path and arguments of the script that a command runs.
+        started: The script that a command runs.
         replay: What a script that runs again in a trial does at its calls.
     """
 
@@ -33,7 +33,7 @@ class Overrides:
     budget: Any = None
     plan_out: str | None = None
     on_accelerated: Callable[[Accelerated], None] | None = None
-    started: tuple[str, Sequence[str]] | None = None
+    started: Script | None = None
     replay: Replay | None = None
 
     def strategy_for(self, written: Any) -> Any:

@@ -12,7 +12,7 @@ import os
 import runpy
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,13 +20,16 @@ from drivetrain_core._errors import ProgramError, SearchError
 from drivetrain_core._partial import read_partial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from drivetrain_core._plan import Plan
     from drivetrain_core._program import Program
 
 # Programs that run other people's code: to run them again would not be a replay.
 _HOSTS = ("pytest", "IPython", "ipykernel", "ipykernel_launcher", "unittest", "pdb")
+
+# Where the process was when this was first imported: the script may go elsewhere later.
+_STARTED_IN = Path.cwd()
 
 # What each call of this process was given, in order; None for one that failed.
 _decided: list[Plan | None] = []
@@ -96,35 +99,31 @@ def remember_plan(call: int, plan: Plan) -> None:
     _decided[call] = plan
 
 
-def current_script(
-    call: int, started: tuple[str, Sequence[str]] | None = None
-) -> Script | None:
+def current_script(call: int, started: Script | None = None) -> Script | None:
     """Returns the script that this process runs; None where there is none to run again.
 
     Args:
         call: The number of the call of `accelerate` that is meant, from 0.
-        started: Path and arguments of a script that a command of ours runs.
+        started: The script that a command of ours runs.
     """
+    earlier = tuple(_decided[:call])
     if started is not None:
-        path, arguments = started
-        return _started(path, "", arguments, call)
+        return replace(started, earlier=earlier)
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
-    if file is None or not Path(file).is_file():
+    if file is None or not (_STARTED_IN / file).is_file():
         return None
     spec = getattr(main, "__spec__", None)
     module = spec.name.removesuffix(".__main__") if spec is not None else ""
     host = (module or Path(file).stem).partition(".")[0]
-    return None if host in _HOSTS else _started(file, module, sys.argv[1:], call)
-
-
-def _started(path: str, module: str, arguments: Sequence[str], call: int) -> Script:
+    if host in _HOSTS:
+        return None
     return Script(
-        path=str(Path(path).resolve()),
+        path=str((_STARTED_IN / file).resolve()),
         module=module,
-        arguments=tuple(arguments),
-        folder=str(Path.cwd()),
-        earlier=tuple(_decided[:call]),
+        arguments=tuple(sys.argv[1:]),
+        folder=str(_STARTED_IN),
+        earlier=earlier,
     )
 
 

@@ -45,7 +45,8 @@ def search_script(
     Raises:
         ProgramError: The script is missing, or ends without calling `accelerate`.
     """
-    overrides = Overrides(strategy="auto", budget=budget, plan_out=str(plan_out))
+    out = str(Path(plan_out).absolute())  # The script may change the folder.
+    overrides = Overrides(strategy="auto", budget=budget, plan_out=out)
     return _run_to_accelerate(script, arguments, overrides)
 
 
@@ -112,10 +113,11 @@ def apply_plan(plan: str, script: str, arguments: Sequence[str]) -> None:
 
 def _run(script: str, arguments: Sequence[str], overrides: Overrides) -> None:
     _refuse_what_does_not_fit(script)
-    with overriding(dataclasses.replace(overrides, started=(script, arguments))):
-        run_script(
-            Script(path=script, arguments=tuple(arguments), folder=str(Path.cwd()))
-        )
+    # The script may change the folder.
+    begun = Script(path=script, arguments=tuple(arguments), folder=str(Path.cwd()))
+    started = dataclasses.replace(begun, path=str(Path(script).resolve()))
+    with overriding(dataclasses.replace(overrides, started=started)):
+        run_script(begun)
 
 
 def _refuse_what_does_not_fit(script: str) -> None:

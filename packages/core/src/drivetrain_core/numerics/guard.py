@@ -40,6 +40,11 @@ _NEGLIGIBLE_NORM = 1e-4
 # What rounding alone does to a loss, once, bounds what it does all the time, by this factor.
 _NUDGES = 4.0
 
+# An optimizer that divides by a gradient's size takes steps of rounding noise where there
+# is no gradient, as of a bias before batch normalization: buffers see where they went, and
+# are held to so many times what the program's own sway does to them, within a limit.
+_SWAYS, _MOST_SWAYED = 2.0, 0.05
+
 # A loss near zero is compared with this part of the largest one: a small model learns
 # the few batches by heart, and the rest is rounding.
 _LOSS_FLOOR = 0.1
@@ -222,9 +227,16 @@ def _same_buffers(baseline: Observation, plan: Observation, bound: Tolerance) ->
     strayed = [
         name
         for name, values in baseline.buffers.items()
-        if distance(values, plan.buffers.get(name, ())) > bound.buffer
+        if distance(values, plan.buffers.get(name, ()))
+        > bound.buffer + _own_sway(values, baseline.swayed_buffers.get(name))
     ]
     return f"the buffer differs for {some(strayed)}" if strayed else ""
+
+
+def _own_sway(values: Sequence[float], swayed: Sequence[float] | None) -> float:
+    if swayed is None:
+        return 0.0
+    return min(_MOST_SWAYED, _SWAYS * distance(values, swayed))
 
 
 _SAME = (_same_gradients, _same_way, _same_losses, _same_buffers)

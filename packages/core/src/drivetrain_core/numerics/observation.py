@@ -80,6 +80,7 @@ class Observation:
             such a small difference matters to this program.
         swayed_updates: How far the parameters went then within the first steps.
         swayed_journey: The same over the whole trajectory.
+        swayed_buffers: The buffers then, after the first steps.
         nudged: The losses after the weights were moved by some of their last bits once:
             how far rounding alone takes this program. Empty unless it was asked for.
         accounting: Which samples were consumed.
@@ -98,6 +99,7 @@ class Observation:
     swayed: tuple[float, ...] = ()
     swayed_updates: _Values = field(default_factory=dict)
     swayed_journey: _Values = field(default_factory=dict)
+    swayed_buffers: _Values = field(default_factory=dict)
     nudged: tuple[float, ...] = ()
     accounting: Accounting = field(default_factory=Accounting)
     liveness: ParameterUsage = field(default_factory=ParameterUsage)
@@ -144,6 +146,7 @@ _VALUES = (
     "journey",
     "swayed_updates",
     "swayed_journey",
+    "swayed_buffers",
 )
 
 

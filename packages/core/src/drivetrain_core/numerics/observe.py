@@ -102,9 +102,7 @@ def observe(
             rates.append(parameter_usage.rates(accelerated.optimizer))
         moved = _changed(view, sums, parameter_usage.checksums(watched))
         updates = _travel(start, _samples(view, watched))
-        buffers = _samples(
-            view, {n: b for n, b in view.buffers().items() if not b.is_complex()}
-        )
+        buffers = _buffers(view)
         counted = getattr(accelerated.scheduler, "last_epoch", None)
         passes = ALL_PASSES
         if until_s is not None:
@@ -141,6 +139,7 @@ def observe(
         swayed=swayed.losses,
         swayed_updates=swayed.updates,
         swayed_journey=swayed.journey,
+        swayed_buffers=swayed.buffers,
         accounting=Accounting(
             **counter.total(view.copies),
             drawn=drawn,
@@ -398,6 +397,7 @@ class _Swayed:
     losses: tuple[float, ...] = ()
     updates: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     journey: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    buffers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 def _swayed(
@@ -418,9 +418,10 @@ def _swayed(
     with without_dropout(accelerated.module):
         torch.manual_seed(seed)
         losses = [_mean(step(batch)) for batch in steps[:FIRST_STEPS]]
-        updates = _travel(start, _samples(view, watched))
+        updates, buffers = _travel(start, _samples(view, watched)), _buffers(view)
         losses += [_mean(step(batch)) for batch in steps[FIRST_STEPS:]]
-    return _Swayed(tuple(losses), updates, _travel(start, _samples(view, watched)))
+    journey = _travel(start, _samples(view, watched))
+    return _Swayed(tuple(losses), updates, journey, buffers)
 
 
 def _on_host(state: dict[str, Any]) -> dict[str, Any]:
@@ -448,6 +449,11 @@ def _travel(
         name: tuple(b - a for a, b in zip(values, end[name], strict=True))
         for name, values in start.items()
     }
+
+
+def _buffers(view: View) -> dict[str, tuple[float, ...]]:
+    real = {n: b for n, b in view.buffers().items() if not b.is_complex()}
+    return _samples(view, real)
 
 
 def _samples(

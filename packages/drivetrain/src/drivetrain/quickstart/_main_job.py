@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import statistics
+import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -42,7 +44,6 @@ from drivetrain_core.scripts import search_script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from rich.console import Console
 
@@ -282,10 +283,18 @@ class MainJob:
 
     def _next(self) -> str:
         """Returns what to do now, in three lines."""
-        plan, script = self._out / "plan.yaml", self._target.script
-        use = f"drivetrain apply {plan} {script}   # train your script under it"
+        plan, script, us = self._out / "plan.yaml", self._target.script, _command()
+        use = f"{us} apply {plan} {script}   # train your script under it"
         if self._target.held_out is not None:
-            use = "drivetrain quickstart SCRIPT   # the same for a script of yours"
-        explain = f"drivetrain explain {plan}   # what it does, and why"
-        run = "drivetrain elastic run --nproc-per-node 2 SCRIPT   # with an ElasticLoop"
+            use = f"{us} quickstart SCRIPT   # the same for a script of yours"
+        explain = f"{us} explain {plan}   # what it does, and why"
+        run = f"{us} elastic run --nproc-per-node 2 SCRIPT   # with an ElasticLoop"
         return f"next:\n  {explain}\n  {use}\n  {run}"
+
+
+def _command() -> str:
+    """Returns how a shell here calls `drivetrain`."""
+    beside = Path(sys.executable).with_name("drivetrain")
+    if shutil.which("drivetrain") == str(beside) or not beside.exists():
+        return "drivetrain"
+    return os.path.relpath(beside)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -62,23 +62,30 @@ def _rate(address: str, measure_s: float) -> float:
         except OSError as error:
             message = f"this node does not reach itself by {address}: {error}"
             raise CheckFailedError(message) from error
-    with sender, receiver:
-        thread = threading.Thread(target=_send, args=(sender, measure_s), daemon=True)
+    # The receiver is closed first, which ends a sender that it no longer listens to.
+    with ThreadPoolExecutor(1) as pool, sender, receiver:
+        sender.settimeout(
+            None
+        )  # That was for connecting: a busy node is slow, not ill.
         begin_s = time.monotonic()
-        thread.start()
+        sending = pool.submit(_send, sender, measure_s)
         num_parcels = _receive(receiver)
         took_s = time.monotonic() - begin_s
-        thread.join()
+        sending.result()
     return num_parcels * len(_PARCEL) / took_s / 1e9
 
 
 def _send(sender: socket.socket, measure_s: float) -> None:
-    end_s = time.monotonic() + measure_s
-    # The receiver has met a wrong byte, and has gone.
-    with suppress(OSError):
-        while time.monotonic() < end_s:
-            sender.sendall(_PARCEL)
-        sender.shutdown(socket.SHUT_WR)
+    try:
+        end_s = time.monotonic() + measure_s
+        # The receiver has met a wrong byte, and has gone.
+        with suppress(OSError):
+            while time.monotonic() < end_s:
+                sender.sendall(_PARCEL)
+    finally:
+        # Whatever ends this thread, such as a lack of memory: the receiver waits for it.
+        with suppress(OSError):
+            sender.shutdown(socket.SHUT_WR)
 
 
 def _receive(receiver: socket.socket) -> int:

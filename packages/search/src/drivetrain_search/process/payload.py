@@ -12,12 +12,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import io
 import logging
 import os
 import random
 import sys
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -36,6 +37,7 @@ from drivetrain_core.extending import (
     provide_modules,
     registered,
     run_script,
+    step_hooks,
 )
 
 if TYPE_CHECKING:
@@ -61,6 +63,8 @@ class Payload:
         must_replay: Whether trials run the script even if the program can be pickled.
         weights: What the model of a script that runs again starts from.
         by_value: The modules that parts of it were defined in and trials cannot import.
+        settings: What the process has set in torch, by its name in `_SETTINGS`.
+        replayed: Why trials run the script again; empty where they do not.
     """
 
     program: Program | None
@@ -72,6 +76,22 @@ class Payload:
     must_replay: bool = False
     weights: Mapping[str, Any] | None = None
     by_value: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    replayed: str = ""
+
+
+_SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+    "dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "matmul": (
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    "deterministic": (
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+    ),
+}
+"""What changes the numbers of a whole process: how it is read, and how it is set."""
 
 
 def write_payload(payload: Payload, folder: Path) -> Path:
@@ -88,24 +108,22 @@ def write_payload(payload: Payload, folder: Path) -> Path:
     assert program is not None
     with by_value(*modules_of(program)) as names:
         shippable = _shippable(payload, program)
-        return _save(dataclasses.replace(shippable, by_value=names), folder)
+        settings = {name: get() for name, (get, _) in _SETTINGS.items()}
+        shippable = dataclasses.replace(shippable, by_value=names, settings=settings)
+        return _save(shippable, folder)
 
 
 def _shippable(payload: Payload, program: Program) -> Payload:
     """Returns the payload in a form that can be pickled."""
     if payload.must_replay:
-        return _to_replay(payload, program)
+        return _to_replay(payload, program, "ship='replay' asks for it")
     program = dataclasses.replace(program, data=_at_rest(program.data))
     hindered = _hindrances(program)
     if hindered and payload.script is not None:
         part, problem = next(iter(hindered.items()))
-        logger.info(
-            "trials run %s again: %s cannot be pickled (%s)",
-            payload.script.path,
-            part,
-            problem,
-        )
-        return _to_replay(payload, program)
+        because = f"{part} cannot be pickled ({problem})"
+        logger.info("trials run %s again: %s", payload.script.path, because)
+        return _to_replay(payload, program, because)
     if "data" in hindered:
         program = dataclasses.replace(program, data=list(payload.guard_batches))
         hindered = _hindrances(program)
@@ -122,7 +140,7 @@ def _shippable(payload: Payload, program: Program) -> Payload:
     )
 
 
-def _to_replay(payload: Payload, program: Program) -> Payload:
+def _to_replay(payload: Payload, program: Program, because: str) -> Payload:
     if payload.script is None:
         raise PlanError(
             Code.NOT_APPLICABLE,
@@ -137,7 +155,11 @@ def _to_replay(payload: Payload, program: Program) -> Payload:
     if _why_not_picklable(batches):
         batches = ()  # The script's own first batches stand in for them.
     return dataclasses.replace(
-        payload, program=None, guard_batches=batches, weights=weights
+        payload,
+        program=None,
+        guard_batches=batches,
+        weights=weights,
+        replayed=because,
     )
 
 
@@ -180,6 +202,9 @@ def _hindrances(program: Program) -> dict[str, str]:
         field.name: _why_not_picklable(getattr(program, field.name))
         for field in dataclasses.fields(program)
     }
+    optimizer = program.optimizer
+    if isinstance(optimizer, torch.optim.Optimizer) and step_hooks(optimizer):
+        found["optimizer"] = "its hooks are lost when it is pickled"
     return {part: problem for part, problem in found.items() if problem}
 
 
@@ -187,6 +212,8 @@ def read_payload(path: str | Path) -> Payload:
     """Returns the payload, with every tensor on the CPU."""
     # What cloudpickle writes, the standard pickle reads.
     payload: Payload = torch.load(path, map_location="cpu", weights_only=False)
+    for name, value in payload.settings.items():
+        _SETTINGS[name][1](value)
     if payload.program is not None:
         provide_modules(payload.by_value)
     return payload
@@ -218,8 +245,16 @@ def with_program(payload: Payload, run: Callable[[Payload, Program], int]) -> in
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
-    with overriding(Overrides(replay=Replay(script, take))):
-        run_script(script)
+    try:
+        with overriding(Overrides(replay=Replay(script, take))):
+            run_script(script)
+    except Exception as error:
+        message = (
+            f"trials run {script.path} again, since {payload.replayed}, and it fails "
+            f"then: {type(error).__name__}: {error}; what stands before accelerate must "
+            "run more than once"
+        )
+        raise ProgramError(message) from error
     number = len(script.earlier) + 1
     message = (
         f"{script.path} ended in a trial without its call {number} of accelerate; what "
@@ -254,9 +289,17 @@ def _at_rest(data: Iterable[Any]) -> Iterable[Any]:
     return data
 
 
+class _Nowhere(io.RawIOBase):
+    """A file that forgets what is written to it."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
 def _why_not_picklable(value: object) -> str:
     try:
-        cloudpickle.dumps(value)
+        # Nothing is kept: what is pickled may be large.
+        cloudpickle.Pickler(_Nowhere()).dump(value)
     except Exception as error:  # noqa: BLE001
         # Pickling runs the user's code: it may raise anything.
         return f"{type(error).__name__}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import statistics
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from drivetrain_core import Plan, WorldFacts
+from drivetrain_core import Plan, ProgramError, WorldFacts
 from drivetrain_core.extending import (
     OptimizerSource,
     agreed_layout,
@@ -21,6 +22,7 @@ from drivetrain_core.extending import (
     cycle,
     guard_batches,
     move_batch,
+    probe_model,
     split_batch,
 )
 from drivetrain_core.mesh_shape import asks_for_mesh
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator, Sequence
 
-    from drivetrain_core import Accelerated
+    from drivetrain_core import Accelerated, ModelFacts
     from drivetrain_core.extending import Program
     from drivetrain_core.numerics.observation import Observation
     from drivetrain_search.process.payload import Payload
@@ -94,6 +96,13 @@ def run_rank(
     program = _for_rank(program, context.loop.loader, rank)
     torch.manual_seed(program.seed)
     model = program.build_model()
+    if _size(probe_model(model)) != _size(context.model):
+        message = (
+            "a trial builds another model than this process has: the function that "
+            "builds it reads what was set in this process, such as a variable of a "
+            "module; pass it as arguments, or search from a script with ship='replay'"
+        )
+        raise ProgramError(message)
     source = OptimizerSource.of(program.optimizer, model)
     plan = Plan.from_dict(spec["plan"])
     layout = None
@@ -123,6 +132,7 @@ def run_rank(
         return
     now = time.perf_counter()
     batches = seen.batches
+    _start_again_past_end(accelerated.scheduler)
     yield {
         "event": "ready",
         "observation": seen.observation and seen.observation.to_dict(),
@@ -137,6 +147,28 @@ def run_rank(
             command["min_seconds"], command["max_steps"] = 0.0, command["min_steps"]
         measured = meters.measure_steps(accelerated, batches, **command)
         yield {"event": "measured", "measurement": measured.to_dict()}
+
+
+def _size(model: ModelFacts) -> tuple[Any, ...]:
+    # Classes that were pickled by value may have lost their full names.
+    return model.num_parameters, model.parameter_bytes, model.dtypes
+
+
+def _start_again_past_end(scheduler: Any) -> None:
+    """Lets a schedule of so many steps begin anew: a trial may make more of them."""
+    if scheduler is None:
+        return
+    start, step = copy.deepcopy(scheduler.state_dict()), scheduler.step
+
+    def again(*args: Any) -> None:
+        try:
+            step(*args)
+        except Exception:  # noqa: BLE001
+            # Past its end a schedule may raise anything; at its start it may not.
+            scheduler.load_state_dict(copy.deepcopy(start))
+            step(*args)
+
+    scheduler.step = again
 
 
 def _has_short_passes(passes_s: Sequence[float]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import multiprocessing
 import resource
 import signal
 import socket
@@ -40,6 +41,9 @@ def main(argv: list[str]) -> int:
     channel = socket.socket(fileno=descriptor)
     spec = json.loads(Path(spec_path).read_text(encoding="utf-8"))
     sys.path[:] = spec["import_path"]
+    # Workers of a loader leave sockets where they are killed: in the trial's own folder.
+    own = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    own["tempdir"] = str(Path(spec_path).parent)
 
     def run() -> Iterator[dict[str, Any]]:
         _limit_memory(spec["memory_limit_bytes"])

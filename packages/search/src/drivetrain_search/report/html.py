@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 
 
+_DOCTYPE = "<!DOCTYPE html>"
+
+
 def write_page(report: ReportData, path: str | os.PathLike[str]) -> Path:
     """Writes the page of a report, whole or not at all, and returns its path.
 
@@ -58,7 +61,18 @@ def require_writable_page(path: str | os.PathLike[str]) -> Path:
     if target.is_dir():
         message = f"the report cannot be written to {target}: it is a directory"
         raise IsADirectoryError(message)
+    if target.exists() and not _may_be_page(target):
+        message = f"the report cannot be written to {target}: it is there, and no page"
+        raise FileExistsError(message)
     return target
+
+
+def _may_be_page(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        start = file.read(len(_DOCTYPE))
+    return not start or start.lower() == _DOCTYPE.lower().encode()
 
 
 def render_page(report: ReportData) -> str:
@@ -90,7 +104,7 @@ def render_page(report: ReportData) -> str:
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     )
     return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'{_DOCTYPE}\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'

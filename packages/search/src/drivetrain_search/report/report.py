@@ -57,6 +57,8 @@ class Report(ReportData):
 
     def _cells(self, trial: TrialRecord, mark: str) -> tuple[str, ...]:
         failed = trial.reason or mark
+        if trial.cached:
+            failed += f"{', ' if failed else ''}of an earlier search"
         name, plan = trial.name, describe(trial.choices)
         if trial.measurement is None:
             return (name, plan, "-", "-", "-", failed)
