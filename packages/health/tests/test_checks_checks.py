@@ -166,10 +166,25 @@ def test_error_in_a_measurement_is_its_last_word(bench, tmp_path, monkeypatch):
     )
 
 
+def test_memory_is_what_a_measurement_may_have_beside_its_parents(
+    bench, tmp_path, monkeypatch
+):
+    # The server of a process that has much is forked with all of it.
+    ballast = bytearray(1 << 29)
+    config = config_of(tmp_path, memory_bytes=1 << 28)
+    monkeypatch.setattr(bench, "_config", config)
+    os.kill(bench._server.pid, signal.SIGKILL)
+    bench._server.wait()
+    assert bench.measure("loopback", limit_s=60).found
+    assert len(ballast) > config.memory_bytes
+
+
 def test_check_for_which_memory_does_not_suffice_is_not_made_and_no_fault(
     bench, tmp_path, monkeypatch
 ):
-    config = config_of(tmp_path, memory_bytes=1 << 28, checks=("memory", "loopback"))
+    config = config_of(tmp_path, checks=("memory", "loopback"))
+    # Less than anybody may ask for.
+    object.__setattr__(config, "memory_bytes", 1 << 26)
     monkeypatch.setattr(bench, "_config", config)
     report = measure_node(bench, config, "a")
     assert report.is_good

@@ -32,7 +32,8 @@ class CheckConfig:
             checks when nine tenths of it are over.
         join_s: How long nodes that are there wait for the others.
         num_threads: Of the CPU that compute; by default as many as this process may use.
-        memory_bytes: What a measurement that uses no GPU may have of memory.
+        memory_bytes: What a measurement that uses no GPU may have of memory, beside what
+            its process begins with.
         folder: Where a small file is written and read; None for nowhere, by default where
             temporary files are.
         address: Of this node, as others see it; by default what its name stands for.

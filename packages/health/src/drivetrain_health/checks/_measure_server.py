@@ -137,7 +137,10 @@ def _measure(server: int, channel: int, output: int) -> NoReturn:
 def _limit(memory_bytes: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+        # A fork begins with all that its parent has, which may be more than that.
+        pages = int(Path("/proc/self/statm").read_text().split()[5])
+        limit = pages * resource.getpagesize() + memory_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     # A container may forbid it, and then the kernel chooses by size.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_EXPENDABLE)
