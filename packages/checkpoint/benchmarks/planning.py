@@ -33,8 +33,8 @@ from drivetrain_checkpoint._restore.read_plan import (
 )
 from drivetrain_checkpoint._save.save_plan import EntryTexts, SavePlan, metadata_text
 from drivetrain_checkpoint._storage.catalog import written_ranks
+from drivetrain_checkpoint._storage.checked_source import saved_image
 from drivetrain_checkpoint._storage.posix import PosixStorage
-from drivetrain_checkpoint._storage.storage_source import saved_image
 from drivetrain_testing import Row
 
 _ROWS = 4

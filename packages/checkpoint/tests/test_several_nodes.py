@@ -116,7 +116,7 @@ def test_lost_node_is_restored_from_the_memory_of_others(folder, monkeypatch):
 
 
 def count_reads(folder):
-    from drivetrain_checkpoint._storage.storage_source import StorageSource
+    from drivetrain_checkpoint._storage.checked_source import StorageSource
 
     rank = dist.get_rank()
     checkpointer = on_node(folder, 20 + rank)

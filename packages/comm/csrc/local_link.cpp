@@ -13,7 +13,7 @@
 namespace drivetrain {
 namespace {
 
-constexpr std::uint64_t side_bytes = sizeof(RingState) + ring_bytes;
+constexpr std::uint64_t side_bytes = sizeof(FrameQueueState) + queue_bytes;
 constexpr std::uint64_t shared_bytes = 2 * side_bytes;
 // A link gives way to others after as many frames.
 constexpr int turn_frames = 16;
@@ -62,7 +62,7 @@ bool LocalLink::map(int memory, bool is_dialer) {
   char* sides[2] = {static_cast<char*>(mapped),
                     static_cast<char*>(mapped) + side_bytes};
   const auto ring = [](char* side) {
-    return Ring{reinterpret_cast<RingState*>(side), side + sizeof(RingState)};
+    return FrameQueue{reinterpret_cast<FrameQueueState*>(side), side + sizeof(FrameQueueState)};
   };
   out_ = ring(sides[is_dialer ? 0 : 1]);
   in_ = ring(sides[is_dialer ? 1 : 0]);

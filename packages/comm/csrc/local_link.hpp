@@ -5,7 +5,7 @@
 #include "hello.hpp"
 #include "link.hpp"
 #include "loop.hpp"
-#include "ring.hpp"
+#include "frame_queue.hpp"
 
 namespace drivetrain {
 
@@ -41,8 +41,8 @@ class LocalLink final : public Link, public EventHandler, public Polled {
   int socket_ = -1;  // tells when the peer is gone
   int peer_bell_ = -1;
   void* memory_ = nullptr;
-  Ring out_{};
-  Ring in_{};
+  FrameQueue out_{};
+  FrameQueue in_{};
   std::vector<iovec> payload_;
 };
 

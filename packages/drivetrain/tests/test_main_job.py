@@ -11,9 +11,9 @@ from rich.console import Console
 
 from drivetrain.quickstart import _main_job, main
 from drivetrain.quickstart._channel import ChildError
-from drivetrain.quickstart._count import Kill
 from drivetrain.quickstart._elastic_job import Outcome
 from drivetrain.quickstart._job import Job, Target
+from drivetrain.quickstart._kill_report import Kill
 from drivetrain.quickstart._main_job import MainJob
 from drivetrain.quickstart._speed_up import SpeedUp
 from drivetrain.quickstart._steps_log import Line

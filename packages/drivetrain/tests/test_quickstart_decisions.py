@@ -5,7 +5,7 @@ import random
 import pytest
 
 from drivetrain.quickstart._carry import carry_over
-from drivetrain.quickstart._count import Count, LossGap
+from drivetrain.quickstart._kill_report import Count, LossGap
 from drivetrain.quickstart._size import (
     MOST_STEPS,
     save_every,

@@ -19,8 +19,8 @@ from drivetrain_checkpoint._restore.select_step import (
 )
 from drivetrain_checkpoint._restore.sources import MemorySource, PeerSource
 from drivetrain_checkpoint._storage.catalog import checkpoints_of_job, read_root, scan
+from drivetrain_checkpoint._storage.checked_source import StorageSource
 from drivetrain_checkpoint._storage.local_store import LocalStore
-from drivetrain_checkpoint._storage.storage_source import StorageSource
 from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Reads blocks of tensors from a checkpoint, and nothing beside them."""
+"""Reads blocks of tensors, and no other bytes, from sources that check what they read."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from drivetrain_core import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from drivetrain_checkpoint._storage.checked_source import StorageSource
     from drivetrain_checkpoint._storage.open_checkpoint import CommittedCheckpoint
     from drivetrain_checkpoint._storage.protocol import Storage
-    from drivetrain_checkpoint._storage.storage_source import StorageSource
 
 _READ_BLOCKS = 32
 

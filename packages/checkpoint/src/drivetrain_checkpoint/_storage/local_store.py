@@ -20,9 +20,9 @@ from drivetrain_checkpoint._errors import (
     StorageError,
 )
 from drivetrain_checkpoint._layout.manifest import RankManifest, rank_manifest_file
+from drivetrain_checkpoint._storage.checked_source import StorageSource
 from drivetrain_checkpoint._storage.posix import PosixStorage
 from drivetrain_checkpoint._storage.protocol import folder_name
-from drivetrain_checkpoint._storage.storage_source import StorageSource
 from drivetrain_checkpoint._storage.write_rank import write_rank
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from drivetrain_checkpoint._arguments import count
 from drivetrain_checkpoint._layout.manifest import ROOT_FILE
 from drivetrain_checkpoint._layout.tensor_layout import Layout
 from drivetrain_checkpoint._storage.catalog import read_root, scan
+from drivetrain_checkpoint._storage.checked_source import StorageSource
 from drivetrain_checkpoint._storage.open import open_parent, open_storage, resolve
 from drivetrain_checkpoint._storage.protocol import parse_name
-from drivetrain_checkpoint._storage.storage_source import StorageSource
 from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from drivetrain_checkpoint._layout.manifest import (
     tensor_file,
 )
 from drivetrain_checkpoint._storage.catalog import read_root
+from drivetrain_checkpoint._storage.checked_source import StorageSource
 from drivetrain_checkpoint._storage.open import open_parent, resolve
-from drivetrain_checkpoint._storage.storage_source import StorageSource
 
 if TYPE_CHECKING:
     import os

@@ -1,4 +1,7 @@
-"""What is done now for a job on nodes that may be taken away."""
+"""What is done now for a job on nodes that may be taken away.
+
+It asks, in this order, `fail_tolerance`, `checkpoint_saving` and `job_recovery`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Fail tolerance: the number of workers with which training goes on after a reclaim."""
+"""Fail tolerance: how many workers train when the market has taken or given nodes.
+
+How many are worth what they cost is `worker_count`'s.
+"""
 
 from __future__ import annotations
 

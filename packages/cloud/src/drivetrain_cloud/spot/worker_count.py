@@ -1,4 +1,7 @@
-"""How many workers a job should ask for: as many as are worth what they cost."""
+"""How many workers a job should ask for: as many as are worth what they cost.
+
+How many can train on the nodes that there are is `fail_tolerance`'s.
+"""
 
 from __future__ import annotations
 

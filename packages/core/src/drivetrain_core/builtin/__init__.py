@@ -1,7 +1,7 @@
 """The optimizations that torch itself offers, one a file, in one literal table.
 
 The table holds where each stands, not the thing itself: importing it imports no
-optimization and no torch.
+optimization and no torch. A new one is a file here and an entry of the table.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from drivetrain.quickstart._count import Kill
+from drivetrain.quickstart._kill_report import Kill
 from drivetrain.quickstart._steps_log import Line, StepsReader
 from drivetrain_checkpoint import Checkpointer
 

@@ -16,9 +16,9 @@ import torch
 
 from drivetrain.quickstart._carry import carry_over
 from drivetrain.quickstart._channel import Child
-from drivetrain.quickstart._count import count, loss_gap
 from drivetrain.quickstart._elastic_job import run_elastic_job
 from drivetrain.quickstart._elastic_spec import ElasticSpec
+from drivetrain.quickstart._kill_report import count, loss_gap
 from drivetrain.quickstart._pair import train_in_turns
 from drivetrain.quickstart._picture import draw
 from drivetrain.quickstart._result import (

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from drivetrain.quickstart._carry import Carried
-    from drivetrain.quickstart._count import Count, LossGap
     from drivetrain.quickstart._elastic_job import Outcome
     from drivetrain.quickstart._elastic_spec import ElasticSpec
+    from drivetrain.quickstart._kill_report import Count, LossGap
     from drivetrain.quickstart._run import Run
     from drivetrain.quickstart._speed_up import SpeedUp
     from drivetrain.quickstart._verdict import Promise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from drivetrain.quickstart._count import Count, LossGap
+    from drivetrain.quickstart._kill_report import Count, LossGap
     from drivetrain.quickstart._speed_up import SpeedUp
 
 # Losses are of the order of one, and single precision has some 1e-7 of that. A step too

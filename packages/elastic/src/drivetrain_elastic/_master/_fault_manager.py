@@ -1,6 +1,7 @@
 """Fault manager: which nodes are excluded, and what failed, was slow or fell silent.
 
 It takes what agents say and returns what is to be done, which `NodeManager` then does.
+How many failures lead to that is a table of `drivetrain_health.failures`.
 """
 
 from __future__ import annotations

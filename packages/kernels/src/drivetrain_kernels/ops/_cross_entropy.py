@@ -1,4 +1,4 @@
-"""Softmax cross-entropy of logits and classes, its loss in float32 or wider."""
+"""Softmax cross-entropy, its loss in float32 or wider; `OP` lists what implements it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@
 
 namespace drivetrain {
 
-struct RingState {
+struct FrameQueueState {
   alignas(64) std::atomic<std::uint64_t> written;
   alignas(64) std::atomic<std::uint64_t> read;
   alignas(64) std::atomic<std::uint32_t> reader_sleeps;
@@ -20,12 +20,12 @@ struct RingState {
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-constexpr std::uint64_t ring_bytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t queue_bytes = std::uint64_t{1} << 20;
 // A frame lies in one run of bytes, and a second one must fit beside it.
-constexpr std::uint64_t most_ring_payload = ring_bytes / 2 - 256;
+constexpr std::uint64_t most_queue_payload = queue_bytes / 2 - 256;
 
-struct Ring {
-  RingState* state;
+struct FrameQueue {
+  FrameQueueState* state;
   char* data;
 
   // Returns false if there is no room now; then `writer_waits` is set, and the reader

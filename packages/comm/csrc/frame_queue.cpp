@@ -1,4 +1,4 @@
-#include "ring.hpp"
+#include "frame_queue.hpp"
 
 #include <cstring>
 #include <stdexcept>
@@ -12,13 +12,13 @@ std::uint64_t padded(std::uint64_t payload) {
 
 }  // namespace
 
-bool Ring::write(const Frame& frame, const std::vector<iovec>& payload) {
+bool FrameQueue::write(const Frame& frame, const std::vector<iovec>& payload) {
   std::uint64_t at = state->written.load(std::memory_order_relaxed);
   const std::uint64_t need = padded(frame.size);
-  const std::uint64_t until_end = ring_bytes - at % ring_bytes;
+  const std::uint64_t until_end = queue_bytes - at % queue_bytes;
   const std::uint64_t skip = need > until_end ? until_end : 0;
   const auto has_room = [&] {
-    return at + skip + need - state->read.load() <= ring_bytes;
+    return at + skip + need - state->read.load() <= queue_bytes;
   };
   if (!has_room()) {
     state->writer_waits.store(1);
@@ -29,10 +29,10 @@ bool Ring::write(const Frame& frame, const std::vector<iovec>& payload) {
     Frame gap{};
     gap.magic = frame_magic;
     gap.kind = FrameKind::skip;
-    std::memcpy(data + at % ring_bytes, &gap, sizeof gap);
+    std::memcpy(data + at % queue_bytes, &gap, sizeof gap);
     at += skip;
   }
-  char* to = data + at % ring_bytes;
+  char* to = data + at % queue_bytes;
   std::memcpy(to, &frame, sizeof frame);
   to += sizeof frame;
   for (const iovec& part : payload) {
@@ -43,39 +43,39 @@ bool Ring::write(const Frame& frame, const std::vector<iovec>& payload) {
   return true;
 }
 
-bool Ring::must_ring_reader() {
+bool FrameQueue::must_ring_reader() {
   return state->reader_sleeps.load() != 0 && state->reader_sleeps.exchange(0) != 0;
 }
 
-bool Ring::must_ring_writer() {
+bool FrameQueue::must_ring_writer() {
   return state->writer_waits.load() != 0 && state->writer_waits.exchange(0) != 0;
 }
 
-const Frame* Ring::front(const char*& payload) {
+const Frame* FrameQueue::front(const char*& payload) {
   std::uint64_t at = state->read.load(std::memory_order_relaxed);
   const std::uint64_t end = state->written.load();
   if (at == end) return nullptr;
-  const auto* frame = reinterpret_cast<const Frame*>(data + at % ring_bytes);
+  const auto* frame = reinterpret_cast<const Frame*>(data + at % queue_bytes);
   if (frame->magic == frame_magic && frame->kind == FrameKind::skip) {
-    at += ring_bytes - at % ring_bytes;
+    at += queue_bytes - at % queue_bytes;
     state->read.store(at);
     if (at == end) return nullptr;
     frame = reinterpret_cast<const Frame*>(data);
   }
   if (frame->magic != frame_magic || padded(frame->size) > end - at ||
-      padded(frame->size) > ring_bytes - at % ring_bytes)
+      padded(frame->size) > queue_bytes - at % queue_bytes)
     throw std::runtime_error("what lies in the shared memory is no frame");
   payload = reinterpret_cast<const char*>(frame + 1);
   return frame;
 }
 
-void Ring::pop() {
+void FrameQueue::pop() {
   const std::uint64_t at = state->read.load(std::memory_order_relaxed);
-  const auto* frame = reinterpret_cast<const Frame*>(data + at % ring_bytes);
+  const auto* frame = reinterpret_cast<const Frame*>(data + at % queue_bytes);
   state->read.store(at + padded(frame->size));
 }
 
-bool Ring::prepare_sleep() {
+bool FrameQueue::prepare_sleep() {
   state->reader_sleeps.store(1);
   if (state->read.load(std::memory_order_relaxed) == state->written.load()) return true;
   state->reader_sleeps.store(0);

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from drivetrain.quickstart._count import Kill, count
+from drivetrain.quickstart._kill_report import Kill, count
 from drivetrain.quickstart._steps_log import Line, StepsLog, StepsReader
 
 BATCH = 4

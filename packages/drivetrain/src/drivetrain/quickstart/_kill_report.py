@@ -1,4 +1,4 @@
-"""What a training lost when a worker was killed, by what its processes wrote; pure."""
+"""What a worker's death cost: the pause, steps and samples, by what processes wrote; pure."""
 
 from __future__ import annotations
 
