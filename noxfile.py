@@ -279,7 +279,10 @@ def lint(session: nox.Session) -> None:
     if native:
         session.install(*group("cpp-lint"))
         check = ["-i"] if fix else ["--dry-run", "--Werror"]
-        session.run("clang-format", *check, *native)
+        # By a list, since their names would hide what is wrong.
+        names = Path(session.create_tmp(), "native.txt")
+        names.write_text("\n".join(native))
+        session.run("clang-format", *check, f"--files={names}")
 
 
 @nox.session

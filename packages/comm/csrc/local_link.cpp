@@ -62,7 +62,8 @@ bool LocalLink::map(int memory, bool is_dialer) {
   char* sides[2] = {static_cast<char*>(mapped),
                     static_cast<char*>(mapped) + side_bytes};
   const auto ring = [](char* side) {
-    return FrameQueue{reinterpret_cast<FrameQueueState*>(side), side + sizeof(FrameQueueState)};
+    return FrameQueue{reinterpret_cast<FrameQueueState*>(side),
+                      side + sizeof(FrameQueueState)};
   };
   out_ = ring(sides[is_dialer ? 0 : 1]);
   in_ = ring(sides[is_dialer ? 1 : 0]);

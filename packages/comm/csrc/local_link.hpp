@@ -1,11 +1,11 @@
-// A link within a host: two rings in shared memory, and a bell for each side.
+// A link within a host: two queues of frames in shared memory, and a bell for each side.
 
 #pragma once
 
+#include "frame_queue.hpp"
 #include "hello.hpp"
 #include "link.hpp"
 #include "loop.hpp"
-#include "frame_queue.hpp"
 
 namespace drivetrain {
 

@@ -1,4 +1,5 @@
-// The blocks of one stream: taken by best fit, given back, and joined with their free neighbours.
+// The blocks of one stream: taken by best fit, given back, and joined with their free
+// neighbours.
 
 #pragma once
 
