@@ -1,4 +1,4 @@
-// A link within a host: two queues of frames in shared memory, and a bell for each side.
+// A link within a host: two queues in shared memory, and a bell for each side.
 
 #pragma once
 
