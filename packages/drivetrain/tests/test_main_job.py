@@ -250,3 +250,18 @@ def test_command_is_light_until_it_runs():
     )
     assert "SCRIPT" in done.stdout
     assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("is_found", [False, True])
+def test_next_commands_are_called_as_a_shell_finds_them(
+    is_found, tmp_path, monkeypatch
+):
+    command = tmp_path / "env" / "bin" / "drivetrain"
+    command.parent.mkdir(parents=True)
+    command.touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(command.with_name("python")))
+    monkeypatch.setenv("PATH", str(command.parent) if is_found else "")
+    command.chmod(0o755)
+    expected = "drivetrain" if is_found else "env/bin/drivetrain"
+    assert _main_job._command() == expected

@@ -38,24 +38,40 @@ class Slow(nn.Linear):
         return super().forward(x.flatten(1))
 
 
-@pytest.fixture
-def runner(program, context, tmp_path):
-    """Runs trials of a model whose passes take as long as they say."""
-    slow = dataclasses.replace(program, model=partial(Slow, 16, 5))
-    model = probe_model(slow.build_model())
+def runner_of(program, context, batches, folder):
+    """Returns what runs trials of a program."""
     payload = Payload(
-        program=slow,
-        context=dataclasses.replace(context, model=model),
-        guard_batches=tuple(program.data[:2]),
+        program=program,
+        context=dataclasses.replace(context, model=probe_model(program.build_model())),
+        guard_batches=tuple(batches),
         device_type="cpu",
     )
     return TrialRunner(
-        payload=write_payload(payload, tmp_path),
-        folder=tmp_path,
+        payload=write_payload(payload, folder),
+        folder=folder,
         world_size=1,
         on_cpu=True,
         timeout_s=120.0,
     )
+
+
+@pytest.fixture
+def runner(program, context, tmp_path):
+    """Runs trials of a model whose passes take as long as they say."""
+    slow = dataclasses.replace(program, model=partial(Slow, 16, 5))
+    return runner_of(slow, context, program.data[:2], tmp_path)
+
+
+def shipped(folder, **fields):
+    """Returns a runner of a small program, with fields of it replaced."""
+    program = Program(model=small, optimizer=adamw, data=data(6), loss=mse)
+    program = dataclasses.replace(program, **fields)
+    model, batches = program.build_model(), data(6)
+    source = OptimizerSource.of(program.optimizer, model)
+    context = make_context(
+        torch.device("cpu"), model, batches[0], source, program.data, owns_step=True
+    )
+    return runner_of(program, context, batches, folder)
 
 
 def test_set_up_is_told_without_the_passes_of_the_observation(runner):
@@ -86,31 +102,6 @@ def test_plan_that_is_slower_for_sure_is_looked_at_no_further(runner):
     assert 1 <= len(outrun.value.step_times_s) <= 2
     assert min(outrun.value.step_times_s) > PASS_S
     assert outrun.value.peak_memory_bytes > 0
-
-
-def shipped(folder, **fields):
-    """Returns a runner of a small program, with fields of it replaced."""
-    program = Program(model=small, optimizer=adamw, data=data(6), loss=mse)
-    program = dataclasses.replace(program, **fields)
-    model = program.build_model()
-    source = OptimizerSource.of(program.optimizer, model)
-    batches = data(6)
-    context = make_context(
-        torch.device("cpu"), model, batches[0], source, program.data, owns_step=True
-    )
-    payload = Payload(
-        program=program,
-        context=context,
-        guard_batches=tuple(batches),
-        device_type="cpu",
-    )
-    return TrialRunner(
-        payload=write_payload(payload, folder),
-        folder=folder,
-        world_size=1,
-        on_cpu=True,
-        timeout_s=120.0,
-    )
 
 
 def test_schedule_that_ends_does_not_end_a_measurement(tmp_path):

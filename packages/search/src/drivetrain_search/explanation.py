@@ -156,7 +156,7 @@ def _why(
             ratio = speed[trial.choices] / speed[chosen]
             text = f"{other} measured {ratio:.2f}x of it"
             if ratio > 1.0:
-                text += " in its trial, but not in all measurements together"
+                text += " in its trial, which alone decides nothing"
             rivals.append((ratio, text))
         elif trial.because:
             rivals.append((0.0, f"{other}: {trial.because.splitlines()[0]}"))

@@ -64,9 +64,8 @@ def _rate(address: str, measure_s: float) -> float:
             raise CheckFailedError(message) from error
     # The receiver is closed first, which ends a sender that it no longer listens to.
     with ThreadPoolExecutor(1) as pool, sender, receiver:
-        sender.settimeout(
-            None
-        )  # That was for connecting: a busy node is slow, not ill.
+        # The limit was for connecting: a busy node is slow, not ill.
+        sender.settimeout(None)
         begin_s = time.monotonic()
         sending = pool.submit(_send, sender, measure_s)
         num_parcels = _receive(receiver)
