@@ -30,8 +30,10 @@ def read_junit(text: str) -> dict[str, Any]:
         else:
             counts["passed"] += 1
     kinds = [kind for kind in ("passed", "failed", "skipped") if counts[kind]]
-    figure = ", ".join(f"{counts[kind]} {kind}" for kind in kinds) or "none"
-    status = "miss" if counts["failed"] else "pass" if counts["passed"] else "skip"
+    figure = ", ".join(f"{counts[kind]} {kind}" for kind in kinds) or "no test"
+    # A row that chooses no test is wrong, and would hide it as one that was skipped.
+    wrong = counts["failed"] or not kinds
+    status = "miss" if wrong else "pass" if counts["passed"] else "skip"
     counts["slowest"] = [f"{s:.1f} s {n}" for s, n in sorted(slowest)[:-4:-1]]
     return {"status": status, "figure": figure, "tests": counts}
 

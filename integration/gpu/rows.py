@@ -102,13 +102,15 @@ FIRST = (
     _bars("memory-calls", ["driver-calls-gpu"], estimate_s=20),
     _bars("memory-contents", ["contents-gpu"], estimate_s=30),
     _bars("memory-stitched", ["stitched-kernels-gpu"], estimate_s=25),
-    _bars("checkpoint", ["stall-10gb-gpu", "overlap-gpu"], estimate_s=50),
+    _bars("checkpoint-stall", ["stall-10gb-gpu"], estimate_s=40),
+    _bars("checkpoint-overlap", ["overlap-gpu"], estimate_s=40),
     _bars("comm", ["gpu-overhead"], estimate_s=25),
     _bars("drivetrain", ["versions-without-torch"], estimate_s=10),
 )  # fmt: skip
 """What fits nine minutes, without Inductor."""
 
 SECOND = (
+    _bars("drivetrain-main-job", ["main-job-gpu"], estimate_s=210),
     _tests("kernels-select", ["test_select_gpu"], estimate_s=60),
     _tests("core-compile", _GPU, estimate_s=90, workers=3,
            select="(contract and compile) or trains"),

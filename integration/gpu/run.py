@@ -179,7 +179,7 @@ class Runner:
             found = read_bars(printed, ended.code)
         elif junit.exists():
             found = read_junit(junit.read_text())
-            if found["status"] != "miss" and ended.code not in {0, 5}:
+            if found["status"] != "miss" and ended.code:
                 found |= {
                     "status": "miss",
                     "figure": f"pytest exited with {ended.code}",

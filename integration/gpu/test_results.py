@@ -37,6 +37,11 @@ def test_bars_without_a_miss_are_what_was_measured(status, whole):
     assert found["status"] == whole
 
 
+def test_tests_of_which_none_was_chosen_are_missed():
+    found = read_junit("<testsuites><testsuite/></testsuites>")
+    assert (found["status"], found["figure"]) == ("miss", "no test")
+
+
 def test_junit_is_counted_and_failures_told():
     found = read_junit(JUNIT)
     tests = found["tests"]

@@ -79,8 +79,8 @@ def test_tests_become_a_command_of_pytest(tmp_path):
 
 
 def test_bars_become_a_command_that_names_them(tmp_path):
-    row = next(row for row in FIRST if row.name == "bars-checkpoint")
+    row = next(row for row in FIRST if row.name == "bars-kernels-host")
     command = command_of(row, ROOT, tmp_path / "junit.xml", quick=True)
-    assert command[1].endswith("packages/checkpoint/benchmarks/bars.py")
+    assert command[1].endswith("packages/kernels/benchmarks/bars.py")
     assert command[2:4] == ["--json", "--quick"]
-    assert command[4:] == ["--only", "stall-10gb-gpu", "--only", "overlap-gpu"]
+    assert command[4:] == ["--only", "host-forward-gpu", "--only", "host-backward-gpu"]

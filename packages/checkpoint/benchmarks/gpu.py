@@ -57,7 +57,7 @@ def overlap(quick):
     """How much longer a step takes during which a save is copied."""
     if not torch.cuda.is_available():
         return _ABSENT
-    size = 2048 if quick else 8192
+    size = 2048 if quick else 6144
     model = torch.nn.Sequential(*[torch.nn.Linear(size, size) for _ in range(8)]).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     data = torch.randn(size, size, device="cuda")

@@ -46,7 +46,7 @@ def check(tensors, **options):
 
 @pytest.mark.parametrize(("sizes", "options"), CASES, ids=str)
 @pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_attention_on_a_gpu_of_a_batch(sizes, options, dim, dtype):
     check([t.cuda() for t in qkv(*sizes, (4, 2), 2, dim, dtype)], **options)
 
