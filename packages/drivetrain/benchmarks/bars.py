@@ -13,7 +13,9 @@ import torch
 from drivetrain_testing import Bar, Row, run_bars
 
 _SEARCH_S = 60
-_JOB = "import sys; from drivetrain.quickstart import main; sys.exit(main(sys.argv[1:]))"
+_JOB = (
+    "import sys; from drivetrain.quickstart import main; sys.exit(main(sys.argv[1:]))"
+)
 
 
 def light_import(quick):
@@ -52,9 +54,13 @@ def main_job(quick):
     figure = f"exit {done.returncode}"
     if result:
         speed, job = result["pair"]["speed_up"], result["job"]
-        factor = "the program as written" if speed is None else f"{speed['ratio']:.2f} x"
+        factor = (
+            "the program as written" if speed is None else f"{speed['ratio']:.2f} x"
+        )
         pause, lost = job["pause_s"], (job["steps_lost"], job["samples_lost"])
-        figure += f", {factor}, pause {pause} s, {lost[0]} steps and {lost[1]} samples lost"
+        figure += (
+            f", {factor}, pause {pause} s, {lost[0]} steps and {lost[1]} samples lost"
+        )
     details = {"result": result, "output": done.stdout[-6000:]}
     if done.returncode:
         details["logs"] = logs
