@@ -176,6 +176,29 @@ def test_fork_has_what_it_wants_more_and_so_do_those_after_it(start):
         assert json.loads(receive(one))["has_colorsys"]
 
 
+# What torch does where a module asks, as it is imported, whether there is a GPU.
+STARTS_THE_GPU = """
+import os, torch
+torch.accelerator.current_accelerator = lambda: torch.device("cuda")
+def lose(): torch.cuda._is_in_bad_fork = lambda: True
+os.register_at_fork(after_in_child=lose)
+"""
+
+
+def test_fork_that_could_not_use_the_gpu_starts_anew(start, tmp_path):
+    (tmp_path / "starts_the_gpu.py").write_text(STARTS_THE_GPU)
+    options = {"imported": ("starts_the_gpu", "colorsys")}
+    child, line = start(ForkedProcess, options=options, TOLD="this")
+    told = json.loads(receive(line))
+    assert not told["has_colorsys"]
+    assert told["arguments"] == ["a", "b"]
+    assert (told["env"], told["directory"]) == ("this", str(tmp_path))
+    assert told["parent"]
+    assert told["pid"] == told["group"] == child.pid
+    line.sendall(b"end")
+    assert child.wait(60) == 7
+
+
 def test_large_environment_reaches_a_fork(start):
     _, line = start(ForkedProcess, LATE="y" * 500_000)
     assert json.loads(receive(line))["late"] == "y" * 500_000

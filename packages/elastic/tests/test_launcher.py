@@ -13,6 +13,13 @@ from drivetrain_core.processes import adopt_orphans, reap_orphans
 from drivetrain_elastic._agent import _launcher
 from drivetrain_elastic._agent._launcher import Launcher, Program
 
+# What torch does where a module asks, as it is imported, whether there is a GPU.
+ASKS = """
+import os, torch
+torch.accelerator.current_accelerator = lambda: torch.device("cuda")
+def lose(): torch.cuda._is_in_bad_fork = lambda: True
+os.register_at_fork(after_in_child=lose)
+"""
 WRITES = "import os, sys; open(sys.argv[1], 'w').write(os.environ['LONG'])"
 
 
@@ -27,14 +34,14 @@ async def ended(pid):
     return (await asyncio.to_thread(os.waitpid, pid, 0))[1]
 
 
-def launch(tmp_path, env, *, before=None):
+def launch(tmp_path, env, *, loaded=(), before=None):
     """Starts a server and one worker after another; returns how the last one ended."""
     script = Path(tmp_path, "script.py")
     script.write_text(WRITES)
     program = Program((str(script), str(tmp_path / "out")), False, str(tmp_path))
 
     async def run():
-        launcher = Launcher(program, loaded=(), env=dict(os.environ))
+        launcher = Launcher(program, loaded=loaded, env=dict(os.environ))
         try:
             first = await launcher.start(env)
             await ended(first)
@@ -81,3 +88,15 @@ def test_request_that_no_server_answers_fails(light, tmp_path, monkeypatch):
     monkeypatch.setattr(_launcher, "_ANSWER_S", 0.0)
     with pytest.raises(DistributedError, match="did not answer within 0 s"):
         launch(tmp_path, {**os.environ, "LONG": "here"})
+
+
+def test_module_after_which_forks_cannot_use_a_gpu_is_refused(
+    light, tmp_path, monkeypatch, capfd
+):
+    (tmp_path / "asks.py").write_text(ASKS)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DistributedError, match="did not start"):
+        launch(tmp_path, {**os.environ, "LONG": "here"}, loaded=("asks",))
+    told = capfd.readouterr().err
+    assert "asks cannot be imported before workers are forked" in told
+    assert not (tmp_path / "out").exists()

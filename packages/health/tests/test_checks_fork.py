@@ -37,6 +37,32 @@ def test_fork_measures_as_a_new_process_does():
     assert done.stdout == "done\n", done.stderr
 
 
+LOST = """
+import os, subprocess
+import torch
+from drivetrain_health.checks import CheckConfig
+from drivetrain_health.checks._bench import Bench
+from drivetrain_health.checks._fork import may_fork
+
+# What torch does where a process has asked whether there is a GPU.
+torch.accelerator.current_accelerator = lambda: torch.device("cuda")
+os.register_at_fork(
+    after_in_child=lambda: setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+)
+assert may_fork()
+with Bench(CheckConfig(checks=("memory",), measure_s=0.05)) as bench:
+    assert bench.measure("memory", limit_s=60.0).found.measures["memory_gb_per_s"] > 0
+    assert isinstance(bench._server, subprocess.Popen)
+print("done")
+"""
+
+
+def test_fork_that_has_lost_the_gpu_is_replaced_by_a_new_process():
+    command = [sys.executable, "-c", LOST]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "done\n", done.stderr
+
+
 def test_process_without_torch_does_not_fork(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert not may_fork()

@@ -33,7 +33,7 @@ def test_all_reduce_is_measured_between_ranks(tmp_path):
     fields = {"store": str(tmp_path / "store"), "world_size": 2, "timeout_s": 60.0}
     spec.write_text(json.dumps(fields))
     module = "drivetrain_search.prediction.probes"
-    with Processes(module, spec, 2, tmp_path, {}, forked=True) as processes:
+    with Processes(module, spec, 2, tmp_path, {}) as processes:
         answers = processes.receive(time.monotonic() + 60.0)
     assert len(answers) == 2
     assert all(a["alpha_s"] + a["beta_s_per_byte"] > 0 for a in answers)

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Container
 
 __all__ = [
+    "ASK_WITHOUT_START",
     "adopt_orphans",
     "children",
     "describe_exit",
     "end_with_parent",
+    "has_lost_accelerator",
     "kill_adopted",
     "reap_orphans",
 ]
+
+ASK_WITHOUT_START = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Variables with which `torch.cuda.is_available()` does not start CUDA in a process."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -122,3 +128,18 @@ def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, value, 0, 0, 0):
         code = ctypes.get_errno()
         raise OSError(code, f"prctl: {os.strerror(code)}")
+
+
+def has_lost_accelerator() -> bool:
+    """Whether this is a fork of a process that had started its accelerator.
+
+    Such a fork can never use it: torch raises "Cannot re-initialize CUDA in forked
+    subprocess". `torch.cuda.is_available()` starts it, as `torch.cuda.is_initialized()`
+    does not tell; torch itself notes it in each fork. Without torch there is none.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    device = torch.accelerator.current_accelerator()
+    module = None if device is None else torch.get_device_module(device)
+    return bool(getattr(module, "_is_in_bad_fork", bool)())

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from drivetrain_core._processes.fork_server import MARKER, NO_MARK
+from drivetrain_core.processes import ASK_WITHOUT_START
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -308,6 +309,7 @@ def _start(imported: tuple[str, ...], early: Mapping[str, str]) -> _Server:
             **others,
             **early,
             "PYTHONPATH": os.pathsep.join(sys.path),
+            **ASK_WITHOUT_START,
             MARKER: NO_MARK,
         },
         pass_fds=[number],

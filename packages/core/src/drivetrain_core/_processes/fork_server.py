@@ -5,7 +5,8 @@ imports. On the descriptor, a socket of packets, come requests, each as descript
 of JSON, the standard input, the output, a line on which the server tells the number of the
 process and later its exit code, and, for some, a channel that the process is handed. When
 the other end of the line is shut, the group of the process is killed; only then is its
-number free again.
+number free again. A fork that could not use the accelerator, because something that was
+imported has started it in the server, becomes a program that is started anew.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import socket
 import sys
 from importlib import import_module
 from typing import Any
+
+from drivetrain_core.processes import has_lost_accelerator
 
 MARKER = "DRIVETRAIN_TRIAL"
 """The environment variable that marks a process, and whatever it starts."""
@@ -207,6 +210,11 @@ def main() -> int:
     arguments = list(request["arguments"])
     if channel is not None:
         arguments += [str(channel), str(os.getppid())]
+    if has_lost_accelerator():
+        if channel is not None:
+            os.set_inheritable(channel, True)
+        command = [sys.executable, "-P", "-m", request["module"], *arguments]
+        os.execve(sys.executable, command, request["env"])
     code: int = import_module(request["module"]).main(arguments)
     return code
 

@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from drivetrain_core.processes import end_with_parent
+from drivetrain_core.processes import end_with_parent, has_lost_accelerator
 from drivetrain_health.diagnosis import install_error_record, write_error_record
 
 _MOST_BYTES = 16
@@ -37,6 +37,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     for name in sys.argv[2:]:
         import_module(name)
+        _require_sound_forks(name)
     gc.collect()
     gc.freeze()
     # Bindings would report what stays uncollected at the end as leaked.
@@ -58,6 +59,20 @@ def main() -> None:
         control.send(json.dumps({"pid": pid}).encode())
     _become_worker(request, descriptors)
     _run(request)
+
+
+def _require_sound_forks(name: str) -> None:
+    """Ends this process if its forks cannot use the accelerator, after an import."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(has_lost_accelerator())
+    _, status = os.waitpid(pid, 0)
+    if status:
+        sys.exit(
+            f"{name} cannot be imported before workers are forked: it starts the "
+            "accelerator, as torch.cuda.is_available() does, which forks could not use "
+            "then. Leave it out of --preload, or have it ask in a function"
+        )
 
 
 def _fork() -> int:

@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain_core import DistributedError
+from drivetrain_core.processes import ASK_WITHOUT_START
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -128,7 +129,7 @@ class Launcher:
             self._server = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", module, str(theirs.fileno()), *self._loaded),
                 pass_fds=[theirs.fileno()],
-                env=self._env,
+                env={**self._env, **ASK_WITHOUT_START},
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
             )

@@ -15,13 +15,14 @@ from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core import DistributedError
-from drivetrain_core.processes import describe_exit
+from drivetrain_core.processes import describe_exit, has_lost_accelerator
 from drivetrain_health.checks._answer_store import answer_store
 from drivetrain_health.checks._checks import CHECKS
 from drivetrain_health.checks._fork import Fork, may_fork
 from drivetrain_health.checks._task import Found
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Self
 
     from torch.distributed.distributed_c10d import Store
@@ -160,35 +161,32 @@ class Bench:
             raise ConnectionError(message)
 
     def _start(self) -> None:
+        # It takes two seconds of a processor to import torch again.
+        if may_fork() and self._greets(_fork_server):
+            return
+        if not self._greets(_new_server):
+            message = (
+                f"the server of measurements did not start within {_START_S:g} s: run "
+                f"{sys.executable} -m {_MODULE} to see why"
+            )
+            raise DistributedError(message)
+
+    def _greets(self, start: Callable[[int], subprocess.Popen[bytes] | Fork]) -> bool:
+        """Starts a server; returns whether it is there, and has closed it if it is not."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            descriptor = theirs.fileno()
-            if may_fork():
-                # It takes two seconds of a processor to import torch again.
-                self._server = Fork(
-                    lambda: import_module(_MODULE).serve(descriptor), descriptor
-                )
-            else:
-                self._server = subprocess.Popen(
-                    [sys.executable, "-P", "-m", _MODULE, str(descriptor)],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[descriptor],
-                    start_new_session=True,
-                )
+            self._server = start(theirs.fileno())
         self._control = ours
         ours.settimeout(_START_S)
         try:
             greeting = ours.recv(_MOST_BYTES)
         except TimeoutError:
             greeting = b""
-        if not greeting:
+        if greeting:
+            ours.settimeout(_END_S)
+        else:
             self.close()
-            message = (
-                f"the server of measurements did not start within {_START_S:g} s: run "
-                f"{sys.executable} -m {_MODULE} to see why"
-            )
-            raise DistributedError(message)
-        ours.settimeout(_END_S)
+        return bool(greeting)
 
     def _end(self, how: str = "end") -> int | None:
         """Kills the measurement with all that it has started; returns its exit code.
@@ -231,6 +229,24 @@ class Bench:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _fork_server(descriptor: int) -> Fork:
+    def run() -> None:
+        # A new process can use what a fork of this one has lost.
+        if not has_lost_accelerator():
+            import_module(_MODULE).serve(descriptor)
+
+    return Fork(run, descriptor)
+
+
+def _new_server(descriptor: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", _MODULE, str(descriptor)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[descriptor],
+        start_new_session=True,
+    )
 
 
 def _messages(channel: socket.socket, end_s: float) -> Any:

@@ -249,7 +249,7 @@ class Forecaster:
         }
         spec.write_text(json.dumps(fields), encoding="utf-8")
         try:
-            with Processes(_PROBES, spec, size, folder, {}, forked=True) as processes:
+            with Processes(_PROBES, spec, size, folder, {}) as processes:
                 answers = processes.receive(time.monotonic() + limit_s)
             slowest = max(answers, key=lambda a: float(a["beta_s_per_byte"]))
             self._all_reduce = Collective(**slowest)
@@ -296,8 +296,7 @@ class Forecaster:
             "num_threads": max(1, self._context.device.num_threads),
         }
         spec.write_text(json.dumps(fields), encoding="utf-8")
-        on_cpu = self._context.device.type == "cpu"
-        return Processes(_ESTIMATOR, spec, 1, folder, {}, forked=on_cpu)
+        return Processes(_ESTIMATOR, spec, 1, folder, {})
 
     def _end(self) -> None:
         if self._processes is not None:

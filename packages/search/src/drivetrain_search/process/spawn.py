@@ -3,8 +3,7 @@
 A trial may hang, crash, or eat all memory. Each rank is therefore a process in a group of
 its own, which dies with this one, carries a marker in its environment by which strays are
 found, and talks over a socket pair, so that what the user's program prints cannot be
-mistaken for an answer. Where no device needs a process of its own from the start, ranks
-are forked from one that has imported torch.
+mistaken for an answer. Ranks are forked from a process that has imported torch.
 """
 
 from __future__ import annotations
@@ -77,8 +76,7 @@ class Processes:
         world_size: Number of ranks.
         folder: A private folder for logs.
         env: Variables added to this process's environment.
-        forked: Whether ranks are forked from a process that has imported torch. A rank
-            that uses an accelerator must start anew.
+        forked: Whether ranks are forked from a process that has imported torch.
     """
 
     def __init__(
@@ -89,7 +87,7 @@ class Processes:
         folder: Path,
         env: Mapping[str, str],
         *,
-        forked: bool,
+        forked: bool = True,
     ) -> None:
         """Starts every rank."""
         self.marker = uuid.uuid4().hex

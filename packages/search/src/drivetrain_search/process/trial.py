@@ -104,7 +104,7 @@ class TrialRunner:
         payload: The path of the shipped program.
         folder: A private folder.
         world_size: Ranks of a trial.
-        on_cpu: Whether to bound the memory of each rank, and to fork it.
+        on_cpu: Whether to bound the memory of each rank.
         timeout_s: Seconds that a trial may take to its first pass, and from one to the
             next if these are short.
         is_strict: Whether it may take no longer to get ready, and again to measure,
@@ -168,9 +168,8 @@ class TrialRunner:
             yield Session(processes, answers[0], choices, limit)
 
     def _started(self, spec: Path, folder: Path, env: dict[str, str]) -> Processes:
-        size, forked = self.world_size, self.on_cpu
         try:
-            return Processes(_WORKER, spec, size, folder, env, forked=forked)
+            return Processes(_WORKER, spec, self.world_size, folder, env)
         except TimeoutError as error:
             raise Failure(Code.HANG, str(error)) from None
 
