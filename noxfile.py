@@ -9,6 +9,7 @@ interpreter that has torch, and its torch is used as it is, with all that lies b
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import sys
@@ -121,7 +122,10 @@ def install(
     extras: bool = False,
     pip: Sequence[str] = (),
 ) -> None:
-    """Installs packages in place, with what they declare, and groups of tools."""
+    """Installs packages in place, with what they declare, and groups of tools.
+
+    It does so again only when what they declare, or a native part, has changed.
+    """
     if shutil.which("ccache"):
         # Each environment compiles what is native anew, from the same sources.
         session.env["CMAKE_CXX_COMPILER_LAUNCHER"] = "ccache"
@@ -129,6 +133,18 @@ def install(
     # compiled is kept, whatever the machine's settings are: tests start many processes.
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
     arguments = [*provide_torch(session), "--no-compile", *pip]
+    wanted = [
+        *packages,
+        *groups,
+        *pip,
+        str(extras),
+        session.env.get("SKBUILD_WHEEL_CMAKE"),
+    ]
+    digest = digest_of(*map(str, wanted))
+    stamp = Path(session.virtualenv.location, "installed.txt")
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    stamp.unlink(missing_ok=True)
     # What builds is installed once, rather than once for each package.
     session.install("--no-compile", *build_requirements(*packages))
     arguments.append("--no-build-isolation")
@@ -137,6 +153,21 @@ def install(
         suffix = f"[{','.join(names)}]" if names and extras else ""
         arguments += ["-e", f"packages/{package}{suffix}"]
     session.install(*arguments, *(line for name in groups for line in group(name)))
+    stamp.write_text(digest)
+
+
+def digest_of(*arguments: str) -> str:
+    """Returns a digest of arguments, and of all that decides what an installation is."""
+    # Modules by their names alone: an installation in place lists those of native packages.
+    names = sorted(str(file) for file in ROOT.glob("packages/*/src/**/*.py"))
+    found = hashlib.sha256("\0".join([*arguments, *names]).encode())
+    files = [ROOT / "noxfile.py", ROOT / "pyproject.toml"]
+    for pattern in ("pyproject.toml", "CMakeLists.txt", "csrc/**/*"):
+        files += ROOT.glob(f"packages/*/{pattern}")
+    files += ROOT.glob("integration/**/pyproject.toml")
+    for file in sorted(file for file in files if file.is_file()):
+        found.update(file.read_bytes())
+    return found.hexdigest()
 
 
 def examples() -> list[str]:
@@ -206,19 +237,35 @@ def quickstart(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Runs all tests in one environment; `-- core` those of a package alone.
 
-    Packages are `integration` as well, and what else is given goes to pytest.
+    Packages are `integration` as well. Files may be named too, and what else is given goes
+    to pytest.
     """
     groups = ["test", "test-extra"]
     install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
     # What takes longest begins first.
     areas = sorted([*PACKAGES, "integration"], key=lambda name: name not in _LONG)
-    asked = [name for name in areas if name in session.posargs] or areas
-    options = [option for option in session.posargs if option not in areas]
-    where = [place for name in asked for place in places(name)]
+    given = [word for word in session.posargs if word not in areas]
+    files = [word for word in given if Path(word.partition("::")[0]).exists()]
+    options = [word for word in given if word not in files]
+    asked = [name for name in areas if name in session.posargs]
+    asked = asked if asked or files else areas
+    where = [*(place for name in asked for place in places(name)), *files]
     select = ["--doctest-modules", "-m", "not interpreter"]
     session.run(*PYTEST, *SIDE_BY_SIDE, *select, *where, *options)
     if asked == areas:
         interpret(session, *options)
+
+
+@nox.session(venv_backend="none")
+def quick(session: nox.Session) -> None:
+    """Runs the tests that changed files can reach, nearest first, for two minutes.
+
+    `-- --since COMMIT` says from what they differ, `-- FILE...` which have changed.
+    """
+    choose = [sys.executable, "integration/selection/choose.py", *session.posargs]
+    found = str(session.run(*choose, silent=True, stderr=None)).split()
+    if found:
+        session.notify("tests", found)
 
 
 @nox.session

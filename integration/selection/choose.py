@@ -1,0 +1,147 @@
+"""Chooses the tests that changed files can reach, nearest first, for two minutes.
+
+    python integration/selection/choose.py [--since COMMIT] [--seconds N] [FILE...]
+
+Prints the files of tests, one a line, and says on standard error what was left out. Without
+files, those that differ from a commit are looked at: by default the one where the branch
+began, or the last one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from graph import distances, read_graph
+
+__all__ = ["Choice", "choose", "sources_of"]
+
+ROOT = Path(__file__).parents[2]
+SECONDS = Path(__file__).with_name("seconds.json")
+# Three files run side by side.
+BUDGET_S = 240.0
+# Of a file of tests that has not been timed yet.
+_USUAL_S = 2.0
+_RULES = "integration/rules"
+
+
+class Choice(NamedTuple):
+    """What is run, and what would be with more time, both nearest first."""
+
+    run: list[str]
+    left: list[str]
+
+
+def choose(
+    near: Mapping[str, int], seconds: Mapping[str, float], budget_s: float
+) -> Choice:
+    """Returns files of tests that fit a budget: the nearest, and the quick before the slow.
+
+    Args:
+        near: Over how many files each reaches what has changed.
+        seconds: What each takes, where that is known.
+        budget_s: For all of them. The first is run whatever it takes.
+    """
+    order = sorted(near, key=lambda f: (near[f], seconds.get(f, _USUAL_S), f))
+    run: list[str] = []
+    left: list[str] = []
+    for file in order:
+        took_s = seconds.get(file, _USUAL_S)
+        if run and took_s > budget_s:
+            left.append(file)
+        else:
+            run.append(file)
+            budget_s -= took_s
+    return Choice(run, left)
+
+
+def sources_of(changed: str, root: Path) -> list[Path]:
+    """Returns the Python files for which a changed file stands.
+
+    Native sources stand for what calls them, and data for the modules beside it.
+
+    Args:
+        changed: Its path in the checkout.
+        root: The checkout.
+    """
+    path = root / changed
+    if path.suffix in {".py", ".pyi"}:
+        return [path.with_suffix(".py")]
+    parts = Path(changed).parts
+    if parts[:1] == ("packages",) and len(parts) > 2:
+        package = root / "packages" / parts[1]
+        if parts[2] in {"csrc", "CMakeLists.txt", "pyproject.toml"}:
+            return sorted(package.glob("src/*/**/_native*.py")) or sorted(
+                package.glob("src/*/__init__.py")
+            )
+        if parts[2] in {"src", "tests"}:
+            return sorted(path.parent.glob("*.py"))
+    return []
+
+
+def changed_files(root: Path, since: str | None) -> list[str]:
+    """Returns what differs from a commit, and what git does not know yet."""
+    if since is None:
+        since = _git(root, "merge-base", "HEAD", "origin/main", check=False) or "HEAD"
+    found = _git(root, "diff", "--name-only", since).splitlines()
+    others = _git(root, "ls-files", "--others", "--exclude-standard")
+    return [*found, *others.splitlines()]
+
+
+def _git(root: Path, *arguments: str, check: bool = True) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    done = subprocess.run(command, check=check, stdout=subprocess.PIPE, text=True)
+    return done.stdout.strip()
+
+
+def near_tests(root: Path, changed: Iterable[str]) -> dict[str, int]:
+    """Returns the files of tests that changed files reach, and how near they are."""
+    sources = [file for one in changed for file in sources_of(one, root)]
+    found = distances(read_graph(root), sources)
+    tests = {file: steps for file, steps in found.items() if _is_test(file)}
+    return {str(f.relative_to(root)): s for f, s in tests.items() if f.exists()}
+
+
+def _is_test(file: Path) -> bool:
+    return file.name.startswith("test_") or (
+        "src" in file.parts and _has_examples(file)
+    )
+
+
+def _has_examples(file: Path) -> bool:
+    return file.exists() and ">>>" in file.read_text("utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the choice."""
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
+    parser.add_argument("--since", metavar="COMMIT", help="what files differ from")
+    of_all = "what the chosen tests take together"
+    parser.add_argument("--seconds", type=float, default=BUDGET_S, help=of_all)
+    parser.add_argument("files", nargs="*", metavar="FILE", help="what has changed")
+    arguments = parser.parse_args(argv)
+    changed = arguments.files or changed_files(ROOT, arguments.since)
+    seconds = json.loads(SECONDS.read_text("utf-8")) if SECONDS.exists() else {}
+    near = near_tests(ROOT, changed)
+    choice = choose(near, seconds, arguments.seconds)
+    for file in choice.run:
+        print(file)
+    if changed and not any(file.startswith(_RULES) for file in choice.run):
+        print(_RULES)
+    told = (
+        f"{len(changed)} files have changed: {len(choice.run)} files of tests are run"
+    )
+    if choice.left:
+        took_s = sum(seconds.get(file, _USUAL_S) for file in choice.left)
+        told += f", {len(choice.left)} farther ones are left out ({took_s:.0f} s)"
+    print(told, file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""Which tests changed files can reach, and which of them are chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from choose import Choice, choose, near_tests, sources_of
+from graph import distances
+from references import Reference, references
+from seconds import seconds_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import a.b", {Reference("a.b")}),
+        ("from a import b, c as d", {Reference("a", "b"), Reference("a", "c")}),
+        ("def f():\n    from a import b", {Reference("a", "b")}),
+        ("if TYPE_CHECKING:\n    import a", set()),
+        ("if t.TYPE_CHECKING:\n    import a\nelse:\n    import b", {Reference("b")}),
+        ("run = '-m a.b'", {Reference("a.b")}),
+        ("code = 'import a\\nfrom b import c'", {Reference("a"), Reference("b", "c")}),
+        ("part = 'import a\\nwhile {x}'", {Reference("a")}),
+        ("part = f'from a import {x}'", {Reference("a")}),
+    ],
+)
+def test_references_of_a_file(text, found):
+    assert references(text) == found
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A package with a stub, an entry point, native code, and tests of three kinds."""
+    files = {
+        "packages/one/pyproject.toml": (
+            "[project]\nname = 'one'\n[project.entry-points.group]\nit = 'one._late:It'\n"
+        ),
+        "packages/one/csrc/fast.cpp": "",
+        "packages/one/src/one/__init__.py": "",
+        "packages/one/src/one/__init__.pyi": "from one._api import call as call\n",
+        "packages/one/src/one/_api.py": "from one._deep import x\n",
+        "packages/one/src/one/_deep.py": "x = 1\n",
+        "packages/one/src/one/_late.py": "class It: pass\n",
+        "packages/one/src/one/_native.py": "",
+        "packages/one/tests/conftest.py": "",
+        "packages/one/tests/cases.py": "from one._native import run\n",
+        "packages/one/tests/test_api.py": "from one import call\n",
+        "packages/one/tests/test_cases.py": "from cases import run\n",
+        "packages/one/tests/test_process.py": "CODE = 'import one._late'\n",
+        "integration/tests/test_all.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changed", "reached"),
+    [
+        ("src/one/_deep.py", {"tests/test_api.py": 2}),
+        ("src/one/_api.py", {"tests/test_api.py": 1}),
+        (
+            "src/one/__init__.pyi",
+            {
+                "tests/test_api.py": 1,
+                "tests/test_process.py": 1,
+                "tests/test_cases.py": 2,
+            },
+        ),
+        ("csrc/fast.cpp", {"tests/test_cases.py": 2}),
+        ("tests/cases.py", {"tests/test_cases.py": 1}),
+        ("tests/test_api.py", {"tests/test_api.py": 0}),
+        ("src/one/_gone.py", {}),
+        ("README.md", {}),
+    ],
+)
+def test_tests_that_a_change_reaches(checkout, changed, reached):
+    found = near_tests(checkout, [f"packages/one/{changed}"])
+    mine = {
+        name.removeprefix("packages/one/"): steps
+        for name, steps in found.items()
+        if name.startswith("packages/")
+    }
+    assert mine == reached
+
+
+def test_entry_points_are_reached_by_tests_of_all_packages(checkout):
+    found = near_tests(checkout, ["packages/one/src/one/_late.py"])
+    assert found == {
+        "packages/one/tests/test_process.py": 1,
+        "integration/tests/test_all.py": 1,
+    }
+
+
+def test_conftest_reaches_the_tests_below_it(checkout):
+    found = near_tests(checkout, ["packages/one/tests/conftest.py"])
+    assert set(found.values()) == {1}
+    assert len(found) == 3
+
+
+def test_distances_are_the_shortest():
+    a, b, c, d = map(Path, "abcd")
+    graph = {a: {b, c}, b: {c}, c: set(), d: set()}
+    assert distances(graph, [c]) == {c: 0, a: 1, b: 1}
+
+
+def test_nearest_and_quickest_come_first_as_long_as_there_is_time():
+    near = {"far": 2, "slow": 1, "quick": 1, "new": 1}
+    seconds = {"far": 1.0, "slow": 30.0, "quick": 1.0}
+    assert choose(near, seconds, 10.0) == Choice(["quick", "new", "far"], ["slow"])
+    assert choose(near, seconds, 0.5).run == ["quick"]
+    assert choose(near, seconds, 60.0).left == []
+    assert choose({}, {}, 10.0) == Choice([], [])
+
+
+def test_native_sources_stand_for_what_calls_them():
+    (native,) = (ROOT / "packages/comm/csrc").glob("frame_queue.cpp")
+    found = sources_of(str(native.relative_to(ROOT)), ROOT)
+    assert found
+    assert all(file.exists() for file in found)
+
+
+def test_report_of_a_run_is_summed_by_file():
+    report = """<testsuites><testsuite>
+    <testcase file="b.py" time="1.25"/><testcase file="a.py" time="0.06"/>
+    <testcase file="b.py" time="2"/><testcase time="9"/></testsuite></testsuites>"""
+    assert seconds_of(report) == {"a.py": 0.1, "b.py": 3.2}
+
+
+def test_change_of_a_real_module_reaches_its_tests():
+    found = near_tests(ROOT, ["packages/core/src/drivetrain_core/_compose.py"])
+    assert found["packages/core/tests/test_compose.py"] == 1
+    assert "packages/comm/tests/test_transport.py" not in found
