@@ -251,6 +251,9 @@ def tests(session: nox.Session) -> None:
     asked = asked if asked or files else areas
     where = [*(place for name in asked for place in places(name)), *files]
     select = ["--doctest-modules", "-m", "not interpreter"]
+    # What each test took is kept: `integration/selection/seconds.py` reads it.
+    report = Path(session.virtualenv.location, "report.xml")
+    select += [f"--junitxml={report}", "-o", "junit_family=xunit1"]
     session.run(*PYTEST, *SIDE_BY_SIDE, *select, *where, *options)
     if asked == areas:
         interpret(session, *options)
