@@ -1,7 +1,7 @@
 """Records what each file of tests takes, from what the last run of all tests has kept.
 
-    nox -s tests
-    python integration/selection/seconds.py .nox/tests/report.xml
+nox -s tests
+python integration/selection/seconds.py .nox/tests/report.xml
 """
 
 from __future__ import annotations

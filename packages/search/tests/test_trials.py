@@ -66,9 +66,10 @@ class Runner:
     looks: list = field(default_factory=list)
     is_strict: bool = False
     warm_steps: int = 3
+    on_cpu: bool = False
 
     @contextlib.contextmanager
-    def open(self, choices, *, baseline, look, deadline=None):
+    def open(self, choices, *, baseline=False, look, deadline=None):
         self.opened.append((choices, baseline))
         self.deadlines.append(deadline)
         self.looks.append(look)
@@ -113,6 +114,33 @@ def test_first_program_is_measured_each_time_and_the_others_are_remembered(start
     # The machine is half as fast today, by the program as written.
     assert record.measurement.step_time_s == pytest.approx(0.16)
     assert [plan for plan, _ in runner.opened] == [()]
+
+
+@pytest.mark.parametrize(
+    ("alone_s", "found_s"), [(0.2, 0.2), (0.101, 0.1), (0.05, 0.05)]
+)
+def test_program_is_timed_where_nobody_has_observed_it(start, alone_s, found_s):
+    trials, runner = start({(): [Session(0.1, seen()), Session(alone_s, seen())]})
+    runner.on_cpu = True
+    record = trials.run(())
+    assert record.measurement.quiet_step_time_s == pytest.approx(found_s)
+    assert [look is None for look in runner.looks] == [False, True]
+    assert record.guard is not None
+
+
+def test_program_that_takes_long_to_get_ready_is_timed_where_it_was_observed(start):
+    trials, runner = start({(): Session(7.0, seen())})
+    runner.on_cpu = True
+    assert trials.run(()).measurement.step_time_s == 7.0
+    assert len(runner.looks) == 1
+
+
+def test_program_that_fails_a_second_time_keeps_its_first_measurement(start):
+    failure = Failure(Code.CRASH, "it is gone")
+    trials, runner = start({(): [Session(0.1, seen()), failure]})
+    runner.on_cpu = True
+    assert trials.run(()).measurement.step_time_s == pytest.approx(0.1)
+    assert len(runner.looks) == 2
 
 
 def test_yardstick_is_the_program_as_written_whatever_is_first_in_the_list(start):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 # The program as written: until it has been observed, and until it has been measured.
 _OBSERVED, _BASELINE = 0.11, 0.15
+# To measure it once more, in a process where it was not observed.
+_UNWATCHED = 0.03
 # Forecasts spare trials; they must not take the time for them.
 _FORECASTS = 0.08
 # What the turns of one trial may take, within limits.
@@ -46,6 +48,11 @@ class PhaseShares:
     def baseline_s(self) -> float:
         """When it shall have been measured, from the start on."""
         return _BASELINE * self.seconds
+
+    @property
+    def unwatched_s(self) -> float:
+        """What it may take to get ready again, where nobody observes it."""
+        return _UNWATCHED * self.seconds
 
     @property
     def forecasts_s(self) -> float:
