@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-SOURCES = sorted(Path(__file__).parents[2].glob("packages/*/src"))
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(ROOT.glob("packages/*/src"))
 
 
 def source_of(module: str, near: Path) -> Path | None:
@@ -87,6 +90,36 @@ def test_benchmarks_import_what_is_there(package):
         if (names := missing(file.read_text(), file.parent))
     }
     assert found == {}
+
+
+NAMES_BARS = """
+import os, runpy, sys, traceback
+import torch, drivetrain_testing
+for file in sys.argv[1:]:
+    pid = os.fork()
+    if pid == 0:
+        sys.argv, sys.path[0] = [file, "--help"], os.path.dirname(file)
+        sys.stdout = open(os.devnull, "w")
+        try:
+            runpy.run_path(file, run_name="__main__")
+        except SystemExit as end:
+            os._exit(end.code or 0)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    if os.waitpid(pid, 0)[1]:
+        print(file)
+"""
+
+
+def test_bars_can_be_named_from_anywhere(tmp_path):
+    found = list(map(str, ROOT.glob("packages/*/benchmarks/bars.py")))
+    assert len(found) > 10
+    command = [sys.executable, "-P", "-c", NAMES_BARS, *found]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "", done.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from rig.network import Network
 from rig.ranks import run_ranks
 from rig.shape import Link
 
-from drivetrain_testing import Row
+from drivetrain_testing import Bar, Row, run_bars
 
 _PROGRAM = Path(__file__).with_name("overlap_rank.py")
 _NUM_HOSTS = 4
@@ -118,17 +118,12 @@ def _because(quick):
 
 _BOUND = f">= {_LEAST:.0%} of the hideable time, same bits"
 
-BARS = [
-    ("overlap-all-gather", _BOUND, rows("gather")),
-    ("overlap-reduce-scatter", _BOUND, rows("scatter")),
-    ("overlap-first-gather", _BOUND, first_gather),
-    ("overlap-1f1b", _BOUND, pipeline),
-]
+BARS = (
+    Bar(name="overlap-all-gather", bound=_BOUND, measure=rows("gather")),
+    Bar(name="overlap-reduce-scatter", bound=_BOUND, measure=rows("scatter")),
+    Bar(name="overlap-first-gather", bound=_BOUND, measure=first_gather),
+    Bar(name="overlap-1f1b", bound=_BOUND, measure=pipeline),
+)
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:]
-    for name, bound, run in BARS:
-        if not chosen or name in chosen:
-            row = run(False)
-            print(f"{name}: {row.figure} ({bound}) {row.status}")
-            print(json.dumps(row.details, indent=1))
+    sys.exit(run_bars(BARS, description=__doc__))

@@ -87,6 +87,7 @@ class RecordedRunner:
     timeout_s: float = 60.0
     is_strict: bool = False
     warm_steps: int = 3
+    on_cpu: bool = True
 
     @contextmanager
     def open(self, choices, *, baseline=False, look=SHORT_LOOK, deadline=None):
