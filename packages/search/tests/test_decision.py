@@ -193,6 +193,23 @@ def test_plan_joins_the_final_when_a_lucky_one_falls_back(decide):
     assert comparison.speedup == pytest.approx(2.0)
 
 
+def test_plan_whose_processes_differ_more_than_it_gains_is_no_gain(decide):
+    steps = {BASE: [1.0] * 6, FUSED: [0.8, 1.06, 0.83, 1.02, 0.97, 1.05]}
+    stage = Stage({BASE: 1.0, FUSED: 0.85}, steps)
+    chosen, comparison, _ = decide(stage)
+    assert chosen == BASE
+    assert comparison.low < 1.0
+    # It was given every set that there is.
+    assert stage.opened.count(FUSED) == 6
+
+
+def test_plan_whose_processes_differ_less_than_it_gains_wins(decide):
+    steps = {BASE: [1.0] * 6, FUSED: [0.7, 0.8, 0.75, 0.78, 0.74, 0.76]}
+    chosen, comparison, _ = decide(Stage({BASE: 1.0, FUSED: 0.75}, steps))
+    assert chosen == FUSED
+    assert 1.0 < comparison.low < comparison.speedup < comparison.high
+
+
 def test_plans_far_from_the_best_are_no_finalists(decide):
     stage = Stage({BASE: 0.1, THREAD: 0.050, BF16: 0.060})
     assert decide(stage)[0] == THREAD

@@ -14,8 +14,8 @@ from drivetrain_core.objective import score_of
 from drivetrain_search.final import (
     Comparison,
     compare,
+    compare_sets,
     fit_together,
-    merge,
     run_in_turns,
 )
 from drivetrain_search.last_check import LastCheck
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from drivetrain_search.report.record import TrialRecord
     from drivetrain_search.surrogate import Prediction
     from drivetrain_search.trials import Trials
+
+    _Pairs = Sequence[tuple[Measurement, Measurement]]
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +179,7 @@ class Decision:
                 if failure.code is Code.BUDGET:
                     return self._by_trials(base, better, because)
                 return base.choices, None, because
-            for best, final in found:
+            for best, final, pairs in found:
                 comparison = self._promised(base, best, final)
                 text = (
                     f"{final.speedup:.2f}x in the final, 95% interval "
@@ -189,7 +191,7 @@ class Decision:
                         f"{comparison.speedup:.2f}x in its trial; the final saw more, "
                         "on a machine that was not quiet"
                     )
-                if not self._is_shown(base, best, comparison):
+                if not self._is_shown(base, best, comparison, pairs):
                     because = f"{describe(best.choices)} was only {text}"
                     return base.choices, comparison, because
                 try:
@@ -298,8 +300,10 @@ class Decision:
         finalists: Sequence[TrialRecord],
         better: Sequence[TrialRecord],
         posteriors: Posteriors,
-    ) -> list[tuple[TrialRecord, Comparison]]:
+    ) -> list[tuple[TrialRecord, Comparison, _Pairs]]:
         """Returns those that were in the final beside the baseline, the best first.
+
+        With each comes how it did, and what it and the baseline measured in each set.
 
         Args:
             base: The baseline's trial.
@@ -337,27 +341,11 @@ class Decision:
         found = []
         believed = self._believed(base, better, sets, posteriors)
         for record, prediction in zip(better, believed, strict=True):
-            comparison = self._beside(base, record, sets)
-            if comparison is not None:
-                found.append((record, comparison, prediction.mean))
-        found.sort(key=lambda one: -one[2])
-        return [(record, comparison) for record, comparison, _ in found]
-
-    def _beside(
-        self,
-        base: TrialRecord,
-        record: TrialRecord,
-        sets: Sequence[dict[Choices, Measurement]],
-    ) -> Comparison | None:
-        """Compares a plan with the baseline in the sets that it ran in; None in none."""
-        mine = [one for one in sets if record.choices in one]
-        if not mine:
-            return None
-        return compare(
-            merge([one[base.choices] for one in mine]),
-            merge([one[record.choices] for one in mine]),
-            self._objective,
-        )
+            if pairs := _pairs(base, record, sets):
+                comparison = compare_sets(pairs, self._objective)
+                found.append((prediction.mean, record, comparison, pairs))
+        found.sort(key=lambda one: -one[0])
+        return [(record, comparison, pairs) for _, record, comparison, pairs in found]
 
     def _is_clear(
         self,
@@ -366,13 +354,14 @@ class Decision:
         sets: Sequence[dict[Choices, Measurement]],
     ) -> bool:
         """Returns whether it shows that a plan is faster than the baseline, or is not."""
-        found = self._beside(base, best, sets)
-        if found is None:
+        pairs = _pairs(base, best, sets)
+        if not pairs:
             return False
+        found = compare_sets(pairs, self._objective)
         return found.low >= _ACCEPT_LOW or found.speedup < _ACCEPT_MEDIAN
 
     def _is_shown(
-        self, base: TrialRecord, best: TrialRecord, found: Comparison
+        self, base: TrialRecord, best: TrialRecord, found: Comparison, pairs: _Pairs
     ) -> bool:
         """Returns whether a plan is faster than the baseline beyond doubt."""
         if found.high > _WIDEST * found.low:
@@ -383,11 +372,8 @@ class Decision:
             return False
         assert base.measurement is not None
         assert best.measurement is not None
-        together = compare(
-            merge([found.baseline, base.measurement]),
-            merge([found.plan, best.measurement]),
-            self._objective,
-        )
+        trials = (base.measurement, best.measurement)
+        together = compare_sets([*pairs, trials], self._objective)
         return together.low >= _ACCEPT_LOW
 
     def _set(self, records: Sequence[TrialRecord]) -> dict[Choices, Measurement]:
@@ -498,6 +484,16 @@ class Decision:
             revised(posteriors[plan], [s[plan] for s in found if plan in s], noise)
             for plan in tried
         ]
+
+
+def _pairs(
+    base: TrialRecord,
+    record: TrialRecord,
+    sets: Sequence[dict[Choices, Measurement]],
+) -> _Pairs:
+    """Returns what the baseline and a plan measured in each set that both ran in."""
+    mine = [one for one in sets if record.choices in one]
+    return [(one[base.choices], one[record.choices]) for one in mine]
 
 
 def _unless_near(final: float, trial: float) -> str:

@@ -7,6 +7,8 @@ gets an interval.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import random
 import statistics
 from contextlib import AbstractContextManager, ExitStack
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from drivetrain_search.process.trial import Session, TrialRunner
 
 _RESAMPLES = 1000
+# Of Student's t, for an interval of 95% of the mean of three values and more. Of two it
+# would be 12.7, which says nothing: these are extended to three times their distance.
+_STUDENT = {2: 3.0, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
+_NORMAL = 2.0
 _FITS = 0.85
 
 
@@ -108,6 +114,54 @@ def compare(
         low=low,
         high=high,
     )
+
+
+def compare_sets(
+    sets: Sequence[tuple[Measurement, Measurement]], objective: Objective = throughput
+) -> Comparison:
+    """Returns by how much a plan beats the baseline, of turns in several sets of processes.
+
+    Two processes of one plan differ for as long as they live, by how their memory lies.
+    What sets differ by is therefore part of the interval: steps of one set tell nothing
+    of it.
+
+    Args:
+        sets: What the baseline and the plan measured in each.
+        objective: What is maximised.
+    """
+    whole = compare(
+        merge([base for base, _ in sets]), merge([plan for _, plan in sets]), objective
+    )
+    gains = [compare(base, plan, objective).speedup for base, plan in sets]
+    low, high = interval_of_sets(gains)
+    return dataclasses.replace(
+        whole, low=min(whole.low, low), high=max(whole.high, high)
+    )
+
+
+def interval_of_sets(gains: Sequence[float]) -> tuple[float, float]:
+    """Returns the interval of a gain, from what sets of processes saw of it.
+
+    Args:
+        gains: The ratio that each set saw.
+
+    Example:
+        >>> interval_of_sets([1.5])
+        (1.5, 1.5)
+        >>> low, high = interval_of_sets([1.2, 1.21, 1.19, 1.2])
+        >>> f"{low:.2f} {high:.2f}"
+        '1.19 1.21'
+        >>> interval_of_sets([1.1, 1.4, 0.9])[0] < 1.0
+        True
+    """
+    number = len(gains)
+    if number == 1:
+        return gains[0], gains[0]
+    logs = [math.log(gain) for gain in gains]
+    factor = _STUDENT.get(number, _NORMAL)
+    width = factor * statistics.stdev(logs) / math.sqrt(number)
+    middle = statistics.mean(logs)
+    return math.exp(middle - width), math.exp(middle + width)
 
 
 def merge(parts: Sequence[Measurement]) -> Measurement:
