@@ -224,7 +224,8 @@ def searched(name, path):
 def interval(logs):
     """Mean of `logs` and an interval of 95%, as ratios."""
     usual = statistics.mean(logs)
-    reach = STUDENT[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
+    student = STUDENT.get(len(logs), 2.1)
+    reach = student * statistics.stdev(logs) / math.sqrt(len(logs))
     return math.exp(usual), [math.exp(usual - reach), math.exp(usual + reach)]
 
 
