@@ -314,6 +314,17 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session
+def planted(session: nox.Session) -> None:
+    """Plants faults, and says which of them the tests near them find; for two hours.
+
+    `-- --json FILE [--resume]` keeps the table.
+    """
+    groups = ["test", "test-extra"]
+    install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
+    session.run("python", "integration/selection/plant.py", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Checks style and formatting; `-- --fix` repairs what can be repaired."""
     session.install(*group("lint"))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from choose import Choice, choose, near_tests, sources_of
 from graph import distances
+from plant import Fault, planted, read_faults
 from references import Reference, references
 from seconds import seconds_of
 
@@ -129,6 +130,32 @@ def test_report_of_a_run_is_summed_by_file():
     <testcase file="b.py" time="1.25"/><testcase file="a.py" time="0.06"/>
     <testcase file="b.py" time="2"/><testcase time="9"/></testsuite></testsuites>"""
     assert seconds_of(report) == {"a.py": 0.1, "b.py": 3.2}
+
+
+@pytest.mark.parametrize("fault", read_faults(ROOT), ids=lambda fault: fault.file)
+def test_fault_can_be_planted_and_is_gone_afterwards(fault, tmp_path):
+    file = tmp_path / fault.file
+    file.parent.mkdir(parents=True)
+    text = (ROOT / fault.file).read_text()
+    file.write_text(text)
+    with planted(fault, tmp_path):
+        changed = file.read_text()
+        compile(changed, fault.file, "exec")
+    assert changed != text
+    assert file.read_text() == text
+
+
+def test_fault_whose_text_is_gone_is_told(tmp_path):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    wrong = planted(Fault("a.py", "y = 1", "y = 2"), tmp_path)
+    with pytest.raises(ValueError, match="0 times 'y = 1', not once"), wrong:
+        pass
+
+
+def test_every_package_has_three_faults():
+    packages = [Path(fault.file).parts[1] for fault in read_faults(ROOT)]
+    every = {p.parent.name for p in ROOT.glob("packages/*/pyproject.toml")}
+    assert all(packages.count(name) >= 3 for name in every)
 
 
 def test_change_of_a_real_module_reaches_its_tests():

@@ -1,0 +1,130 @@
+"""Plants faults one by one, and says which of them the tests near them find.
+
+    nox -s planted -- [--resume] [--json FILE] [NUMBER...]
+
+Each fault is tried with the tests that `choose.py` gives for its file, stopped at the first
+that fails, for three minutes at most. The file is as it was afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from choose import BUDGET_S, ROOT, SECONDS, choose, near_tests
+
+__all__ = ["Fault", "planted", "read_faults"]
+
+_LIMIT_S = 180.0
+# At least so many are found.
+_LEAST = 36
+_PYTEST = ("-P", "-m", "pytest", "-q", "-x", "--doctest-modules", "-n", "3")
+
+
+class Fault(NamedTuple):
+    """A text of a file, and what stands there instead."""
+
+    file: str
+    was: str
+    now: str
+
+
+def read_faults(root: Path) -> list[Fault]:
+    """Returns the faults that there are to plant."""
+    text = (root / "integration/selection/planted.toml").read_text("utf-8")
+    return [
+        Fault(f"packages/{one['file']}", one["was"], one["now"])
+        for one in tomllib.loads(text)["fault"]
+    ]
+
+
+@contextlib.contextmanager
+def planted(fault: Fault, root: Path) -> Iterator[None]:
+    """Has a file with a fault in it, for a time.
+
+    Raises:
+        ValueError: Its text does not occur in the file once.
+    """
+    file = root / fault.file
+    text = file.read_text("utf-8")
+    if text.count(fault.was) != 1:
+        message = (
+            f"{fault.file} has {text.count(fault.was)} times {fault.was!r}, not once"
+        )
+        raise ValueError(message)
+    file.write_text(text.replace(fault.was, fault.now), encoding="utf-8")
+    try:
+        yield
+    finally:
+        file.write_text(text, encoding="utf-8")
+
+
+def trial(fault: Fault, root: Path) -> dict[str, Any]:
+    """Runs the tests that a fault's file reaches; returns what came of it."""
+    seconds = json.loads(SECONDS.read_text("utf-8")) if SECONDS.exists() else {}
+    chosen = choose(near_tests(root, [fault.file]), seconds, BUDGET_S)
+    begun = time.monotonic()
+    select = [
+        "-m",
+        "not interpreter and not gpu and not multigpu",
+        "--dist",
+        "loadfile",
+    ]
+    command = [sys.executable, *_PYTEST, *select, *chosen.run]
+    told, code = "", None
+    with planted(fault, root), contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(
+            command,
+            check=False,
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+        )
+        told, code = done.stdout, done.returncode
+    failed = [
+        line for line in told.splitlines() if line.startswith(("FAILED", "ERROR"))
+    ]
+    return {
+        **fault._asdict(),
+        # A fault that hangs its tests is found as well.
+        "found": code != 0,
+        "by": failed[0] if failed else "" if code == 0 else f"exit code {code}",
+        "files_of_tests": len(chosen.run),
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Tries all faults, or those that are named; returns 1 if too few are found."""
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
+    parser.add_argument("--resume", action="store_true", help="keep what is recorded")
+    parser.add_argument("--json", type=Path, default=Path("planted.json"))
+    parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER")
+    arguments = parser.parse_args(argv)
+    faults = read_faults(ROOT)
+    found: dict[str, Any] = {}
+    if arguments.resume and arguments.json.exists():
+        found = json.loads(arguments.json.read_text("utf-8"))
+    for number in arguments.numbers or range(len(faults)):
+        if str(number) in found and not arguments.numbers:
+            continue
+        one = found[str(number)] = trial(faults[number], ROOT)
+        print(f"{number}: {'found' if one['found'] else 'NOT FOUND'}", end=" ")
+        print(f"in {one['seconds']:.0f} s: {one['file']} {one['by'][:120]}", flush=True)
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    missed = [one["file"] for one in found.values() if not one["found"]]
+    print(f"{len(found) - len(missed)} of {len(found)} found; not: {missed or 'none'}")
+    return int(len(found) == len(faults) and len(found) - len(missed) < _LEAST)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
