@@ -140,6 +140,10 @@ class RecordedSession:
     def step_s(self):
         return quiet(self.run)
 
+    @property
+    def setup_s(self):
+        return self.slowdown * self.found["setup_s"]
+
     def observe(self, passes, look):
         """Takes as many steps, or fewer where a plan is slower than the best for sure."""
         steps = []

@@ -43,6 +43,7 @@ class Session:
     observation: Observation
     peak: int = GIB
     num_measured: int = 0
+    setup_s: float = 0.0
 
     def measure(self, min_steps, min_seconds):
         self.num_measured += 1

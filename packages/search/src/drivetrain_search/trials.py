@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from drivetrain_search.cache.cache import TrialCache
     from drivetrain_search.descent import Choices
     from drivetrain_search.options import SearchOptions
+    from drivetrain_search.process.trial import Session
 
 _DEFAULT_TRIAL_S = 60.0
 _FIRST_TRIAL_S = 300.0
@@ -254,9 +255,10 @@ class Trials:
         # A plan with wrong numbers is not worth its steps.
         if fields.get("code"):
             return
-        limit_s = self.shares.turns_s
+        limit_s, again_s = self.shares.turns_s, 0.0
         if base:
-            end_s = self._started + self.shares.baseline_s
+            again_s = self._unwatched_s(session)
+            end_s = self._started + self.shares.baseline_s - again_s
             limit_s = max(limit_s, end_s - time.monotonic())
         measured, outrun = race(
             session,
@@ -271,7 +273,15 @@ class Trials:
         if base and beside and fit_together([measured] * 2, self._memory_bytes):
             self._reference = ReferenceTrial(session, measured)
             self._anchored = stack.pop_all()
-            fields["measurement"] = self._unwatched(choices, measured)
+            if again_s:
+                fields["measurement"] = self._unwatched(choices, measured)
+
+    def _unwatched_s(self, session: Session) -> float:
+        """Returns what it takes to time a program where nobody observes it; 0 for not."""
+        ready_s = session.setup_s + self._runner.warm_steps * session.step_s
+        if not self._runner.on_cpu or ready_s > self.shares.unwatched_s:
+            return 0.0
+        return ready_s + self.shares.turns_s
 
     def _unwatched(self, choices: Choices, watched: Measurement) -> Measurement:
         """Returns what the program as written measures where nobody has observed it.
@@ -280,9 +290,6 @@ class Trials:
         gives back no more, and the steps after it without the page faults that they have
         by themselves: a program of large embeddings was twice as fast for that.
         """
-        again_s = watched.setup_s + self._runner.warm_steps * watched.step_time_s
-        if not self._runner.on_cpu or again_s > self.shares.unwatched_s:
-            return watched
         deadline = self.deadline - self.reserved_s
         try:
             with self.runner(choices).open(
