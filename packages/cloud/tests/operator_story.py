@@ -239,7 +239,8 @@ def live_spot_story(cluster, name, kill=None):
 
         trains(0, 1)
         victim = pods_of(cluster, name)[0]["spec"]["nodeName"]
-        cluster.reclaim(victim, notice_s=1)
+        # Long enough for an operator that starts anew on a busy machine.
+        cluster.reclaim(victim, notice_s=5)
         try:
             trains(1, 2)
         except TimeoutError as error:
