@@ -139,6 +139,7 @@ def install(
         *pip,
         str(extras),
         session.env.get("SKBUILD_WHEEL_CMAKE"),
+        os.environ.get("DRIVETRAIN_TORCH"),
     ]
     digest = digest_of(*map(str, wanted))
     stamp = Path(session.virtualenv.location, "installed.txt")
@@ -245,7 +246,8 @@ def tests(session: nox.Session) -> None:
     # What takes longest begins first.
     areas = sorted([*PACKAGES, "integration"], key=lambda name: name not in _LONG)
     given = [word for word in session.posargs if word not in areas]
-    files = [word for word in given if Path(word.partition("::")[0]).exists()]
+    paths = [word for word in given if "/" in word and not word.startswith("-")]
+    files = [word for word in paths if Path(word.partition("::")[0]).exists()]
     options = [word for word in given if word not in files]
     asked = [name for name in areas if name in session.posargs]
     asked = asked if asked or files else areas
@@ -315,7 +317,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def planted(session: nox.Session) -> None:
-    """Plants faults, and says which of them the tests near them find; for two hours.
+    """Plants faults, and says which the tests near them find; three minutes each at most.
 
     `-- --json FILE [--resume]` keeps the table.
     """

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from choose import BUDGET_S, ROOT, SECONDS, choose, near_tests
 
-__all__ = ["Fault", "planted", "read_faults"]
+__all__ = ["Fault", "is_found", "planted", "read_faults"]
 
 _LIMIT_S = 180.0
 # At least so many are found.
@@ -68,6 +68,14 @@ def planted(fault: Fault, root: Path) -> Iterator[None]:
         file.write_text(text, encoding="utf-8")
 
 
+def is_found(code: int | None) -> bool:
+    """Returns whether pytest's exit shows a fault: None where it did not end in time.
+
+    Tests failed (1), or could not be read (2); any other exit says that none ran.
+    """
+    return code in {None, 1, 2}
+
+
 def trial(fault: Fault, root: Path) -> dict[str, Any]:
     """Runs the tests that a fault's file reaches; returns what came of it."""
     seconds = json.loads(SECONDS.read_text("utf-8")) if SECONDS.exists() else {}
@@ -99,9 +107,12 @@ def trial(fault: Fault, root: Path) -> dict[str, Any]:
     ]
     return {
         **fault._asdict(),
-        # A fault that hangs its tests is found as well.
-        "found": code != 0,
-        "by": failed[0] if failed else "" if code == 0 else f"exit code {code}",
+        "found": is_found(code),
+        "by": failed[0]
+        if failed
+        else "no end"
+        if code is None
+        else f"exit code {code}",
         "files_of_tests": len(chosen.run),
         "seconds": round(time.monotonic() - begun, 1),
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from choose import Choice, choose, near_tests, sources_of
 from graph import distances
-from plant import Fault, planted, read_faults
+from plant import Fault, is_found, planted, read_faults
 from references import Reference, references
 from seconds import seconds_of
 
@@ -150,6 +150,22 @@ def test_fault_whose_text_is_gone_is_told(tmp_path):
     wrong = planted(Fault("a.py", "y = 1", "y = 2"), tmp_path)
     with pytest.raises(ValueError, match="0 times 'y = 1', not once"), wrong:
         pass
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        (0, False),
+        (1, True),
+        (2, True),
+        (None, True),
+        (3, False),
+        (4, False),
+        (5, False),
+    ],
+)
+def test_fault_is_found_by_tests_that_ran(code, found):
+    assert is_found(code) == found
 
 
 def test_every_package_has_three_faults():

@@ -13,6 +13,7 @@ from drivetrain_core import Choice, Code, Measurement
 from drivetrain_search.final import (
     compare,
     fit_together,
+    interval_of_sets,
     merge,
     run_in_turns,
     speedup_interval,
@@ -175,3 +176,11 @@ def test_turns_that_do_not_fit_together_open_one_plan_at_a_time():
 def test_failure_in_a_turn_is_passed_on():
     with pytest.raises(Failure, match="no answer"):
         compared(Runner(fails=True), together=True)
+
+
+@pytest.mark.parametrize("pairs", range(1, 6))
+def test_interval_of_sets_narrows_with_more_of_them(pairs):
+    few, many = [1.1, 1.3] * pairs, [1.1, 1.3] * (pairs + 1)
+    low, high = interval_of_sets(few)
+    nearer_low, nearer_high = interval_of_sets(many)
+    assert low < nearer_low < 1.2 < nearer_high < high

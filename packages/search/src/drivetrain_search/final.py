@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from drivetrain_search.process.trial import Session, TrialRunner
 
 _RESAMPLES = 1000
-# Of Student's t, for an interval of 95% of the mean of three values and more. Of two it
-# would be 12.7, which says nothing: these are extended to three times their distance.
-_STUDENT = {2: 3.0, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
-_NORMAL = 2.0
+# Of Student's t, for an interval of 95% of the mean of three values to seven, and more. Of
+# two it would be 12.7, which says nothing: these are extended to three times their distance.
+_STUDENT = (3.0, 4.303, 3.182, 2.776, 2.571, 2.447)
 _FITS = 0.85
 
 
@@ -158,7 +157,7 @@ def interval_of_sets(gains: Sequence[float]) -> tuple[float, float]:
     if number == 1:
         return gains[0], gains[0]
     logs = [math.log(gain) for gain in gains]
-    factor = _STUDENT.get(number, _NORMAL)
+    factor = _STUDENT[min(number - 2, len(_STUDENT) - 1)]
     width = factor * statistics.stdev(logs) / math.sqrt(number)
     middle = statistics.mean(logs)
     return math.exp(middle - width), math.exp(middle + width)
