@@ -205,6 +205,7 @@ def marked(*names: str) -> list[str]:
     To read the others only to leave them out takes longer than many tests.
     """
     files = [file for f in folders("tests") for file in (ROOT / f).rglob("test_*.py")]
+    files += ROOT.glob("integration/**/test_*.py")
     return [
         str(file.relative_to(ROOT))
         for file in sorted(files)
@@ -236,29 +237,41 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Runs all tests in one environment; `-- core` those of a package alone.
+    """Runs all tests but the slow ones in one environment; `-- core` those of a package.
 
-    Packages are `integration` as well. Files may be named too, and what else is given goes
-    to pytest.
+    Packages are `integration` as well. `-- slow` runs the slow tests instead, and those
+    that Triton interprets. Files may be named too, and what else is given goes to pytest.
     """
     groups = ["test", "test-extra"]
     install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
     # What takes longest begins first.
     areas = sorted([*PACKAGES, "integration"], key=lambda name: name not in _LONG)
-    given = [word for word in session.posargs if word not in areas]
+    slow = "slow" in session.posargs
+    given = [word for word in session.posargs if word not in {*areas, "slow"}]
     paths = [word for word in given if "/" in word and not word.startswith("-")]
     files = [word for word in paths if Path(word.partition("::")[0]).exists()]
     options = [word for word in given if word not in files]
     asked = [name for name in areas if name in session.posargs]
     asked = asked if asked or files else areas
     where = [*(place for name in asked for place in places(name)), *files]
-    select = ["--doctest-modules", "-m", "not interpreter"]
+    if slow:
+        where = [file for file in marked("slow") if file.startswith(tuple(where))]
+    select = ["-m", f"not interpreter and {'' if slow else 'not '}slow"]
     # What each test took is kept: `integration/selection/seconds.py` reads it.
-    report = Path(session.virtualenv.location, "report.xml")
+    report = Path(session.virtualenv.location, "slow.xml" if slow else "report.xml")
     select += [f"--junitxml={report}", "-o", "junit_family=xunit1"]
-    session.run(*PYTEST, *SIDE_BY_SIDE, *select, *where, *options)
-    if asked == areas:
+    session.run(*PYTEST, *SIDE_BY_SIDE, "--doctest-modules", *select, *where, *options)
+    if slow and asked == areas:
         interpret(session, *options)
+
+
+@nox.session(venv_backend="none")
+def slow(session: nox.Session) -> None:
+    """Runs what nobody waits for: slow tests, the interpreter's, docs, packages alone."""
+    session.notify("tests", ["slow", *session.posargs])
+    session.notify("docs", [])
+    for package in PACKAGES:
+        session.notify(f"isolated({package})", [])
 
 
 @nox.session(venv_backend="none")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -78,3 +81,40 @@ def test_compiled_block_can_be_copied():
     with torch.no_grad():
         twin[0].weight.zero_()
     assert not torch.equal(twin(x), block(x))
+
+
+CHILD = """
+import sys, torch
+from drivetrain_core._model.compile_in_place import compile_in_place
+torch.manual_seed(0)
+module = torch.nn.Softmax(-1)
+x = torch.randn(32, 100)
+expected = module(x)
+compile_in_place(module)
+with torch.no_grad():
+    torch.testing.assert_close(module(x), expected)
+print(torch.backends.cpu.get_cpu_capability())
+"""
+
+
+@pytest.mark.slow
+def test_cached_code_of_another_width_of_vectors_is_not_taken(tmp_path):
+    """Inductor's own key would take it: with 16 lanes written and 8 compiled."""
+
+    def capability(wanted):
+        limit = {} if wanted is None else {"ATEN_CPU_CAPABILITY": wanted}
+        run = subprocess.run(
+            [sys.executable, "-c", CHILD],
+            env={**unlimited, **limit, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert run.returncode == 0, run.stderr
+        return run.stdout.strip()
+
+    unlimited = {k: v for k, v in os.environ.items() if k != "ATEN_CPU_CAPABILITY"}
+    best = capability(None)
+    assert capability("avx2") in {"AVX2", best}
+    assert capability("default") in {"DEFAULT", best}
+    assert capability(None) == best

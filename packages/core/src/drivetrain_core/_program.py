@@ -37,9 +37,7 @@ def default_forward(model: nn.Module, batch: Any) -> Any:
     """
     if isinstance(batch, tuple | list):
         return model(batch[0])
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(batch)
+    return model(**batch) if isinstance(batch, Mapping) else model(batch)
 
 
 def default_loss(output: Any, batch: Any) -> torch.Tensor:

@@ -19,6 +19,9 @@ from drivetrain_core._model.blocks import block_run as block_run
 from drivetrain_core._model.blocks import blocks_between as blocks_between
 from drivetrain_core._model.blocks import find_blocks as find_blocks
 from drivetrain_core._model.blocks import repeated_blocks as repeated_blocks
+from drivetrain_core._model.compile_in_place import (
+    separate_compile_cache as separate_compile_cache,
+)
 from drivetrain_core._model.forward import Forward as Forward
 from drivetrain_core._model.forward import wrap_forward as wrap_forward
 from drivetrain_core._model.meta_model import Weights as Weights

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain_core.extending import separate_compile_cache
 from drivetrain_kernels._dispatch import Implementation, only_on_a_gpu
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def compiled(reference: Callable[..., Any]) -> Callable[..., Any]:
             return reference(*args)
         key = (torch.is_grad_enabled(), *map(_kind, args))
         if key not in made:
+            separate_compile_cache()
             made[key] = torch.compile(_twin(reference), fullgraph=True)
         return made[key](*args)
 

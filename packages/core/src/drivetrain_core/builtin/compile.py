@@ -69,8 +69,6 @@ class Compile(BaseOptimization):
 
     def apply(self, state: TrainingState, config: Config) -> None:
         """Compiles the blocks or the model, in place."""
-        if config["scope"] == "whole":
-            compile_in_place(state.module)
-            return
-        for block in state.blocks():
-            compile_in_place(block)
+        whole = config["scope"] == "whole"
+        for module in [state.module] if whole else state.blocks():
+            compile_in_place(module)

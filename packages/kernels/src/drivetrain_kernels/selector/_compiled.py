@@ -22,6 +22,8 @@ import torch
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 
+from drivetrain_core.extending import separate_compile_cache
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -120,6 +122,7 @@ class Compilation:
         # Inner functions that a graph break leaves have no copy of their code.
         if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
             options["isolate_recompiles"] = True
+        separate_compile_cache()
         if parts:
             # Torch's own frames are never compiled by themselves, and `forward` of an
             # `nn.Sequential` is one of them; this one is ours, and inlines it.
