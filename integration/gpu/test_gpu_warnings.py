@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PLUGIN = """
 import torch
@@ -41,6 +43,7 @@ def test_without_a_gpu(text):
 """
 
 
+@pytest.mark.slow
 def test_warnings_of_torch_are_no_errors_where_a_gpu_is_needed(tmp_path):
     for name in ("pyproject.toml", "conftest.py"):
         shutil.copy(ROOT / name, tmp_path / name)

@@ -68,6 +68,7 @@ def native(checkout, name="two", backend="setuptools.build_meta"):
     return folder
 
 
+@pytest.mark.slow
 def test_package_without_its_native_part_is_told_and_spoils_no_other(checkout):
     native(checkout)
     native(checkout, "three", backend="not_there.build")

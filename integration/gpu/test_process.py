@@ -70,6 +70,7 @@ def test_what_a_process_has_started_ends_with_it(start):
     assert has_ended(int(printed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [WAIT, STUBBORN + WAIT])
 def test_process_over_its_limit_is_ended(start, program):
     ended, _ = start(CHILD + program, 5)
@@ -85,6 +86,7 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 def test_process_over_its_limit_may_say_what_it_has(start):
     ended, printed = start(LAST_WORDS, 5)

@@ -51,6 +51,7 @@ def test_run_without_a_gpu_says_so_and_exits_with_3(checkout, capsys, without_gp
     assert not (checkout / "gpu.json").exists()
 
 
+@pytest.mark.slow
 def test_run_installs_offline_tests_measures_and_reports(checkout, capfd):
     (checkout / "dist" / "commit.txt").write_text("abc-dirty\n")
     code, report = call(checkout)
@@ -70,6 +71,7 @@ def test_run_installs_offline_tests_measures_and_reports(checkout, capfd):
     assert ["speed", "1.25", "x", ">=", "1.1", "x", "pass"] in lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [STUCK, CRASHING, "import not_there"])
 def test_row_that_goes_wrong_costs_itself_alone(
     checkout, monkeypatch, without_gpu, program
@@ -84,6 +86,7 @@ def test_row_that_goes_wrong_costs_itself_alone(
     assert rows["bars-one"]["status"] == "pass"
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_fit_are_left_out_and_resumed(
     checkout, monkeypatch, without_gpu
 ):
@@ -100,6 +103,7 @@ def test_rows_that_do_not_fit_are_left_out_and_resumed(
     assert code == 0
 
 
+@pytest.mark.slow
 def test_run_that_is_ended_keeps_what_was_measured(checkout):
     make_package(checkout, "two", bars=STUCK)
     out = checkout / "gpu.json"
@@ -129,6 +133,7 @@ sys.exit(run.main(sys.argv[1:]))
     assert "bars-two" in report["missing"]
 
 
+@pytest.mark.slow
 def test_dry_run_hides_gpus_and_goes_through_all(checkout, monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     out = checkout / "gpu.json"

@@ -112,6 +112,7 @@ for file in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_bars_can_be_named_from_anywhere(tmp_path):
     found = list(map(str, ROOT.glob("packages/*/benchmarks/bars.py")))
     assert len(found) > 10

@@ -122,5 +122,6 @@ def test_import_of_core_does_not_import_torch():
     assert "torch" not in loaded
 
 
+@pytest.mark.slow
 def test_loaded_by_sees_torch_when_it_is_imported():
     assert "torch" in loaded_by("import torch")

@@ -174,6 +174,7 @@ def test_every_package_has_three_faults():
     assert all(packages.count(name) >= 3 for name in every)
 
 
+@pytest.mark.slow
 def test_change_of_a_real_module_reaches_its_tests():
     found = near_tests(ROOT, ["packages/core/src/drivetrain_core/_compose.py"])
     assert found["packages/core/tests/test_compose.py"] == 1

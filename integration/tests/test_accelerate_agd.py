@@ -110,6 +110,7 @@ def searched(**options):
     return accelerated.plan, {c.name for trial in trials for c in trial.choices}
 
 
+@pytest.mark.slow
 def test_search_never_proposes_agd_unasked():
     plan, tried = searched()
     assert "agd" not in tried

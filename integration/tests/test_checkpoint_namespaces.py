@@ -169,6 +169,7 @@ def test_commit_does_not_wait_for_a_slow_link(network, start, tmp_path):
     assert [verify(saved.url) for saved in found] == [[], []]
 
 
+@pytest.mark.slow
 def test_lost_node_comes_back_from_the_memory_of_its_peers(network, start, tmp_path):
     # Storage is of no help here: there is a file in its place.
     (tmp_path / "run").write_text("storage that is not there")
@@ -201,6 +202,7 @@ def test_node_cut_off_during_a_replica_costs_the_replica_only(network, start, tm
     assert took < 90
 
 
+@pytest.mark.slow
 def test_partition_from_the_first_rank_does_not_hinder_the_commit(
     network, start, tmp_path
 ):

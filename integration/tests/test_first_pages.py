@@ -53,6 +53,7 @@ def test_commands_of_a_console_are_told_from_what_they_print():
     assert commands(text) == [("a --b", ["said", "and this"]), ("c", [])]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("page", PAGES)
 def test_page_does_what_it_says(page, tmp_path):

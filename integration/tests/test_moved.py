@@ -47,6 +47,7 @@ for old, new in json.loads(sys.stdin.read()).items():
 """
 
 
+@pytest.mark.slow
 def test_old_names_lead_to_the_new_ones():
     done = subprocess.run(
         [sys.executable, "-c", ASK],

@@ -51,6 +51,7 @@ def reaches(network, one, other, timeout_s=2):
     return code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rtt_ms", [0, 10])
 def test_link_has_its_rate_and_round_trip(rtt_ms):
     link = Link(rate_mbit_per_s=100, rtt_ms=rtt_ms)
@@ -66,6 +67,7 @@ def test_link_has_its_rate_and_round_trip(rtt_ms):
     assert rtt_ms <= min(trips_ms) < rtt_ms + 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rtt_ms", [0, 10])
 def test_every_flow_has_its_own_cap_within_the_port(rtt_ms):
     link = Link(rate_mbit_per_s=120, rtt_ms=rtt_ms, flow_cap_mbit_per_s=20)
@@ -118,6 +120,7 @@ def test_delay_line_carries_every_byte_in_order():
     assert int(found["TCPOFOQueue"]) == 0  # nothing came before what precedes it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rtt_ms", [0, 4])
 def test_cut_and_partition_stop_what_they_should(rtt_ms):
     with Network(3, Link(rate_mbit_per_s=100, rtt_ms=rtt_ms)) as network:

@@ -142,6 +142,7 @@ def test_daemon_outlives_its_folder(checkpointer, tmp_path, runtime, daemon_of, 
     assert restored(tmp_path / "run") == 4
 
 
+@pytest.mark.slow
 def test_daemon_without_folder_that_cannot_answer_is_told(
     checkpointer, daemon_of, freeze, monkeypatch
 ):

@@ -229,6 +229,7 @@ def test_looking_at_a_daemon_does_not_change_what_it_keeps(tmp_path):
     checkpointer.stop_daemon()
 
 
+@pytest.mark.slow
 def test_daemon_that_is_stopped_answers(tmp_path):
     where = [str(tmp_path), "--job", "cli"]
     for _ in range(10):

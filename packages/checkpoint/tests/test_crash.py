@@ -65,6 +65,7 @@ def restored(folder, size=200_000):
     return step
 
 
+@pytest.mark.slow
 def test_trainer_that_is_killed_is_restored_from_memory(tmp_path, trainer):
     process = trainer()
     steps = [int(process.stdout.readline()) for _ in range(5)]
@@ -87,6 +88,7 @@ def test_save_of_a_killed_trainer_reaches_the_storage(tmp_path, trainer):
     assert_whole(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed",
     [0, 1, 2, *(pytest.param(n, marks=pytest.mark.faults) for n in range(3, 12))],

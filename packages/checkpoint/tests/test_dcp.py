@@ -172,6 +172,7 @@ def test_what_cannot_be_saved_is_refused(writer):
     save({"a": torch.ones(1)}, writer)  # the next save works
 
 
+@pytest.mark.slow
 def test_async_save_keeps_what_was_there_when_it_returned(tmp_path, writer):
     stager = Stager()
     weights = torch.zeros(300_000)
@@ -201,6 +202,7 @@ def test_async_save_keeps_what_was_there_when_it_returned(tmp_path, writer):
     stager.close()
 
 
+@pytest.mark.slow
 def test_stager_never_writes_over_what_is_held():
     stager = Stager(timeout_s=0.2)
     state = {"a": torch.zeros(5), "b": torch.zeros(3, dtype=torch.int8)}

@@ -95,6 +95,7 @@ def steps(storage):
     return [saved.root.step for saved in scan(storage)[0]]
 
 
+@pytest.mark.slow
 def test_storage_that_hangs_fails_the_save_and_not_the_next(queue, storage, arena):
     storage.gate.clear()
     first = publish(queue, arena, 0, 1)
@@ -124,6 +125,7 @@ def test_save_that_is_dropped_while_it_is_written_is_not_committed(
     assert steps(storage) == []
 
 
+@pytest.mark.slow
 def test_rank_that_never_writes_is_named(queue, storage, arena):
     save_id = publish(queue, arena, 0, 1, world_size=3)
     queue.report(save_id, 2, {"file": "rank-00002.json", "size_bytes": 1, "crc32c": 0})

@@ -61,6 +61,7 @@ def checkpointer_of(name, options, **more):
     )
 
 
+@pytest.mark.slow
 def test_save_reaches_an_object_store_and_comes_back(bucket, options):
     checkpointer = checkpointer_of("run", options, keep=2)
     weights = torch.arange(5_000_000.0)  # in two parts

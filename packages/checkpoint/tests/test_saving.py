@@ -236,6 +236,7 @@ PREEMPTED = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["exit", "go on"])
 def test_preempted_trainer_leaves_its_memory_on_storage(folder, how):
     process = subprocess.Popen(

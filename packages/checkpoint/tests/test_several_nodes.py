@@ -80,6 +80,7 @@ def restore_on_fresh_nodes(folder, first_node, expected):
     return step == expected and is_state(state, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_other_nodes_and_another_world_restore_from_storage(folder, world_size):
     run_ranks(save_on_two_nodes, 3, folder)
@@ -198,6 +199,7 @@ def save_again(folder):
     return [checkpointer.save(step, state).wait(30) for step in (2, 3, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill_rank", [0, 1])
 def test_save_that_a_dead_rank_will_never_end_holds_up_no_other(folder, kill_rank):
     for rank in range(2):

@@ -78,6 +78,7 @@ def running(cluster):
     return names(pod for pod in pods if pod["status"]["phase"] == "Running")
 
 
+@pytest.mark.slow
 def test_job_gets_its_pods_and_is_gone_with_them(cluster, operator):
     cluster.apply(elastic_job(replicas=3))
     phase(cluster, "Running")
@@ -421,6 +422,7 @@ def spot_job(**options):
     return job
 
 
+@pytest.mark.slow
 def test_reclaimed_worker_is_saved_replaced_and_let_go(cluster):
     training = FakeTraining(cluster)
     with RunningOperator(account(cluster), connect=training):

@@ -136,6 +136,7 @@ class Candidate:
         self.thread.join(20)
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_second_operator_takes_over_when_the_first_is_killed_or_ended(cluster):
     from operator_samples import elastic_job, live, pods_of
@@ -164,6 +165,7 @@ def test_second_operator_takes_over_when_the_first_is_killed_or_ended(cluster):
     third.end()
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_leader_that_cannot_renew_ends_itself_first(cluster):
     from drivetrain_cluster_double import Fault

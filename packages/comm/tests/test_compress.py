@@ -164,6 +164,7 @@ def train_all(all_settings, dtype, num_steps):
     return [train(settings, dtype, num_steps) for settings in all_settings]
 
 
+@pytest.mark.slow
 @needs_engine
 @pytest.mark.parametrize(
     "dtype",
@@ -190,6 +191,7 @@ def test_casts_are_stock_within_rounding(dtype):
         assert all(torch.equal(state, states[0]) for state in states)
 
 
+@pytest.mark.slow
 @needs_engine
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_powersgd_converges_and_ranks_agree_bit_by_bit(world_size):
@@ -265,6 +267,7 @@ def compresses_with_own_hook():
     ddp(torch.ones(1, 2))
 
 
+@pytest.mark.slow
 @needs_engine
 def test_compression_is_never_dropped_silently():
     with pytest.raises(RankError, match="cannot be compressed by fp16"):

@@ -125,6 +125,7 @@ def stock():
     return run_ranks(all_kinds, 4, None, process_group=False, timeout_s=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -186,6 +187,7 @@ def stock_wins_with_buckets_of(sizes):
     return found + [stock_wins(f"stock-{size}", size) for size in sizes]
 
 
+@pytest.mark.slow
 def test_torchs_own_backend_may_win_the_trial():
     sizes = (1, 3000, 1 << 40)
     ranks = run_ranks(stock_wins_with_buckets_of, 4, sizes, process_group=False)

@@ -172,6 +172,7 @@ def test_ranks_with_other_rules_use_none_and_are_named(tmp_path):
     assert seen == (None, None, None)
 
 
+@pytest.mark.slow
 def test_ranks_beside_one_that_refuses_use_none(tmp_path):
     texts = [TABLE, TABLE, None]
     found = run_ranks(enable_on_a_rank, 3, texts, str(tmp_path))

@@ -20,6 +20,7 @@ def tuned():
     return TunedProcessGroupFactory("gloo")
 
 
+@pytest.mark.slow
 def test_contract():
     check_process_group_factory(tuned, world_sizes=(1, 2))
 
@@ -184,6 +185,7 @@ def leaves_in_the_middle(how):
     return "no error"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "says"), [("abort", "was aborted"), ("shutdown", "rank 1 is lost")]
 )

@@ -63,6 +63,7 @@ def test_redis_store_says_that_the_server_lost_its_memory(server, opened):
         store.get("key")
 
 
+@pytest.mark.slow
 def test_redis_store_is_renewed_after_another_server_has_lost_its_memory(
     server, opened
 ):
@@ -113,6 +114,7 @@ def _wait_for_ever(url):
     RedisStore(url, retry=timedelta(seconds=0.5)).get("never")
 
 
+@pytest.mark.slow
 def test_ranks_end_when_redis_is_killed(server):
     look = redis.Redis(port=server.port)
 

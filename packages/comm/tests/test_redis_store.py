@@ -131,6 +131,7 @@ def test_redis_store_of_two_jobs_on_one_server(shared_server, opened):
     assert opened(shared_server.url("one")).num_keys() == 0
 
 
+@pytest.mark.slow
 def test_redis_store_leaves_nothing_for_longer_than_its_time(server, opened):
     store = opened(server.url("brief"), ttl=timedelta(seconds=1))
     store.set("key", "1")

@@ -93,6 +93,7 @@ def dist_barrier(it):
     agree_on_most(it, [0.0], 20.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "ranks_per_host"),
     [(2, 2), (3, 1), (4, 2), pytest.param(5, 2, marks=pytest.mark.faults)],
@@ -188,6 +189,7 @@ def times_out():
     return "no error"
 
 
+@pytest.mark.slow
 def test_rank_that_does_not_come_is_named():
     found = run_ranks(times_out, 2, process_group=False)
     assert "timed out: nothing more comes from rank 1" in found[0]
@@ -375,6 +377,7 @@ def meets_in_vain():
     return "no error"
 
 
+@pytest.mark.slow
 def test_rank_that_never_meets_the_others_is_named():
     found = run_ranks(meets_in_vain, 2, process_group=False)
     assert found[0] == "waited 1 s in vain for ranks 1 to come"

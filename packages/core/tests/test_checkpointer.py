@@ -23,6 +23,7 @@ from drivetrain_core.services.packed_state import PackedState
 from drivetrain_testing import check_checkpointer, run_ranks
 
 
+@pytest.mark.slow
 def test_fallback_keeps_the_contract():
     check_checkpointer(DcpCheckpointer)
 

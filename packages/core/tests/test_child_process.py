@@ -185,6 +185,7 @@ os.register_at_fork(after_in_child=lose)
 """
 
 
+@pytest.mark.slow
 def test_fork_that_could_not_use_the_gpu_starts_anew(start, tmp_path):
     (tmp_path / "starts_the_gpu.py").write_text(STARTS_THE_GPU)
     options = {"imported": ("starts_the_gpu", "colorsys")}

@@ -549,6 +549,7 @@ def test_failure_of_the_module_is_one_line_and_no_traceback(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_output_that_nobody_reads_is_no_error(tmp_path):
     """As in `drivetrain list | head -1`."""
     command = [sys.executable, "-m", "drivetrain_core.cli", "list"]

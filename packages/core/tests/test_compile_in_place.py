@@ -43,6 +43,7 @@ def torchs_own():
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Own, torchs_own])
 def test_blocks_are_compiled_and_share_it(make):
     blocks = [make() for _ in range(10)]

@@ -29,6 +29,7 @@ def clean(monkeypatch):
     destroy_process_group()
 
 
+@pytest.mark.slow
 def test_fallback_keeps_the_contract():
     check_process_group_factory(TorchProcessGroupFactory)
 

@@ -552,5 +552,6 @@ def check_sharded():
     assert_same(packer.pack(state), pack_state(state))
 
 
+@pytest.mark.slow
 def test_sharded_state_is_reused_too():
     run_ranks(check_sharded, 2, timeout_s=120)

@@ -27,6 +27,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(VALUES)
 @settings(max_examples=200, deadline=None)
 def test_round_trip_keeps_values_and_types(value):

@@ -140,6 +140,7 @@ def outcome(num_steps, *, exit_code=0, missing=()):
     return Outcome(exit_code, lines, Kill(2, 1, 7, 106.5), 8, 1.0, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("found", "broken"),
     [
@@ -156,6 +157,7 @@ def test_job_that_loses_something_ends_with_1(found, broken, out, monkeypatch):
     assert any(not promise["is_kept"] for promise in result["promises"])
 
 
+@pytest.mark.slow
 def test_plan_that_turns_out_slower_ends_with_1(out, monkeypatch):
     find(monkeypatch, Choice("micro_batch", {"num": 4}))
     monkeypatch.setattr(_main_job, "run_elastic_job", lambda *_, **__: outcome(12))
@@ -178,6 +180,7 @@ accelerate(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "more", "says"),
     [
@@ -200,6 +203,7 @@ def test_script_without_accelerate_is_refused(tmp_path, out):
         run(tiny(), out, written(tmp_path, "x = 1"))
 
 
+@pytest.mark.slow
 def test_script_that_fails_says_why(tmp_path, out):
     script = OWN_LOOP.format(data="[1 / 0]", more="")
     target = written(tmp_path, script)

@@ -62,6 +62,7 @@ def left(processes, timeout_s=10.0):
     return [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.slow
 def test_worker_that_is_killed_is_replaced_and_losses_do_not_show_it(job, undisturbed):
     job = job()
     job.wait_for_step(8, num_workers=3)
@@ -206,6 +207,7 @@ EACH = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_script_that_cannot_work_runs_once_and_ends_the_job(job, tmp_path, name):
     code, says = SCRIPTS[name]
@@ -334,6 +336,7 @@ def test_agent_that_ends_leaves_nothing_of_what_workers_have_started(job, tmp_pa
     assert not [one for one in others if one.is_running()]
 
 
+@pytest.mark.slow
 def test_agent_has_room_for_its_socket_whatever_its_environment_is(job, tmp_path):
     folder = tmp_path / ("x" * 100)
     folder.mkdir()

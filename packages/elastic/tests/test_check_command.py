@@ -91,6 +91,7 @@ def test_node_that_fails_is_exit_code_1(reports, capsys, said, line):
     assert capsys.readouterr().out.splitlines()[-2:] == [line, "a has FAILED"]
 
 
+@pytest.mark.slow
 def test_several_nodes_are_shown_against_their_median(reports, capsys, tmp_path):
     reports[1](c={"measures": {"x_gflops": 25.0}})
     where = ["--nodes", "4", "--init-method", f"file://{tmp_path}/store"]
@@ -114,6 +115,7 @@ def test_several_nodes_that_are_good_are_exit_code_0(reports, capsys, tmp_path):
     assert "4 of 4 nodes have passed" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_two_nodes_meet_at_a_master(job, tmp_path, capsys):
     master = job()
     write_token(tmp_path / "token", master.token)
@@ -182,6 +184,7 @@ def test_threads_that_computed_are_shown(reports, capsys, monkeypatch):
     assert "threads 3" in capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.slow
 def test_file_of_an_earlier_check_is_refused(capsys, tmp_path):
     where = ["--nodes", "2", *QUICK, "--init-method", f"file://{tmp_path}/store"]
     # Who holds it keeps the file from being removed with the last node.

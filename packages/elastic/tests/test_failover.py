@@ -92,6 +92,7 @@ def both(pair):
     return ",".join(candidate.address for candidate in pair)
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_candidate_takes_over_from_a_master_that_was_killed(pair):
     lease_s = 1.0
@@ -115,6 +116,7 @@ def test_candidate_takes_over_from_a_master_that_was_killed(pair):
     assert (status.num_samples_done, status.finished) == (300, True)
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_master_that_was_paused_writes_nothing_and_gives_way(pair):
     first, second = candidates = pair(1.0)
@@ -165,6 +167,7 @@ def test_master_that_stops_hands_over_at_once(pair):
     assert (first.errors(), second.errors()) == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_candidate_that_stands_ready_ends_with_a_signal(pair):
     _, second = pair(3600)
@@ -172,6 +175,7 @@ def test_candidate_that_stands_ready_ends_with_a_signal(pair):
     assert second.process.wait(LONG_S) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_masters_of_a_url_wait_for_each_other(redis_server):
     url = redis_server().url("lease_s=3600")
@@ -185,6 +189,7 @@ def test_masters_of_a_url_wait_for_each_other(redis_server):
                 Master(redis_server().url(), address=master.address)
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_master_that_cannot_serve_lets_the_next_one_in(redis_server):
     url = redis_server().url("lease_s=3600")

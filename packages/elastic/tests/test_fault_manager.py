@@ -193,6 +193,7 @@ def test_node_that_lies_puts_nobody_out(agent):
     assert nodes[0].next("command").what == pb.Command.LEAVE
 
 
+@pytest.mark.slow
 def test_node_that_was_lost_may_come_back_but_not_again_and_again(agent):
     b = agent("b", min_workers=1)
     b.ready(0)

@@ -74,6 +74,7 @@ def wait_for_event(job, kind, timeout_s=120.0):
     raise AssertionError(f"no {kind}\n{job.text()}")
 
 
+@pytest.mark.slow
 def test_program_error_stops_the_job_with_its_traceback(job):
     job = job(once="raise KeyError('no such key')")
     assert job.wait(90.0) == {"node0": 1}
@@ -100,6 +101,7 @@ def test_what_ends_a_worker_is_named_and_the_others_go_on(job, once, says):
     assert job.wait(90.0) == {"node0": 0}, job.text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("once", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_what_is_accounted_for_is_what_was_trained(job, tmp_path, once):
     job = job(once=f"import signal; {once}", steps=33)

@@ -66,6 +66,7 @@ def fill_log(raw):
             return
 
 
+@pytest.mark.slow
 @needs("disk")
 def test_master_on_a_full_disk_says_so_loses_nothing_and_serves_again(
     impatient, caplog
@@ -184,6 +185,7 @@ def events(folder):
     return records
 
 
+@pytest.mark.slow
 @needs("clock")
 @pytest.mark.parametrize(
     ("seconds", "drift"), [(3600, 0.0), (-3600, 0.0), (0, 500.0)], ids=str
@@ -234,6 +236,7 @@ def certificate(tmp_path):
     return tmp_path / "cert.pem"
 
 
+@pytest.mark.slow
 @needs("network")
 @pytest.mark.parametrize("one_way", [False, True])
 def test_worker_that_was_cut_off_from_its_master_goes_on_when_that_is_healed(

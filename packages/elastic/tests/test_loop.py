@@ -209,6 +209,7 @@ EACH = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_losses_are_those_of_the_undisturbed_training(name):
     script = SCRIPTS[name]
@@ -340,6 +341,7 @@ def comes_too_late():
     return loop.step, loop.is_done
 
 
+@pytest.mark.slow
 def test_rank_that_comes_as_the_others_finish_ends_too():
     found = run_ranks(comes_too_late, 2, process_group=False, timeout_s=25)
     assert found == [(3, True), (0, False)]

@@ -159,6 +159,7 @@ def _as_bytes(message):
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
+@pytest.mark.slow
 def test_malformed_and_oversized_messages_end_nothing(job):
     master = job()
     dice = random.Random(0)
@@ -180,6 +181,7 @@ def test_malformed_and_oversized_messages_end_nothing(job):
         assert client.call("GetStatus", pb.StatusRequest()).incarnation == 1
 
 
+@pytest.mark.slow
 def test_master_says_that_a_port_is_in_use(job, tmp_path):
     first = job()
     with pytest.raises(ProgramError, match="is the port in use"):
@@ -328,6 +330,7 @@ def test_master_that_ends_says_so_to_all_who_wait_and_writes_no_traceback(
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_master_over_tls_serves_other_machines(tmp_path, capsys):
     words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
     words += " -addext subjectAltName=DNS:localhost -keyout key.pem -out cert.pem"

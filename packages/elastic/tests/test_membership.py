@@ -169,6 +169,7 @@ def test_one_who_leaves_hands_the_state_over_first():
 EVENTS = ["add", "ready", "lost", "leave", "step", "decide"]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), unit=st.integers(1, 3))
 def test_worlds_keep_to_the_rules_whatever_happens(data, unit):

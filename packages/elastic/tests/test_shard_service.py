@@ -106,6 +106,7 @@ def test_worker_that_is_silent_loses_its_shards(job, client, monkeypatch):
         silent.commit()
 
 
+@pytest.mark.slow
 def test_worker_that_lives_keeps_its_shards_while_it_trains(job, client, monkeypatch):
     master = job(patience_s=1.0)
     monkeypatch.setattr("drivetrain_elastic._data._shard_client._SIGN_OF_LIFE_S", 0.1)

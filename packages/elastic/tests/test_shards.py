@@ -62,6 +62,7 @@ class Master:
         return Counter((s.epoch, p) for s in shards for p in range(s.start, s.end))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     data=st.data(),

@@ -56,6 +56,7 @@ def carry_out(ranks, resolution):
             rank.model = list(ranks[action.source].model)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(data=st.data(), num=st.integers(2, 6), num_moves=st.integers(0, 120))
 def test_survivors_agree_whatever_the_moment(data, num, num_moves):

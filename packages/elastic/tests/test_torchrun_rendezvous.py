@@ -116,6 +116,7 @@ def test_torchrun_restarts_replaces_and_grows(torchruns):
     assert first.returncode == 0
 
 
+@pytest.mark.slow
 def test_torchrun_without_the_token_is_refused(job, tmp_path):
     master = job()
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
@@ -240,6 +241,7 @@ def test_torchrun_agent_that_ends_first_does_not_stop_the_others(rendezvous):
     assert ended_with(one) == (1, f"the job has ended: {CLOSED}")
 
 
+@pytest.mark.slow
 def test_torchrun_agent_that_comes_after_the_end_says_so(rendezvous):
     one = rendezvous()
     one.next_rendezvous()

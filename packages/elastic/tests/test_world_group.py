@@ -6,6 +6,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -59,6 +60,7 @@ def one_stays_away():
     return told, waited_s, total
 
 
+@pytest.mark.slow
 def test_all_are_woken_and_go_on_without_the_one_that_does_nothing():
     *stayed, away = run_ranks(one_stays_away, 4, process_group=False, timeout_s=50)
     assert away[0] == "away"
@@ -86,6 +88,7 @@ def many_worlds(num):
     return num_descriptors() - before
 
 
+@pytest.mark.slow
 def test_worlds_leave_no_descriptors_behind():
     few = run_ranks(many_worlds, 2, 3, process_group=False)
     many = run_ranks(many_worlds, 2, 20, process_group=False)

@@ -82,6 +82,7 @@ def test_picture_and_advice_are_written(tmp_path, capsys):
     assert sorted(order) == list(range(64))
 
 
+@pytest.mark.slow
 def test_incast_shows_what_pauses_do(capsys, tmp_path):
     words = ["simulate", "--incast", "8"]
     picture = tmp_path / "incast.svg"

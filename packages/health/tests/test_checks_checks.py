@@ -103,6 +103,7 @@ def test_package_has_its_names_in_order_and_all_of_them():
     assert set(health.__all__) <= set(dir(health))
 
 
+@pytest.mark.slow
 def test_node_is_measured_and_what_is_not_there_is_skipped_with_a_reason(
     bench, tmp_path
 ):
@@ -536,6 +537,7 @@ def test_configuration_that_makes_no_sense_is_refused(options, says):
         CheckConfig(**options)
 
 
+@pytest.mark.slow
 def test_slow_node_of_four_is_named(tmp_path, bench, watcher):
     """The nodes measure one after the other here, and one of them gets little time."""
     config = config_of(tmp_path, checks=("compute",))

@@ -4,6 +4,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 from drivetrain_health.checks._fork import may_fork
 
 MEASURES = """
@@ -31,6 +33,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_fork_measures_as_a_new_process_does():
     command = [sys.executable, "-c", textwrap.dedent(MEASURES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -57,6 +60,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_fork_that_has_lost_the_gpu_is_replaced_by_a_new_process():
     command = [sys.executable, "-c", LOST]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

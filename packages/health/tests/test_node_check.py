@@ -81,6 +81,7 @@ def test_healthy_node_is_never_named_whoever_is_bad(data, seed):
     assert len(rounds) <= CONFIG.max_rounds
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_any_results_at_all_are_judged(data):

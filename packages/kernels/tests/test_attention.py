@@ -119,6 +119,7 @@ def test_attention_compiles_without_a_break():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 4])
 def test_attention_compiles_for_any_length(window):
     compiled = torch.compile(

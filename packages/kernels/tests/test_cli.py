@@ -110,6 +110,7 @@ def test_parser_does_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+@pytest.mark.slow
 def test_command_runs_as_a_module():
     command = [sys.executable, "-m", "drivetrain_kernels.cli", "list"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -128,6 +128,7 @@ def test_linear_cross_entropy_takes_a_second_backward():
     torch.testing.assert_close(list(second), [2 * k for k in kept])
 
 
+@pytest.mark.slow
 def test_linear_cross_entropy_frees_what_it_made():
     def count():
         kept = [o for o in gc.get_objects() if type(o) is torch.Tensor]

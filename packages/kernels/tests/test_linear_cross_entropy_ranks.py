@@ -1,5 +1,6 @@
 """A vocabulary in shards over two ranks, against the whole of it."""
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -42,6 +43,7 @@ def several(cases):
     return [sharded(*case) for case in cases]
 
 
+@pytest.mark.slow
 def test_linear_cross_entropy_in_shards_equals_the_whole():
     cases = [
         ({"reduction": reduction, **extra}, impl, False)

@@ -245,6 +245,7 @@ def test_norms_refuse_what_does_not_fit(error, message, call):
         call(torch.ones(3, 5))
 
 
+@pytest.mark.slow
 def test_compiled_form_is_compiled_and_gives_the_same():
     tensors = normal((5, 16), (16,), dtype=torch.float32)
     same(

@@ -46,6 +46,7 @@ def test_import_does_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_kernels_are_loaded_when_they_are_chosen():
     code = (
         "import sys, drivetrain_kernels as dk\n"

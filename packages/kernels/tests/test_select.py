@@ -121,6 +121,7 @@ def test_function_that_is_demoted_runs_plain(ratios):
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_blocks_whose_forward_is_torch_s_own_really_compile(ratios):
     ratios["block"] = 0.8
     model = Blocks()
@@ -252,6 +253,7 @@ def test_branches_on_data_end_in_a_choice_and_are_told(ratios):
     assert "graph breaks, first: Data-dependent branching" in str(found)
 
 
+@pytest.mark.slow
 def test_shapes_that_vary_stay_within_a_few_graphs(ratios):
     batches = [torch.ones(n, 8) for n in (2, 3, 4, 5, 6)]
     found = select(mlp(), batches, candidates=[AOT, "dynamic"], cache=False)

@@ -30,6 +30,7 @@ def built(batch, *, extra=0, rest=0):
     return builder.trace()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"varies": True}, {"experts": 4}, {"lora_rank": 4, "recompute": True}],

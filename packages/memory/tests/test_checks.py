@@ -62,6 +62,7 @@ def run(program, *arguments):
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_no_tenant_comes_before_the_one_before_it_is_done(programs):
     program = programs("check_races")
     for seed in (1, 2):
@@ -79,6 +80,7 @@ def test_tenants_read_what_they_wrote(programs):
     assert run(program, 1_000, 4, 200) == (0, {"operations": 1_000, "wrong": 0})
 
 
+@pytest.mark.slow
 def test_device_that_refuses_loses_nothing(programs):
     program = programs("check_faults")
     for seed in (1, 2, 3, 4):

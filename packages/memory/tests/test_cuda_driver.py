@@ -25,6 +25,7 @@ def make(fake_cuda):
     return allocator
 
 
+@pytest.mark.slow
 def test_memory_is_mapped_accessible_and_given_back_at_the_end(make, fake_cuda):
     allocator = make(8)
     blocks = [allocator.allocate(size) for size in (512, 3 * CHUNK, CHUNK + 512)]

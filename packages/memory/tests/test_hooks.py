@@ -98,6 +98,7 @@ def run(fake_cuda, script):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_enable_sets_every_hook_and_answers_for_pytorch(fake_cuda):
     out = run(
         fake_cuda,
@@ -130,6 +131,7 @@ def test_enable_sets_every_hook_and_answers_for_pytorch(fake_cuda):
     assert "allocations=1" in out
 
 
+@pytest.mark.slow
 def test_what_is_too_late_or_needs_another_allocator_is_refused(fake_cuda):
     run(
         fake_cuda,

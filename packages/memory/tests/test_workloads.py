@@ -15,6 +15,7 @@ def recorded(**options):
     return _language_model("small", LanguageModel(**SMALL, steps=3, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -35,11 +36,13 @@ def test_steps_are_recorded_and_fit_where_they_are_live(options):
     assert spare <= 16 * 2**20
 
 
+@pytest.mark.slow
 def test_recomputed_blocks_keep_less():
     usual, recomputed = (recorded(recompute=r).peak_live_bytes for r in (False, True))
     assert recomputed < 0.7 * usual
 
 
+@pytest.mark.slow
 def test_gathered_weights_come_on_a_stream_of_their_own():
     trace = recorded(shards=4, recompute=True)
     allocated = trace.events["operation"] == Operation.ALLOCATE
@@ -47,6 +50,7 @@ def test_gathered_weights_come_on_a_stream_of_their_own():
     assert (trace.events["operation"] == Operation.RECORD_STREAM).sum() > 0
 
 
+@pytest.mark.slow
 def test_shipped_trace_is_what_is_recorded():
     shipped, recorded_anew = workload("resnet-50"), record_workload("resnet-50")
     assert np.array_equal(shipped.events, recorded_anew.events)

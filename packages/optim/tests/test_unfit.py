@@ -261,6 +261,7 @@ def refuse_plain(kind):
     return errors
 
 
+@pytest.mark.slow
 @KINDS
 def test_plain_state_of_a_sharded_parameter_is_refused(kind):
     for errors in run_ranks(refuse_plain, 2, kind):

@@ -140,6 +140,7 @@ def train_ddp(modes):
     return results
 
 
+@pytest.mark.slow
 def test_wsam_under_ddp_equals_one_process(ranks):
     expected = []
     for mode in MODES:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from drivetrain_core.services import NoModelLayout, get_service
 from drivetrain_parallel import MeshLayouts
 from drivetrain_testing import check_model_layout
 
 
+@pytest.mark.slow
 def test_mesh_layouts_keep_the_contract():
     check_model_layout()
 

@@ -63,6 +63,7 @@ def test_groups_of_a_mesh_have_the_timeout_of_the_job():
     assert run_ranks(timeouts, 4, process_group=False) == [[97, 97, 97]] * 4
 
 
+@pytest.mark.slow
 def test_every_mesh_trains_as_one_process():
     expected = alone()
     for rank in run_ranks(several, 4, FOUR, timeout_s=240):
@@ -78,6 +79,7 @@ def test_three_axes_at_once():
     near(found, alone())
 
 
+@pytest.mark.slow
 def test_experts_are_shared_with_copies_and_with_shards():
     expected = alone(mixes=True)
     cases = [
@@ -187,6 +189,7 @@ def other_model():
     )
 
 
+@pytest.mark.slow
 def test_ranks_with_different_models_are_told():
     with pytest.raises(RankError, match="same model"):
         run_ranks(other_model, 2)
@@ -207,6 +210,7 @@ def saved(path):
     return str(accelerated.plan)
 
 
+@pytest.mark.slow
 def test_a_plan_fits_another_number_of_data_ranks(tmp_path):
     path = tmp_path / "plan.yaml"
     run_ranks(saved, 2, str(path), timeout_s=120)

@@ -118,6 +118,7 @@ def test_copies_on_tensor_ranks_do_not_drift_apart_by_dropout():
 AXES = ("tensor", "context")
 
 
+@pytest.mark.slow
 def test_master_weights_of_shards_are_stepped():
     cases = [[("mesh", {axis: 2}), ("precision", "bf16_params")] for axis in AXES]
     expected, _ = train([("precision", "bf16_params")])

@@ -86,6 +86,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 def test_every_mesh_trains_as_one_process():
     expected = [train([], *case[1:]) for case in CASES]
     for rank in run_ranks(several, 4, CASES, timeout_s=240):
@@ -101,6 +102,7 @@ def follow_the_readme(code):
     return scope["train"]()
 
 
+@pytest.mark.slow
 def test_the_program_of_the_readme_is_laid_over_a_mesh():
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     code = text.partition("```python\n")[2].partition("```")[0]

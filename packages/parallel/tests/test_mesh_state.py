@@ -72,6 +72,7 @@ def check_chain(folder, meshes):
     return losses
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_mesh_is_restored_under_another_to_the_bit(tmp_path):
     check_chain(tmp_path, [{"pipeline": 2, "tensor": 2}, {"tensor": 2}])
 

@@ -61,6 +61,7 @@ def plain_losses(folder):
     return losses
 
 
+@pytest.mark.slow
 def test_weights_that_are_made_in_parts_are_those_of_one_process(tmp_path):
     mesh = {"pipeline": 2, "tensor": 2}
     found = run_ranks(_reset, size(mesh), mesh, tmp_path / "one", timeout_s=120)

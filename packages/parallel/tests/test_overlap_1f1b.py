@@ -190,6 +190,7 @@ def takes_part(outcome):
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outcome", ["dies", "is stuck"])
 def test_a_lost_stage_is_an_error_of_its_neighbour(outcome):
     found = run_ranks(takes_part, 2, outcome, process_group=False)

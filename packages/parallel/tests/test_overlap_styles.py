@@ -153,6 +153,7 @@ def under_fsdp():
     assert losses[0][2] < losses[0][0]
 
 
+@pytest.mark.slow
 def test_training_with_fsdp_on_the_other_mesh_dimension():
     run_ranks(under_fsdp, 4)
 

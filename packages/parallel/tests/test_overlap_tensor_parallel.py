@@ -382,6 +382,7 @@ def takes_part(path, outcome):
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "outcome"),
     [

@@ -92,6 +92,7 @@ def _train(wrap, schedule, data_size):
     return worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [ONE, INTERLEAVED, "zbv_zero_bubble"])
 def test_stages_are_sharded_by_fsdp(schedule):
     # A zero-bubble schedule over blocks that are resharded after their forward trains

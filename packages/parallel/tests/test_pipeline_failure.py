@@ -40,6 +40,7 @@ def _fail(failing, schedule):
     return type(caught.value).__name__, str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", [0, pytest.param(1, marks=pytest.mark.faults)])
 def test_the_other_rank_ends_with_the_groups_timeout_and_says_who_failed(failing):
     _, *results = run_ranks(_fail, 3, failing, "1f1b", timeout_s=60)

@@ -59,6 +59,7 @@ def check(results):
         assert set().union(*(one["names"] for one in found)) == results[0][1]
 
 
+@pytest.mark.slow
 def test_all_seven_schedules_train_a_tied_decoder_as_one_process_does():
     results = run_ranks(train, 2, pm.Decoder, pm.token_loss, pm.token_batch, SCHEDULES)
     assert len(results[0][0]) == 7

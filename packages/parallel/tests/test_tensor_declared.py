@@ -117,6 +117,7 @@ def test_declared_plan_takes_the_place_of_what_would_be_tried(trials):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "said", "because"),
     [
@@ -452,6 +453,7 @@ def test_declared_plans_of_transformers_are_used(name, declared):
     assert plan.is_verified
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_declared_plan_of_phi3_is_not_ours_and_named():
     plan = family_planned("phi3")
@@ -471,6 +473,7 @@ def test_model_of_transformers_without_a_plan_is_derived():
     assert not any(one.is_declared for one in plan.dropped)
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 @pytest.mark.parametrize(
     ("name", "change"),

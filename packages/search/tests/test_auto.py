@@ -26,6 +26,7 @@ from drivetrain_testing.programs import adamw, data, mse, run
 SMALL = {"seconds": 120, "trials": 3, "trial_seconds": 40}
 
 
+@pytest.mark.slow
 def test_search_finds_and_writes_a_plan(tmp_path):
     accelerated = run(
         "auto",
@@ -47,6 +48,7 @@ def test_search_finds_and_writes_a_plan(tmp_path):
     assert torch.isfinite(accelerated.train_step(next(iter(accelerated.loader))))
 
 
+@pytest.mark.slow
 def test_search_keeps_what_is_required():
     accelerated = run(
         "auto",
@@ -62,6 +64,7 @@ def test_search_keeps_what_is_required():
     assert len(accelerated.report.trials) == 2  # The program as written as well.
 
 
+@pytest.mark.slow
 def test_search_of_an_open_strategy_keeps_its_fixed_part():
     accelerated = run(
         {"micro_batch": 2, "optimizer_impl": ["fused"]},
@@ -73,6 +76,7 @@ def test_search_of_an_open_strategy_keeps_its_fixed_part():
     assert "micro_batch" in [c.name for c in accelerated.plan.choices]
 
 
+@pytest.mark.slow
 def test_search_ships_lambdas_generators_and_main_classes():
     weights = torch.randn(3, 1)
 
@@ -111,6 +115,7 @@ def test_search_raises_the_programs_own_mistake():
         run("auto", loss=lambda output, _: output, budget=SMALL)
 
 
+@pytest.mark.slow
 def test_search_without_time_to_measure_keeps_the_program_as_written(caplog):
     here = os.getpid()
 
@@ -132,6 +137,7 @@ def test_search_without_time_to_measure_keeps_the_program_as_written(caplog):
     assert accelerated.report.to_dict()["trials"][0]["code"] == "BUDGET"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "limit"),
     [(4, "the budget of 4 s"), ({"trial_seconds": 1}, "the limit of 1 s for a trial")],

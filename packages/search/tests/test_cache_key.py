@@ -166,6 +166,7 @@ def test_method_of_one_module_counts():
     assert hash_code(model) != before
 
 
+@pytest.mark.slow
 def test_key_is_the_same_in_every_process():
     code = (
         "from drivetrain_search.cache.code_hash import hash_code\n"

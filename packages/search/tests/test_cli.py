@@ -28,6 +28,7 @@ def failed(argv, capsys):
     return err
 
 
+@pytest.mark.slow
 def test_search_writes_plan_report_and_picture(script, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     argv, path = sys.argv, sys.path[0]

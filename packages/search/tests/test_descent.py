@@ -75,6 +75,7 @@ def product_of(factors):
     return speed
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0.2, 3.0), min_size=8, max_size=8))
 @settings(max_examples=200)
 def test_descent_finds_the_best_of_independent_factors(values):
@@ -146,6 +147,7 @@ def test_descent_survives_plans_that_fail():
     assert len(tried) == len(set(tried)) <= len(ALL)
 
 
+@pytest.mark.slow
 def test_descent_ignores_gains_within_the_noise():
     draw = random.Random(0)
     best, _, _ = replay(lambda choices: 1.0 + draw.random() * 0.009 if choices else 1.0)

@@ -83,6 +83,7 @@ def broken(marker):
     return accelerated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", EXPECTED)
 def test_fault_is_named_and_costs_its_timeout_at_most(broken, fault):
     (trial,) = (
@@ -125,6 +126,7 @@ accelerate(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "signal_name", ["SIGINT", pytest.param("SIGKILL", marks=pytest.mark.faults)]
 )

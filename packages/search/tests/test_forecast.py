@@ -198,6 +198,7 @@ def predicted(path, choices, size=8, num=1):
     return predict_memory(Structure.from_dict(fields), 8 // num, Layout())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -219,6 +220,7 @@ def test_peak_is_that_of_the_allocator(shipped, strategy):
     assert sum(found.parts.values()) == found.peak_bytes
 
 
+@pytest.mark.slow
 def test_peak_of_micro_batches_is_that_of_the_allocator(forecaster, shipped):
     _, program, context = shipped()
     choices = choices_of(("micro_batch", 4))
@@ -228,6 +230,7 @@ def test_peak_of_micro_batches_is_that_of_the_allocator(forecaster, shipped):
     )
 
 
+@pytest.mark.slow
 def test_truncated_depth_equals_the_whole_model(shipped, monkeypatch):
     path, *_ = shipped()
     truncated = FakeRuns(path).structure((), (8,), 8)
@@ -321,6 +324,7 @@ def test_calibration_makes_the_baseline_its_measurement(forecaster):
     assert 0 < base.optimistic_step_time_s < 0.4
 
 
+@pytest.mark.slow
 def test_ranks_share_the_batch_and_average_gradients(shipped, tmp_path):
     path, _, context = shipped()
     world = dataclasses.replace(context.world, size=2, local_size=2)
@@ -382,6 +386,7 @@ def test_child_that_dies_gives_a_reason_and_starts_again(forecaster):
     assert made.rates is not None
 
 
+@pytest.mark.slow
 def test_child_that_hangs_ends_the_forecasts(forecaster):
     made = forecaster(Hanging, timeout_s=8.0)
     assert "longer than 8 s" in made.forecast(()).because

@@ -100,6 +100,7 @@ def test_folder_is_the_one_that_inductor_uses(monkeypatch, tmp_path):
     assert inductor_folder(os.environ) == Path(utils.cache_dir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forked", [True, False])
 def test_trial_that_is_killed_leaves_no_unfinished_library(
     library, tmp_path, monkeypatch, forked

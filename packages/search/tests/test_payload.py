@@ -84,6 +84,7 @@ def test_payload_comes_back_as_it_was(payload, tmp_path):
     assert torch.equal(got.program.loss_of(model, batch), expected)
 
 
+@pytest.mark.slow
 def test_payload_of_this_module_is_read_in_a_fresh_process(payload, tmp_path):
     path = write_payload(payload(model=Scaled, optimizer=halved), tmp_path)
     code = f"""

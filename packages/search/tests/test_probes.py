@@ -28,6 +28,7 @@ def test_alpha_and_beta_explain_both_sizes():
     assert cost.alpha_s + cost.beta_s_per_byte * (1 << 22) == pytest.approx(3.0)
 
 
+@pytest.mark.slow
 def test_all_reduce_is_measured_between_ranks(tmp_path):
     spec = tmp_path / "spec.json"
     fields = {"store": str(tmp_path / "store"), "world_size": 2, "timeout_s": 60.0}

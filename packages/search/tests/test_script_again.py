@@ -77,6 +77,7 @@ def test_module_that_cannot_be_pickled_runs_again(tmp_path):
     assert done.stdout.count("['--size', '3']") == 1  # The trials' words are theirs.
 
 
+@pytest.mark.slow
 def test_search_of_the_command_line_runs_the_script_again(tmp_path):
     search = ("-m", "drivetrain_core.cli", "search", "--json")
     done = start(tmp_path, SCRIPT, *search, "train.py", "--size", "3")

@@ -30,6 +30,7 @@ def searched():
     return json.dumps(accelerated.plan.to_dict()), trials, bool(torch.isfinite(loss))
 
 
+@pytest.mark.slow
 def test_search_under_ranks_decides_once_and_applies_everywhere():
     (plan, trials, fine), (other, none, fine_too) = run_ranks(
         searched, 2, timeout_s=240.0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from drivetrain_core.services import NoPlanSearch, get_service
 from drivetrain_search import TrialSearch
 from drivetrain_testing import check_plan_search
 
 
+@pytest.mark.slow
 def test_trial_search_keeps_the_contract():
     check_plan_search(TrialSearch())
 

@@ -67,6 +67,7 @@ def answers():
     return {**wrong, **more[0][0]}, {**right, **more[0][1]}
 
 
+@pytest.mark.slow
 def test_silent_bugs_are_all_caught(answers):
     missed = [title for title, a in answers[0].items() if not isinstance(a, Reject)]
     assert not missed

@@ -74,6 +74,7 @@ def shipped(folder, **fields):
     return runner_of(program, context, batches, folder)
 
 
+@pytest.mark.slow
 def test_set_up_is_told_without_the_passes_of_the_observation(runner):
     began = time.monotonic()
     with runner.open((), baseline=True) as session:

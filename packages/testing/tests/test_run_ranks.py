@@ -86,6 +86,7 @@ def is_alive(pid):
     return state != "Z"
 
 
+@pytest.mark.slow
 def test_run_ranks_ends_what_hangs_with_its_children(tmp_path):
     path = tmp_path / "pids"
     with pytest.raises(RankError, match="the time was up while rank 0 of 1") as caught:
@@ -95,6 +96,7 @@ def test_run_ranks_ends_what_hangs_with_its_children(tmp_path):
         assert not is_alive(pid)
 
 
+@pytest.mark.slow
 def test_ranks_end_when_their_caller_is_killed(tmp_path):
     path = tmp_path / "pids"
     code = f"""
@@ -121,6 +123,7 @@ def wait_until(condition, timeout_s=60.0):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_result_that_cannot_cross_is_an_error():
     with pytest.raises(RankError, match="cannot pickle"):
         run_ranks(eval, 1, "(i for i in range(3))", process_group=False)
@@ -131,6 +134,7 @@ def servers():
     return set(child_process.servers())
 
 
+@pytest.mark.slow
 def test_ranks_end_with_what_forks_them_and_the_next_ones_have_another():
     run_ranks(pow, 1, 3, 4, process_group=False)
     before = servers()

@@ -39,6 +39,7 @@ def test_importing_the_examples_imports_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_importing_an_example_imports_no_optional_library(name):
     code = (
@@ -48,6 +49,7 @@ def test_importing_an_example_imports_no_optional_library(name):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 @pytest.mark.parametrize("name", NAMES)
 def test_quick_example_writes_a_table_a_plot_and_its_runs(name, tmp_path, capsys):

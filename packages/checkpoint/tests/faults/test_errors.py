@@ -79,6 +79,7 @@ def test_short_write_is_continued(storage, tally, every):
     assert wrong == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", EVERY)
 @pytest.mark.parametrize("storage", [1, 2], indirect=True)
 def test_storage_that_hangs_is_waited_for_and_nothing_promised(storage, tally, every):

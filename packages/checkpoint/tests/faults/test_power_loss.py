@@ -24,6 +24,7 @@ def stage(tmp_path, library):
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("buffered", [False, True], ids=["direct", "buffered"])
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -35,6 +35,7 @@ def random_kill(stage, seed):
     return f"kill of {victim} at random", run.aftermath()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_kill_at_random_loses_nothing(tmp_path, library, tally, seed):
     with Stage(tmp_path / "stage", library) as stage:
