@@ -1,10 +1,18 @@
-"""What the tests of every package share: a test without its hardware is skipped."""
+"""What the tests of every package share: hardware they need, and that they leave nothing."""
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 if find_spec("hypothesis"):
     from hypothesis import settings
@@ -58,3 +66,92 @@ def pytest_collection_modifyitems(
         if there < count:
             reason = f"needs {count} GPU(s), this machine has {there}"
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+# Each process that a test starts inherits it.
+RUN = "DRIVETRAIN_TEST_RUN"
+# They serve a whole process, and end with it.
+SHARED_PROCESSES = ("fork_server", "resource_tracker", "forkserver", "compile_worker")
+SHARED_THREADS = ("fsspecIO",)
+GRACE_S = 15.0
+
+
+def pytest_configure() -> None:
+    """Gives the run a name."""
+    os.environ.setdefault(RUN, str(os.getpid()))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """A file of tests leaves no child process and no thread behind."""
+    before = {*children(), *threads()}
+    yield
+    left = until_none(lambda: {**children(), **threads()}, before)
+    assert not left, f"these tests have left {left}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """A whole run leaves no process behind either, however far from its test."""
+    yield
+    if os.environ[RUN] != str(os.getpid()):
+        return
+    left = until_none(processes_of_run, set())
+    for process, test in left.items():
+        print(f"\nleft behind: {process}, started in {test}")  # noqa: T201
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def until_none(
+    find: Callable[[], dict[object, str]], before: set[object]
+) -> dict[object, str]:
+    """Returns what is found, and was not before, still after a while."""
+    deadline = time.monotonic() + GRACE_S
+    while left := {key: said for key, said in find().items() if key not in before}:
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(0.02)
+    return {}
+
+
+def threads() -> dict[object, str]:
+    """Returns the threads of this process, by their names."""
+    found = (t for t in threading.enumerate() if t.name not in SHARED_THREADS)
+    return {thread: f"thread {thread.name}" for thread in found}
+
+
+def children() -> dict[object, str]:
+    """Returns the running children of this process, by their commands."""
+    found: dict[object, str] = {}
+    for file in Path("/proc/self/task").glob("*/children"):
+        for pid in map(int, file.read_text().split()):
+            command = command_of(pid)
+            if command and not any(word in command for word in SHARED_PROCESSES):
+                found[pid] = command
+    return found
+
+
+def processes_of_run() -> dict[object, str]:
+    """Returns the processes that tests of this run started, with the test of each."""
+    found: dict[object, str] = {}
+    wanted = f"{RUN}={os.getpid()}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if wanted in variables and pid != os.getpid():
+            tests = [v for v in variables if v.startswith(b"PYTEST_CURRENT_TEST=")]
+            found[f"{pid} {command_of(pid)}"] = b" ".join(tests).decode()
+    return found
+
+
+def command_of(pid: int) -> str:
+    """Returns what a process runs; nothing where it has ended."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return command.replace(b"\0", b" ").decode(errors="replace")[:200]

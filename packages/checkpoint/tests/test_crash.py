@@ -76,6 +76,7 @@ def test_trainer_that_is_killed_is_restored_from_memory(tmp_path, trainer):
     assert restored(tmp_path) in {last, last + 1}
 
 
+@pytest.mark.slow
 def test_save_of_a_killed_trainer_reaches_the_storage(tmp_path, trainer):
     process = trainer()
     step = int(process.stdout.readline())

@@ -83,6 +83,7 @@ def test_save_reaches_an_object_store_and_comes_back(bucket, options):
     assert names == {"manifest.json", "rank-00000.json", "rank-00000.safetensors"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_dcp_and_the_command_line_reach_an_object_store(
     tmp_path, bucket, options, capsys
@@ -112,6 +113,7 @@ def test_dcp_and_the_command_line_reach_an_object_store(
     assert torch.load(target)["a"].tolist() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_object_that_changed_is_found_and_named(bucket, options):
     checkpointer = checkpointer_of("damaged", options)
     checkpointer.save(1, {"weights": torch.ones(1000)}).wait(60)

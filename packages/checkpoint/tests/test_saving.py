@@ -70,6 +70,7 @@ def test_memory_that_was_overwritten_is_not_durable(checkpointer, folder):
     assert [found.step for found in list_checkpoints(folder)] == [2, 3]
 
 
+@pytest.mark.slow
 def test_end_of_the_trainer_brings_its_memory_to_storage(folder):
     script = textwrap.dedent(
         """

@@ -107,6 +107,7 @@ def restore_with_a_lost_node(folder):
     return step, is_state(state, 6)
 
 
+@pytest.mark.slow
 def test_lost_node_is_restored_from_the_memory_of_others(folder, monkeypatch):
     # The trainers' end would bring it to storage, which must be of no help here.
     Path(folder, "run").write_text("storage that is not there")

@@ -234,6 +234,7 @@ def with_different_files(paths):
     dist.all_reduce(torch.ones(1000))
 
 
+@pytest.mark.slow
 def test_ranks_with_different_schedules_are_told(tmp_path):
     paths = [tmp_path / name for name in ("one", "other", "third")]
     other = compile_schedule(star([1e9] * 3), "all_reduce", 100, budget_s=0.0).schedule

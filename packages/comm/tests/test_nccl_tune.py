@@ -68,6 +68,7 @@ def test_tune_says_in_one_line_what_is_wrong(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_sweep_refuses_a_machine_without_gpus():
     command = [sys.executable, str(BENCHMARKS / "nccl_sweep.py"), "--out", os.devnull]
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

@@ -288,6 +288,7 @@ def test_unchanged_script_trains_on_redis(shared_server):
         assert {round(gradient, 4) for gradient, _ in results} == {32.0}
 
 
+@pytest.mark.slow
 def test_importing_stores_needs_no_redis():
     code = "import sys; sys.modules['redis'] = None; import drivetrain_comm.stores"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -158,6 +158,7 @@ def contradicts(what):
     it.all_reduce([torch.ones(size)], operation, choice, 5.0).finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "says"),
     [

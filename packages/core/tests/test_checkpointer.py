@@ -521,6 +521,7 @@ def save_with_a_failing_rank(folder):
     return messages, checkpointer.restore(into), into
 
 
+@pytest.mark.slow
 def test_failure_on_one_rank_is_an_error_on_all(tmp_path):
     first, second = run_ranks(save_with_a_failing_rank, 2, tmp_path)
     assert first[0][0].startswith("CheckpointError: rank 1 failed: TypeError: data")

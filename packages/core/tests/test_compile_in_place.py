@@ -58,6 +58,7 @@ def test_blocks_are_compiled_and_share_it(make):
     assert counters["stats"]["unique_graphs"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Own, torchs_own])
 def test_gradients_and_names_are_those_of_the_module(make):
     block = make()

@@ -64,6 +64,7 @@ def test_import_loads_no_torch_and_prints_nothing(name):
     assert {"torch", "numpy", "rich", "yaml"}.isdisjoint(loaded)
 
 
+@pytest.mark.slow
 def test_first_use_of_a_name_loads_what_it_needs():
     code = """
 import sys

@@ -237,6 +237,7 @@ def test_wrong_use_ends_with_2(wrong, out, capsys):
     assert wrong[0] in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_command_without_such_a_script_ends_with_1(out, capsys):
     assert main(["--out", str(out), "missing.py"]) == 1
     assert "there is no script 'missing.py'" in capsys.readouterr().err

@@ -246,6 +246,7 @@ def leaves_early():
                 break
 
 
+@pytest.mark.slow
 def test_step_that_is_left_before_its_end_is_an_error():
     with pytest.raises(RankError, match="step 1 was left before all of its parts"):
         run_ranks(leaves_early, 1, process_group=False)

@@ -41,6 +41,7 @@ def test_one_flow_is_as_fast_as_its_card():
     assert trace.notifications.sum() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_flows", [2, 4])
 def test_dcqcn_comes_to_fair_shares_at_its_fixed_point(num_flows):
     """From unequal starts; the queue lies between Kmin and Kmax."""
@@ -145,6 +146,7 @@ def test_pfc_without_headroom_loses_what_is_under_way():
     assert trace.lost_bytes > 0
 
 
+@pytest.mark.slow
 def test_pauses_spread_to_a_victim_and_dcqcn_frees_it():
     """The victim's way is free but for what a paused sender's link holds back."""
     scenario = incast(8, uplink_ratio=2)

@@ -128,6 +128,7 @@ def test_node_is_measured_and_what_is_not_there_is_skipped_with_a_reason(
     )
 
 
+@pytest.mark.slow
 def test_measurement_that_hangs_is_killed_and_says_where_it_was(bench, watcher):
     hung = []
 

@@ -109,6 +109,7 @@ def test_attention_drops_probabilities(impl):
     torch.testing.assert_close(again, torch.ones_like(again))
 
 
+@pytest.mark.slow
 def test_attention_compiles_without_a_break():
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     for options in ({}, {"causal": False}, {"softcap": 2.0}):

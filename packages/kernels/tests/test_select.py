@@ -383,6 +383,7 @@ def test_random_models_are_compared_by_their_means(ratios):
     assert trial(found, AOT).status == "ok"
 
 
+@pytest.mark.slow
 def test_inductor_compiles_what_it_is_asked_to():
     selected = select(mlp(), [X], candidates=["default"], cache=False)
     assert trial(selected, "default").status == "ok"

@@ -190,6 +190,7 @@ def test_candidate_that_does_not_fit_says_why(name, why):
     assert CANDIDATES[name].unfit(workload, asked=False) == why
 
 
+@pytest.mark.slow
 def test_install_takes_a_candidate_without_measuring():
     model = Blocks()
     installed = install(model, "backend:aot_eager")

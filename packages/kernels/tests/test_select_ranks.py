@@ -1,5 +1,6 @@
 """`select` on two ranks: both decide alike, whatever each of them measured."""
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -58,6 +59,7 @@ def on_a_rank(folder):
     return chosen, message, float(x.sum())
 
 
+@pytest.mark.slow
 def test_ranks_decide_alike_from_the_slowest_and_the_first_rank_s_record(tmp_path):
     (first, told, _), (second, own, _) = run_ranks(on_a_rank, 2, str(tmp_path))
     assert first == second

@@ -74,6 +74,7 @@ def test_no_tenant_comes_before_the_one_before_it_is_done(programs):
         assert min(found[name] for name in happened) > 100
 
 
+@pytest.mark.slow
 def test_tenants_read_what_they_wrote(programs):
     program = programs("check_contents")
     assert run(program, 20_000, 3) == (0, {"operations": 20_000, "wrong": 0})

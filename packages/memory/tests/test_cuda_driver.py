@@ -37,6 +37,7 @@ def test_memory_is_mapped_accessible_and_given_back_at_the_end(make, fake_cuda):
     assert fake_cuda.counts == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_scattered_chunks_alias_at_one_range(make):
     allocator = make(8)
     blocks = [allocator.allocate(CHUNK) for _ in range(8)]

@@ -18,6 +18,7 @@ CSRC = Path(__file__).parents[1] / "csrc"
 TORCH = Path(torch.__file__).parent
 
 
+@pytest.mark.slow
 def test_hooks_do_what_pytorch_expects(fake_cuda, tmp_path):
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:

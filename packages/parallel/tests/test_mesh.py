@@ -219,6 +219,7 @@ def test_a_plan_fits_another_number_of_data_ranks(tmp_path):
     near(found, alone())
 
 
+@pytest.mark.slow
 def test_parallel_plan_survives_json():
     from drivetrain_core._program import Program
     from drivetrain_parallel.parallel_plan import ParallelPlan

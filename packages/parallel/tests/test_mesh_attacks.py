@@ -108,6 +108,7 @@ def with_own_seed(*case):
     return train(*case)
 
 
+@pytest.mark.slow
 def test_copies_on_tensor_ranks_do_not_drift_apart_by_dropout():
     strategy = [("mesh", {"tensor": 2})]
     (_, one), (_, other) = run_ranks(with_own_seed, 2, strategy, dropped, timeout_s=90)
@@ -206,6 +207,7 @@ def test_what_would_be_wrong_is_refused_on_every_rank():
             assert part in text
 
 
+@pytest.mark.slow
 def test_planning_leaves_model_and_random_state_as_they_are():
     program = Program(
         model=dropped,

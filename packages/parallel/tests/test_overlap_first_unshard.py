@@ -63,6 +63,7 @@ def exact():
         assert len(again) == len(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.faults), 2])
 def test_training_is_the_same_bits(size):
     run_ranks(exact, size)

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from drivetrain_parallel import overlap
 
 
@@ -13,6 +15,7 @@ def test_all_is_sorted_and_there():
         assert getattr(overlap, name).__name__ == name
 
 
+@pytest.mark.slow
 def test_products_do_not_import_fsdp_or_pipelining():
     program = (
         "import sys; from drivetrain_parallel.overlap import all_gather_matmul; "

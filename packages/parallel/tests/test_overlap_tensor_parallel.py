@@ -137,6 +137,7 @@ def all_cases(size):
             scatter_case((4, 4, 4)[:size], 0, dtype, path, None, True, False, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size",
     [

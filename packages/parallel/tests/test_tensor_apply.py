@@ -76,6 +76,7 @@ def train_each_on_a_rank(cases):
     return [train_on_a_rank(*case) for case in cases]
 
 
+@pytest.mark.slow
 def test_apply_trains_as_one_process_does():
     kinds = [(Thirds, {"foreach": True}), (Normed, {"fused": True})]
     cases = [(*kind, plan_of(kind[0], tied=True).to_dict()) for kind in kinds]
@@ -100,6 +101,7 @@ def split_loss_on_a_rank(plan):
     return loss.item(), full_gradients(model)
 
 
+@pytest.mark.slow
 def test_apply_splits_the_loss_over_the_vocabulary():
     plan = planned(make(tied=True, ffn=0), loss_parallel=True)
     assert has_split_loss(plan)

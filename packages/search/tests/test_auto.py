@@ -110,6 +110,7 @@ def test_search_says_what_cannot_be_shipped():
         run("auto", model=Locked(3, 1), budget=SMALL)
 
 
+@pytest.mark.slow
 def test_search_raises_the_programs_own_mistake():
     with pytest.raises(ProgramError, match=r"got shape \(8, 1\)"):
         run("auto", loss=lambda output, _: output, budget=SMALL)
@@ -157,6 +158,7 @@ def test_search_without_time_keeps_what_is_required(caplog, budget, limit):
     assert f"{limit} was too short to measure" in caplog.text
 
 
+@pytest.mark.slow
 def test_search_is_not_misled_by_files_of_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "queue.py").write_text("raise SystemError('not this one')")
     monkeypatch.chdir(tmp_path)
@@ -211,6 +213,7 @@ class Greedy(nn.Module):
         return self.inner(x)
 
 
+@pytest.mark.slow
 def test_baseline_out_of_memory_is_replaced_by_what_fits():
     register(Hungry())
     try:

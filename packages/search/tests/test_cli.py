@@ -71,6 +71,7 @@ def test_search_does_not_write_over_the_script(option, script, capsys):
     assert Path(script).read_text() == text
 
 
+@pytest.mark.slow
 def test_search_measures_what_a_plan_that_changes_folder_would(
     script, tmp_path, capsys, monkeypatch
 ):
@@ -84,6 +85,7 @@ def test_search_measures_what_a_plan_that_changes_folder_would(
     assert "because: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_search_that_measured_nothing_keeps_an_earlier_plan(
     script, tmp_path, capsys, monkeypatch
 ):

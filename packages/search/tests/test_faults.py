@@ -99,6 +99,7 @@ def test_fault_is_named_and_costs_its_timeout_at_most(broken, fault):
     assert rejected.code == code
 
 
+@pytest.mark.slow
 def test_faults_everywhere_leave_the_baseline(broken):
     assert len(broken.report.trials) == 1 + len(FAULTS)
     assert str(broken.plan) == "baseline"

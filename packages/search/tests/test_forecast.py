@@ -254,6 +254,7 @@ def test_model_that_cannot_be_truncated_runs_whole(shipped):
     assert FakeRuns(path).structure((), (8,), 8)["exact"]
 
 
+@pytest.mark.slow
 def test_tied_weights_count_once_and_states_are_exact(shipped):
     path, *_ = shipped()
     states = FakeRuns(path).structure((), (8,), 8)["states"]
@@ -286,6 +287,7 @@ def test_work_counts_the_products_of_a_pass(shipped):
     assert products == pytest.approx(6 * weights * 8 * 16)
 
 
+@pytest.mark.slow
 def test_forecasts_are_asked_for_once_a_structure(forecaster):
     made = forecaster()
     asked = []

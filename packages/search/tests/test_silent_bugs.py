@@ -74,6 +74,7 @@ def test_silent_bugs_are_all_caught(answers):
     assert len(answers[0]) >= 40
 
 
+@pytest.mark.slow
 def test_silent_bugs_are_caught_for_their_cause(answers):
     found = {title: answers[0][title].because for title in CAUSES}
     assert {t: b for t, b in found.items() if CAUSES[t] not in b} == {}

@@ -85,6 +85,7 @@ def test_set_up_is_told_without_the_passes_of_the_observation(runner):
         assert session.measure(2, 0.0).setup_s == session.setup_s
 
 
+@pytest.mark.slow
 def test_baseline_is_observed_as_long_as_there_is_time(runner):
     look = Look(until_s=time.monotonic())
     with runner.open((), baseline=True, look=look) as session:

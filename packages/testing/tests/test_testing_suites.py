@@ -449,6 +449,7 @@ def test_broken_checkpointer_is_found(checkpointer_type, clause):
         check_checkpointer(checkpointer_type, world_size=1)
 
 
+@pytest.mark.slow
 def test_checkpointer_that_forgets_other_ranks_is_found():
     with breaks("rank . of 2 failed"):
         check_checkpointer(Single, world_size=2)

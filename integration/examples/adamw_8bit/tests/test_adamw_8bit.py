@@ -47,6 +47,7 @@ def without_library(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_adamw_8bit_keeps_the_contract():
     check_optimization(adamw_8bit.AdamW8bit(), config={"min_8bit_size": 1})
 

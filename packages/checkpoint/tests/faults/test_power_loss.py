@@ -44,6 +44,7 @@ def test_power_cut_takes_nothing_that_was_promised(
     assert wrong == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", [(4, 1, 40), pytest.param((5, 6, 1), marks=pytest.mark.faults)]
 )
