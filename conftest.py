@@ -72,7 +72,6 @@ def pytest_collection_modifyitems(
 RUN = "DRIVETRAIN_TEST_RUN"
 # They serve a whole process, and end with it.
 SHARED_PROCESSES = ("fork_server", "resource_tracker", "forkserver", "compile_worker")
-SHARED_THREADS = ("fsspecIO",)
 GRACE_S = 15.0
 
 
@@ -83,7 +82,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """A file of tests leaves no child process and no thread behind."""
+    """A file of tests leaves no child process and none of our threads behind."""
     before = {*children(), *threads()}
     yield
     left = until_none(lambda: {**children(), **threads()}, before)
@@ -116,8 +115,8 @@ def until_none(
 
 
 def threads() -> dict[object, str]:
-    """Returns the threads of this process, by their names."""
-    found = (t for t in threading.enumerate() if t.name not in SHARED_THREADS)
+    """Returns the threads that the packages started in this process, by their names."""
+    found = (t for t in threading.enumerate() if t.name.startswith("drivetrain"))
     return {thread: f"thread {thread.name}" for thread in found}
 
 

@@ -40,7 +40,10 @@ def prepare(cluster):
 
 
 class KilledAt:
-    """Says before or after which call an operator is killed; once."""
+    """Says before or after which call an operator is killed; once.
+
+    A call that is refused has no after: the next one that is answered has.
+    """
 
     def __init__(self, number=-1, when="before"):
         self.number, self.when = number, when
@@ -52,7 +55,7 @@ class KilledAt:
         return self.num_calls - 1
 
     def check(self, number, when, what):
-        if (number, when) == (self.number, self.when):
+        if number >= self.number >= 0 == self.num_kills and when == self.when:
             self.num_kills += 1
             self.killed_at = f"{when} {what}"
             raise KilledError
