@@ -72,6 +72,7 @@ def pytest_collection_modifyitems(
 RUN = "DRIVETRAIN_TEST_RUN"
 # They serve a whole process, and end with it.
 SHARED_PROCESSES = ("fork_server", "resource_tracker", "forkserver", "compile_worker")
+SHARED_THREADS = ("drivetrain-redis",)
 GRACE_S = 15.0
 
 
@@ -117,6 +118,7 @@ def until_none(
 def threads() -> dict[object, str]:
     """Returns the threads that the packages started in this process, by their names."""
     found = (t for t in threading.enumerate() if t.name.startswith("drivetrain"))
+    found = (t for t in found if t.name not in SHARED_THREADS)
     return {thread: f"thread {thread.name}" for thread in found}
 
 

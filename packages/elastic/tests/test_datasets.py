@@ -21,7 +21,7 @@ class MemoryJournal:
     incarnation = 1
 
     def __init__(self, rows=()):
-        self.rows = list(rows)
+        self.rows, self.writers = list(rows), []
         self.num_refusals = 0
         # Appends wait for it.
         self.is_open = threading.Event()
@@ -50,7 +50,10 @@ class MemoryJournal:
 
 @pytest.fixture
 def journal():
-    return MemoryJournal()
+    one = MemoryJournal()
+    yield one
+    for writer in one.writers:
+        asyncio.run(writer.close())
 
 
 def source(master, name="d"):
@@ -122,7 +125,8 @@ async def deal(datasets, worker, num_shards=1, *, name="d", held=()):
 
 
 def made(journal, **options):
-    return Datasets(JournalWriter(journal), **options)
+    journal.writers.append(JournalWriter(journal))
+    return Datasets(journal.writers[-1], **options)
 
 
 def test_worker_that_comes_back_while_it_expires_is_waited_for_again(journal):

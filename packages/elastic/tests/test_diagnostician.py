@@ -18,6 +18,13 @@ from drivetrain_health.diagnosis import read_error_record, write_error_record
 from drivetrain_health.failures import Diagnosis, FailureClass
 
 
+@pytest.fixture
+def diagnostician(tmp_path):
+    one = Diagnostician("n", str(tmp_path), Output(None))
+    yield one
+    one.close()
+
+
 def worker(name):
     return LocalWorker(name=name, slot=0, copy=0, is_spare=False)
 
@@ -32,7 +39,7 @@ def test_texts_of_any_kind_and_length_fit_a_message():
     assert message.evidence.endswith("a?")
 
 
-def test_gpus_are_read_by_one_at_a_time_and_readings_are_shared(tmp_path):
+def test_gpus_are_read_by_one_at_a_time_and_readings_are_shared(diagnostician):
     busy, overlaps, reads = threading.Lock(), [], []
 
     def read():
@@ -43,9 +50,10 @@ def test_gpus_are_read_by_one_at_a_time_and_readings_are_shared(tmp_path):
         busy.release()
         return ()
 
+    one = diagnostician
+
     async def main():
-        one = Diagnostician("n", str(tmp_path), Output(None))
-        one._gpus = SimpleNamespace(read=read)
+        one._gpus = SimpleNamespace(read=read, close=one._gpus.close)
         await asyncio.gather(*(one.read_gpus() for _ in range(8)))
 
     asyncio.run(main())
@@ -53,9 +61,10 @@ def test_gpus_are_read_by_one_at_a_time_and_readings_are_shared(tmp_path):
     assert not overlaps
 
 
-def test_sibling_that_says_what_was_wrong_is_heard_instead_of_an_echo(tmp_path):
+def test_sibling_that_says_what_was_wrong_is_heard_instead_of_an_echo(diagnostician):
+    one = diagnostician
+
     async def main():
-        one = Diagnostician("n", str(tmp_path), Output(None))
         reset = RuntimeError("Connection closed by peer [127.0.0.1]:1234")
         write_error_record(one.error_path("n/a-0"), reset)
         write_error_record(one.error_path("n/a-1"), ValueError("no such rate"))
@@ -67,23 +76,22 @@ def test_sibling_that_says_what_was_wrong_is_heard_instead_of_an_echo(tmp_path):
     assert "no such rate" in failure.evidence
 
 
-def test_what_a_worker_has_left_is_removed(tmp_path):
+def test_what_a_worker_has_left_is_removed(tmp_path, diagnostician):
     names = ["error-a-0", "flight-7", "stacks-7", "flight-8"]
     for name in names:
         (tmp_path / name).touch()
     gone = worker("n/a-0")
     gone.process = SimpleNamespace(pid=7)
-    Diagnostician("n", str(tmp_path), Output(None)).forget(gone)
+    diagnostician.forget(gone)
     assert [one.name for one in tmp_path.iterdir()] == ["flight-8"]
 
 
-def watch(tmp_path, alerts=None):
-    found = Diagnostician("n", str(tmp_path), Output(None))
-    return NodeWatch(found, alert=(alerts or []).append, is_training=lambda: False)
+def watch(diagnostician, alerts=None):
+    return NodeWatch(diagnostician, alert=(alerts or []).append, is_training=lambda: False)
 
 
 def test_node_that_cannot_be_read_is_said_once_and_ends_nothing(
-    tmp_path, monkeypatch, caplog
+    diagnostician, monkeypatch, caplog
 ):
     def fail(*_, **__):
         message = "no /proc here"
@@ -91,7 +99,7 @@ def test_node_that_cannot_be_read_is_said_once_and_ends_nothing(
 
     monkeypatch.setattr(_node_watch.psutil, "virtual_memory", fail)
     monkeypatch.setattr(_node_watch.psutil, "net_io_counters", fail)
-    one = watch(tmp_path)
+    one = watch(diagnostician)
     for _ in range(3):
         hardware = one.hardware()
     assert hardware.memory_total == 0
@@ -116,8 +124,8 @@ def test_node_that_cannot_be_read_is_said_once_and_ends_nothing(
     asyncio.run(main())
 
 
-def test_what_was_found_broken_is_among_the_alerts_for_a_new_master(tmp_path):
-    one = watch(tmp_path)
+def test_what_was_found_broken_is_among_the_alerts_for_a_new_master(diagnostician):
+    one = watch(diagnostician)
     failure = pb.Failure(failure_class="gpu-hardware", evidence="xid 79")
 
     async def look():

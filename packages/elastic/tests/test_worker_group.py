@@ -47,6 +47,7 @@ def run(scenario, **options):
         launcher = LateLauncher()
         config = AgentConfig(node="n", num_standbys=0, **options)
         output = Output(None)
+        diagnostician = Diagnostician("n", "/nowhere", output)
         worker_group = WorkerGroup(
             config,
             launcher,
@@ -56,7 +57,7 @@ def run(scenario, **options):
             broken=lambda *_: None,
             saved=lambda _: None,
             terminated=lambda: None,
-            diagnostician=Diagnostician("n", "/nowhere", output),
+            diagnostician=diagnostician,
         )
         worker_group.begin()
         await launcher.wait_until_asked(1)
@@ -65,6 +66,7 @@ def run(scenario, **options):
             await worker_group.stop("the test is over", grace_s=0.0)
             assert not worker_group.pids
         finally:
+            diagnostician.close()
             for pid in worker_group.pids:
                 os.kill(pid, signal.SIGKILL)
         return len(launcher.pids)
