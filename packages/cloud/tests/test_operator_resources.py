@@ -249,4 +249,5 @@ def test_agent_reads_its_use(tmp_path):
         running.cancel()
 
     asyncio.run(asyncio.wait_for(main(), 30))
+    found.close()
     assert watch.hardware().used_memory > 1 << 20

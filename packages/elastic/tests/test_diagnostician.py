@@ -87,7 +87,9 @@ def test_what_a_worker_has_left_is_removed(tmp_path, diagnostician):
 
 
 def watch(diagnostician, alerts=None):
-    return NodeWatch(diagnostician, alert=(alerts or []).append, is_training=lambda: False)
+    return NodeWatch(
+        diagnostician, alert=(alerts or []).append, is_training=lambda: False
+    )
 
 
 def test_node_that_cannot_be_read_is_said_once_and_ends_nothing(
