@@ -329,6 +329,20 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session
+def flakes(session: nox.Session) -> None:
+    """Runs all tests beside busy loops and shuffled, and 20 times those that wait.
+
+    `-- --json FILE [--resume] [--rounds N]` keeps the table.
+    """
+    groups = ["test", "test-extra"]
+    install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
+    session.install("pytest-randomly>=4")
+    where = [place for name in [*PACKAGES, "integration"] for place in places(name)]
+    options = ["-m", "not interpreter and not slow", *where]
+    session.run("python", "integration/flakes/flakes.py", *session.posargs, *options)
+
+
+@nox.session
 def planted(session: nox.Session) -> None:
     """Plants faults, and says which the tests near them find; three minutes each at most.
 

@@ -50,6 +50,7 @@ def texts(root: Path) -> Iterator[Path]:
             yield file
 
 
+@pytest.mark.slow
 def test_files_tell_nothing_of_one_machine(root):
     found = {
         str(file.relative_to(root)): wrong

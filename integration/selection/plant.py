@@ -1,9 +1,10 @@
 """Plants faults one by one, and says which of them the tests near them find.
 
-    nox -s planted -- [--resume] [--json FILE] [NUMBER...]
+    nox -s planted -- [--slow] [--resume] [--json FILE] [NUMBER...]
 
 Each fault is tried with the tests that `choose.py` gives for its file, stopped at the first
-that fails, for three minutes at most. The file is as it was afterwards.
+that fails, for three minutes at most. The file is as it was afterwards. Slow tests are left
+out, as they are by `nox -s tests`; `--slow` runs them too.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _LIMIT_S = 180.0
 # At least so many are found.
 _LEAST = 36
 _OWN = "integration/selection/"
+_QUICK = "not interpreter and not gpu and not multigpu"
 _PYTEST = ("-P", "-m", "pytest", "-q", "-x", "--doctest-modules", "-n", "3")
 
 
@@ -76,20 +78,15 @@ def is_found(code: int | None) -> bool:
     return code in {None, 1, 2}
 
 
-def trial(fault: Fault, root: Path) -> dict[str, Any]:
-    """Runs the tests that a fault's file reaches; returns what came of it."""
+def trial(fault: Fault, root: Path, mark: str) -> dict[str, Any]:
+    """Runs the tests that a fault's file reaches, and `-m mark` selects; returns what came."""
     seconds = json.loads(SECONDS.read_text("utf-8")) if SECONDS.exists() else {}
     near = near_tests(root, [fault.file])
     # Those of the selection see that the text is another one, and say nothing of it.
     near = {file: n for file, n in near.items() if not file.startswith(_OWN)}
     chosen = choose(near, seconds, BUDGET_S)
     begun = time.monotonic()
-    select = [
-        "-m",
-        "not interpreter and not gpu and not multigpu",
-        "--dist",
-        "loadfile",
-    ]
+    select = ["-m", mark, "--dist", "loadfile"]
     command = [sys.executable, *_PYTEST, *select, *chosen.run]
     told, code = "", None
     with planted(fault, root), contextlib.suppress(subprocess.TimeoutExpired):
@@ -121,10 +118,12 @@ def trial(fault: Fault, root: Path) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Tries all faults, or those that are named; returns 1 if too few are found."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
+    parser.add_argument("--slow", action="store_true", help="run slow tests too")
     parser.add_argument("--resume", action="store_true", help="keep what is recorded")
     parser.add_argument("--json", type=Path, default=Path("planted.json"))
     parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER")
     arguments = parser.parse_args(argv)
+    mark = _QUICK if arguments.slow else f"{_QUICK} and not slow"
     faults = read_faults(ROOT)
     found: dict[str, Any] = {}
     if arguments.resume and arguments.json.exists():
@@ -132,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in arguments.numbers or range(len(faults)):
         if str(number) in found and not arguments.numbers:
             continue
-        one = found[str(number)] = trial(faults[number], ROOT)
+        one = found[str(number)] = trial(faults[number], ROOT, mark)
         print(f"{number}: {'found' if one['found'] else 'NOT FOUND'}", end=" ")
         print(f"in {one['seconds']:.0f} s: {one['file']} {one['by'][:120]}", flush=True)
         arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -1,5 +1,6 @@
 """Overlapped tensor parallel over the tuned process group."""
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -28,5 +29,6 @@ def tuned():
     assert torch.equal(x.grad, torch.full((4, 8), 2.0))
 
 
+@pytest.mark.slow
 def test_tuned_groups_carry_it():
     run_ranks(tuned, 2, process_group=False)

@@ -199,6 +199,7 @@ def test_same_path_is_replaced_as_a_whole(io, tmp_path):
     assert [saved.step for saved in list_checkpoints(path)] == [3]
 
 
+@pytest.mark.slow
 def test_objects_are_refused_by_name_unless_asked_for(tmp_path):
     from drivetrain_checkpoint.adapters.lightning import TwoStageCheckpointIO
 

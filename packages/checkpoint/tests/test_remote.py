@@ -132,6 +132,7 @@ def test_object_that_changed_is_found_and_named(bucket, options):
     assert "is missing" in problem.because
 
 
+@pytest.mark.slow
 def test_store_that_refuses_fails_the_handle_and_the_next_save_works(bucket, options):
     url = "s3://another/run"
     checkpointer = Checkpointer(url, job="remote", storage_options=options)

@@ -140,6 +140,7 @@ def save_many(folder):
     assert on_node(folder, 0).save(1, {"many": tensors}).wait(30)
 
 
+@pytest.mark.slow
 def test_what_all_ranks_need_is_read_once(folder):
     run_ranks(save_many, 2, folder)
     sizes = run_ranks(count_reads, 3, folder)
@@ -159,6 +160,7 @@ def damaged_for_all(folder):
     return "restored"
 
 
+@pytest.mark.slow
 def test_damage_that_one_rank_finds_is_told_to_all(folder):
     run_ranks(save_many, 2, folder)
     (found,) = list_checkpoints(f"{folder}/run")

@@ -48,6 +48,7 @@ def test_many_blocks_share_a_sum(tmp_path, monkeypatch):
         torch_load(file)
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_and_any_cut_is_found(tmp_path):
     file = tmp_path / "a.pt"
     torch_save({"a": torch.arange(50.0)}, file)

@@ -237,6 +237,7 @@ def test_break_even_of_what_does_not_matter_is_none():
 # Plots.
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_plots_are_written_and_do_not_change(tmp_path):
     points = sweep(

@@ -102,6 +102,7 @@ def test_simulation_job_that_never_fails_loses_only_stalls():
 # Against the master's own function, of which nothing is left out.
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     copies=st.integers(1, 5),

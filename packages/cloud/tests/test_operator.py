@@ -273,6 +273,7 @@ def test_secret_that_is_lost_while_no_operator_runs_lets_the_job_begin_anew(clus
         phase(cluster, "Running")
 
 
+@pytest.mark.slow
 def test_name_that_somebody_else_has_is_told(cluster, operator):
     taken = elastic_job()["spec"]["template"]["spec"]
     cluster.apply(

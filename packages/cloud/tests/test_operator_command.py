@@ -208,6 +208,7 @@ def test_times_with_which_two_could_lead_are_refused(times):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_command_runs_an_operator_and_ends_with_a_signal(cluster):
     from operator_samples import account, elastic_job, live, pods_of

@@ -91,6 +91,7 @@ def test_call_that_goes_wrong_changes_nothing_in_the_end(
     assert not leaked(cluster, name)
 
 
+@pytest.mark.slow
 def test_watches_that_are_cut_all_the_time_lose_nothing(cluster):
     from drivetrain_cluster_double import Fault
 

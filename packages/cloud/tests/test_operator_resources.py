@@ -238,6 +238,7 @@ def test_use_of_a_node_is_seen_by_whoever_asks_its_master():
     assert MasterJob(Client()).look().uses == {"a": NodeUse(1.5, 3 << 30)}
 
 
+@pytest.mark.slow
 def test_agent_reads_its_use(tmp_path):
     found = Diagnostician("n", str(tmp_path), Output(None))
     watch = NodeWatch(found, alert=[].append, is_training=lambda: False)

@@ -163,6 +163,7 @@ def long_training(num_steps):
     return losses, state, phase, records
 
 
+@pytest.mark.slow
 def test_tuner_has_committed_after_fifty_steps():
     found = run_ranks(long_training, 4, 52, process_group=False, timeout_s=120)
     assert {phase for _, _, phase, _ in found} == {"committed"}

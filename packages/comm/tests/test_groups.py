@@ -26,6 +26,7 @@ def test_plan_of_a_mesh():
     assert [group.index for group in plan.groups_of(6)] == [2, 1, 0]
 
 
+@pytest.mark.slow
 @given(MESHES, st.data())
 def test_plan_has_each_rank_once_in_the_groups_of_a_name(dims, data):
     world_size = math.prod(dims.values())

@@ -334,6 +334,7 @@ def test_precision_returns_every_tensor_of_an_output_in_fp32(built, dtype):
     assert seen == [torch.float32]
 
 
+@pytest.mark.slow
 def test_precision_returns_an_fp32_output_as_it_is(built):
     class Scaled(ToyModel):
         def __init__(self):

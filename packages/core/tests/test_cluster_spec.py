@@ -143,6 +143,7 @@ def test_file_is_written_as_it_was_read():
     assert ClusterSpec.from_yaml(TEXT).to_yaml() == TEXT
 
 
+@pytest.mark.slow
 @given(CLUSTERS)
 @settings(max_examples=25, deadline=None)
 def test_any_cluster_keeps_the_contract(spec):

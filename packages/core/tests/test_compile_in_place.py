@@ -74,6 +74,7 @@ def test_gradients_and_names_are_those_of_the_module(make):
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow
 def test_compiled_block_can_be_copied():
     block = torchs_own()
     compile_in_place(block)

@@ -330,6 +330,7 @@ def make_state(shapes, *, split, steps):
     return {"model": model, "optimizer": optimizer}
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.tuples(SHAPES, SHAPES, SHAPES),

@@ -381,6 +381,7 @@ def outcome(pack, state):
         return None, error
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(MUTATIONS), max_size=3), max_size=8))
 def test_packer_equals_pack_state_after_any_changes(rounds):

@@ -198,6 +198,7 @@ def test_program_that_workers_cannot_train_is_refused_before_the_search(
     assert f"drivetrain search {target.script}" in str(error.value)
 
 
+@pytest.mark.slow
 def test_script_without_accelerate_is_refused(tmp_path, out):
     with pytest.raises(ChildError, match="accelerate"):
         run(tiny(), out, written(tmp_path, "x = 1"))

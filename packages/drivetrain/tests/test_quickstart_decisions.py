@@ -5,6 +5,7 @@ import random
 import pytest
 
 from drivetrain.quickstart._carry import carry_over
+from drivetrain.quickstart._channel import last_line
 from drivetrain.quickstart._kill_report import Count, LossGap
 from drivetrain.quickstart._size import (
     MOST_STEPS,
@@ -88,7 +89,7 @@ GOOD = {
 }
 
 
-def judged(*, exit_code=0, has_killed=True, gap=(0.01, 0.01, 0.1), **counted):
+def judged(*, exit_code=0, has_killed=True, gap=(0.01, 0.01, 0.1, 1.0), **counted):
     return hard_to_kill(
         exit_code,
         Count(**{**GOOD, **counted}),
@@ -112,7 +113,7 @@ def test_training_that_has_lost_nothing_is_hard_to_kill():
         ({"num_steps": 9}, "no step"),
         ({"samples_lost": 1}, "every sample"),
         ({"samples_repeated": 1}, "every sample"),
-        ({"gap": (0.01, 0.03, 0.03)}, "losses"),
+        ({"gap": (0.01, 0.03, 0.03, 1.0)}, "losses"),
     ],
 )
 def test_each_loss_breaks_its_promise(fault, broken):
@@ -120,11 +121,43 @@ def test_each_loss_breaks_its_promise(fault, broken):
     assert broken in promise.what
 
 
+@pytest.mark.parametrize(("before", "is_said"), [(0.01, False), (0.2, True)])
+def test_runs_that_part_without_a_kill_are_said_to_prove_little(before, is_said):
+    (losses,) = [
+        one for one in judged(gap=(before, 0.01, 0.1, 1.0)) if "losses" in one.what
+    ]
+    assert losses.is_kept
+    assert ("says little" in losses.because) is is_said
+
+
 def test_share_of_a_peak_that_was_none_is_not_told():
     assert mfu(100, 1.0, 200.0) == 0.5
     assert mfu(100, 1.0, 58.3) is None
     assert mfu(None, 1.0, 200.0) is None
     assert mfu(100, 1.0, None) is None
+
+
+def test_halves_of_a_batch_are_normalized_by_themselves_and_it_is_named():
+    carried = carry_over([], num_workers=2, num_threads=1, has_batch_norm=True)
+    ((what, instead),) = carried.left_out
+    assert "BatchNorm" in what
+    assert "own part" in instead
+
+
+@pytest.mark.parametrize(
+    ("log", "last"),
+    [
+        ("", "a process has ended, and said nothing"),
+        ("killed\n", "killed"),
+        (
+            'File "/a/core.py", line 7, in run\n  File "/b/train.py", line 3\nSyntaxError: x',
+            "SyntaxError: x, /b/train.py:3",
+        ),
+    ],
+)
+def test_last_words_of_a_process_say_where(tmp_path, log, last):
+    (tmp_path / "log").write_text(log)
+    assert last_line(tmp_path / "log") == last
 
 
 def test_what_workers_do_not_take_of_a_plan_is_named():

@@ -280,6 +280,7 @@ JUNK = st.recursive(
 FIELDS = st.sampled_from(["group", "measures", "failures", "digests", "received", "x"])
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.text() | JUNK.map(json.dumps) | st.dictionaries(FIELDS, JUNK).map(json.dumps))
 def test_anything_else_on_the_wire_is_a_failure_of_who_said_it(text):

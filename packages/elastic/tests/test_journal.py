@@ -33,6 +33,7 @@ def some(num, start=0):
     return [Record("number", {"n": n, "text": "ü€\n"}) for n in range(start, num)]
 
 
+@pytest.mark.slow
 def test_sqlite_journal_keeps_the_contract(opened):
     check_journal(opened)
 

@@ -205,6 +205,7 @@ def ended_with(rendezvous):
     return caught.value.code, str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [0, 3])
 def test_job_that_is_stopped_ends_its_torchrun_agents(rendezvous, code):
     one = rendezvous()

@@ -212,6 +212,7 @@ def test_advice_is_known_to_the_version_and_has_a_right_value(known):
             assert wrong_value(one.setting, one.value, known.nccl) is None
 
 
+@pytest.mark.slow
 @given(known=some_facts)
 def test_advice_is_not_to_unset_what_is_not_set(known):
     for one in advise(known).advice:

@@ -48,6 +48,7 @@ def plain_max_min(links, capacity):
     return rates
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(networks())
 def test_rates_are_max_min_fair(network):

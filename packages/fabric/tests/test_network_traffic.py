@@ -28,6 +28,7 @@ def received(flows, num):
     return np.bincount(flows.target, flows.size_bytes, minlength=num)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 40), st.integers(1, 4))
 def test_ring_sends_what_every_all_reduce_must(num, nics):
     members = channels(num, nics)

@@ -116,6 +116,7 @@ def command_on_a_rank():
     return status, out.getvalue()
 
 
+@pytest.mark.slow
 def test_topo_measures_under_torchrun_and_one_rank_speaks():
     first, second = run_ranks(command_on_a_rank, 2, process_group=False)
     assert first[0] == 0

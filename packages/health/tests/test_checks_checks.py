@@ -143,6 +143,7 @@ def test_measurement_that_hangs_is_killed_and_says_where_it_was(bench, watcher):
     assert bench.measure("compute", limit_s=60).found.measures["compute_gflops"] > 0
 
 
+@pytest.mark.slow
 def test_measurement_that_is_killed_says_so_and_others_go_on(bench, watcher):
     watcher(bench, lambda child: child.kill())
     outcome = bench.measure("memory", limit_s=60)
@@ -151,6 +152,7 @@ def test_measurement_that_is_killed_says_so_and_others_go_on(bench, watcher):
     assert bench.measure("memory", limit_s=60).found
 
 
+@pytest.mark.slow
 def test_server_that_was_killed_is_replaced(bench):
     os.kill(bench._server.pid, signal.SIGKILL)
     bench._server.wait()
@@ -195,6 +197,7 @@ def test_check_for_which_memory_does_not_suffice_is_not_made_and_no_fault(
     assert "loopback_gb_per_s" in report.measures
 
 
+@pytest.mark.slow
 def test_what_a_measurement_leaves_behind_dies_with_it():
     """A child in a session of its own, and whose parent has ended, is found all the same."""
     code = textwrap.dedent(

@@ -78,6 +78,7 @@ def test_attention_window_of_narrow_tensors_is_as_exact_as_torch():
     )
 
 
+@pytest.mark.slow
 def test_attention_window_compiles_without_a_break():
     def call(q, k, v):
         return attention(q, k, v, window=8, impl="blocked")

@@ -138,6 +138,7 @@ def test_blocks_run_under_autocast_and_keep_the_residual_wide(kind):
     assert all(p.grad.dtype == torch.float32 for p in block.parameters())
 
 
+@pytest.mark.slow
 def test_parallel_block_compiles_without_a_break():
     x, *weights = (t.float() for t in tensors())
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True)

@@ -109,6 +109,7 @@ def test_rounding_is_found_out_even_where_the_weights_are_wide(module, what):
     assert torch.equal(narrow(x), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_models_of_other_dtypes_are_replaced(dtype):
     model = Model().to(dtype)
@@ -220,6 +221,7 @@ def test_transformer_encoder_of_torch_trains_as_before():
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.slow
 def test_layers_share_what_is_compiled_of_a_replaced_block():
     blocks = [nn.Sequential(nn.Linear(8, 8), LlamaNorm(8)) for _ in range(3)]
     for block in blocks:

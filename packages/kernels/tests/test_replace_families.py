@@ -33,6 +33,7 @@ def distance(ours, theirs):
     return (apart / norm) ** 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_training_step_of_a_family_is_the_same(name):
     model, batch = family(name)
@@ -49,6 +50,7 @@ def test_training_step_of_a_family_is_the_same(name):
     assert all(torch.equal(again_grads[n], g) for n, g in grads.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
 def test_family_in_bfloat16_stays_as_near(name):
     model, batch = family(name)

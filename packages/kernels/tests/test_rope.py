@@ -182,6 +182,7 @@ def test_rotary_embedding_survives_inference_and_casts():
     assert torch.equal(module.to(torch.bfloat16)(q, q)[0], rope(q, q)[0])
 
 
+@pytest.mark.slow
 def test_rotary_embedding_compiles_for_changing_lengths():
     module = RotaryEmbedding(4)
     compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="eager")

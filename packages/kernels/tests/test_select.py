@@ -133,6 +133,7 @@ def test_blocks_whose_forward_is_torch_s_own_really_compile(ratios):
     assert all(layer._compiled_call_impl for layer in model.layers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [0.5, 2.0])
 def test_model_is_freed_with_its_last_user(ratios, ratio):
     ratios[AOT] = ratio
@@ -144,6 +145,7 @@ def test_model_is_freed_with_its_last_user(ratios, ratio):
     assert alive() is None
 
 
+@pytest.mark.slow
 def test_state_is_exactly_as_before(ratios):
     model = Stateful().train()
     model.inner[3].eval()
@@ -260,6 +262,7 @@ def test_shapes_that_vary_stay_within_a_few_graphs(ratios):
     assert trial(found, AOT).num_graphs <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["module", "function"])
 def test_recompile_storm_after_the_commit_ends_in_eager(ratios, caplog, kind):
     ratios[AOT] = 0.5

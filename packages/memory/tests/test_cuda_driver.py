@@ -55,6 +55,7 @@ def test_scattered_chunks_alias_at_one_range(make):
         assert set(ctypes.string_at(block, CHUNK)) == {9}
 
 
+@pytest.mark.slow
 def test_access_is_set_once_for_a_range(make, fake_cuda):
     allocator = make(64)
     allocator.allocate(64 * CHUNK)

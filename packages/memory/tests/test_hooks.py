@@ -167,6 +167,7 @@ def test_what_is_too_late_or_needs_another_allocator_is_refused(fake_cuda):
     )
 
 
+@pytest.mark.slow
 def test_pytorch_that_cannot_tell_of_streams_is_refused(fake_cuda):
     run(
         fake_cuda,

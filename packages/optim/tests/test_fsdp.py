@@ -80,6 +80,7 @@ def train_sharded(make, path, folder):
     return full(model), share_of(optimizer), sharded, empty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_agd, make_lamb])
 def test_optimizer_under_fsdp2_equals_one_process(make, tmp_path):
     model = Odd().double()

@@ -221,6 +221,7 @@ def reference_of_shards(**mode):
     return values(model)
 
 
+@pytest.mark.slow
 def test_wsam_with_local_gradients_equals_a_perturbation_for_each_shard(ranks):
     expected = [value for mode in MODES for value in [reference_of_shards(**mode)] * 2]
     modes = [mode for mode in MODES for _ in range(2)]

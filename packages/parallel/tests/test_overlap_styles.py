@@ -93,6 +93,7 @@ def all_cases():
     compare((2, 7, 4), 9, 1, True, {"num_chunks": 2})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size",
     [

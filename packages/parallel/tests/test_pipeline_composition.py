@@ -100,6 +100,7 @@ def test_stages_are_sharded_by_fsdp(schedule):
     assert max(run_ranks(_train, 4, _fsdp, schedule, 2)) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", ZBV])
 def test_stages_are_replicated(schedule):
     assert max(run_ranks(_train, 4, _replicate, schedule, 2)) < 1e-5

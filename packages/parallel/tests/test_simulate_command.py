@@ -116,6 +116,7 @@ def test_published_rows_are_predicted(simulate):
     assert {row["calibrates"] for row in plain} == {True, False}
 
 
+@pytest.mark.slow
 def test_ablation_is_predicted(simulate):
     status, out, _ = simulate("--ablation", "--json", "--top", "2")
     assert status == 0

@@ -134,6 +134,7 @@ def test_a_step_changes_the_row_of_the_baseline_and_nothing_else():
     assert [first.row.measured, last.row.measured] == [47.7, 65.3]
 
 
+@pytest.mark.slow
 def test_a_plan_for_the_largest_job_is_above_megascales_own(largest):
     ranking, own = largest
     assert own.mfu == pytest.approx(0.552, rel=0.10)

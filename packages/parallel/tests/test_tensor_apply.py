@@ -115,6 +115,7 @@ def test_apply_splits_the_loss_over_the_vocabulary():
             assert torch.allclose(gradients[name], parameter.grad, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_plan_of_a_split_loss_needs_a_head_that_divides():
     model = make()
     model.head = nn.Linear(32, 65)
@@ -167,6 +168,7 @@ def test_apply_names_each_part_by_the_slice_that_it_is():
     assert names == {name for name, _ in make(Thirds, ffn=0).named_parameters()}
 
 
+@pytest.mark.slow
 def test_apply_gives_back_the_values_that_it_split():
     model = make(Thirds, tied=True, ffn=0)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -179,6 +181,7 @@ def test_apply_gives_back_the_values_that_it_split():
     assert set(after) == set(before)
 
 
+@pytest.mark.slow
 def test_apply_leaves_out_the_blocks_of_other_stages():
     model = make(Counting, blocks=3, ffn=0)
     plan = planned(model)
@@ -211,6 +214,7 @@ def test_apply_refuses_tied_parameters_that_are_split_in_two_ways():
     assert info.value.code == "TIED_PARAMS"
 
 
+@pytest.mark.slow
 def test_plan_splits_the_sequence_between_matrices():
     model = make(Normed, ffn=0)
     plan = planned(model, sequence=True)
@@ -219,6 +223,7 @@ def test_plan_splits_the_sequence_between_matrices():
     assert TensorPlan.from_dict(plan.to_dict()) == plan
 
 
+@pytest.mark.slow
 def test_plan_of_a_sequence_that_blocks_need_whole_is_refused():
     # Its bias is as long as the whole sequence, and its attention is the module's.
     model = make(Biased, ffn=0)

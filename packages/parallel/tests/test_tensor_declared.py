@@ -437,6 +437,7 @@ LLAMA = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 @pytest.mark.parametrize(
     ("name", "declared"),

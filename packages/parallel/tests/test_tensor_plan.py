@@ -69,6 +69,7 @@ ATTENTION = {
 MLP = {"up": "colwise", "down": "rowwise"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("degree", [2, pytest.param(4, marks=pytest.mark.faults)])
 def test_plan_pairs_of_matrices_are_found_by_what_flows_between_them(degree):
     model = make()
@@ -94,6 +95,7 @@ def test_plan_leaves_the_model_as_it_is():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "name", "parts"),
     [
@@ -196,6 +198,7 @@ def test_plan_of_blocks_that_run_twice_is_exact():
     assert verify_tensor_plan(model, make_batch(), loss_of, plan).is_exact
 
 
+@pytest.mark.slow
 def test_plan_keeps_tied_matrices_alike():
     plan = planned(make(tied=True), vocab=True)
     assert plan.modules["embedding"].style is Style.VOCAB
@@ -308,6 +311,7 @@ def test_verify_leaves_no_process_group_behind():
     assert HEAD * HEADS == WIDTH
 
 
+@pytest.mark.slow
 def test_plan_is_confirmed_for_blocks_that_only_look_alike():
     class Late(Counting):
         """Weighs features by one another, all of them, if it has one head."""

@@ -166,6 +166,7 @@ def test_search_is_not_misled_by_files_of_the_working_directory(tmp_path, monkey
     assert accelerated.report.baseline.usable
 
 
+@pytest.mark.slow
 def test_search_shows_why_the_program_fails():
     def broken(output, batch):
         raise ZeroDivisionError("in my loss")

@@ -249,6 +249,7 @@ def test_truncated_depth_equals_the_whole_model(shipped, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_model_that_cannot_be_truncated_runs_whole(shipped):
     path, *_ = shipped(Knowing)
     assert FakeRuns(path).structure((), (8,), 8)["exact"]
@@ -265,6 +266,7 @@ def test_tied_weights_count_once_and_states_are_exact(shipped):
     assert (states["num_blocks"], states["buffers"]) == (6, 0)
 
 
+@pytest.mark.slow
 def test_module_and_stepped_optimizer_stay_as_they_are(shipped):
     model = Deep()
     optimizer = adamw(model.parameters())
@@ -279,6 +281,7 @@ def test_module_and_stepped_optimizer_stay_as_they_are(shipped):
     assert type(model.head.weight.data) is torch.Tensor
 
 
+@pytest.mark.slow
 def test_work_counts_the_products_of_a_pass(shipped):
     path, *_ = shipped()
     (found,) = FakeRuns(path).structure((), (8,), 8)["passes"]
@@ -310,6 +313,7 @@ def test_forecasts_are_asked_for_once_a_structure(forecaster):
     assert made.rates.bytes_per_s > 0
 
 
+@pytest.mark.slow
 def test_calibration_makes_the_baseline_its_measurement(forecaster):
     made = forecaster()
     tensors = made.forecast(()).peak_bytes

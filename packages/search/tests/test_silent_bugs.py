@@ -80,6 +80,7 @@ def test_silent_bugs_are_caught_for_their_cause(answers):
     assert {t: b for t, b in found.items() if CAUSES[t] not in b} == {}
 
 
+@pytest.mark.slow
 def test_silent_bugs_are_not_seen_in_healthy_plans(answers):
     alarms = {t: a.because for t, a in answers[1].items() if isinstance(a, Reject)}
     assert alarms == {}

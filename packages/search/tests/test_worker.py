@@ -95,6 +95,7 @@ def test_baseline_is_observed_as_long_as_there_is_time(runner):
         assert session.step_s == pytest.approx(PASS_S, rel=0.5)
 
 
+@pytest.mark.slow
 def test_plan_that_is_slower_for_sure_is_looked_at_no_further(runner):
     with (
         pytest.raises(Outrun) as outrun,

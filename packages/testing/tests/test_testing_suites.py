@@ -315,6 +315,7 @@ def test_broken_state_source_is_found(source_type, clause):
         check_state_source(source_type, world_size=1)
 
 
+@pytest.mark.slow
 def test_state_source_that_mistakes_its_shard_is_found():
     with breaks("is the block of the whole at its offset"):
         check_state_source(WrongOffset)

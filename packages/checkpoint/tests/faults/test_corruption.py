@@ -79,6 +79,7 @@ def files_of(folder, suffix):
     return sorted(listed(folder)[2].glob(f"*{suffix}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "every"),
     [

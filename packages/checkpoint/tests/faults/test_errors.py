@@ -36,6 +36,7 @@ def tried(spoil, every, first, most=1000):
     return wrong, len(places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", EVERY)
 @pytest.mark.parametrize("lasts", [False, True], ids=["once", "lasting"])
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)

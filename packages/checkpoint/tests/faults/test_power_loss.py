@@ -150,6 +150,7 @@ def right(tmp_path_factory, library):
         return record(stage), stage.root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_writer_is_caught(right, tmp_path, name):
     log, root = right

@@ -29,7 +29,11 @@ class Carried(NamedTuple):
 
 
 def carry_over(
-    choices: Sequence[Choice], *, num_workers: int, num_threads: int
+    choices: Sequence[Choice],
+    *,
+    num_workers: int,
+    num_threads: int,
+    has_batch_norm: bool = False,
 ) -> Carried:
     """Returns what of a plan for one process several workers of a machine apply.
 
@@ -37,6 +41,7 @@ def carry_over(
         choices: The plan.
         num_workers: How many share its cores and its global batch.
         num_threads: What each of them has.
+        has_batch_norm: Whether the model normalizes over its batch.
 
     Example:
         >>> from drivetrain_core import Choice
@@ -62,6 +67,9 @@ def carry_over(
             kept.append(choice)
             continue
         left_out.append((str(choice), instead))
+    if has_batch_norm:
+        instead = "each worker normalizes over its own part of the batch"
+        left_out.append(("BatchNorm over the global batch", instead))
     return Carried(tuple(kept), num_passes, tuple(left_out))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -16,14 +17,22 @@ if TYPE_CHECKING:
     from typing import Self
 
 
+# Of a traceback.
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
 class ChildError(DrivetrainError, RuntimeError):
     """A process of the main job has failed, or has ended before its time."""
 
 
 def last_line(log: Path) -> str:
-    """Returns what a process has said last, which is its error if it has failed."""
+    """Returns what a process has said last, which is its error if it failed, and where."""
     lines = log.read_text("utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "a process has ended, and said nothing"
+    if not lines:
+        return "a process has ended, and said nothing"
+    places = [place for line in lines if (place := _PLACE.search(line))]
+    where = f", {places[-1][1]}:{places[-1][2]}" if places else ""
+    return f"{lines[-1]}{where}"
 
 
 class Channel:

@@ -42,7 +42,10 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         "loop; without it, a small language model is trained",
     )
     parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="of the script"
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="of the script, to its end",
     )
     parser.set_defaults(run=deferred("drivetrain.quickstart._start:run"))
 

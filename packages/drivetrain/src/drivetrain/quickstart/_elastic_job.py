@@ -111,9 +111,7 @@ def _watch(
         is_over = process.poll() is not None or time.monotonic() > end_s
         for line in reader.news():
             if not lines:
-                on_note(
-                    f"{spec.num_ready} processes have compiled, and training begins"
-                )
+                on_note(f"{spec.num_ready} processes are ready, and training begins")
             lines.append(line)
             if line.what == "stands" and kill is None:
                 kill = _kill(line, spec)

@@ -128,11 +128,13 @@ class LossGap(NamedTuple):
         before: The largest difference of a step's losses before the kill.
         after: The difference of the losses of most steps from there on: the median.
         most_after: The largest one.
+        scale: How large the undisturbed run's losses are, in the median.
     """
 
     before: float
     after: float
     most_after: float
+    scale: float
 
 
 def loss_gap(
@@ -150,9 +152,10 @@ def loss_gap(
 
     Example:
         >>> loss_gap([3.0, 2.0, 1.0, 1.0], [3.0, 2.5, 1.25, 1.0], kill_step=3)
-        LossGap(before=0.5, after=0.125, most_after=0.25)
+        LossGap(before=0.5, after=0.125, most_after=0.25, scale=1.5)
     """
     apart = [abs(a - b) for a, b in zip(undisturbed, losses, strict=False)]
     before, after = apart[: kill_step - 1], apart[kill_step - 1 :]
     middle = statistics.median(after) if after else 0.0
-    return LossGap(max(before, default=0.0), middle, max(after, default=0.0))
+    scale = statistics.median(map(abs, undisturbed)) if undisturbed else 0.0
+    return LossGap(max(before, default=0.0), middle, max(after, default=0.0), scale)

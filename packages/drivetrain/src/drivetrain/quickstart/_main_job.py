@@ -197,7 +197,10 @@ class MainJob:
         share = len(os.sched_getaffinity(0)) // _NUM_WORKERS
         num_threads = max(1, min(torch.get_num_threads(), share))
         carried = carry_over(
-            plan.choices, num_workers=_NUM_WORKERS, num_threads=num_threads
+            plan.choices,
+            num_workers=_NUM_WORKERS,
+            num_threads=num_threads,
+            has_batch_norm=undisturbed.facts["has_batch_norm"],
         )
         spec = self._elastic_spec(carried, undisturbed)
         with steps_bar(self._console, "two workers") as tell:
@@ -288,7 +291,9 @@ class MainJob:
         if self._target.held_out is not None:
             use = f"{us} quickstart SCRIPT   # the same for a script of yours"
         explain = f"{us} explain {plan}   # what it does, and why"
-        run = f"{us} elastic run --nproc-per-node 2 SCRIPT   # with an ElasticLoop"
+        run = (
+            f"{us} elastic run --nproc-per-node 2 SCRIPT   # once it has an ElasticLoop"
+        )
         return f"next:\n  {explain}\n  {use}\n  {run}"
 
 

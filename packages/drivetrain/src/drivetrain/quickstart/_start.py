@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from drivetrain.quickstart._job import Job, Target
 from drivetrain.quickstart._main_job import MainJob
+from drivetrain_core import ProgramError
 
 if TYPE_CHECKING:
     import argparse
@@ -26,5 +28,14 @@ def run(arguments: argparse.Namespace) -> int:
     target = job.target()
     if arguments.script is not None:
         target = Target(arguments.script, tuple(arguments.arguments))
+        if not Path(target.script).is_file():
+            message = f"there is no script {target.script!r}"
+            raise ProgramError(message)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    if target.arguments and arguments.script is not None:
+        given = shlex.join(target.arguments)
+        line = (
+            f"{target.script} is run with {given}; options of quickstart come before it"
+        )
+        console.print(line, markup=False)
     return MainJob(job, target, Path(arguments.out), console).run()

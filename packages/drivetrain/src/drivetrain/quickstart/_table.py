@@ -97,7 +97,7 @@ def kill_grid(result: Mapping[str, Any]) -> Grid:
         ("last checkpoint on disk", _checkpoint(job)),
     ]
     if job["reserve_ready_s"] is not None:
-        ready = f"had compiled {job['reserve_ready_s']:.1f} s before it was needed"
+        ready = f"was ready {job['reserve_ready_s']:.1f} s before it was needed"
         rows.append(("the worker in reserve", ready))
     rows += [(f"not taken: {what}", instead) for what, instead in job["left_out"]]
     rows += [(f"pause under {one.name}*", str(one)) for one in peers.pauses]

@@ -1,0 +1,139 @@
+"""Runs tests again and again: beside busy loops, in other orders, those that wait 20 times.
+
+    nox -s flakes -- [--json FILE] [--resume] [--rounds N] [PYTEST ARGUMENTS...]
+
+Each round is a run of pytest, and a row of the file: where it ran, its seed, how many tests
+passed, and which did not. Nothing is tried twice: a test that failed once has failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree as ET
+
+__all__ = ["ROUNDS", "Round", "busy", "command", "counts", "main", "run"]
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+_LOOP = (sys.executable, "-c", "while True: pass")
+
+
+class Round(NamedTuple):
+    """One run: of which tests, beside how many loops, in which order."""
+
+    tests: str
+    num_loops: int = 0
+    is_shuffled: bool = False
+
+
+# The first says which tests wait.
+ROUNDS = [
+    *[Round("all", num_loops=2)] * 2,
+    *[Round("all", is_shuffled=True)] * 2,
+    *[Round("waiting"), Round("waiting", num_loops=2)] * 10,
+]
+
+
+@contextlib.contextmanager
+def busy(num_loops: int) -> Iterator[None]:
+    """Keeps that many cores busy."""
+    loops = [subprocess.Popen(_LOOP) for _ in range(num_loops)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def counts(report: str) -> tuple[int, list[str]]:
+    """Returns how many tests passed, and which failed, from a report of pytest."""
+    failed: list[str] = []
+    passed = 0
+    for case in ET.fromstring(report).iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed.append(f"{case.get('file')}::{case.get('name')}")
+        elif case.find("skipped") is None:
+            passed += 1
+    return passed, failed
+
+
+def command(one: Round, seed: int, folder: Path, options: Sequence[str]) -> list[str]:
+    """Returns the command of a round.
+
+    Args:
+        one: The round.
+        seed: Of the order, where it is shuffled.
+        folder: For the report, and the list of tests that wait.
+        options: pytest's, of rounds of all tests.
+    """
+    given = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "3",
+        "--dist",
+        "loadfile",
+    ]
+    given += ["--doctest-modules", f"--junitxml={folder / 'report.xml'}"]
+    given += ["-o", "junit_family=xunit1"]
+    order = f"--randomly-seed={seed}" if one.is_shuffled else "-pno:randomly"
+    if one.tests == "waiting":
+        return [*given, order, f"@{folder / 'waiting.txt'}"]
+    return [*given, order, "-pwaits", f"--waiting={folder / 'found.txt'}", *options]
+
+
+def run(one: Round, seed: int, folder: Path, options: Sequence[str]) -> dict[str, Any]:
+    """Runs a round; returns its row."""
+    begun = time.monotonic()
+    paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": paths}
+    with busy(one.num_loops):
+        code = subprocess.run(
+            command(one, seed, folder, options), check=False, cwd=ROOT, env=env
+        ).returncode
+    if one.tests == "all":
+        names = (folder / "found.txt").read_text("utf-8").splitlines()
+        (folder / "waiting.txt").write_text("\n".join(sorted(set(names))) + "\n")
+    passed, failed = counts((folder / "report.xml").read_text("utf-8"))
+    seconds = round(time.monotonic() - begun)
+    row = {**one._asdict(), "seed": seed, "code": code, "passed": passed}
+    return {**row, "failed": failed, "seconds": seconds}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the rounds that are missing; returns 1 if any was not green."""
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
+    parser.add_argument("--resume", action="store_true", help="keep what is recorded")
+    parser.add_argument("--json", type=Path, default=Path("flakes.json"))
+    parser.add_argument(
+        "--rounds", type=int, default=len(ROUNDS), help="at most so many"
+    )
+    arguments, options = parser.parse_known_args(argv)
+    folder = arguments.json.resolve().with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    if arguments.resume and arguments.json.exists():
+        rows = json.loads(arguments.json.read_text("utf-8"))
+    for one in ROUNDS[len(rows) :][: arguments.rounds]:
+        rows.append(run(one, random.randrange(1 << 31), folder, options))
+        print(json.dumps(rows[-1]), flush=True)
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return int(any(row["code"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

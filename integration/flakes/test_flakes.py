@@ -1,0 +1,61 @@
+"""The rounds: what they run, what they say of it, and which tests are found to wait."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from flakes import ROUNDS, Round, command, counts
+
+HERE = Path(__file__).parent
+
+TESTS = """
+import threading, time, socket, subprocess, sys
+
+def test_sleeps(): time.sleep(0.001)
+def test_waits_for_an_event(): threading.Event().wait(0.001)
+def test_binds(): socket.socket().bind(("127.0.0.1", 0))
+def test_starts(): subprocess.run([sys.executable, "-c", ""], check=True)
+def test_adds(): assert 1 + 1 == 2
+"""
+
+
+def test_every_test_that_waits_runs_twenty_times_half_of_them_beside_loops():
+    waiting = [one for one in ROUNDS if one.tests == "waiting"]
+    assert len(waiting) == 20
+    assert sum(one.num_loops > 0 for one in waiting) == 10
+    assert {one.tests for one in ROUNDS[:4]} == {"all"}
+
+
+def test_order_is_shuffled_where_it_is_said(tmp_path):
+    plain = command(Round("all"), 7, tmp_path, ["x"])
+    shuffled = command(Round("all", is_shuffled=True), 7, tmp_path, ["x"])
+    assert "-pno:randomly" in plain
+    assert "--randomly-seed=7" in shuffled
+
+
+def test_report_is_counted():
+    report = """<testsuites><testsuite>
+    <testcase file="a.py" name="t1"/>
+    <testcase file="a.py" name="t2"><failure/></testcase>
+    <testcase file="b.py" name="t3"><error/></testcase>
+    <testcase file="b.py" name="t4"><skipped/></testcase>
+    </testsuite></testsuites>"""
+    assert counts(report) == (1, ["a.py::t2", "b.py::t3"])
+
+
+def test_tests_that_wait_are_found(tmp_path):
+    (tmp_path / "test_some.py").write_text(TESTS)
+    found = tmp_path / "found.txt"
+    plugin = ["-p", "no:randomly", "-p", "waits", f"--waiting={found}"]
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugin, "test_some.py"],
+        check=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(HERE)},
+        capture_output=True,
+    )
+    names = {line.partition("::")[2] for line in found.read_text().splitlines()}
+    waits = {"test_sleeps", "test_waits_for_an_event", "test_binds", "test_starts"}
+    assert names == waits
