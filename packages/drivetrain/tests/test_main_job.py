@@ -1,11 +1,16 @@
 """The main job as a whole: when it works, when its promise breaks, and what it refuses."""
 
+import contextlib
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -228,6 +233,55 @@ def test_folder_of_somebody_else_is_left_alone(out):
     with pytest.raises(ProgramError, match="not of an earlier run"):
         run(tiny(), out)
     assert (out / "work" / "thesis.tex").read_text() == "mine"
+
+
+def test_folder_of_a_run_that_goes_on_is_left_alone(out):
+    first = MainJob(tiny(), tiny().target(), out, Console())
+    with first._work_folder():
+        (out / "work" / "order.json").touch()
+        with pytest.raises(ProgramError, match="in use by another run: choose another"):
+            run(tiny(), out)
+        assert (out / "work" / "order.json").exists()
+    with first._work_folder():
+        assert not (out / "work" / "order.json").exists()
+
+
+def test_folder_that_is_a_file_is_named(out):
+    out.write_text("mine")
+    with pytest.raises(ProgramError, match="choose another --out"):
+        run(tiny(), out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_goes_on_without_the_main_job(how, out):
+    """All that it starts inherits a name, by which it is found."""
+    name = f"{out}-{how.name}"
+    command = [sys.executable, "-m", "drivetrain_core.cli", "quickstart"]
+    size = ["--seconds", "5", "--steps", "30", "--out", str(out)]
+    with subprocess.Popen(
+        [*command, *size, str(SCRIPTS / "waiting.py")],
+        env={**os.environ, "JOB_OF_TEST": name},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as job:
+        assert any("training begins" in line for line in job.stdout)
+        assert len(started(name)) > 2
+        job.send_signal(how)
+    end_s = time.monotonic() + 90
+    while started(name) and time.monotonic() < end_s:
+        time.sleep(0.1)
+    assert not started(name)
+
+
+def started(name):
+    wanted = f"JOB_OF_TEST={name}".encode()
+    found = []
+    for one in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            if wanted in Path(f"/proc/{one.pid}/environ").read_bytes().split(b"\0"):
+                found.append(one)
+    return found
 
 
 @pytest.mark.parametrize("wrong", [["--steps", "3"], ["--seconds", "0"], ["--fast"]])

@@ -18,6 +18,7 @@ from drivetrain_core import PlanError, SearchError, register, unregister
 from drivetrain_core._program import Program
 from drivetrain_search.process.payload import (
     Payload,
+    _spawns_workers,
     import_path,
     modules_of,
     read_payload,
@@ -48,6 +49,17 @@ def same_batches(one, other):
         for left, right in zip(one, other, strict=True)
         for a, b in zip(left, right, strict=True)
     )
+
+
+@pytest.mark.parametrize(
+    ("start", "spawns"), [("spawn", True), ("forkserver", True), ("fork", False)]
+)
+def test_workers_of_a_loader_that_are_new_processes_are_found(start, spawns):
+    data = TensorDataset(torch.zeros(2, 1))
+    loader = DataLoader(data, num_workers=1, multiprocessing_context=start)
+    assert _spawns_workers(loader) is spawns
+    assert not _spawns_workers(DataLoader(data))
+    assert not _spawns_workers([1, 2])
 
 
 def test_optimizer_whose_hooks_would_be_lost_is_not_sent(payload, tmp_path):

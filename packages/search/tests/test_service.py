@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import random
+from unittest.mock import MagicMock
+
 import pytest
 
 from drivetrain_core.services import NoPlanSearch, get_service
-from drivetrain_search import TrialSearch
+from drivetrain_search import TrialSearch, service
 from drivetrain_testing import check_plan_search
 
 
 @pytest.mark.slow
 def test_trial_search_keeps_the_contract():
     check_plan_search(TrialSearch())
+
+
+def test_search_leaves_the_random_state_of_the_program(monkeypatch):
+    def search(*_):
+        random.random()
+        return "found"
+
+    monkeypatch.setattr(service, "search", search)
+    monkeypatch.setattr(service, "Payload", lambda **_: None)
+    monkeypatch.setattr(service, "read_options", lambda *_, **__: None)
+    before = random.getstate()
+    assert TrialSearch().search(MagicMock(progress=False)) == "found"
+    assert random.getstate() == before
 
 
 def test_accelerate_finds_it_and_core_has_a_fallback():

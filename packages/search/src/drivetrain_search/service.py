@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from typing import TYPE_CHECKING
 
 from drivetrain_search.options import read_options
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from drivetrain_search.report.report import Report
 
 
+_NUM_STANDARD = 3
+
+
 class TrialSearch:
     """Finds the fastest plan by trials that are held to the program as written."""
 
@@ -26,6 +31,15 @@ class TrialSearch:
             ProgramError: The program itself does not train.
             SearchError: The program cannot be measured.
         """
+        _open_standard_descriptors()
+        # Libraries draw from it when they are imported.
+        state = random.getstate()
+        try:
+            return self._search(request)
+        finally:
+            random.setstate(state)
+
+    def _search(self, request: SearchRequest) -> tuple[Plan, Report]:
         payload = Payload(
             program=request.program,
             context=request.context,
@@ -47,6 +61,13 @@ class TrialSearch:
         )
         written = tuple(request.written)
         return search(payload, written, options, _progress(request))
+
+
+def _open_standard_descriptors() -> None:
+    """Opens what is closed of input, output and errors, lest a pipe to a trial takes it."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < _NUM_STANDARD:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def _progress(request: SearchRequest) -> SearchProgress:

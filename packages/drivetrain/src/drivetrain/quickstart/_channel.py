@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def last_line(log: Path) -> str:
     """Returns what a process has said last, which is its error if it failed, and where."""
     lines = log.read_text("utf-8", errors="replace").strip().splitlines()
     if not lines:
-        return "a process has ended, and said nothing"
+        return "nothing"
     places = [place for line in lines if (place := _PLACE.search(line))]
     where = f", {places[-1][1]}:{places[-1][2]}" if places else ""
     return f"{lines[-1]}{where}"
@@ -96,8 +97,10 @@ class Child:
         except OSError:
             answer = None
         if answer is None:
-            self._process.wait()
-            message = f"{last_line(self._log)} (all of it is in {self._log})"
+            code = self._process.wait()
+            how = f"with {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+            said = f"{last_line(self._log)} (all of it is in {self._log})"
+            message = f"a process of the job has ended {how}, and said last: {said}"
             raise ChildError(message)
         if "error" in answer:
             raise ChildError(answer["error"])

@@ -63,10 +63,8 @@ def run_elastic_job(
         on_note: Told what happens to workers.
     """
     spec.save(path := spec.folder / "spec.json")
-    command = [sys.executable, "-P", "-m", "drivetrain_core.cli", "elastic", "run"]
-    command += ["--standalone", "--nproc-per-node", str(spec.num_workers)]
-    command += ["--standbys", str(spec.num_standbys)]
-    command += ["-m", "drivetrain.quickstart._worker", str(path)]
+    agent = ["drivetrain.quickstart._agent", str(os.getpid()), str(path)]
+    command = [sys.executable, "-P", "-m", *agent]
     began_s = time.monotonic()
     with (spec.folder / "output.log").open("wb") as output:
         process = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from dataclasses import dataclass, field
@@ -154,7 +155,10 @@ def loss_gap(
         >>> loss_gap([3.0, 2.0, 1.0, 1.0], [3.0, 2.5, 1.25, 1.0], kill_step=3)
         LossGap(before=0.5, after=0.125, most_after=0.25, scale=1.5)
     """
-    apart = [abs(a - b) for a, b in zip(undisturbed, losses, strict=False)]
+    apart = [
+        0.0 if math.isnan(a) and math.isnan(b) else abs(a - b)
+        for a, b in zip(undisturbed, losses, strict=False)
+    ]
     before, after = apart[: kill_step - 1], apart[kill_step - 1 :]
     middle = statistics.median(after) if after else 0.0
     scale = statistics.median(map(abs, undisturbed)) if undisturbed else 0.0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import statistics
 import sys
 import time
-from contextlib import ExitStack
+import traceback
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +29,7 @@ from drivetrain.quickstart._result import (
     about_pair,
     about_search,
     about_verdict,
+    finite,
 )
 from drivetrain.quickstart._run import Run
 from drivetrain.quickstart._show import heading, steps_bar
@@ -43,7 +46,7 @@ from drivetrain_core import MissingLibraryError, ProgramError
 from drivetrain_core.scripts import search_script
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
@@ -85,8 +88,11 @@ class MainJob:
             ProgramError: The script cannot be used, and why.
             ChildError: A process of the job has failed.
         """
+        with self._work_folder():
+            return self._run()
+
+    def _run(self) -> int:
         began_s = time.monotonic()
-        self._make_work_folder()
         with ExitStack() as stack:
             program = self._run_of(stack, "program as written", ())
             if program.facts["refusal"]:
@@ -100,11 +106,13 @@ class MainJob:
         self._close(plan, promises)
         return 0 if all(promise.is_kept for promise in promises) else 1
 
-    def _make_work_folder(self) -> None:
-        """Makes the folder of logs and checkpoints anew.
+    @contextmanager
+    def _work_folder(self) -> Iterator[None]:
+        """Makes the folder of logs and checkpoints anew, and keeps it to this run.
 
         Raises:
-            ProgramError: What is there is not of an earlier run.
+            ProgramError: What is there is no folder, not of an earlier run, or of one that
+                still runs.
         """
         if self._work.exists() and not self._mark.exists():
             message = (
@@ -112,9 +120,26 @@ class MainJob:
                 "another --out"
             )
             raise ProgramError(message)
-        shutil.rmtree(self._work, ignore_errors=True)
-        self._work.mkdir(parents=True)
-        self._mark.touch()
+        try:
+            self._work.mkdir(parents=True, exist_ok=True)
+            mark = self._mark.open("a")
+        except OSError as error:
+            message = (
+                f"{self._work} cannot be made ({error.strerror}): choose another --out"
+            )
+            raise ProgramError(message) from error
+        with mark:
+            try:
+                fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                message = f"{self._work} is in use by another run: choose another --out"
+                raise ProgramError(message) from None
+            for one in self._work.iterdir():
+                if one.is_dir():
+                    shutil.rmtree(one)
+                elif one != self._mark:
+                    one.unlink()
+            yield
 
     def _run_of(self, stack: ExitStack, name: str, choices: Sequence[Choice]) -> Run:
         """Starts a process that trains the program under a plan."""
@@ -129,7 +154,13 @@ class MainJob:
         heading(self._console, "a", f"search: at most {budget.seconds:.0f} s")
         began_s = time.monotonic()
         target, path = self._target, self._out / "plan.yaml"
-        found = search_script(target.script, target.arguments, budget, path)
+        try:
+            found = search_script(target.script, target.arguments, budget, path)
+        except OSError as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            name = type(error).__name__
+            message = f"{name}: {error}, {where.filename}:{where.lineno}"
+            raise ProgramError(message) from error
         found.close()
         assert found.report is not None
         self._seconds["search"] = time.monotonic() - began_s
@@ -272,7 +303,8 @@ class MainJob:
         table = self._out / "table.md"
         table.write_text("\n\n".join(map(to_markdown, grids)) + "\n", encoding="utf-8")
         file = self._out / "result.json"
-        file.write_text(json.dumps(self._result, indent=2), encoding="utf-8")
+        result = json.dumps(finite(self._result), indent=2, allow_nan=False)
+        file.write_text(result, encoding="utf-8")
         files = [self._out / "plan.yaml", table, file]
         try:
             files.append(draw(self._result, self._out / "quickstart.png"))

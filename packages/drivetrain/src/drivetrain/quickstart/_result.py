@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import statistics
 from datetime import UTC, datetime
@@ -26,6 +27,22 @@ if TYPE_CHECKING:
     from drivetrain_search import Report
 
 _MIB = 1 << 20
+
+
+def finite(value: Any) -> Any:
+    """Returns plain data in which None stands for each number that JSON does not have.
+
+    Example:
+        >>> finite({"loss": [1.0, float("nan")]})
+        {'loss': [1.0, None]}
+    """
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def about_machine(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -38,4 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{target.script} is run with {given}; options of quickstart come before it"
         )
         console.print(line, markup=False)
+    # As an interrupt does, they let each part end the processes that it has started.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     return MainJob(job, target, Path(arguments.out), console).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -113,6 +114,8 @@ class _Trainer:
 
 def main() -> None:
     """Answers until the other end is closed."""
+    # What the script starts must not hold the connection when this process has ended.
+    os.set_inheritable(int(sys.argv[1]), False)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     trainer = _Trainer()
     while (question := channel.receive()) is not None:

@@ -39,9 +39,10 @@ from drivetrain_core.extending import (
     run_script,
     step_hooks,
 )
+from drivetrain_search.process.torch_settings import apply_settings, read_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from drivetrain_core import Context, Optimization
     from drivetrain_core.extending import Program, Script
@@ -63,7 +64,7 @@ class Payload:
         must_replay: Whether trials run the script even if the program can be pickled.
         weights: What the model of a script that runs again starts from.
         by_value: The modules that parts of it were defined in and trials cannot import.
-        settings: What the process has set in torch, by its name in `_SETTINGS`.
+        settings: What the process has set in torch, as `read_settings` says it.
         replayed: Why trials run the script again; empty where they do not.
     """
 
@@ -80,20 +81,6 @@ class Payload:
     replayed: str = ""
 
 
-_SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
-    "dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "matmul": (
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
-    ),
-    "deterministic": (
-        torch.are_deterministic_algorithms_enabled,
-        torch.use_deterministic_algorithms,
-    ),
-}
-"""What changes the numbers of a whole process: how it is read, and how it is set."""
-
-
 def write_payload(payload: Payload, folder: Path) -> Path:
     """Writes the payload and returns its path.
 
@@ -107,18 +94,21 @@ def write_payload(payload: Payload, folder: Path) -> Path:
     program = payload.program
     assert program is not None
     with by_value(*modules_of(program)) as names:
-        shippable = _shippable(payload, program)
-        settings = {name: get() for name, (get, _) in _SETTINGS.items()}
+        shippable = _shippable(payload, program, names)
+        settings = read_settings()
         shippable = dataclasses.replace(shippable, by_value=names, settings=settings)
         return _save(shippable, folder)
 
 
-def _shippable(payload: Payload, program: Program) -> Payload:
+def _shippable(payload: Payload, program: Program, by_value: Sequence[str]) -> Payload:
     """Returns the payload in a form that can be pickled."""
     if payload.must_replay:
         return _to_replay(payload, program, "ship='replay' asks for it")
     program = dataclasses.replace(program, data=_at_rest(program.data))
     hindered = _hindrances(program)
+    if by_value and _spawns_workers(program.data):
+        where = ", ".join(by_value)
+        hindered["data"] = f"its workers are new processes, which cannot import {where}"
     if hindered and payload.script is not None:
         part, problem = next(iter(hindered.items()))
         because = f"{part} cannot be pickled ({problem})"
@@ -208,12 +198,17 @@ def _hindrances(program: Program) -> dict[str, str]:
     return {part: problem for part, problem in found.items() if problem}
 
 
+def _spawns_workers(data: Any) -> bool:
+    """Returns whether a loader's workers are other than forks of this process."""
+    context = getattr(data, "multiprocessing_context", None)
+    return context is not None and context.get_start_method() != "fork"
+
+
 def read_payload(path: str | Path) -> Payload:
     """Returns the payload, with every tensor on the CPU."""
     # What cloudpickle writes, the standard pickle reads.
     payload: Payload = torch.load(path, map_location="cpu", weights_only=False)
-    for name, value in payload.settings.items():
-        _SETTINGS[name][1](value)
+    apply_settings(payload.settings)
     if payload.program is not None:
         provide_modules(payload.by_value)
     return payload

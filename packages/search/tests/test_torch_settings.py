@@ -1,0 +1,45 @@
+"""What a process has set in torch is what its trials set."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from drivetrain_search.process.torch_settings import apply_settings, read_settings
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    before = read_settings()
+    yield
+    apply_settings(before)
+
+
+def test_settings_are_read_and_set_again():
+    before = read_settings()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_default_dtype(torch.float64)
+    torch.autograd.set_detect_anomaly(True)
+    torch.backends.cuda.enable_math_sdp(False)
+    torch.set_autocast_enabled("cpu", True)
+    torch.set_autocast_dtype("cpu", torch.float16)
+    sys.setrecursionlimit(sys.getrecursionlimit() + 1)
+    changed = read_settings()
+    names = {"deterministic", "dtype", "anomaly", "attention", "autocast", "recursion"}
+    assert {name for name in before if before[name] != changed[name]} == names
+    apply_settings(before)
+    assert read_settings() == before
+    apply_settings(changed)
+    assert read_settings() == changed
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def test_closed_descriptors_are_opened_before_a_pipe_can_take_their_number():
+    code = (
+        "import os; [os.close(n) for n in (0, 2)]\n"
+        "from drivetrain_search.service import _open_standard_descriptors as call\n"
+        "call(); [os.fstat(n) for n in range(3)]\n"
+        "assert os.open(os.devnull, os.O_RDONLY) >= 3"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
