@@ -10,8 +10,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["apply_settings", "read_settings"]
-
 
 def read_settings() -> dict[str, Any]:
     """Returns the settings of this process and thread, to be sent to another.
