@@ -73,6 +73,7 @@ def test_official_client_makes_and_follows_custom_objects(official, cluster):
     assert seen == ["DELETED"]
 
 
+@pytest.mark.slow
 def test_official_client_reads_pods_as_objects(official, cluster):
     import kubernetes
 

@@ -131,6 +131,7 @@ def test_deleted_pod_gets_its_time_to_end(cluster):
     assert cluster.logs("p").endswith("ending\n")
 
 
+@pytest.mark.slow
 def test_deleted_pod_that_does_not_end_is_killed_with_all_it_started(cluster):
     script = (
         "trap '' TERM; setsid sleep 100 & echo child $!; while :; do sleep 0.1; done"
@@ -179,6 +180,7 @@ def test_pod_is_ready_when_its_probe_says_so(cluster):
     cluster.wait_for(lambda: condition(cluster, "Ready", "q")["status"] == "True")
 
 
+@pytest.mark.slow
 def test_pod_that_takes_too_long_is_ended(cluster):
     cluster.apply(shell("p", "sleep 100", activeDeadlineSeconds=1))
     assert ended(cluster)["exitCode"] == 137

@@ -44,6 +44,7 @@ def link_with(monkeypatch):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["close", "drop"])
 def test_device_link_gives_memory_back(link_with, way):
     cudart = Cudart()

@@ -183,6 +183,7 @@ def test_state_that_cannot_be_held_is_refused(tmp_path):
     assert not tmp_path.joinpath("step").exists()
 
 
+@pytest.mark.slow
 def test_old_checkpoints_are_retired_and_a_step_saved_again_is_replaced(tmp_path):
     checkpointer = Checkpointer(tmp_path, job="format", keep=2)
     for step in (1, 2, 2, 3, 3):

@@ -149,6 +149,7 @@ def test_store_that_refuses_fails_the_handle_and_the_next_save_works(bucket, opt
     checkpointer.stop_daemon()
 
 
+@pytest.mark.slow
 def test_upload_that_is_stopped_leaves_nothing_behind(bucket, options, monkeypatch):
     import mmap
 

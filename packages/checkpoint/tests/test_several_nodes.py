@@ -64,6 +64,7 @@ def save_on_two_nodes(folder):
     return is_state(state, 7)
 
 
+@pytest.mark.slow
 def test_nodes_commit_together_and_read_from_each_others_memory(folder):
     assert run_ranks(save_on_two_nodes, 3, folder) == [True] * 3
     (found,) = list_checkpoints(f"{folder}/run")
@@ -250,6 +251,7 @@ def restore_from_local_disks(folder):
     return checkpointer.restore(state), is_state(state, 6)
 
 
+@pytest.mark.slow
 def test_local_disks_give_back_what_neither_memory_nor_storage_has(folder, monkeypatch):
     Path(folder, "run").write_text("storage that is not there")
     said = run_ranks(save_with_local_disks, 2, folder)

@@ -91,6 +91,7 @@ ANSWERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ANSWERS)
 def test_operator_lives_on_and_asks_seldom_whatever_the_server_answers(what):
     async def story():

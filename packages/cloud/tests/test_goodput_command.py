@@ -95,6 +95,7 @@ def test_command_shows_sensitivity(goodput):
     assert len(json.loads(out)["inputs"]["mtbf_h"]) == 4
 
 
+@pytest.mark.slow
 def test_command_shows_published_figures(goodput):
     status, out, _ = goodput("--published", "--seeds", "1")
     assert status == 0

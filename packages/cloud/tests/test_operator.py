@@ -96,6 +96,7 @@ def test_job_gets_its_pods_and_is_gone_with_them(cluster, operator):
     )
 
 
+@pytest.mark.slow
 def test_replicas_follow_the_scale_up_and_down(cluster, operator):
     cluster.apply(elastic_job(replicas=2))
     phase(cluster, "Running")
@@ -395,6 +396,7 @@ def test_watches_that_end_or_are_too_old_begin_anew(cluster, operator):
     cluster.wait_for(lambda: num_live(cluster) == 2)
 
 
+@pytest.mark.slow
 def test_second_operator_does_nothing_that_was_done(cluster):
     with RunningOperator(account(cluster)):
         cluster.apply(elastic_job(replicas=2))

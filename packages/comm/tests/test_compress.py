@@ -248,6 +248,7 @@ def fails_on_one_rank():
     return said, time.monotonic() - start
 
 
+@pytest.mark.slow
 @needs_engine
 def test_rank_that_fails_in_powersgd_fails_all():
     found = run_ranks(fails_on_one_rank, 3, process_group=False)

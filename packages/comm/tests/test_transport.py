@@ -265,6 +265,7 @@ def survives_many_silent_strangers():
     dist_barrier(it)
 
 
+@pytest.mark.slow
 def test_silent_strangers_give_way_where_descriptors_are_short():
     run_ranks(survives_many_silent_strangers, 2, process_group=False)
 

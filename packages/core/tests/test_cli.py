@@ -457,6 +457,7 @@ def test_command_of_a_package_is_mounted(distribute, capsys):
     assert "commands of acme" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [

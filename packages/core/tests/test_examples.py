@@ -120,6 +120,7 @@ def test_standard_library_of_some_bytes_is_a_part_of_it(library):
     assert byte_lm.read_standard_library()[0].startswith(train)
 
 
+@pytest.mark.slow
 def test_standard_library_of_this_python_is_text_of_some_size():
     train, held_out = byte_lm.read_standard_library(max_bytes=2_000_000)
     assert len(train) + len(held_out) >= 1_900_000

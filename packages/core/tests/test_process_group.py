@@ -194,5 +194,6 @@ def sum_of_ranks():
     return tensor.item()
 
 
+@pytest.mark.slow
 def test_launched_ranks_meet_through_the_environment():
     assert run_ranks(sum_of_ranks, 2, process_group=False) == [1.0, 1.0]

@@ -91,6 +91,7 @@ def contract(name):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "micro_batch", "precision"])
 def test_contract_holds_on_two_ranks(name):
     assert run_ranks(contract, 2, name) == [True, True]

@@ -109,6 +109,7 @@ def test_several_nodes_are_shown_against_their_median(reports, capsys, tmp_path)
     assert found["medians"] == {"x_gflops": 100.0}
 
 
+@pytest.mark.slow
 def test_several_nodes_that_are_good_are_exit_code_0(reports, capsys, tmp_path):
     reports[1]()
     assert run("--nodes", "4", "--init-method", f"file://{tmp_path}/store") == 0

@@ -222,6 +222,7 @@ def test_replay_looks_at_each_record_once(journal, monkeypatch):
     assert len(datasets.find("d").waiting) == num
 
 
+@pytest.mark.slow
 def test_shards_of_a_worker_that_died_with_the_master_come_back(journal):
     with Master(journal) as master, source(master) as writer:
         writer.grow(4, close=True)

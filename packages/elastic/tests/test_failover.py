@@ -155,6 +155,7 @@ def test_master_that_was_paused_writes_nothing_and_gives_way(pair):
         assert found == (3, 0, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_master_that_stops_hands_over_at_once(pair):
     # Nobody waits for the end of this lease.
@@ -295,6 +296,7 @@ def test_certificate_does_not_make_an_address_this_machines(capsys, tmp_path):
     assert "must be an address of this machine" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_server_that_is_away_is_said_once_and_nobody_is_ready(capsys, caplog, tmp_path):
     pytest.importorskip("redis", reason="redis-py is not installed")

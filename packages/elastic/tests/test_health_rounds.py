@@ -104,6 +104,7 @@ def test_nodes_that_meet_by_tcp_agree(free_port):
     assert verdict_of_all(outcomes).is_good
 
 
+@pytest.mark.slow
 def test_node_that_dies_midway_costs_its_rounds_and_is_named():
     died = threading.Event()
 
@@ -138,6 +139,7 @@ def test_node_that_dies_midway_costs_its_rounds_and_is_named():
     assert time.monotonic() - begin_s < 10.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hash", "file", "master"])
 def test_node_that_never_comes_is_named_and_not_waited_for_again(kind, tmp_path, job):
     with contextlib.ExitStack() as stack:

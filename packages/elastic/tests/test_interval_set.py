@@ -2,12 +2,14 @@
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from drivetrain_elastic.decisions.interval_set import IntervalSet
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-20, 20)))
 def test_numbers_is_a_set(added):
     numbers = IntervalSet()

@@ -63,6 +63,7 @@ def test_environment_may_be_longer_than_a_packet(light, tmp_path):
     assert (tmp_path / "out").read_text() == "y" * 100_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_server_that_does_not_answer_is_replaced(
     light, tmp_path, monkeypatch, number, caplog
@@ -90,6 +91,7 @@ def test_request_that_no_server_answers_fails(light, tmp_path, monkeypatch):
         launch(tmp_path, {**os.environ, "LONG": "here"})
 
 
+@pytest.mark.slow
 def test_module_after_which_forks_cannot_use_a_gpu_is_refused(
     light, tmp_path, monkeypatch, capfd
 ):

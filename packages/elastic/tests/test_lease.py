@@ -99,6 +99,7 @@ def test_address_is_published_at_once():
     assert lease.addresses == ["", "host:1"]
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_redis_lease_keeps_the_contract(redis_server):
     server = redis_server()

@@ -42,6 +42,7 @@ def test_next_master_goes_on_where_the_last_one_was(job, client):
     assert (status.num_samples_done, status.finished) == (20, True)
 
 
+@pytest.mark.slow
 def test_master_that_was_replaced_gives_way_and_decides_nothing_more(job, client):
     first = job()
     worker = client(master=first)
@@ -71,6 +72,7 @@ class FullDisk(SqliteJournal):
         super().append(records)
 
 
+@pytest.mark.slow
 def test_master_that_could_not_write_once_writes_no_more_and_ends(tmp_path):
     journal = FullDisk(tmp_path / "job.db")
     with Master(journal) as master:

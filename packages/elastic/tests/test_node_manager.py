@@ -48,6 +48,7 @@ def test_worker_and_its_replacement_are_one_change(agent):
     assert a.world() == (2, ["a/0", "a/2"])
 
 
+@pytest.mark.slow
 def test_node_that_is_silent_is_lost_and_its_workers_with_it(agent):
     a, b = agent("a"), agent("b")
     a.ready(0, 1)
@@ -160,6 +161,7 @@ def test_workers_that_finished_are_known_to_the_next_master(agent, job, code):
         assert (command.what, command.exit_code) == (pb.Command.STOP_ALL, min(code, 1))
 
 
+@pytest.mark.slow
 def test_worker_that_finished_while_its_node_was_missed_counts(agent):
     a = agent("a", min_workers=1, max_workers=1)
     a.ready(0)
@@ -251,6 +253,7 @@ class FullJournal:
         pass
 
 
+@pytest.mark.slow
 def test_nobody_who_comes_hears_of_a_world_or_an_end_before_it_is_written(agent):
     journal = FullJournal()
     with Master(journal, node_timeout_s=30.0) as master:
@@ -311,6 +314,7 @@ def test_master_of_a_journal_whose_job_has_ended_says_so_and_when(job, agent, ca
     assert said == describe_past_ending(Ending(4, "enough"), at_s)
 
 
+@pytest.mark.slow
 def test_master_of_a_journal_whose_job_has_ended_misses_nobody(job, agent):
     first = job()
     one = agent("a", master=first, min_workers=1)

@@ -17,6 +17,7 @@ from drivetrain_elastic.decisions.progress import ProgressConfig
 from drivetrain_elastic.protocol import messages as pb
 
 
+@pytest.mark.slow
 def test_silent_node_is_late_before_it_is_lost(agent):
     a = agent("a", min_workers=1)
     a.ready(0)
@@ -38,6 +39,7 @@ def test_alerts_are_shown_until_they_are_over(pair):
     wait_for(master, lambda s: not any(node.alerts for node in s.nodes))
 
 
+@pytest.mark.slow
 def test_straggler_is_named_and_its_node_excluded_if_others_can_go_on(
     pair, monkeypatch
 ):
@@ -99,6 +101,7 @@ def test_stuck_worker_has_all_asked_and_the_silent_one_named(pair):
     assert "in which 3 others wait" in reason
 
 
+@pytest.mark.slow
 def test_node_that_does_not_answer_is_silent_itself(pair):
     a, b, master = pair()
     a.say(stuck=pb.Stuck(reason="a/0 is stuck"))

@@ -26,6 +26,7 @@ def test_redis_journal_keeps_the_contract(redis_server):
     check_journal(lambda: RedisJournal(server.url(), job="other"))
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_redis_journal_keeps_the_contract_over_a_socket_of_the_machine(
     redis_server, tmp_path
@@ -159,6 +160,7 @@ def test_password_is_used_and_never_shown(redis_server):
         RedisJournal(f"redis://{here}")
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_append_waits_for_replicas_if_asked_to(redis_server):
     server = redis_server(repl_diskless_sync_delay=0)

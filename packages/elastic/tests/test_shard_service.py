@@ -90,6 +90,7 @@ def test_worker_that_has_samples_to_commit_does_not_wait_for_others(client):
     assert first.finished
 
 
+@pytest.mark.slow
 def test_worker_that_is_silent_loses_its_shards(job, client, monkeypatch):
     master = job(patience_s=0.5)
     monkeypatch.setattr("drivetrain_elastic._data._shard_client._SIGN_OF_LIFE_S", 3600)

@@ -94,6 +94,7 @@ def damaged():
         _state_transfer.take_state(dist.group.WORLD, 0, parts(1))
 
 
+@pytest.mark.slow
 def test_bit_that_flips_on_the_way_is_found():
     with pytest.raises(
         RankError,

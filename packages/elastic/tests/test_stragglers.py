@@ -115,6 +115,7 @@ def test_limits_out_of_range_are_refused(fields):
         StragglerConfig(**fields)
 
 
+@pytest.mark.slow
 @given(
     noise=st.lists(st.floats(0.97, 1.03), min_size=5 * 8, max_size=5 * 8),
     slow=st.integers(0, 7),

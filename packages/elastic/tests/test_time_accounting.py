@@ -89,6 +89,7 @@ def test_times_that_nobody_has_are_bounded():
     assert keeper.ledger().effective_s < 1e11
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_metrics_are_served(tmp_path, agent):
     with Master(tmp_path / "own.db", metrics="127.0.0.1:0") as master:

@@ -232,6 +232,7 @@ def test_node_that_is_to_leave_ends_its_torchrun_agent_and_not_the_job(rendezvou
         assert client.call("GetStatus", pb.StatusRequest()).ended == ""
 
 
+@pytest.mark.slow
 def test_torchrun_agent_that_ends_first_does_not_stop_the_others(rendezvous):
     one = rendezvous()
     one.next_rendezvous()
@@ -255,6 +256,7 @@ def test_torchrun_agent_that_comes_after_the_end_says_so(rendezvous):
     assert says.endswith(" with 0: enough; use another journal to train again")
 
 
+@pytest.mark.slow
 def test_end_that_stops_workers_counts_and_the_first_of_them():
     closed = end_of(pb.Command(what=STOP, reason=CLOSED))
     leave = end_of(pb.Command(what=LEAVE, reason="spot", exit_code=0))

@@ -35,6 +35,7 @@ def test_roll_call_ends_when_its_patience_does():
         call_roll(SEAT, dist.HashStore(), patience_s=0.1, is_over=never)
 
 
+@pytest.mark.slow
 def test_roll_call_ends_with_its_world_and_with_the_training():
     store, asked = dist.HashStore(), []
 

@@ -65,6 +65,7 @@ def one_stays_away():
         return str(error)
 
 
+@pytest.mark.slow
 def test_rank_that_does_not_come_is_named():
     message, _ = run_ranks(one_stays_away, 2)
     assert message.startswith("rank 0 has lost rank 1 of 2: ")

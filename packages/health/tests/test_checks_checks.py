@@ -159,6 +159,7 @@ def test_server_that_was_killed_is_replaced(bench):
     assert bench.measure("disk", limit_s=60).found
 
 
+@pytest.mark.slow
 def test_error_in_a_measurement_is_its_last_word(bench, tmp_path, monkeypatch):
     config = config_of(tmp_path)
     # It was checked when it was made: an error that nobody has foreseen.
@@ -170,6 +171,7 @@ def test_error_in_a_measurement_is_its_last_word(bench, tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_memory_is_what_a_measurement_may_have_beside_its_parents(
     bench, tmp_path, monkeypatch
 ):

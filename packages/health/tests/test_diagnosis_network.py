@@ -87,6 +87,7 @@ def test_ports_with_hardware_are_sampled_in_bytes(system):
         wait_for(sampler, lambda s: last(s, "eth0") == 4500)
 
 
+@pytest.mark.slow
 def test_port_that_vanishes_is_unknown_and_comes_back(system):
     with NetworkSampler(("mlx5_0/1",), root=system.root, interval_s=0.001) as sampler:
         wait_for(sampler, lambda s: last(s, "mlx5_0/1") == 600)

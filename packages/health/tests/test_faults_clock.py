@@ -106,6 +106,7 @@ timed(wait)
 """
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("seconds", [3600, -3600])
 def test_deadlines_on_the_wall_clock_take_as_long_as_is_meant(seconds):

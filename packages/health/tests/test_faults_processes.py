@@ -196,6 +196,7 @@ def test_stopped_process_may_die_meanwhile(python):
     assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_slow_process_gets_its_share_of_a_core(python, num_threads):
     # Of Python's threads only one runs at a time, but for such work.

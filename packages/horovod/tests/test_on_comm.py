@@ -260,6 +260,7 @@ def every_function(default):
     time.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "default"),
     [(1, "none"), (2, "none"), (4, "none"), (2, "tuned"), (2, "gloo"), (2, "horovod")],

@@ -115,6 +115,7 @@ def train_kinds():
     return states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_distributed_optimizer_is_training_on_the_large_batch(world_size):
     found = run_ranks(train_kinds, world_size, process_group=False)

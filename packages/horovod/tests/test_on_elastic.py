@@ -429,6 +429,7 @@ def test_state_of_what_is_no_plain_data_is_refused():
 # ---- the sampler ----
 
 
+@pytest.mark.slow
 @given(
     num=st.integers(1, 40),
     batch=st.integers(1, 5),

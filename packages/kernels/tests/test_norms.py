@@ -255,6 +255,7 @@ def test_compiled_form_is_compiled_and_gives_the_same():
     )
 
 
+@pytest.mark.slow
 def test_norms_compile_without_a_break():
     @torch.compile(backend="aot_eager", fullgraph=True)
     def step(x, r, w):

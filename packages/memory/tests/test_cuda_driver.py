@@ -63,6 +63,7 @@ def test_access_is_set_once_for_a_range(make, fake_cuda):
     assert fake_cuda.calls("cuMemSetAccess") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "after"),
     [("cuMemMap", 0), ("cuMemMap", 2), ("cuMemSetAccess", 0), ("cuMemCreate", 2)],

@@ -251,6 +251,7 @@ def local_in_two_dtypes_with_a_parameter_unused_on_one_rank():
     return calls, [p.detach().tolist() for p in params]
 
 
+@pytest.mark.slow
 def test_wsam_with_local_gradients_counts_missing_ones_as_zero(ranks):
     for calls, weights in ranks["missing"]:
         assert sorted(calls) == [3, 3]

@@ -93,6 +93,7 @@ def test_experts_are_shared_with_copies_and_with_shards():
             near(found, expected)
 
 
+@pytest.mark.slow
 def test_a_smaller_last_batch_is_trained_on():
     data = [*programs.batches(2), *programs.batches(1, size=4)]
     expected = programs.train([], data=data)

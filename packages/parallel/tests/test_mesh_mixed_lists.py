@@ -205,6 +205,7 @@ def refuse_other_blocks():
     return None
 
 
+@pytest.mark.slow
 def test_stages_of_other_modules_than_those_that_share_the_sequence_are_refused():
     code, message = run_ranks(refuse_other_blocks, 4)[0]
     assert code is Code.CONFLICT

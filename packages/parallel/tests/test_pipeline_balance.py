@@ -29,6 +29,7 @@ def all_splits(num_blocks, num_stages):
         yield tuple(itertools.pairwise(edges))
 
 
+@pytest.mark.slow
 @given(COSTS, st.integers(0, 20), st.integers(0, 20), st.data())
 @settings(max_examples=60, deadline=None)
 def test_no_other_split_has_a_faster_slowest_stage(blocks, before, after, data):

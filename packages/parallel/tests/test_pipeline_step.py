@@ -133,6 +133,7 @@ def _uneven():
     return refused, losses
 
 
+@pytest.mark.slow
 def test_uneven_and_too_few_micro_batches_are_refused_on_every_rank():
     for refused, losses in run_ranks(_uneven, 2):
         (uneven, because), (few, why) = refused

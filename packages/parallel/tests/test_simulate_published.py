@@ -145,6 +145,7 @@ def test_a_plan_for_the_largest_job_is_above_megascales_own(largest):
     assert best.prediction.memory_bytes < 80 * 2**30
 
 
+@pytest.mark.slow
 def test_tables_hold_every_row(outcomes, largest):
     assert len(rows_table(outcomes).splitlines()) == len(outcomes) + 2
     assert "[recall]" in rows_table(outcomes)

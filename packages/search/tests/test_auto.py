@@ -175,6 +175,7 @@ def test_search_shows_why_the_program_fails():
         run("auto", loss=broken, budget=SMALL)
 
 
+@pytest.mark.slow
 def test_search_with_data_that_ends_says_what_to_pass():
     class Once:
         """Yields two batches on its first pass only."""
@@ -227,6 +228,7 @@ def test_baseline_out_of_memory_is_replaced_by_what_fits():
     assert accelerated.report.baseline.usable
 
 
+@pytest.mark.slow
 def test_baseline_out_of_memory_without_a_way_out_says_so():
     with pytest.raises(SearchError, match="MEMORY"):
         run("auto", model=Greedy, budget=SMALL, allow=["optimizer_impl"])

@@ -351,6 +351,7 @@ def test_layout_is_read_from_the_plan(context):
     )
 
 
+@pytest.mark.slow
 def test_unknown_optimization_gives_a_reason(forecaster):
     found = forecaster().forecast((Choice("no_such_thing", {}),))
     assert found.peak_bytes is found.step_time_s is None
@@ -363,6 +364,7 @@ def test_control_flow_on_values_gives_a_reason(forecaster):
     assert "DataDependent" in found.because
 
 
+@pytest.mark.slow
 def test_loader_and_model_with_generators_are_forecast(forecaster):
     loader = DataLoader(
         TensorDataset(*make_batch()),

@@ -35,6 +35,7 @@ def test_settings_are_read_and_set_again():
     assert torch.is_deterministic_algorithms_warn_only_enabled()
 
 
+@pytest.mark.slow
 def test_closed_descriptors_are_opened_before_a_pipe_can_take_their_number():
     code = (
         "import os; [os.close(n) for n in (0, 2)]\n"

@@ -107,6 +107,7 @@ def test_plan_that_is_slower_for_sure_is_looked_at_no_further(runner):
     assert outrun.value.peak_memory_bytes > 0
 
 
+@pytest.mark.slow
 def test_schedule_that_ends_does_not_end_a_measurement(tmp_path):
     def schedule(optimizer):
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=60)

@@ -39,6 +39,7 @@ def test_run_ranks_gives_closures_and_their_process_group():
     assert [t.item() for t in run_ranks(total, 2)] == [21.0, 21.0]
 
 
+@pytest.mark.slow
 def test_run_ranks_shows_the_rank_that_failed_and_ends_the_others():
     program = """
 import os, time

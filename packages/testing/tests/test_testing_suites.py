@@ -482,6 +482,7 @@ class Careless(TorchProcessGroupFactory):
         return group
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factory", "world_size", "clause"),
     [

@@ -324,6 +324,7 @@ def test_every_batch_size_reads_the_same_windows_in_the_same_order(text):
     assert not torch.equal(small, other)
 
 
+@pytest.mark.slow
 def test_validation_and_test_text_are_apart(text):
     windows = {tuple(row) for row in text.validation[0].tolist()}
     assert len(text.validation[0]) == len(text.test[0]) == byte_lm.QUICK.num_held_out

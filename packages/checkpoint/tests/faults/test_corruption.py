@@ -104,6 +104,7 @@ def test_flipped_bit_of_a_manifest_is_found(folder, tally, first, every):
     assert missed == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_flipped_bit_of_tensors_is_found_and_named(folder, tally, form):
     missed, moment = [], random.Random(2)

@@ -53,6 +53,7 @@ def test_error_is_told_and_the_next_save_works(storage, tally, every, error, las
     assert num_tried >= storage.num_calls // every // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", EVERY)
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES], ids=errno.errorcode.get)
 def test_file_that_cannot_be_read_holds_up_nothing(storage, tally, every, error):

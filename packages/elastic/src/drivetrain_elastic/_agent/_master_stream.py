@@ -141,7 +141,7 @@ class MasterStream:
 
     async def _keep(self) -> None:
         pause_s, began_s, attempt = _FIRST_WAIT_S, time.monotonic(), 0
-        while True:
+        while not self._is_closed:
             address = self._addresses[attempt % len(self._addresses)]
             try:
                 async with self._channel(address) as channel:

@@ -199,10 +199,12 @@ class MasterRendezvous(RendezvousHandler):
             self._loop.call_soon_threadsafe(self._stream.send, message)
 
     def _go_home(self) -> None:
-        if self._thread.is_alive() and self._stream.is_open:
+        is_heard = self._stream.is_open
+        if is_heard:
             self._send(goodbye=pb.Goodbye(reason="the torchrun agent has ended"))
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._stream.close)
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stream.close)
+        if is_heard:
             self._thread.join(_GOODBYE_S)
         atexit.unregister(self._go_home)
 
