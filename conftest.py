@@ -126,7 +126,11 @@ def children() -> dict[object, str]:
     """Returns the running children of this process, by their commands."""
     found: dict[object, str] = {}
     for file in Path("/proc/self/task").glob("*/children"):
-        for pid in map(int, file.read_text().split()):
+        try:
+            pids = file.read_text().split()
+        except OSError:  # a thread that has ended has none
+            continue
+        for pid in map(int, pids):
             command = command_of(pid)
             if command and not any(word in command for word in SHARED_PROCESSES):
                 found[pid] = command

@@ -298,6 +298,22 @@ def test_command_without_such_a_script_ends_with_1(out, capsys):
     assert "there is no script 'missing.py'" in capsys.readouterr().err
 
 
+def test_loop_of_the_scripts_own_is_told_of_and_so_are_its_arguments(
+    out, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(MainJob, "run", lambda _: 0)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    script = tmp_path / "own.py"
+    script.write_text("model(batch)")
+    assert main(["--out", str(out), str(script), "--seconds", "3"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "does not name train_step" in said
+    assert "is run with --seconds 3; options of quickstart come before it" in said
+    script.write_text("accelerated.train_step(batch)")
+    assert main(["--out", str(out), str(script)]) == 0
+    assert not capsys.readouterr().out
+
+
 def test_command_is_light_until_it_runs():
     code = (
         "import sys; from drivetrain_core.cli import main\n"

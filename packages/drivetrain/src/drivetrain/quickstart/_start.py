@@ -33,6 +33,12 @@ def run(arguments: argparse.Namespace) -> int:
             message = f"there is no script {target.script!r}"
             raise ProgramError(message)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    if arguments.script is not None and not _names_train_step(target.script):
+        line = (
+            f"{target.script} does not name train_step: what is trained here makes its "
+            "steps with that, and a loop that does not may take less of the plan"
+        )
+        console.print(line, markup=False)
     if target.arguments and arguments.script is not None:
         given = shlex.join(target.arguments)
         line = (
@@ -43,3 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     return MainJob(job, target, Path(arguments.out), console).run()
+
+
+def _names_train_step(script: str) -> bool:
+    return b"train_step" in Path(script).read_bytes()
