@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from drivetrain_health.checks import _disk as disk
 from drivetrain_health.checks import _loopback as loopback
 from drivetrain_health.checks import _rdma as rdma
 from drivetrain_health.checks._answer_store import answer_store
-from drivetrain_health.checks._bench import Bench, BenchResult
+from drivetrain_health.checks._bench import Bench, BenchResult, _messages, _tell
 from drivetrain_health.checks._check_node import measure_node
 from drivetrain_health.checks._check_nodes import confer
 from drivetrain_health.checks._nic import Port, read_ports
@@ -150,6 +151,14 @@ def test_measurement_that_is_killed_says_so_and_others_go_on(bench, watcher):
     assert outcome.failed == ""
     assert outcome.not_made.startswith("its process was killed by SIGKILL from outside")
     assert bench.measure("memory", limit_s=60).found
+
+
+def test_process_that_ends_before_it_is_asked_is_no_error_of_the_asking():
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours:
+        _tell(ours, {"check": "memory"})
+        assert not list(_messages(ours, time.monotonic() + 60))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -22,7 +23,7 @@ from drivetrain_health.checks._fork import Fork, may_fork
 from drivetrain_health.checks._task import Found
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Self
 
     from torch.distributed.distributed_c10d import Store
@@ -105,7 +106,7 @@ class Bench:
                 if CHECKS[check].uses_gpu
                 else self._config.memory_bytes,
             }
-            ours.sendall(json.dumps(request).encode() + b"\n")
+            _tell(ours, request)
             doing = ""
             for message in _messages(ours, end_s):
                 if "found" in message:
@@ -119,7 +120,7 @@ class Bench:
                 elif "store" in message and store is not None:
                     left_s = max(0.0, end_s - time.monotonic())
                     reply = answer_store(store, message, left_s)
-                    ours.sendall(json.dumps(reply).encode() + b"\n")
+                    _tell(ours, reply)
             is_late = time.monotonic() >= end_s
             code = self._end("end" if is_late else "wait")
             if code is None:
@@ -247,6 +248,12 @@ def _new_server(descriptor: int) -> subprocess.Popen[bytes]:
         pass_fds=[descriptor],
         start_new_session=True,
     )
+
+
+def _tell(channel: socket.socket, message: Mapping[str, Any]) -> None:
+    """Sends a message to a process; that it has ended is what reading says."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        channel.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _messages(channel: socket.socket, end_s: float) -> Any:
