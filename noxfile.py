@@ -157,6 +157,12 @@ def install(
     stamp.write_text(digest)
 
 
+def install_for_tests(session: nox.Session) -> None:
+    """Installs all that tests use: every package with its extras, the examples, the tools."""
+    groups = ["test", "test-extra"]
+    install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
+
+
 def digest_of(*arguments: str) -> str:
     """Returns a digest of arguments, and of all that decides what an installation is."""
     # Modules by their names alone: an installation in place lists those of native packages.
@@ -242,8 +248,7 @@ def tests(session: nox.Session) -> None:
     Packages are `integration` as well. `-- slow` runs the slow tests instead, and those
     that Triton interprets. Files may be named too, and what else is given goes to pytest.
     """
-    groups = ["test", "test-extra"]
-    install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
+    install_for_tests(session)
     # What takes longest begins first.
     areas = sorted([*PACKAGES, "integration"], key=lambda name: name not in _LONG)
     slow = "slow" in session.posargs
@@ -312,8 +317,7 @@ def faults(session: nox.Session) -> None:
 
     `-- --json FILE` keeps the table of the storage's.
     """
-    groups = ["test", "test-extra"]
-    install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
+    install_for_tests(session)
     options = ["--faults-json" if o == "--json" else o for o in session.posargs]
     tests = "packages/checkpoint/tests"
     kills = [f"{tests}/faults", f"{tests}/test_crash.py"]
@@ -334,8 +338,7 @@ def flakes(session: nox.Session) -> None:
 
     `-- --json FILE [--resume] [--rounds N]` keeps the table.
     """
-    groups = ["test", "test-extra"]
-    install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
+    install_for_tests(session)
     session.install("pytest-randomly>=4")
     where = [place for name in [*PACKAGES, "integration"] for place in places(name)]
     options = ["-m", "not interpreter and not slow", *where]
@@ -348,8 +351,7 @@ def planted(session: nox.Session) -> None:
 
     `-- --json FILE [--resume]` keeps the table.
     """
-    groups = ["test", "test-extra"]
-    install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
+    install_for_tests(session)
     session.run("python", "integration/selection/plant.py", *session.posargs)
 
 

@@ -99,16 +99,21 @@ def command(one: Round, seed: int, folder: Path, options: Sequence[str]) -> list
 def run(one: Round, seed: int, folder: Path, options: Sequence[str]) -> dict[str, Any]:
     """Runs a round; returns its row."""
     begun = time.monotonic()
+    # One that is there is of another round, whatever becomes of this one.
+    report = folder / "report.xml"
+    report.unlink(missing_ok=True)
     paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": paths}
     with busy(one.num_loops):
         code = subprocess.run(
             command(one, seed, folder, options), check=False, cwd=ROOT, env=env
         ).returncode
-    if one.tests == "all":
+    if one.tests == "all" and (folder / "found.txt").exists():
         names = (folder / "found.txt").read_text("utf-8").splitlines()
         (folder / "waiting.txt").write_text("\n".join(sorted(set(names))) + "\n")
-    passed, failed = counts((folder / "report.xml").read_text("utf-8"))
+    passed, failed = 0, ["pytest came to no report"]
+    if report.exists():
+        passed, failed = counts(report.read_text("utf-8"))
     seconds = round(time.monotonic() - begun)
     row = {**one._asdict(), "seed": seed, "code": code, "passed": passed}
     return {**row, "failed": failed, "seconds": seconds}
@@ -128,6 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     if arguments.resume and arguments.json.exists():
         rows = json.loads(arguments.json.read_text("utf-8"))
+    else:
+        (folder / "found.txt").unlink(missing_ok=True)
     for one in ROUNDS[len(rows) :][: arguments.rounds]:
         rows.append(run(one, random.randrange(1 << 31), folder, options))
         print(json.dumps(rows[-1]), flush=True)

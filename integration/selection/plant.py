@@ -28,7 +28,7 @@ _LIMIT_S = 180.0
 # At least so many are found.
 _LEAST = 36
 _OWN = "integration/selection/"
-_QUICK = "not interpreter and not gpu and not multigpu"
+_WITHOUT_GPU = "not interpreter and not gpu and not multigpu"
 _PYTEST = ("-P", "-m", "pytest", "-q", "-x", "--doctest-modules", "-n", "3")
 
 
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=Path("planted.json"))
     parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER")
     arguments = parser.parse_args(argv)
-    mark = _QUICK if arguments.slow else f"{_QUICK} and not slow"
+    mark = _WITHOUT_GPU if arguments.slow else f"{_WITHOUT_GPU} and not slow"
     faults = read_faults(ROOT)
     found: dict[str, Any] = {}
     if arguments.resume and arguments.json.exists():

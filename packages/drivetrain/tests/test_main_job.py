@@ -275,11 +275,10 @@ def test_nothing_goes_on_without_the_main_job(how, out):
 
 
 def started(name):
-    wanted = f"JOB_OF_TEST={name}".encode()
     found = []
     for one in psutil.process_iter():
-        with contextlib.suppress(OSError):
-            if wanted in Path(f"/proc/{one.pid}/environ").read_bytes().split(b"\0"):
+        with contextlib.suppress(psutil.Error):
+            if one.environ().get("JOB_OF_TEST") == name:
                 found.append(one)
     return found
 

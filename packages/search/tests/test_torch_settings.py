@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from drivetrain_search.cache.cache_key import surroundings
 from drivetrain_search.process.torch_settings import apply_settings, read_settings
 
 
@@ -25,9 +26,13 @@ def test_settings_are_read_and_set_again():
     torch.set_autocast_enabled("cpu", True)
     torch.set_autocast_dtype("cpu", torch.float16)
     sys.setrecursionlimit(sys.getrecursionlimit() + 1)
+    torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
+    torch.set_float32_matmul_precision("high")
+    torch._C._set_mkldnn_enabled(False)
+    can_flush = torch.set_flush_denormal(True)
     changed = read_settings()
-    names = {"deterministic", "dtype", "anomaly", "attention", "autocast", "recursion"}
-    assert {name for name in before if before[name] != changed[name]} == names
+    same = {name for name in before if before[name] == changed[name]}
+    assert same == (set() if can_flush else {"denormal"})
     apply_settings(before)
     assert read_settings() == before
     apply_settings(changed)
@@ -36,6 +41,22 @@ def test_settings_are_read_and_set_again():
 
 
 @pytest.mark.slow
+def test_denormals_are_seen_whatever_the_default_dtype_and_device_are():
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU does not flush denormals")
+    torch.set_default_dtype(torch.float64)
+    with torch.device("meta"):
+        assert read_settings()["denormal"]
+        torch.set_flush_denormal(False)
+        assert not read_settings()["denormal"]
+
+
+def test_trials_of_other_settings_are_not_read_again():
+    before = surroundings("cpu")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert surroundings("cpu") != before
+
+
 def test_closed_descriptors_are_opened_before_a_pipe_can_take_their_number():
     code = (
         "import os; [os.close(n) for n in (0, 2)]\n"

@@ -131,10 +131,10 @@ class _Server:
         line.close()
 
 
-def die_with(parent: int) -> None:
-    """Makes the kernel kill this process when its parent ends."""
+def die_with(parent: int, how: int = signal.SIGKILL) -> None:
+    """Makes the kernel send this process a signal when its parent ends."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
     if os.getppid() != parent:
         os._exit(1)
 

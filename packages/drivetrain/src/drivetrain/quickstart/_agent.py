@@ -5,7 +5,6 @@ Run by `python -m drivetrain.quickstart._agent PARENT SPEC`.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -15,11 +14,10 @@ from typing import TYPE_CHECKING
 from drivetrain.quickstart._elastic_spec import ElasticSpec
 from drivetrain_checkpoint import Checkpointer
 from drivetrain_core import cli
+from drivetrain_core.extending import die_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,9 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parent, path = sys.argv[1:] if argv is None else argv
     spec = ElasticSpec.load(Path(path))
     # Asked to end, an agent ends its workers. Their daemon would wait for others.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(parent):
-        return 1
+    die_with(int(parent), signal.SIGTERM)
     command = ["elastic", "run", "--standalone"]
     command += ["--nproc-per-node", str(spec.num_workers)]
     command += ["--standbys", str(spec.num_standbys)]

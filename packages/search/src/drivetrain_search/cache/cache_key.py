@@ -14,6 +14,7 @@ import torch
 import drivetrain_core
 from drivetrain_core.extending import OPTIMIZATIONS, SERVICES, installed, registered
 from drivetrain_search.cache.code_hash import hash_code
+from drivetrain_search.process.torch_settings import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +38,8 @@ def cache_key(
     """Returns the key of a program's trials on this machine.
 
     It covers the structure, the settings and the code of the model, the code of loss,
-    forward and optimizer, the batch, the loop, the device, the ranks, and the versions.
+    forward and optimizer, the batch, the loop, the device, the ranks, the versions, and what
+    is set in torch.
     The data itself is no part of it, nor are the values of parameters. With `around` it
     is pure: it reads the arguments and the code that they refer to, nothing else.
 
@@ -80,7 +82,7 @@ def cache_key(
 
 
 def surroundings(device_type: str) -> dict[str, Any]:
-    """Returns the versions and drivers that a trial's speed depends on.
+    """Returns the versions, drivers and settings that a trial's speed depends on.
 
     Args:
         device_type: The torch device type, such as `cpu` or `cuda`.
@@ -103,6 +105,7 @@ def surroundings(device_type: str) -> dict[str, Any]:
         "machine": platform.machine(),
         "num_devices": 1 if on_cpu else torch.accelerator.device_count(),
         "driver": _driver(device_type),
+        "settings": {name: str(value) for name, value in read_settings().items()},
         "plugins": sorted(plugins),
         "registered": [hash_code(optimization) for optimization in registered()],
     }

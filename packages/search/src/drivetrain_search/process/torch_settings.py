@@ -34,8 +34,21 @@ def apply_settings(settings: Mapping[str, Any]) -> None:
 
 
 def _flushes_denormal() -> bool:
-    # Torch has no question for it.
-    return bool(torch.tensor(1e-40) * 1.0 == 0.0)
+    # Torch has no question for it; what a thread does is the same for all that it computes.
+    return sys.float_info.min / 2.0 == 0.0
+
+
+def _anomaly() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
+def _cudnn() -> dict[str, bool]:
+    return {name: getattr(torch.backends.cudnn, name) for name in _CUDNN}
+
+
+def _set_cudnn(found: dict[str, bool]) -> None:
+    for name, is_on in found.items():
+        setattr(torch.backends.cudnn, name, is_on)
 
 
 def _autocast() -> dict[str, tuple[bool, torch.dtype]]:
@@ -60,6 +73,7 @@ def _set_attention(found: dict[str, bool]) -> None:
         getattr(torch._C, f"_set_sdp_use_{name}")(is_on)
 
 
+_CUDNN = ("enabled", "benchmark", "deterministic")
 _SDP = ("flash", "mem_efficient", "math", "cudnn")
 _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "dtype": (torch.get_default_dtype, torch.set_default_dtype),
@@ -72,7 +86,8 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         torch.set_deterministic_debug_mode,
     ),
     "denormal": (_flushes_denormal, torch.set_flush_denormal),
-    "anomaly": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    "anomaly": (_anomaly, lambda found: torch.autograd.set_detect_anomaly(*found)),
+    "cudnn": (_cudnn, _set_cudnn),
     "onednn": (
         torch._C._get_mkldnn_enabled,
         torch._C._set_mkldnn_enabled,
