@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from drivetrain_search.surrogate import (
@@ -57,6 +57,7 @@ def test_surrogate_of_no_plans_predicts_none():
 
 
 @given(st.floats(-1.0, 1.0), st.floats(0.0, 1.0), st.floats(-1.0, 1.0))
+@example(0.0, 0.0360768, 0.296875)
 def test_expected_improvement_is_at_least_the_mean_gain(mean, deviation, best):
     gain = expected_improvement(Prediction(mean, deviation), best)
     assert gain >= 0.0

@@ -177,5 +177,6 @@ def expected_improvement(prediction: Prediction, best: float) -> float:
         return max(gain, 0.0)
     z = gain / prediction.deviation
     density = math.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
-    below = 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))
-    return gain * below + prediction.deviation * density
+    # By erfc, which keeps its digits far below the best; what is left is rounding.
+    below = 0.5 * math.erfc(-z / math.sqrt(2.0))
+    return max(gain * below + prediction.deviation * density, 0.0)
