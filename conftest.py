@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import threading
 import time
@@ -70,15 +72,30 @@ def pytest_collection_modifyitems(
 
 # Each process that a test starts inherits it.
 RUN = "DRIVETRAIN_TEST_RUN"
-# They serve a whole process, and end with it.
+# They serve a whole process, and end with it: as its children, or in it.
 SHARED_PROCESSES = ("fork_server", "resource_tracker", "forkserver", "compile_worker")
 SHARED_THREADS = ("drivetrain-redis",)
 GRACE_S = 15.0
+SHARED_MEMORY = pytest.StashKey[dict[object, str]]()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Gives the run a name."""
     os.environ.setdefault(RUN, str(os.getpid()))
+    config.stash[SHARED_MEMORY] = files_of_shared_memory()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Takes what was collected from the collector of garbage: it lives to the end.
+
+    To look through it again and again takes a tenth of a run.
+    """
+    gc.disable()
+    yield
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -92,13 +109,17 @@ def nothing_is_left() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
-    """A whole run leaves no process behind either, however far from its test."""
+    """A whole run leaves no process behind, however far from its test, and no file."""
     yield
+    # Some modules say at the end what was never collected.
+    gc.unfreeze()
     if os.environ[RUN] != str(os.getpid()):
         return
+    before = session.config.stash[SHARED_MEMORY]
     left = until_none(processes_of_run, set())
-    for process, test in left.items():
-        print(f"\nleft behind: {process}, started in {test}")  # noqa: T201
+    left |= until_none(unused_shared_memory, set(before))
+    for what, said in left.items():
+        print(f"\nleft behind: {what}, {said}")  # noqa: T201
     if left:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -124,32 +145,57 @@ def threads() -> dict[object, str]:
 
 def children() -> dict[object, str]:
     """Returns the running children of this process, by their commands."""
-    found: dict[object, str] = {}
+    found = {pid: command_of(pid) for pid in child_pids()}
+    return {pid: said for pid, said in found.items() if said and not is_shared(said)}
+
+
+def child_pids() -> set[int]:
+    """Returns the children of this process, ended or not."""
+    found: set[int] = set()
     for file in Path("/proc/self/task").glob("*/children"):
-        try:
-            pids = file.read_text().split()
-        except OSError:  # a thread that has ended has none
-            continue
-        for pid in map(int, pids):
-            command = command_of(pid)
-            if command and not any(word in command for word in SHARED_PROCESSES):
-                found[pid] = command
+        # A thread that has ended has none.
+        with contextlib.suppress(OSError):
+            found.update(map(int, file.read_text().split()))
     return found
+
+
+def is_shared(command: str) -> bool:
+    """Returns whether a child with that command serves this process to its end."""
+    return any(word in command for word in SHARED_PROCESSES)
 
 
 def processes_of_run() -> dict[object, str]:
     """Returns the processes that tests of this run started, with the test of each."""
     found: dict[object, str] = {}
     wanted = f"{RUN}={os.getpid()}".encode()
+    shared = {pid for pid in child_pids() if is_shared(command_of(pid))}
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)
         try:
             variables = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if wanted in variables and pid != os.getpid():
-            tests = [v for v in variables if v.startswith(b"PYTEST_CURRENT_TEST=")]
-            found[f"{pid} {command_of(pid)}"] = b" ".join(tests).decode()
+        if wanted in variables and pid not in {os.getpid(), *shared}:
+            names = dict(v.partition(b"=")[::2] for v in variables)
+            test = names.get(b"PYTEST_CURRENT_TEST", b"no test").decode()
+            found[f"{pid} {command_of(pid)}"] = f"started in {test}"
+    return found
+
+
+def files_of_shared_memory() -> dict[object, str]:
+    """Returns the files of shared memory."""
+    return {str(file): "a file" for file in Path("/dev/shm").glob("*")}
+
+
+def unused_shared_memory() -> dict[object, str]:
+    """Returns the files of shared memory that no process has mapped or open."""
+    found = files_of_shared_memory()
+    for folder in Path("/proc").glob("[0-9]*") if found else ():
+        with contextlib.suppress(OSError):
+            for line in (folder / "maps").read_text(errors="replace").splitlines():
+                found.pop(line[line.find("/") :], None)
+            for descriptor in (folder / "fd").iterdir():
+                found.pop(str(descriptor.readlink()), None)
     return found
 
 
