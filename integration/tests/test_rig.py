@@ -156,7 +156,7 @@ def test_network_leaves_nothing_behind(rtt_ms):
         say(network, 0, "sh", "-c", "setsid sleep 600 > /dev/null 2>&1 &")
         network.kill(0)
         daemon = network.start(1, ["sleep", "600"])
-    assert daemon.wait(10) == -signal.SIGKILL
+    assert daemon.wait(60) == -signal.SIGKILL
     assert left(os.getpid()) == []
 
 
@@ -178,7 +178,7 @@ def test_signals_leave_nothing_behind(number):
         child = int(process.stdout.readline())
         assert left(process.pid)
         process.send_signal(number)
-        process.wait(30)
+        process.wait(60)
     if number == signal.SIGKILL:
         remove_leftovers()  # or another rig has, which began meanwhile
     assert left(process.pid) == []

@@ -149,7 +149,7 @@ class RawClient:
 
     def open(self, method, path, body=None, accept="application/json", **headers):
         """Sends a request; returns the connection and the response."""
-        line = http.client.HTTPSConnection(self.host, context=self.context, timeout=20)
+        line = http.client.HTTPSConnection(self.host, context=self.context, timeout=60)
         headers = {key.replace("_", "-"): value for key, value in headers.items()}
         headers |= {"Authorization": f"Bearer {self.token}", "Accept": accept}
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -136,7 +137,8 @@ def test_official_client_starts_a_watch_again_that_was_dropped(official, cluster
 def light(cluster):
     lightkube = pytest.importorskip("lightkube")
     configuration = lightkube.KubeConfig.from_file(cluster.kubeconfig)
-    return lightkube.Client(configuration, field_manager="light")
+    with lightkube.Client(configuration, field_manager="light") as client:
+        yield client
 
 
 def test_lightkube_applies_and_watches(light, cluster):
@@ -167,9 +169,9 @@ def test_lightkube_applies_and_watches(light, cluster):
     found = light.list(ConfigMap, chunk_size=2, labels={"app": "x"})
     assert [one.metadata.name for one in found] == [f"c{n}" for n in range(5)]
     cluster.compact()
-    for event, item in light.watch(ConfigMap, labels={"app": "x"}):
-        assert (event, item.metadata.name) == ("ADDED", "c0")
-        break
+    with contextlib.closing(light.watch(ConfigMap, labels={"app": "x"})) as watch:
+        event, item = next(watch)
+    assert (event, item.metadata.name) == ("ADDED", "c0")
     light.deletecollection(ConfigMap)
     assert list(light.list(ConfigMap, labels={"app": "x"})) == []
 
@@ -199,9 +201,9 @@ def test_kr8s_scales_patches_and_waits(cluster):
     ]
     one = Pod(pod(), api=api)
     one.create()
-    one.wait("condition=Ready", timeout=10)
+    one.wait("condition=Ready", timeout=60)
     one.delete()
-    one.wait("delete", timeout=10)
+    one.wait("delete", timeout=60)
     assert not one.exists()
 
 
@@ -251,7 +253,7 @@ def test_kopf_runs_an_operator(cluster):
     thread = threading.Thread(target=lambda: asyncio.run(operate()))
     thread.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(60)
         status = lambda: (
             (cluster.get("Widget", "a") or {}).get("status", {}).get("seen")
         )

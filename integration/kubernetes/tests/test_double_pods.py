@@ -316,7 +316,7 @@ def test_double_leaves_no_process_behind(how, tmp_path):
             process.send_signal(signal.SIGKILL)
         else:
             process.stdin.close()
-        process.wait(20)
+        process.wait(60)
     for file in files:
         # Readable when the process has ended.
         poll = select.poll()
@@ -341,4 +341,4 @@ def test_program_runs_a_cluster_until_it_is_told_to_end(tmp_path):
         assert '"token"' in file.read_text()
         assert file.stat().st_mode & 0o077 == 0
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0

@@ -47,7 +47,7 @@ def daemons(folder):
 def daemon_of(runtime):
     """Returns the process of the one daemon that runs, when there is one."""
 
-    def find(timeout_s=10.0):
+    def find(timeout_s=60.0):
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             pids = [p for p in daemons(runtime) if alive(p)]
@@ -68,7 +68,7 @@ def freeze():
     """
     stopped = []
 
-    def stop(pid, timeout_s=30.0):
+    def stop(pid, timeout_s=60.0):
         stopped.append(pid)
         os.kill(pid, signal.SIGSTOP)
         deadline = time.monotonic() + timeout_s

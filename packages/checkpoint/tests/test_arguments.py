@@ -46,7 +46,7 @@ def test_numbers_of_numpy_are_taken(tmp_path):
     options = {"keep": np.int64(1), "timeout_s": np.float32(60)}
     checkpointer = Checkpointer(tmp_path, job="arguments", **options)
     for step in (1, 2):
-        assert checkpointer.save(step, {"x": torch.ones(2)}).wait(20)
+        assert checkpointer.save(step, {"x": torch.ones(2)}).wait(60)
     checkpointer.stop_daemon()
     assert [found.step for found in list_checkpoints(tmp_path)] == [2]
     assert type(Keep(every=np.int64(5)).every) is int

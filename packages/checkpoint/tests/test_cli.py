@@ -31,7 +31,7 @@ def run(tmp_path):
     checkpointer = Checkpointer(tmp_path / "run", job="cli", keep=None)
     for step in range(1, 5):
         state = {"weights": torch.arange(6.0).view(2, 3) * step, "position": step}
-        checkpointer.save(step, state).wait(20)
+        checkpointer.save(step, state).wait(60)
     checkpointer.stop_daemon()
     return tmp_path / "run"
 
@@ -42,7 +42,7 @@ def steps(folder):
 
 def test_command_lists_inspects_and_verifies(tmp_path, capsys):
     checkpointer = Checkpointer(tmp_path, job="cli")
-    checkpointer.save(12, {"weights": torch.zeros(3, 4)}).wait(20)
+    checkpointer.save(12, {"weights": torch.zeros(3, 4)}).wait(60)
     (saved,) = list_checkpoints(tmp_path)
     assert main(["ls", str(tmp_path)]) == 0
     assert "12" in capsys.readouterr().out.splitlines()[1]
@@ -101,7 +101,7 @@ def test_converted_training_state_is_restored(tmp_path):
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     checkpointer = Checkpointer(tmp_path / "run", job="cli")
-    checkpointer.save(7, {"model": model, "optimizer": optimizer}).wait(20)
+    checkpointer.save(7, {"model": model, "optimizer": optimizer}).wait(60)
     checkpointer.stop_daemon()
     out = str(tmp_path / "out")
     assert main(["convert", str(tmp_path / "run"), out, "--to", "drivetrain"]) == 0
@@ -222,7 +222,7 @@ def test_recover_says_why_it_cannot(tmp_path, capsys):
 def test_looking_at_a_daemon_does_not_change_what_it_keeps(tmp_path):
     checkpointer = Checkpointer(tmp_path, job="cli", keep=Keep(last=None))
     for step in range(5):
-        checkpointer.save(step, {"weights": torch.ones(3)}).wait(20)
+        checkpointer.save(step, {"weights": torch.ones(3)}).wait(60)
         assert main(["daemon", "status", str(tmp_path), "--job", "cli"]) == 0
     visit("cli", str(tmp_path), {"op": "settle", "timeout_s": 5.0})
     assert steps(tmp_path) == [0, 1, 2, 3, 4]
@@ -245,7 +245,7 @@ def test_reader_that_goes_away_is_no_traceback(run):
         stderr=subprocess.PIPE,
     )
     process.stdout.close()
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (1, b"")
 
 

@@ -104,7 +104,7 @@ def test_steps_count_on_and_follow_the_checkpoint_id(tmp_path, writer):
 def test_checkpoints_of_a_checkpointer_are_read(tmp_path):
     model = nn.Linear(4, 4)
     checkpointer = Checkpointer(tmp_path, job="native")
-    checkpointer.save(5, {"model": model, "position": 9}).wait(20)
+    checkpointer.save(5, {"model": model, "position": 9}).wait(60)
     checkpointer.stop_daemon()
     target = {"model": nn.Linear(4, 4).state_dict(), "position": 0}
     torch_dcp.load(target, storage_reader=Reader(tmp_path))

@@ -27,7 +27,7 @@ def saved(tmp_path):
     optimizer = torch.optim.AdamW(model.parameters())
     checkpointer = Checkpointer(tmp_path / "run", job="export")
     state = {"model": model, "optimizer": optimizer, "position": 3}
-    checkpointer.save(1, state).wait(20)
+    checkpointer.save(1, state).wait(60)
     checkpointer.stop_daemon()
     return tmp_path / "run", model
 
@@ -93,7 +93,7 @@ def test_transformers_loads_it(tmp_path):
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16)
     model = transformers.GPT2LMHeadModel(config)
     checkpointer = Checkpointer(tmp_path / "run", job="export")
-    checkpointer.save(1, {"model": model}).wait(20)
+    checkpointer.save(1, {"model": model}).wait(60)
     checkpointer.stop_daemon()
     out = tmp_path / "out"
     export_safetensors(tmp_path / "run", out, prefix="model.", max_shard_bytes=2000)

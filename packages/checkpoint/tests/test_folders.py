@@ -23,7 +23,7 @@ def restored(checkpointer, **which):
 def test_each_folder_keeps_its_own_and_one_step_may_be_in_two(tmp_path):
     checkpointer = Checkpointer(tmp_path, job="folders", keep=1)
     for step, under, value in ((1, "a", 1), (2, "last", 2), (2, "a", 3), (3, "", 4)):
-        assert checkpointer.save(step, state_of(value), under=under).wait(20)
+        assert checkpointer.save(step, state_of(value), under=under).wait(60)
     checkpointer.stop_daemon()
     again = Checkpointer(tmp_path, job="folders", keep=1)
     assert restored(again) == (3, 4)
@@ -52,8 +52,8 @@ def test_failure_in_one_folder_leaves_the_others(tmp_path):
     (tmp_path / "bad").write_text("a file where the folder should be")
     handle = checkpointer.save(1, state_of(1), under="bad")
     with pytest.raises(CheckpointError, match="step 1 was not saved"):
-        handle.wait(20)
-    assert checkpointer.save(2, state_of(2), under="good").wait(20)
+        handle.wait(60)
+    assert checkpointer.save(2, state_of(2), under="good").wait(60)
 
 
 @pytest.mark.parametrize("under", ["a/b", "..", "."])
@@ -68,7 +68,7 @@ def test_folder_must_be_one_name(tmp_path, under):
 def save_on_one_rank(folder):
     if dist.get_rank() == 1:
         alone = Checkpointer(folder, job="folders", process_group="self")
-        assert alone.save(1, state_of(1)).wait(20)
+        assert alone.save(1, state_of(1)).wait(60)
     dist.barrier()
     return restored(Checkpointer(folder, job="folders"))
 

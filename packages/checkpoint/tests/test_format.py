@@ -68,7 +68,7 @@ def saved(tmp_path):
         "weights": torch.arange(300_000.0),
         "mask": torch.ones(5, dtype=torch.bool),
     }
-    checkpointer.save(1, {**state, "position": 3}).wait(20)
+    checkpointer.save(1, {**state, "position": 3}).wait(60)
     checkpointer.stop_daemon()
     (found,) = list_checkpoints(tmp_path / "run")
     return Path(found.url)
@@ -103,7 +103,7 @@ def test_flipped_bit_is_found_and_named(saved, at):
 def test_damaged_block_with_many_tensors_names_them(tmp_path, num_tensors):
     checkpointer = Checkpointer(tmp_path, job="format")
     state = {f"w{i}": torch.arange(10.0) for i in range(num_tensors)}
-    checkpointer.save(1, state).wait(20)
+    checkpointer.save(1, state).wait(60)
     checkpointer.stop_daemon()
     (found,) = list_checkpoints(tmp_path)
     file = Path(found.url, "rank-00000.safetensors")
@@ -139,7 +139,7 @@ def test_changed_manifest_is_found(saved, file):
 
 def test_manifest_of_another_save_is_found(saved, tmp_path):
     other = Checkpointer(tmp_path / "other", job="format")
-    other.save(1, {"weights": torch.zeros(3)}).wait(20)
+    other.save(1, {"weights": torch.zeros(3)}).wait(60)
     other.stop_daemon()
     (found,) = list_checkpoints(tmp_path / "other")
     shutil.copy(Path(found.url) / "manifest.json", saved / "manifest.json")
@@ -188,8 +188,8 @@ def test_old_checkpoints_are_retired_and_a_step_saved_again_is_replaced(tmp_path
     checkpointer = Checkpointer(tmp_path, job="format", keep=2)
     for step in (1, 2, 2, 3, 3):
         weights = torch.full((10,), float(step))
-        checkpointer.save(step, {"weights": weights, "position": step}).wait(20)
-    deadline = time.monotonic() + 10
+        checkpointer.save(step, {"weights": weights, "position": step}).wait(60)
+    deadline = time.monotonic() + 60
     while len(list(tmp_path.iterdir())) != 2:  # what is old goes after the commit
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -209,7 +209,7 @@ def test_values_that_are_no_plain_memory_are_saved_as_they_read(tmp_path):
         "nothing": torch.empty(0, 4),
     }
     checkpointer = Checkpointer(tmp_path, job="format")
-    checkpointer.save(1, state).wait(20)
+    checkpointer.save(1, state).wait(60)
     into = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in state.items()}
     into["turned"] = torch.zeros(3, 4).T
     into["conjugate"] = torch.empty(4, 6, dtype=torch.complex64).conj()

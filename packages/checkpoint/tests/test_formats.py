@@ -65,7 +65,7 @@ def written(kind, folder, tensors):
     """Writes tensors in one of the formats, and returns where."""
     if kind == "drivetrain":
         checkpointer = Checkpointer(folder, job="foreign")
-        checkpointer.save(1, dict(tensors)).wait(20)
+        checkpointer.save(1, dict(tensors)).wait(60)
         checkpointer.stop_daemon()
         return folder
     if kind == "dcp":

@@ -34,7 +34,7 @@ def test_state_of_a_gpu_comes_back(tmp_path, overlap):
     handle = checkpointer.save(1, state)
     with checkpointer.guard(), torch.no_grad():
         state["model"].weight.zero_()
-    assert handle.wait(30)
+    assert handle.wait(60)
     for place in ("memory", "storage"):
         into = make()
         assert checkpointer.restore(into) == 1, place
@@ -45,10 +45,10 @@ def test_state_of_a_gpu_comes_back(tmp_path, overlap):
 def test_memory_is_registered_once(tmp_path):
     checkpointer = Checkpointer(tmp_path, job="gpu")
     state = make()
-    checkpointer.save(1, state).wait(30)
+    checkpointer.save(1, state).wait(60)
     link = checkpointer._memory._link
     assert link.is_registered
-    checkpointer.save(2, state).wait(30)
+    checkpointer.save(2, state).wait(60)
     assert checkpointer._memory._link is link
     checkpointer.stop_daemon()
 

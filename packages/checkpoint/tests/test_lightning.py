@@ -152,7 +152,7 @@ def test_checkpoint_comes_back_as_it_was(io, tmp_path):
 
 def wait_for_saves(io):
     # What is done already is no longer among them.
-    assert all(save.wait(20) for save in list(io._open))
+    assert all(save.wait(60) for save in list(io._open))
 
 
 def test_old_checkpoint_goes_only_when_the_new_one_is_durable(io, tmp_path):

@@ -24,7 +24,7 @@ def best(tmp_path):
     checkpointer = Checkpointer(tmp_path / "run", job="pick")
     for step in (10, 20):
         state = {"x": torch.full((2,), float(step)), "position": step}
-        assert checkpointer.save(step, state).wait(20)
+        assert checkpointer.save(step, state).wait(60)
     checkpointer.stop_daemon()
     found = tmp_path / "my-best"
     Path(list_checkpoints(tmp_path / "run")[0].url).rename(found)

@@ -30,7 +30,7 @@ class GatedStorage(PosixStorage):
 
     def write(self, *arguments):
         self.entered.set()
-        assert self.gate.wait(30)
+        assert self.gate.wait(60)
         try:
             return super().write(*arguments)
         finally:
@@ -104,7 +104,7 @@ def test_storage_that_hangs_fails_the_save_and_not_the_next(queue, storage, aren
     assert steps(storage) == []
     storage.gate.set()
     # The write that hung ends, and is not committed.
-    assert storage.left.wait(20)
+    assert storage.left.wait(60)
     second = publish(queue, arena, 1, 2)
     assert queue.wait(second, 20)["state"] == "committed"
     assert steps(storage) == [2]
@@ -116,7 +116,7 @@ def test_save_that_is_dropped_while_it_is_written_is_not_committed(
 ):
     storage.gate.clear()
     first = publish(queue, arena, 0, 1)
-    assert storage.entered.wait(20)
+    assert storage.entered.wait(60)
     queue.drop(first)
     storage.gate.set()
     assert queue.wait(first, 20)["error"] == "dropped for a newer save"
@@ -135,7 +135,7 @@ def test_rank_that_never_writes_is_named(queue, storage, arena):
 
 def test_what_a_failed_save_has_left_is_deleted(queue, storage, arena):
     save_id = publish(queue, arena, 0, 1, world_size=2)
-    assert storage.left.wait(20)
+    assert storage.left.wait(60)
     queue.failed(save_id, "rank 1: disk full")
     with queue.changed:
         assert queue.changed.wait_for(queue.is_idle, 20)

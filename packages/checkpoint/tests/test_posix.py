@@ -121,9 +121,9 @@ def test_path_that_is_too_long_is_refused_at_once(tmp_path, name):
 def test_folder_whose_name_is_too_long_is_refused_before_anything_is_copied(tmp_path):
     checkpointer = Checkpointer(tmp_path, job="posix")
     state = {"x": torch.ones(2)}
-    assert checkpointer.save(1, state).wait(20)
+    assert checkpointer.save(1, state).wait(60)
     with pytest.raises(StorageError, match="256 bytes long, and 255 are possible"):
         checkpointer.save(2, state, under="a" * 256)
     assert checkpointer.restore(state) == 1
-    assert checkpointer.save(2, state, under="a" * 255).wait(20)
+    assert checkpointer.save(2, state, under="a" * 255).wait(60)
     checkpointer.stop_daemon()

@@ -58,7 +58,7 @@ def is_state(state, value):
 def save_on_two_nodes(folder):
     rank = dist.get_rank()
     checkpointer = on_node(folder, rank % 2)
-    assert checkpointer.save(7, state_of(rank, 7)).wait(30)
+    assert checkpointer.save(7, state_of(rank, 7)).wait(60)
     state = state_of(rank, 0)
     assert checkpointer.restore(state) == 7
     return is_state(state, 7)
@@ -138,7 +138,7 @@ def count_reads(folder):
 
 def save_many(folder):
     tensors = {f"t{i}": torch.full((200_000,), 3.0) for i in range(8)}
-    assert on_node(folder, 0).save(1, {"many": tensors}).wait(30)
+    assert on_node(folder, 0).save(1, {"many": tensors}).wait(60)
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ DYING = textwrap.dedent(
     rank = dist.get_rank()
     os.environ["XDG_RUNTIME_DIR"] = f"{folder}/node-{rank}"
     checkpointer = Checkpointer(f"{folder}/run", job="nodes")
-    assert checkpointer.save(1, {"w": torch.ones(10)}).wait(30)
+    assert checkpointer.save(1, {"w": torch.ones(10)}).wait(60)
     if rank == kill_rank:  # in the midst of the second save
         Arena.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     checkpointer.save(2, {"w": torch.ones(10) * 2})
@@ -200,7 +200,7 @@ def save_again(folder):
     state = {"w": torch.zeros(10)}
     assert checkpointer.restore(state) == 1
     state["w"] += 2
-    return [checkpointer.save(step, state).wait(30) for step in (2, 3, 4)]
+    return [checkpointer.save(step, state).wait(60) for step in (2, 3, 4)]
 
 
 @pytest.mark.slow

@@ -60,13 +60,13 @@ def test_state_without_a_form_is_refused_by_name(
     checkpointer, name, make, error, message
 ):
     # Under a name that was saved before, the tensor meets the plan of that save.
-    assert checkpointer.save(1, state_of(1)).wait(20)
+    assert checkpointer.save(1, state_of(1)).wait(60)
     with pytest.raises(error, match=message.format(name, name)):
         checkpointer.save(2, state_of(2) | {name: make()})
     into = state_of(0)
     assert checkpointer.restore(into) == 1
     assert into["x"].tolist() == [1, 1, 1]
-    assert checkpointer.save(3, state_of(3)).wait(20)
+    assert checkpointer.save(3, state_of(3)).wait(60)
 
 
 def test_model_without_memory_is_refused_by_name(checkpointer):
@@ -87,7 +87,7 @@ def unwritable():
 @pytest.mark.parametrize("where", ["memory", "storage"])
 def test_tensors_that_cannot_be_written_are_told_before_any_is(checkpointer, where):
     state = {name: torch.ones(3) for name in (*unwritable(), "fine")}
-    assert checkpointer.save(1, state | {"data": dict(state)}).wait(20)
+    assert checkpointer.save(1, state | {"data": dict(state)}).wait(60)
     if where == "storage":
         checkpointer.stop_daemon()
     into = {"fine": torch.zeros(3), **unwritable()}
@@ -107,7 +107,7 @@ def test_tensors_that_cannot_be_written_are_told_before_any_is(checkpointer, whe
 
 def test_load_tells_of_tensors_that_cannot_be_written(checkpointer, tmp_path):
     state = {name: torch.ones(3) for name in (*unwritable(), "fine")}
-    assert checkpointer.save(1, state).wait(20)
+    assert checkpointer.save(1, state).wait(60)
     into = {"fine": torch.zeros(3), **unwritable()}
     with pytest.raises(CheckpointError) as caught:
         load(tmp_path / "run", into)
@@ -124,7 +124,7 @@ VALUES = [*NUMBERS, torch.Size([2, 3]), [np.float16(-0.0), {"a": torch.Size([])}
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_values_keep_their_class(checkpointer, value):
-    assert checkpointer.save(1, {"value": value}).wait(20)
+    assert checkpointer.save(1, {"value": value}).wait(60)
     checkpointer.stop_daemon()
     into = {"value": None}
     checkpointer.restore(into)
@@ -145,7 +145,7 @@ def test_values_keep_their_class_in_dcp(tmp_path, value):
 def test_other_formats_are_given_plain_numbers(checkpointer, tmp_path):
     from drivetrain_checkpoint._formats.convert import convert
 
-    assert checkpointer.save(1, {"rate": np.float64(0.5)}).wait(20)
+    assert checkpointer.save(1, {"rate": np.float64(0.5)}).wait(60)
     convert(tmp_path / "run", tmp_path / "out.pt", "torch")
     found = torch.load(tmp_path / "out.pt", weights_only=True)
     assert repr(found) == "{'rate': 0.5}"

@@ -108,7 +108,7 @@ class RunningOperator:
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def __enter__(self):

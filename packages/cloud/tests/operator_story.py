@@ -151,7 +151,7 @@ class Lineage:
         # One that dies at this moment takes no notice that it is cancelled.
         self.is_over = True
         self.loop.call_soon_threadsafe(self.task.cancel)
-        self.thread.join(30)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
 

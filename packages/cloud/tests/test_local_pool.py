@@ -106,7 +106,7 @@ def test_requests_are_cancelled_and_nodes_given_back(agents):
         assert [one.name for one in pool.nodes(now_s)] == [first]
         pool.release(first)
         pool.release(first)
-        agents.processes[first].wait(30.0)
+        agents.processes[first].wait(60.0)
         assert pool.nodes(now_s) == ()
         assert pool.offered(now_s) == 1
         assert pool.events[-1].what == "ended"
@@ -128,7 +128,7 @@ def test_agents_that_end_by_themselves_again_and_again_are_an_error(agents):
         for number in range(5):
             (name,) = pool.request(Market.SPOT, 1)
             assert len(pool.nodes(now_s)) == 1
-            agents.processes[name].wait(30.0)
+            agents.processes[name].wait(60.0)
             if number < 4:
                 assert pool.nodes(now_s) == ()
         with pytest.raises(ProgramError, match=r"5 agents in a row .* exit code 7"):

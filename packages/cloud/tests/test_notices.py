@@ -115,7 +115,7 @@ def test_azure_is_told_that_a_node_is_no_longer_needed():
         fake.reclaim(30)
         heard = queue.Queue()
         with NoticeWatch(Azure(fake.url), "a", heard.put, interval_s=0.01) as watch:
-            heard.get(timeout=30)
+            heard.get(timeout=60)
             watch.acknowledge()
         assert fake.started == ["ours"]
 
@@ -316,7 +316,7 @@ class Scripted:
 def heard(cloud, count, **options):
     found = queue.Queue()
     with NoticeWatch(cloud, "a", found.put, interval_s=0.005, **options):
-        return [found.get(timeout=30) for _ in range(count)]
+        return [found.get(timeout=60) for _ in range(count)]
 
 
 def test_an_endpoint_that_falls_silent_withdraws_nothing(caplog):
@@ -335,7 +335,7 @@ def test_a_notice_that_a_cloud_holds_back_is_heard_at_once():
         with NoticeWatch(cloud, "a", found.put, interval_s=0.05):
             time.sleep(0.2)
             fake.reclaim(30)
-            assert found.get(timeout=30).remaining_s() > 0
+            assert found.get(timeout=60).remaining_s() > 0
 
 
 def test_a_risk_is_heard_only_where_it_is_asked_for():
@@ -360,8 +360,8 @@ def test_a_listener_that_fails_hears_the_next_notice(caplog):
             raise OSError(message)
 
     with NoticeWatch(Scripted(sighting(9.0), None), "a", publish, interval_s=0.005):
-        assert not found.get(timeout=30).withdrawn
-        assert found.get(timeout=30).withdrawn
+        assert not found.get(timeout=60).withdrawn
+        assert found.get(timeout=60).withdrawn
     assert "nobody took note" in caplog.text
 
 
@@ -380,7 +380,7 @@ def test_notices_reach_the_listeners_of_this_process():
         fake.reclaim(30)
         watch = NoticeWatch(Aws(fake.url), "node-3", notices.publish, interval_s=0.01)
         with watch:
-            notice = found.get(timeout=30)
+            notice = found.get(timeout=60)
     assert isinstance(notice, CapacityNotice)
     assert (notice.node, notice.remaining_s() <= 30) == ("node-3", True)
 

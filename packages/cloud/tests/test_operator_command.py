@@ -129,11 +129,11 @@ class Candidate:
 
     def end(self):
         self.loop.call_soon_threadsafe(self.ending.set)
-        self.thread.join(20)
+        self.thread.join(60)
 
     def kill(self):
         self.loop.call_soon_threadsafe(self.task.cancel)
-        self.thread.join(20)
+        self.thread.join(60)
 
 
 @pytest.mark.slow
@@ -142,13 +142,13 @@ def test_second_operator_takes_over_when_the_first_is_killed_or_ended(cluster):
     from operator_samples import elastic_job, live, pods_of
 
     first = Candidate(cluster, "first")
-    assert first.leads.wait(10)
+    assert first.leads.wait(60)
     second = Candidate(cluster, "second")
     cluster.apply(elastic_job(replicas=1))
     cluster.wait_for(lambda: len(live(pods_of(cluster))) == 1)
     assert not second.leads.is_set()
     first.kill()
-    assert second.leads.wait(10)
+    assert second.leads.wait(60)
     job = elastic_job(replicas=2)
     cluster.apply(job)
     cluster.wait_for(lambda: len(live(pods_of(cluster))) == 2)
@@ -156,7 +156,7 @@ def test_second_operator_takes_over_when_the_first_is_killed_or_ended(cluster):
     third = Candidate(cluster, "third", lease_s=600.0, renew_by_s=500.0)
     second.end()
     assert second.code == 0
-    assert third.leads.wait(10)
+    assert third.leads.wait(60)
     lease = cluster.get("Lease", "drivetrain-operator", "drivetrain-system")
     assert lease["spec"]["holderIdentity"] == "third"
     assert lease["spec"]["leaseTransitions"] == 2
@@ -171,7 +171,7 @@ def test_leader_that_cannot_renew_ends_itself_first(cluster):
     from drivetrain_cluster_double import Fault
 
     first = Candidate(cluster, "first")
-    assert first.leads.wait(10)
+    assert first.leads.wait(60)
     for verb in ("get", "update"):
         cluster.faults.add(
             Fault(
@@ -183,9 +183,9 @@ def test_leader_that_cannot_renew_ends_itself_first(cluster):
             )
         )
     second = Candidate(cluster, "second")
-    first.thread.join(20)
+    first.thread.join(60)
     assert first.code == 1
-    assert second.leads.wait(10)
+    assert second.leads.wait(60)
     cluster.faults.clear()
     second.end()
 
@@ -233,7 +233,7 @@ def test_command_runs_an_operator_and_ends_with_a_signal(cluster):
         cluster.apply(elastic_job(replicas=1))
         cluster.wait_for(lambda: len(live(pods_of(cluster))) == 1)
         process.terminate()
-        assert process.wait(20) == 0, process.stderr.read()
+        assert process.wait(60) == 0, process.stderr.read()
     finally:
         process.kill()
         process.communicate()

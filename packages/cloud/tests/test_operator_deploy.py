@@ -165,7 +165,7 @@ def test_script_for_real_clusters_runs_on_the_double():
             )
         finally:
             operator.terminate()
-            operator.wait(20)
+            operator.wait(60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "all of it is as it should be"
 

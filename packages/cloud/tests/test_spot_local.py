@@ -60,7 +60,7 @@ def test_a_notice_is_saved_and_the_node_leaves_in_time(tmp_path):
         cloud.reclaim(12.0)
         status = job.wait_for(whole(1))
         assert "is leaving" in status.reason
-        assert leaver.wait(20) == 0
+        assert leaver.wait(60) == 0
         found = kinds(job)
         assert (found.count("notice"), found.count("saved")) == (2, 2)
         assert not {"node-lost", "worker-failed"} & set(found), job.text()
@@ -78,7 +78,7 @@ def test_a_notice_is_answered_where_the_script_saves_nothing(tmp_path):
         job.wait_for_step(5, num_workers=2)
         cloud.reclaim(6.0)
         job.wait_for(whole(1))
-        job.nodes["node1"].wait(20)
+        job.nodes["node1"].wait(60)
         (event,) = [one for one in job.events() if one.kind == "save-failed"]
         assert "no checkpointer" in event.reason
         assert cloud.started == ["ours"], job.text()
@@ -92,7 +92,7 @@ def test_the_only_node_saves_before_it_ends(tmp_path):
         node = job.start_node()
         job.wait_for_step(5, num_workers=2)
         node.send_signal(signal.SIGTERM)
-        assert node.wait(30) == 128 + signal.SIGTERM
+        assert node.wait(60) == 128 + signal.SIGTERM
         last = max(one["step"] for one in job.steps())
         steps = [int(path.name[5:].split(".")[0]) for path in saved.glob("step-*")]
         assert last - 10 <= max(steps) <= last
@@ -139,7 +139,7 @@ def test_loaders_of_data_do_not_end_before_a_node_that_is_told_to(tmp_path):
         for one in [*loaders, worker, psutil.Process(leaver.pid)]:
             one.send_signal(signal.SIGTERM)
         job.wait_for(whole(1))
-        assert leaver.wait(30) == 0, job.text()
+        assert leaver.wait(60) == 0, job.text()
         assert "worker-failed" not in kinds(job), job.text()
         assert "DataLoader worker" not in job.text()
 

@@ -89,7 +89,7 @@ def operator(cluster):
         cluster.wait_for(lambda: not cluster.list("ElasticJob"), 20)
 
 
-def phase(cluster, kind, name, wanted, timeout_s=20):
+def phase(cluster, kind, name, wanted, timeout_s=60):
     found = lambda: (cluster.get(kind, name) or {}).get("status", {})
     cluster.wait_for(lambda: found().get("phase") == wanted, timeout_s)
     return found()

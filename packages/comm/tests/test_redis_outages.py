@@ -47,7 +47,7 @@ def test_redis_store_killed_in_the_middle_of_a_wait(server, opened):
         time.sleep(0.01)
     look.close()
     server.kill()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
     assert f"127.0.0.1:{server.port}" in errors[0]
     assert "'slow'" in errors[0]

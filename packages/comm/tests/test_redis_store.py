@@ -52,7 +52,7 @@ def test_redis_store_takes_more_keys_than_one_command(shared_server, opened):
     waiter = threading.Thread(target=lambda: (store.wait(keys, LONG), done.append(1)))
     waiter.start()
     store.multi_set(keys, [str(n) for n in range(3000)])
-    waiter.join(30)
+    waiter.join(60)
     assert done
     assert store.multi_get(keys)[2999] == b"2999"
     assert store.check(keys)

@@ -149,7 +149,7 @@ def test_store_wait_is_woken_by_each_kind_of_write(store, write):
     thread = threading.Thread(target=lambda: found.append(reader.get("late")))
     thread.start()
     writes[write]()
-    thread.join(30)
+    thread.join(60)
     assert found == [b"1"]
 
 
@@ -158,5 +158,5 @@ def test_store_barrier(store):
     thread = threading.Thread(target=lambda: reader.barrier("all", 2, LONG))
     thread.start()
     store.barrier("all", 2, LONG)
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()

@@ -170,7 +170,7 @@ def contradicts(what):
 )
 def test_ranks_that_contradict_each_other_are_named(what, says):
     with pytest.raises(DistributedError, match=says):
-        run_ranks(contradicts, 2, what, process_group=False, timeout_s=40)
+        run_ranks(contradicts, 2, what, process_group=False)
 
 
 def times_out():
@@ -233,7 +233,7 @@ def test_whoever_comes_for_a_group_that_is_gone_is_sent_away():
     engine.remove_group(engine.add_group(token, 1, 2, 0))
     with socket.create_connection((engine.host, engine.port)) as late:
         late.sendall(struct.pack("<II16sii", 0x48435444, 1, token, 0, 0))
-        late.settimeout(5)
+        late.settimeout(60)
         assert late.recv(1) == b""
 
 

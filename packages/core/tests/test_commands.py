@@ -97,7 +97,7 @@ sys.exit(run_command("program", run, Namespace()))
         stderr=subprocess.PIPE,
     )
     process.stdout.close()
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (1, b"")
 
 

@@ -54,7 +54,7 @@ class FakeAgent:
         except grpc.RpcError as error:
             self.heard.put(error)
 
-    def next(self, what, timeout_s=10.0):
+    def next(self, what, timeout_s=60.0):
         """Returns the next message of a kind; other kinds are left out."""
         while True:
             message = self.heard.get(timeout=timeout_s)

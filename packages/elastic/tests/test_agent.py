@@ -56,7 +56,7 @@ def check_losses(job, undisturbed):
         assert losses[step] == pytest.approx(loss, rel=1e-9), step
 
 
-def left(processes, timeout_s=10.0):
+def left(processes, timeout_s=60.0):
     """Waits until processes have ended; returns those that have not."""
     _, alive = psutil.wait_procs(processes, timeout_s)
     return [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
@@ -181,7 +181,7 @@ def test_interrupted_agent_ends_its_workers(job):
     job.wait_for_step(4, num_workers=3)
     processes = job.processes()
     job.nodes["node0"].send_signal(signal.SIGINT)
-    assert job.wait(20.0) == {"node0": 130}
+    assert job.wait(60.0) == {"node0": 130}
     assert not left(processes)
 
 

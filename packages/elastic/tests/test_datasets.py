@@ -31,7 +31,7 @@ class MemoryJournal:
         return list(self.rows)
 
     def append(self, records):
-        self.is_open.wait(30)
+        self.is_open.wait(60)
         if self.num_refusals:
             self.num_refusals -= 1
             message = "there is no room"
@@ -114,7 +114,7 @@ def spec(name="d", **changes):
 
 async def until(condition):
     """Lets others work until something is so."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)
 
@@ -194,7 +194,7 @@ def test_shards_that_come_back_wake_those_who_wait_though_the_journal_is_full(jo
         journal.num_refusals = 1
         with pytest.raises(JournalFullError):
             await datasets.give_back("d", "w", [fence], False, "gone")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             leases, _ = await waiting
         assert [one.worker for one in leases] == ["other"]
 
@@ -263,7 +263,7 @@ def test_call_that_waits_gets_nothing_once_its_worker_has_asked_again(journal):
         second = ask()
         await until(lambda: datasets._asking != asking)
         await datasets.give_back("d", "other", [1, 2], False, "gone")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await first == ([], False)
             leases, _ = await second
         assert sorted(datasets.find("d").leased) == [leases[0].fence]

@@ -69,6 +69,7 @@ def test_broken_gpu_excludes_its_machine_and_nobody_else(pair, agent):
     assert (excluded.machine, excluded.node) == ("a", "a")
     a.say(goodbye=pb.Goodbye(reason="left"))
     assert b.world()[1]  # it goes on
+    wait_for(master, lambda s: [one.node for one in s.nodes] == ["b"])
     # It may not come back, under whatever process.
     again = agent("a", pid=7, master=master)
     with pytest.raises(grpc.RpcError) as caught:

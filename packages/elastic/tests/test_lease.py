@@ -67,7 +67,7 @@ class FakeLease:
 async def kept(lease, address=""):
     """Returns whether a lease is lost, in which case nobody waits for its end."""
     stopping = asyncio.Event()
-    async with Leadership(lease, stopping) as leadership, asyncio.timeout(30):
+    async with Leadership(lease, stopping) as leadership, asyncio.timeout(60):
         while len(lease.addresses) < 1:
             await asyncio.sleep(0)
         if address:

@@ -214,7 +214,7 @@ EACH = [
 def test_losses_are_those_of_the_undisturbed_training(name):
     script = SCRIPTS[name]
     wanted, parameters = alone()
-    ranks = run_ranks(worker, 3, script, process_group=False, timeout_s=60)
+    ranks = run_ranks(worker, 3, script, process_group=False)
     done = [rank for rank in ranks if rank[3] == NUM_STEPS]
     left = {n for what, n in script["events"] if what in {"dead", "leaving"}}
     assert len(done) == 3 - len(left)
@@ -344,7 +344,7 @@ def comes_too_late():
 
 @pytest.mark.slow
 def test_rank_that_comes_as_the_others_finish_ends_too():
-    found = run_ranks(comes_too_late, 2, process_group=False, timeout_s=25)
+    found = run_ranks(comes_too_late, 2, process_group=False)
     assert found == [(3, True), (0, False)]
 
 
@@ -428,7 +428,7 @@ class CopyOfTwo(Worlds):
 
 
 def test_step_that_fails_on_one_rank_of_a_copy_counts_on_none():
-    (made, weights), other = run_ranks(fails_on_one_of_a_copy, 2, timeout_s=60)
+    (made, weights), other = run_ranks(fails_on_one_of_a_copy, 2)
     assert made == [(1, 1), (1, 2), (2, 2), (2, 3)]
     assert other == (made, weights)
 

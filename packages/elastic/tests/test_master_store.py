@@ -71,7 +71,7 @@ def in_threads(function, num):
     for one in threads:
         one.start()
     for one in threads:
-        one.join(30)
+        one.join(60)
     return results
 
 

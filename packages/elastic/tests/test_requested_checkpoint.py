@@ -89,7 +89,7 @@ def test_a_save_on_its_way_is_told_when_it_is_durable():
     save(membership, Saver(handle))
     assert membership.told == []
     handle.ended.set()
-    assert membership.heard.wait(30.0)
+    assert membership.heard.wait(60.0)
     assert membership.told == [("one", 5, "")]
 
 
@@ -100,14 +100,14 @@ def test_a_save_that_fails_is_told_and_training_goes_on(is_sync):
     if not is_sync:
         handle.ended.set()
     save(membership, Saver(handle, error if is_sync else None))
-    assert membership.heard.wait(30.0)
+    assert membership.heard.wait(60.0)
     assert membership.told == [("one", 5, "the disk is full")]
 
 
 def test_a_save_that_is_not_durable_in_time_is_told_as_failed():
     membership = Membership(within_s=-1.0)
     save(membership, Saver(Handle(5)))
-    assert membership.heard.wait(30.0)
+    assert membership.heard.wait(60.0)
     assert membership.told == [("one", 5, "it was not durable in time")]
 
 

@@ -64,7 +64,7 @@ def test_node_leaves_with_a_signal_and_another_one_comes(job):
     job.wait_for_step(5, num_workers=2)
     leaver.send_signal(signal.SIGTERM)
     job.wait_for(whole(1))
-    assert leaver.wait(20) == 0
+    assert leaver.wait(60) == 0
     job.start_node()
     (member, _) = members_of(job.wait_for(whole(2)))
     job.wait_for_step(member.step + 3, num_workers=2)

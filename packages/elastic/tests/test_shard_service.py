@@ -36,7 +36,7 @@ def test_workers_read_each_sample_once_an_epoch(client, shuffle, prefetch):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     every = {(epoch, index) for epoch in range(3) for index in range(50)}
     assert Counter(pair for mine in read for pair in mine) == Counter(every)
 
@@ -174,7 +174,7 @@ def test_source_that_grows_is_read_as_it_comes(client):
     for _ in range(3):
         writer.grow(5)
     writer.grow(2, close=True)
-    thread.join(20)
+    thread.join(60)
     assert read == list(range(17))
     with pytest.raises(RefusedError, match="grows no more"):
         writer.grow(1)

@@ -100,7 +100,7 @@ def test_metrics_are_served(tmp_path, agent):
         a.say(alert=pb.Alert(kind="traffic", reason="x"))
         wait_for(master, lambda s: s.nodes[0].alerts and s.time.num_steps)
         url = f"http://{master.metrics}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as reply:
+        with urllib.request.urlopen(url, timeout=60) as reply:
             text = reply.read().decode()
     assert "drivetrain_elastic_up 1.0" in text
     assert 'drivetrain_elastic_worker_step{node="a",rank="0"} 10.0' in text

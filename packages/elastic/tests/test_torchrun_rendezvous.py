@@ -189,7 +189,7 @@ def client_of(rendezvous):
     return rendezvous._client
 
 
-def wait_until(condition, timeout_s=30.0):
+def wait_until(condition, timeout_s=60.0):
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s

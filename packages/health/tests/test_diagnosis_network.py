@@ -59,7 +59,7 @@ def system(tmp_path):
     return found
 
 
-def wait_for(sampler, condition, timeout_s=10.0):
+def wait_for(sampler, condition, timeout_s=60.0):
     """Takes samples until some of a port are as they should be."""
     pause, end_s = threading.Event(), time.monotonic() + timeout_s
     while time.monotonic() < end_s:

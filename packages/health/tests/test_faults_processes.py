@@ -113,7 +113,7 @@ def test_kill_of_a_tree_ends_all_of_it_and_nobody_else(python, number):
     pids = family_of(parent)
     kill(parent, number, tree=True)
     assert parent.wait() == -number
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + 60
     while not all(map(gone, pids)) and time.monotonic() < end_s:
         time.sleep(0.01)
     assert all(map(gone, pids))
@@ -122,7 +122,7 @@ def test_kill_of_a_tree_ends_all_of_it_and_nobody_else(python, number):
 
 def test_kill_of_a_tree_ends_one_that_makes_children_all_the_time(python):
     parent = python(FORKER, start_new_session=True)
-    end_s = time.monotonic() + 20
+    end_s = time.monotonic() + 60
     while len(psutil.Process(parent.pid).children()) < 5:
         assert time.monotonic() < end_s
         time.sleep(0.01)
@@ -211,7 +211,7 @@ burn()
 """
     process = python(code)
     with Held(process) as held:
-        end_s = time.monotonic() + 10
+        end_s = time.monotonic() + 60
         while held.cpu_time_s() < 0.05:
             assert time.monotonic() < end_s
             time.sleep(0.01)

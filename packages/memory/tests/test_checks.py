@@ -122,7 +122,7 @@ def fails(program, *arguments):
     """Returns whether a program finds something, or is lost in what it looks through."""
     command = [str(program), *map(str, arguments)]
     try:
-        done = subprocess.run(command, capture_output=True, check=False, timeout=30.0)
+        done = subprocess.run(command, capture_output=True, check=False, timeout=60.0)
     except subprocess.TimeoutExpired:
         return True
     return done.returncode != 0

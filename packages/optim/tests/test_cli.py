@@ -85,5 +85,5 @@ def test_reader_that_goes_away_is_no_traceback():
         stderr=subprocess.PIPE,
     )
     process.stdout.close()
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (1, b"")

@@ -118,12 +118,12 @@ def test_place_that_is_no_folder_is_told_and_mended(stage, tally):
     stage.folder.write_text("no folder")
     handle = checkpointer.save(1, state_of(1))
     with pytest.raises(StorageError, match=r"step 1 was not saved: .*cannot make"):
-        handle.wait(30)
+        handle.wait(60)
     assert handle.done
     assert not handle.durable
     assert listed_or_none(stage.folder) is None
     stage.folder.unlink()
-    assert checkpointer.save(2, state_of(2)).wait(30)
+    assert checkpointer.save(2, state_of(2)).wait(60)
     problems = problems_of(stage.folder, {2})
     tally.add("no folder", problems)
     assert problems == []
@@ -135,9 +135,9 @@ def listed_or_none(folder):
 
 def test_folder_that_vanishes_is_made_again(stage, tally):
     checkpointer = stage.checkpointer()
-    assert checkpointer.save(1, state_of(1)).wait(30)
+    assert checkpointer.save(1, state_of(1)).wait(60)
     stage.folder.rename(stage.root / "moved")
-    assert checkpointer.save(2, state_of(2)).wait(30)
+    assert checkpointer.save(2, state_of(2)).wait(60)
     problems = problems_of(stage.folder, {2})
     tally.add("missing folder", problems)
     assert problems == []

@@ -57,7 +57,7 @@ def test_power_cut_leaves_a_folder_that_can_be_saved_to(stage, tmp_path, tally, 
             restore_disk(tree, base)
             folder = base / "runs" / "one"
             checkpointer = Checkpointer(folder, job=JOB, keep=2)
-            assert checkpointer.save(1000, state_of(1000)).wait(30)
+            assert checkpointer.save(1000, state_of(1000)).wait(60)
             stage.kill_daemon()
             problems = problems_of(folder, [1000])
             tally.add("save after power loss", problems)
