@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if find_spec("hypothesis"):
     # A slow machine is no failure.
     settings.register_profile("drivetrain", deadline=None)
     settings.load_profile("drivetrain")
+
+ROOT = Path(__file__).parent
 
 # GPU kernels import Triton, which the packages do without; a `*` crosses folders.
 kernels = ["packages/*/src/*/_triton_*.py"]
@@ -83,6 +86,19 @@ def pytest_configure(config: pytest.Config) -> None:
     """Gives the run a name."""
     os.environ.setdefault(RUN, str(os.getpid()))
     config.stash[SHARED_MEMORY] = files_of_shared_memory()
+
+
+def pytest_collect_file(file_path: Path) -> None:
+    """Imports a module of ours as a program does, so that pytest finds it imported.
+
+    Pytest's own way runs a module again that its package has just imported.
+    """
+    _, src, inside = str(file_path).removeprefix(str(ROOT)).partition("/src/")
+    if src and file_path.suffix == ".py":
+        name = inside.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        # What cannot be imported is pytest's to tell.
+        with contextlib.suppress(Exception):
+            import_module(name)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -264,6 +264,8 @@ def tests(session: nox.Session) -> None:
     select = ["-m", f"not interpreter and {'' if slow else 'not '}slow"]
     # What each test took is kept: `integration/selection/seconds.py` reads it.
     report = Path(session.virtualenv.location, "slow.xml" if slow else "report.xml")
+    # Files run in the order in which they are named; else those of many tests go first.
+    options += ["--no-loadscope-reorder"] if files else []
     select += [f"--junitxml={report}", "-o", "junit_family=xunit1"]
     session.run(*PYTEST, *SIDE_BY_SIDE, "--doctest-modules", *select, *where, *options)
     if slow and asked == areas:

@@ -87,7 +87,8 @@ def trial(fault: Fault, root: Path, mark: str) -> dict[str, Any]:
     near = {file: n for file, n in near.items() if not file.startswith(_OWN)}
     chosen = choose(near, seconds, BUDGET_S)
     begun = time.monotonic()
-    select = ["-m", mark, "--dist", "loadfile"]
+    # The nearest first, however many tests it holds.
+    select = ["-m", mark, "--dist", "loadfile", "--no-loadscope-reorder"]
     command = [sys.executable, *_PYTEST, *select, *chosen.run]
     told, code = "", None
     with planted(fault, root), contextlib.suppress(subprocess.TimeoutExpired):
