@@ -18,6 +18,7 @@ def test_waits_for_an_event(): threading.Event().wait(0.001)
 def test_binds(): socket.socket().bind(("127.0.0.1", 0))
 def test_starts(): subprocess.run([sys.executable, "-c", ""], check=True)
 def test_adds(): assert 1 + 1 == 2
+def test_has_a_thread(): threading.Thread(target=int).start()
 """
 
 

@@ -19,6 +19,7 @@ import pytest
 
 __all__ = ["Waits", "pytest_addoption", "pytest_configure"]
 
+_LEAST_S = 0.001
 _EVENTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.bind"}
 
 
@@ -51,8 +52,12 @@ class Waits:
 
     def _noted(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
-            self._does = True
-            return call(*args, **kwargs)
+            begun = time.monotonic()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                # Each thread waits for its start, which is there at once.
+                self._note(time.monotonic() - begun >= _LEAST_S)
 
         return noted
 
