@@ -1,5 +1,7 @@
 """The registration of memory with CUDA, with a CUDA that only counts."""
 
+import contextlib
+import functools
 import gc
 import types
 
@@ -37,9 +39,7 @@ def link_with(monkeypatch):
     def make(cudart):
         monkeypatch.setattr(device_copy, "_cudart", lambda: cudart)
         monkeypatch.setattr(device_copy.ctypes, "CDLL", lambda name: cudart)
-        stream = types.SimpleNamespace(synchronize=lambda: None)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
-        return device_copy.DeviceLink(ARENA, torch.device("cuda", 0))
+        return device_copy.DeviceLink(ARENA)
 
     return make
 
@@ -68,3 +68,50 @@ def test_device_link_that_is_refused_leaves_no_error_behind(link_with, caplog):
     assert "error 712" in caplog.text
     assert cudart.errors == []
     link.close()
+
+
+def test_copies_of_each_device_are_queued_behind_its_own_work(link_with, monkeypatch):
+    done, now = [], []
+
+    class Stream:
+        def __init__(self, device):
+            self.device = device
+
+        def wait_stream(self, other):
+            done.append((self.device.index, "waits for", other))
+
+        def synchronize(self):
+            done.append((self.device.index, "is waited for"))
+
+    class Event:
+        def record(self, stream):
+            assert stream is now[-1]
+            self.device = stream.device
+
+    @contextlib.contextmanager
+    def entered(stream):
+        now.append(stream)
+        yield
+        now.pop()
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda d: f"work of {d.index}")
+    devices = [torch.device("cuda", n) for n in range(2)]
+
+    def copy(device):
+        assert now[-1].device == device
+        done.append((device.index, "copies"))
+
+    link = link_with(Cudart())
+    copies = {device: functools.partial(copy, device) for device in devices}
+    for _ in range(2):
+        assert [event.device for event in link.begin(copies)] == devices
+        both = [(n, what) for n in (0, 1) for what in ("waits for", "copies")]
+        assert [(n, what) for n, what, *_ in done] == both
+        assert [rest for _, _, *rest in done if rest] == [["work of 0"], ["work of 1"]]
+        done.clear()
+    # Memory is given back once no device copies into it.
+    link.close()
+    assert done == [(0, "is waited for"), (1, "is waited for")]

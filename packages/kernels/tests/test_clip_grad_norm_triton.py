@@ -59,6 +59,28 @@ def test_clip_kernels_follow_gradients_that_move():
         torch.testing.assert_close(weight.grad, torch.full((4,), 0.5))
 
 
+def test_clip_table_is_of_one_stream_and_one_graph(monkeypatch):
+    from drivetrain_kernels.ops import _triton_clip
+
+    now = [(7, False)]
+    monkeypatch.setattr(_triton_clip, "_stream", lambda device: now[0])
+    grads = normal((70_000,))
+    first = _triton_clip._table(grads)
+    assert _triton_clip._table(grads) is first
+    # Another stream has not waited for what this one copies.
+    now[0] = (8, False)
+    other = _triton_clip._table(grads)
+    assert other is not first
+    # What a graph copies is there once that graph is replayed, which may be never.
+    now[0] = (8, True)
+    captured = _triton_clip._table(grads)
+    assert captured is not other
+    assert _triton_clip._table(grads) is not captured
+    assert any(device is captured for _, device in _triton_clip._captured)
+    now[0] = (8, False)
+    assert _triton_clip._table(grads) is other
+
+
 def test_clip_kernels_refuse_other_norms():
     with pytest.raises(ImplementationError, match="knows the norm 2 only, got 1"):
         clip_grad_norm_(parameters(torch.float32), 1.0, norm_type=1.0, impl="triton")

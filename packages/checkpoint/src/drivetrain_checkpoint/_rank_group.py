@@ -7,6 +7,7 @@ import secrets
 import socket
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 
 from drivetrain_checkpoint._peers.nodes import Node, NodeTable
@@ -68,7 +69,7 @@ class RankGroup:
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self.process_group)
+        dist.all_gather_object(values, value, group=self._host_group())
         return values
 
     def run_on_all(self, work: Callable[[], _Result]) -> _Result:
@@ -96,7 +97,7 @@ class RankGroup:
             return value
         values = [value]
         root = self.global_rank(source)
-        dist.broadcast_object_list(values, src=root, group=self.process_group)
+        dist.broadcast_object_list(values, src=root, group=self._host_group())
         return values[0]
 
     def global_rank(self, rank: int) -> int:
@@ -111,13 +112,26 @@ class RankGroup:
         It moves CPU tensors. All ranks of the group call it the first time.
         """
         if ranks not in self._subgroups:
+            whole = self.process_group or dist.group.WORLD
             everyone = ranks == tuple(range(self.world_size))
-            if everyone and dist.get_backend(self.process_group) == "gloo":
-                self._subgroups[ranks] = self.process_group or dist.group.WORLD
+            if everyone and torch.device("cpu") in whole._device_types:
+                self._subgroups[ranks] = whole
             else:
-                numbers = [self.global_rank(rank) for rank in ranks]
-                self._subgroups[ranks] = dist.new_group(numbers, backend="gloo")
+                self._subgroups[ranks] = dist.new_group(
+                    [self.global_rank(rank) for rank in ranks],
+                    backend="gloo",
+                    # Who is in another group does not come.
+                    use_local_synchronization=self.process_group is not None,
+                )
         return self._subgroups[ranks]
+
+    def _host_group(self) -> Any:
+        """Returns a process group of all ranks that moves what lies on the CPU.
+
+        In a group of devices alone, what ranks tell each other stands in line behind the
+        step that the devices are at, and the host waits for it.
+        """
+        return self.subgroup(tuple(range(self.world_size)))
 
     def rendezvous(self, client: Client, *, domain: str | None) -> Rendezvous:
         """Finds out which nodes the ranks run on; all ranks call it.

@@ -173,12 +173,12 @@ class Plan:
         target = Path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=target.parent):
-                pass
             if target.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "it is a directory", str(target))
             if target.exists() and not _holds_plan(target):
                 raise FileExistsError(errno.EEXIST, "it is there, and is no plan")
+            with tempfile.TemporaryFile(dir=target.parent):
+                pass
         except OSError as error:
             fix = "choose another path with plan_out=, or with --plan of a command"
             raise _unwritable(target, error, fix) from error

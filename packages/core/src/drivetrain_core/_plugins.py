@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from drivetrain_core._errors import PluginError
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint, EntryPoints
+    from importlib.metadata import Distribution, EntryPoint, EntryPoints
 
 logger = logging.getLogger(__name__)
 
@@ -165,9 +165,8 @@ def _scan(group: str, path: tuple[str, ...]) -> dict[PluginInfo, EntryPoint]:
         declared = _readable(group)
     for entry_point in declared:
         distribution = entry_point.dist
-        # Both are None in a distribution whose metadata file is missing.
-        name = (distribution and distribution.name) or "unknown-distribution"
-        version = (distribution and distribution.version) or "unknown"
+        name = _field(distribution, "Name") or "unknown-distribution"
+        version = _field(distribution, "Version") or "unknown"
         plugin = PluginInfo(entry_point.name, name, version, entry_point.value)
         found[plugin] = entry_point
     return {plugin: found[plugin] for plugin in sorted(found)}
@@ -182,12 +181,31 @@ def _readable(group: str) -> EntryPoints:
         try:
             points = list(distribution.entry_points.select(group=group))
         except Exception as error:  # noqa: BLE001 - Whatever parsing runs into.
-            name = distribution.metadata["Name"]
+            name = _field(distribution, "Name")
             logger.warning("the entry points of %s cannot be read: %r", name, error)
         else:
             # The first one found is the one that an import would take.
-            found.setdefault(_normalized(distribution.name or ""), points)
+            found.setdefault(_normalized(_field(distribution, "Name")), points)
     return metadata.EntryPoints(one for points in found.values() for one in points)
+
+
+def _field(distribution: Distribution | None, name: str) -> str:
+    """Returns a field of a distribution's metadata; nothing where it is missing."""
+    found = distribution.metadata.get_all(name) if distribution else None
+    return str(found[0]) if found else ""
+
+
+def versions() -> list[str]:
+    """Returns the packages of Drivetrain that are installed, each with its version."""
+    from importlib import metadata
+
+    found: dict[str, str] = {}
+    for one in metadata.distributions():
+        name = _normalized(_field(one, "Name"))
+        if name == "drivetrain" or name.startswith("drivetrain-"):
+            # The first one found is the one that an import would take.
+            found.setdefault(name, one.version)
+    return [f"{name} {found[name]}" for name in sorted(found)]
 
 
 def _normalized(distribution: str) -> str:

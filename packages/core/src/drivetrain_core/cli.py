@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
-from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import _elsewhere
 from drivetrain_core._command_line.parser import ForwardParser
 from drivetrain_core._errors import PluginError
-from drivetrain_core._plugins import COMMANDS, installed, load_plugin
+from drivetrain_core._plugins import COMMANDS, installed, load_plugin, versions
 from drivetrain_core.commands import add_script, add_version, deferred, run_program
 
 if TYPE_CHECKING:
@@ -59,19 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         populate_parser,
         argv,
         description="Makes PyTorch training fast and hard to kill.",
-        versions=_versions,
+        versions=lambda: "\n".join(versions()),
     )
-
-
-def _versions() -> str:
-    """Returns a line for each package of Drivetrain that is installed."""
-    found: dict[str, str] = {}
-    for one in distributions():
-        name = re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower()
-        if name == "drivetrain" or name.startswith("drivetrain-"):
-            # The first one found is the one that an import would take.
-            found.setdefault(name, one.version)
-    return "\n".join(f"{name} {found[name]}" for name in sorted(found))
 
 
 def _add(

@@ -29,7 +29,9 @@ def versions() -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
-        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
+        # A broken one has none.
+        (name, *_) = distribution.metadata.get_all("Name") or [""]
+        name = re.sub(r"[-_.]+", "-", name).lower()
         if name in {"drivetrain", "torch"} or name.startswith("drivetrain-"):
             # The first one found is the one that an import would take.
             found.setdefault(name, distribution.version)

@@ -168,9 +168,10 @@ def _measured(bar: Bar, quick: bool) -> Row:
 def surroundings() -> dict[str, Any]:
     """Returns hardware, versions, commit and date: what a number is worth without."""
     versions = {
-        str(d.metadata["Name"]): d.version
+        name: d.version
         for d in distributions()
-        if str(d.metadata["Name"]).startswith(("drivetrain", "torch", "triton"))
+        for name in d.metadata.get_all("Name") or ()
+        if name.startswith(("drivetrain", "torch", "triton"))
     }
     return {
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),

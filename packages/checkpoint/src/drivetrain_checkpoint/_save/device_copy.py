@@ -7,6 +7,7 @@ import ctypes
 import logging
 import weakref
 from array import array
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,34 +15,36 @@ import torch
 from drivetrain_checkpoint import _native
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
 
     from drivetrain_checkpoint._arena import Arena
+    from drivetrain_checkpoint._layout.safetensors_layout import Slot
     from drivetrain_checkpoint._save.save_plan import SavePlan
 
 logger = logging.getLogger(__name__)
 
 
 class DeviceLink:
-    """What a device needs to copy into an arena at full speed, beside its work.
+    """What devices need to copy into an arena at full speed, beside their work.
 
     The arena is registered with CUDA once, and given back when this is closed or nobody
     holds it any more; a driver that refuses costs speed, not correctness.
 
     Args:
         arena: The arena.
-        device: A CUDA device.
     """
 
-    def __init__(self, arena: Arena, device: torch.device) -> None:
-        """Registers the arena and makes a stream."""
+    def __init__(self, arena: Arena) -> None:
+        """Registers the arena."""
         self._arena = arena
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
         code = _cudart().cudaHostRegister(arena.address, arena.size_bytes, 0)
         self._release: weakref.finalize[..., DeviceLink] | None = None
         if int(code) == 0:
             self._release = weakref.finalize(
-                self, _unregister, self._stream, arena.address
+                self, _unregister, self._streams, arena.address
             )
             # A process that ends gives everything back, and CUDA may be gone before.
             self._release.atexit = False
@@ -59,14 +62,26 @@ class DeviceLink:
         """Whether copies run at full speed, beside other work."""
         return self._release is not None and self._release.alive
 
-    def begin(self, copy: Callable[[], None]) -> torch.cuda.Event:
-        """Queues copies behind what the device does now, and returns when they end."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
-            copy()
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
-        return event
+    def begin(
+        self, copies: Mapping[torch.device, Callable[[], None]]
+    ) -> list[torch.cuda.Event]:
+        """Queues copies behind what their devices do now, and returns when they end.
+
+        Args:
+            copies: What copies from each device.
+        """
+        events = []
+        for device, copy in copies.items():
+            if device not in self._streams:
+                self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            stream = self._streams[device]
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                copy()
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(stream)
+            events.append(event)
+        return events
 
     def close(self) -> None:
         """Gives the memory back to the system's own care."""
@@ -96,32 +111,42 @@ def begin_copy(
     base = image_address - arena.address
     view = arena.view(base, plan.image.size_bytes)
     view[: len(plan.image.header)] = plan.image.header
-    here = [(b, s) for b, s in plan.others if b.device.type != "cuda" or link is None]
-    there = [(b, s) for b, s in plan.others if b.device.type == "cuda" and link]
+    here: list[tuple[Tensor, Slot]] = []
+    there: dict[torch.device, list[tuple[Tensor, Slot]]] = {}
+    for block, slot in plan.others:
+        is_there = link is not None and block.device.type == "cuda"
+        pairs = there.setdefault(block.device, []) if is_there else here
+        pairs.append((block, slot))
 
-    def copy(pairs: object, *, non_blocking: bool) -> None:
-        for block, slot in pairs:  # type: ignore[attr-defined]
+    def copy(pairs: list[tuple[Tensor, Slot]], *, non_blocking: bool) -> None:
+        for block, slot in pairs:
             raw = view[slot.start : slot.start + slot.size_bytes]
             target = torch.frombuffer(raw, dtype=torch.uint8)
             target = target.view(block.dtype).view(block.shape)
             target.copy_(block, non_blocking=non_blocking)
 
-    event = None
-    if there and link is not None:
-        event = link.begin(lambda: copy(there, non_blocking=True))
+    events = []
+    if link is not None:
+        events = link.begin(
+            {
+                device: partial(copy, there[device], non_blocking=True)
+                for device in there
+            }
+        )
 
     def end() -> None:
         targets = array("Q", [image_address + offset for offset in plan.offsets])
         _native.copy(plan.sources, targets, plan.sizes, num_threads)
         copy(here, non_blocking=False)
-        if event is not None:
+        for event in events:
             event.synchronize()
 
     return end
 
 
-def _unregister(stream: torch.cuda.Stream, address: int) -> None:
-    stream.synchronize()
+def _unregister(streams: dict[torch.device, torch.cuda.Stream], address: int) -> None:
+    for stream in streams.values():
+        stream.synchronize()
     if int(_cudart().cudaHostUnregister(address)):
         _forget_error()
 

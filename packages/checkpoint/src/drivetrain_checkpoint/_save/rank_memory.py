@@ -125,8 +125,8 @@ class RankMemory:
         assert arena is not None
         arena.begin(index)
         if self._link is None:
-            devices = [b.device for b, _ in plan.others if b.device.type == "cuda"]
-            self._link = DeviceLink(arena, devices[0]) if devices else None
+            on_device = any(b.device.type == "cuda" for b, _ in plan.others)
+            self._link = DeviceLink(arena) if on_device else None
         address = arena.image_address(self._room, index)
         threads = self._num_threads or torch.get_num_threads()
         before = plan.versions() if self._overlap else 0

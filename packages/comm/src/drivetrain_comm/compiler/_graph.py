@@ -6,13 +6,19 @@ a switch with one link: all that passes it shares that link's speed.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
+import operator
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from drivetrain_comm.compiler._errors import LinkGraphError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _RANK = re.compile(r"r(0|[1-9][0-9]{0,8})")
 _LIKE_RANK = re.compile(r"r[0-9]+")
@@ -269,3 +275,11 @@ def degraded(graph: LinkGraph, source: str, target: str, share: float) -> LinkGr
         num_ranks=graph.num_ranks,
         wires=tuple(w for w in wires if w.bytes_per_s > 0),
     )
+
+
+def added(values: Iterable[float]) -> float:
+    """Returns a sum, added from the left.
+
+    Python's own rounds otherwise since 3.12, and a schedule would depend on that.
+    """
+    return functools.reduce(operator.add, values, 0.0)

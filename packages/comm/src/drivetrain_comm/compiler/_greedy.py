@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
+from drivetrain_comm.compiler._graph import added
 from drivetrain_comm.compiler._schedule import Transfer
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class _Search:
         for pair in graph.pairs:
             way = graph.route(*pair)
             width = min(wire.bytes_per_s for wire in way)
-            delay_s = sum(wire.delay_s for wire in way)
+            delay_s = added(wire.delay_s for wire in way)
             wires = [numbers[id(wire)] for wire in way]
             self._ways[pair] = wires, chunk_bytes / width, delay_s
         # The fastest ways choose first, and of equal ones each source in its turn.

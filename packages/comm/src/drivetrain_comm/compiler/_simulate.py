@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain_comm.compiler._errors import ScheduleError
 from drivetrain_comm.compiler._flows import fair_rates
+from drivetrain_comm.compiler._graph import added
 from drivetrain_comm.compiler._verify import transfers_of
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class _Run:
                     message = f"{graph.name} has no way from {source} to {target}"
                     raise ScheduleError(message)
                 wires = tuple(numbers[id(wire)] for wire in way)
-                delay_s = sum(wire.delay_s for wire in way)
+                delay_s = added(wire.delay_s for wire in way)
                 slowest = min(wire.bytes_per_s for wire in way)
                 message_bytes = chunk_bytes + message_s * slowest
                 self._lanes[source, target] = _Lane(wires, delay_s, message_bytes)

@@ -14,6 +14,7 @@ import math
 from typing import TYPE_CHECKING
 
 from drivetrain_comm.compiler._arborescence import arborescence
+from drivetrain_comm.compiler._graph import added
 from drivetrain_comm.compiler._schedule import Transfer
 
 if TYPE_CHECKING:
@@ -176,10 +177,10 @@ class _Packing:
             price = 0.0
             if collective in ("all_reduce", "reduce_scatter"):
                 inward = _flattened(arborescence(back, root), back)
-                price += sum(cost[v][p] for v, p in enumerate(inward) if p >= 0)
+                price += added(cost[v][p] for v, p in enumerate(inward) if p >= 0)
             if collective != "reduce_scatter":
                 outward = _flattened(arborescence(cost, root), cost)
-                price += sum(cost[p][v] for v, p in enumerate(outward) if p >= 0)
+                price += added(cost[p][v] for v, p in enumerate(outward) if p >= 0)
             if price < least:
                 best, least = _Trees(root, inward, outward), price
         assert best is not None
@@ -195,5 +196,5 @@ class _Packing:
         least = _DELAY_WEIGHT * min(price)
         cost = [[math.inf] * self._size for _ in range(self._size)]
         for (a, b), way in self._ways.items():
-            cost[a][b] = least + sum(price[wire] for wire in way)
+            cost[a][b] = least + added(price[wire] for wire in way)
         return cost

@@ -8,7 +8,6 @@ import os
 import platform
 import sys
 from dataclasses import dataclass
-from importlib.metadata import distributions, version
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._errors import PluginError
@@ -19,6 +18,7 @@ from drivetrain_core._plugins import (
     SERVICES,
     installed,
     load_plugin,
+    versions,
 )
 from drivetrain_core._registry import find
 from drivetrain_core.commands import busy
@@ -127,14 +127,7 @@ def _device() -> tuple[str, str]:
 
 
 def _packages() -> tuple[str, str]:
-    names = sorted(
-        {
-            str(d.metadata["Name"])
-            for d in distributions()
-            if str(d.metadata["Name"]).startswith("drivetrain")
-        }
-    )
-    return "ok", ", ".join(f"{name} {version(name)}" for name in names)
+    return "ok", ", ".join(versions())
 
 
 def _plugins() -> list[Check]:

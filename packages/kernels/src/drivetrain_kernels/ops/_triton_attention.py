@@ -109,6 +109,7 @@ def _forward(
             HEADS=q.shape[-2],
             **_constants(q, k, cu_q, left, right, softcap),
             **blocks,
+            enable_fp_fusion=True,
         )
     return out, lse
 
@@ -165,6 +166,7 @@ def _gradients(
             scale,
             HEADS=q.shape[-2],
             **constants,
+            enable_fp_fusion=True,
         )
         backward_keys_kernel[grid_k](
             q,
@@ -182,6 +184,7 @@ def _gradients(
             scale,
             HEADS=k.shape[-2],
             **constants,
+            enable_fp_fusion=True,
         )
     return dq, dk, dv
 

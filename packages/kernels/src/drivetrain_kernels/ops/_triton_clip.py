@@ -30,6 +30,9 @@ _INTERPRETED_BLOCK = 16384
 _NUM_KEPT = 8  # tables: a training loop has one or two
 
 _tables: dict[tuple[Any, ...], Tensor] = {}
+# What graphs read whenever they are replayed, and nobody says when that ends: 16 bytes for
+# each chunk.
+_captured: list[tuple[Tensor, Tensor]] = []
 
 
 @triton.jit
@@ -188,18 +191,37 @@ def _by_dtype(grads: Sequence[Tensor]) -> dict[torch.dtype, list[Tensor]]:
 
 
 def _table(grads: Sequence[Tensor]) -> Tensor:
-    """Returns address and length of each chunk, on the device of the gradients."""
+    """Returns address and length of each chunk, on the device of the gradients.
+
+    A table is there for the work that its stream does after it, and one that a graph
+    copies only once that graph is replayed: others never see either.
+    """
     device = grads[0].device
-    key = (device, *((g.data_ptr(), g.numel(), g.dtype) for g in grads))
-    found = _tables.pop(key, None)
-    if found is None:
-        found = torch.from_numpy(_chunks(grads))
-        if device.type == "cuda":
-            found = found.pin_memory().to(device, non_blocking=True)
+    stream, is_captured = _stream(device)
+    key = (device, stream, *((g.data_ptr(), g.numel(), g.dtype) for g in grads))
+    found = None if is_captured else _tables.pop(key, None)
+    if found is not None:
+        _tables[key] = found
+        return found
+    host = torch.from_numpy(_chunks(grads))
+    if device.type == "cuda":
+        host = host.pin_memory()
+    found = host.to(device, non_blocking=True)
+    if is_captured:
+        _captured.append((host, found))
+    else:
         while len(_tables) >= _NUM_KEPT:
             del _tables[next(iter(_tables))]
-    _tables[key] = found
+        _tables[key] = found
     return found
+
+
+def _stream(device: torch.device) -> tuple[int, bool]:
+    """Returns the stream that does the work, and whether a graph captures it."""
+    if device.type != "cuda":
+        return 0, False
+    stream = torch.cuda.current_stream(device).cuda_stream
+    return stream, torch.cuda.is_current_stream_capturing()
 
 
 def _chunks(grads: Sequence[Tensor]) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -231,4 +253,5 @@ def _launch(
             ACC=TRITON_DTYPES[accumulation_dtype(dtype)],
             CHUNK=_CHUNK,
             BLOCK=_BLOCK if on_gpu else _INTERPRETED_BLOCK,
+            enable_fp_fusion=True,
         )

@@ -177,6 +177,7 @@ def class_losses_of(
                 ACC=TRITON_DTYPES[results[0].dtype],
                 BLOCK=block,
                 num_warps=min(_FORWARD_WARPS, num_warps(block)),
+                enable_fp_fusion=True,
             )
     return results
 
@@ -229,6 +230,7 @@ def class_gradients_into(
             ACC=TRITON_DTYPES[accumulation_dtype(logits.dtype)],
             BLOCK=block,
             num_warps=num_warps(block),
+            enable_fp_fusion=True,
         )
 
 

@@ -211,4 +211,5 @@ def _launch(
             DTYPE=TRITON_DTYPES[gates.dtype],
             ACC=TRITON_DTYPES[accumulation_dtype(gates.dtype)],
             BLOCK=block,
+            enable_fp_fusion=True,
         )

@@ -107,6 +107,7 @@ def sum_rows(y_NH: Tensor, weights_TK: Tensor | None, row_TK: Tensor) -> Tensor:
                 ACC=TRITON_DTYPES[accumulation_dtype(y_NH.dtype)],
                 BLOCK=block,
                 num_warps=num_warps(block),
+                enable_fp_fusion=True,
             )
     return out_TH
 
@@ -140,5 +141,6 @@ def spread_rows(
                 ACC=TRITON_DTYPES[accumulation_dtype(y_NH.dtype)],
                 BLOCK=block,
                 num_warps=num_warps(block),
+                enable_fp_fusion=True,
             )
     return dy_NH, dots_N

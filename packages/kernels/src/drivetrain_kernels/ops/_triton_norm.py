@@ -228,6 +228,7 @@ def _run_forward(
             ADDS=residual is not None,
             HAS_BIAS=bias is not None,
             **_shared(x, weight, seed, p, block),
+            enable_fp_fusion=True,
         )
     return results
 
@@ -307,6 +308,7 @@ def _run_backward(
             HAS_BIAS=has_bias,
             STAGES=_num_stages(block * z.itemsize * (2 if dz_in is None else 3)),
             **_shared(z, weight, seed, p, block),
+            enable_fp_fusion=True,
         )
     return dz, dx, dw.sum(0), db.sum(0)
 

@@ -49,7 +49,7 @@ def _kernel(
     REST: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    heads = tl.arange(0, HEADS)[:, None]
+    heads = tl.arange(0, HEADS)[:, None].to(tl.int64)
     columns = tl.arange(0, HALF)
     in_table = columns < half
     table = token % num_table_rows * half + columns
@@ -119,6 +119,7 @@ def _run(
             HALF=half_block,
             REST=triton.next_power_of_2(max(1, head_dim - 2 * half)),
             num_warps=num_warps(heads_block * half_block),
+            enable_fp_fusion=True,
         )
     return out
 
