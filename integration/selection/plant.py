@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -90,17 +91,8 @@ def trial(fault: Fault, root: Path, mark: str) -> dict[str, Any]:
     # The nearest first, however many tests it holds.
     select = ["-m", mark, "--dist", "loadfile", "--no-loadscope-reorder"]
     command = [sys.executable, *_PYTEST, *select, *chosen.run]
-    told, code = "", None
-    with planted(fault, root), contextlib.suppress(subprocess.TimeoutExpired):
-        done = subprocess.run(
-            command,
-            check=False,
-            cwd=root,
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-        )
-        told, code = done.stdout, done.returncode
+    with planted(fault, root):
+        told, code = _run(command, root)
     failed = [
         line for line in told.splitlines() if line.startswith(("FAILED", "ERROR"))
     ]
@@ -115,6 +107,25 @@ def trial(fault: Fault, root: Path, mark: str) -> dict[str, Any]:
         "files_of_tests": len(chosen.run),
         "seconds": round(time.monotonic() - begun, 1),
     }
+
+
+def _run(command: Sequence[str], root: Path) -> tuple[str, int | None]:
+    """Returns what a command says, and its exit code; None where it did not end in time."""
+    with subprocess.Popen(
+        command,
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            told, _ = process.communicate(timeout=_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            # Its workers as well, of which one may hang.
+            os.killpg(process.pid, signal.SIGKILL)
+            return "", None
+    return told, process.returncode
 
 
 def main(argv: Sequence[str] | None = None) -> int:
