@@ -219,6 +219,20 @@ def test_factor_of_gradients_on_a_device_keeps_their_dtype(kind, path, monkeypat
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("kind", [AGD, LAMB])
+@pytest.mark.parametrize("path", [LOOP, *PATHS])
+def test_backward_through_weights_that_a_step_has_changed_is_refused(kind, path):
+    first, last = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
+    optimizer = kind([*first.parameters(), *last.parameters()], lr=0.1, **path)
+    out = last(first(torch.randn(16, 4)).tanh())
+    out.mean().backward(retain_graph=True)
+    before = [weight._version for weight in last.parameters()]
+    optimizer.step()
+    assert all(w._version > v for w, v in zip(last.parameters(), before, strict=True))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.square().mean().backward()
+
+
 def test_where_positive_takes_numbers_and_tensors():
     signs = torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
     chosen = where_positive(signs, 2.0, torch.full((3,), 3.0))

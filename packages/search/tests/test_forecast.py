@@ -145,7 +145,7 @@ def shipped(tmp_path):
             program=program,
             context=context,
             guard_batches=(make_batch(),),
-            device_type="cpu",
+            device="cpu",
         )
         return write_payload(payload, tmp_path), program, context
 

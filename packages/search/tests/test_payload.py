@@ -37,7 +37,7 @@ def payload(program, context):
             program=changed,
             context=context,
             guard_batches=tuple(program.data[:2]),
-            device_type="cpu",
+            device="cpu",
         )
 
     return make
@@ -87,7 +87,7 @@ def test_payload_comes_back_as_it_was(payload, tmp_path):
     path = write_payload(sent, tmp_path)
     got = read_payload(path)
     assert path.parent == tmp_path
-    assert (got.context, got.device_type) == (sent.context, "cpu")
+    assert (got.context, got.device) == (sent.context, "cpu")
     assert (got.program.max_grad_norm, got.program.seed) == (1.5, 7)
     assert same_batches(got.program.data, sent.program.data)
     assert same_batches(got.guard_batches, sent.guard_batches)

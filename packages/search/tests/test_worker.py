@@ -21,6 +21,7 @@ from drivetrain_core.extending import (
 )
 from drivetrain_search.process import rank, trial
 from drivetrain_search.process.payload import Payload, write_payload
+from drivetrain_search.process.rank import device_index
 from drivetrain_search.process.trial import Failure, Look, Outrun, TrialRunner
 from drivetrain_testing import programs
 from drivetrain_testing.programs import adamw, data, mse, small
@@ -44,7 +45,7 @@ def runner_of(program, context, batches, folder):
         program=program,
         context=dataclasses.replace(context, model=probe_model(program.build_model())),
         guard_batches=tuple(batches),
-        device_type="cpu",
+        device="cpu",
     )
     return TrialRunner(
         payload=write_payload(payload, folder),
@@ -207,3 +208,14 @@ def test_plan_that_is_not_observed_is_measured_as_well(runner):
         measured = session.measure(3, 0.0)
     assert len(measured.step_times_s) == 3
     assert min(measured.step_times_s) > PASS_S
+
+
+@pytest.mark.parametrize(
+    ("device", "rank", "world_size", "index"),
+    [("cuda:1", 0, 1, 1), ("cuda", 0, 1, 0), ("cuda:1", 0, 2, 0), ("cuda:0", 5, 8, 1)],
+)
+def test_trial_of_one_rank_runs_where_the_user_trains(
+    monkeypatch, device, rank, world_size, index
+):
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
+    assert device_index(torch.device(device), rank, world_size) == index

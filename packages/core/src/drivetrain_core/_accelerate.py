@@ -256,7 +256,7 @@ def accelerate(
             context=context,
             written=complete((), context),
             batches=tuple(batches),
-            device_type=target.type,
+            device=str(target),
             script=None if ship == "pickle" else current_script(call, override.started),
             must_replay=ship == "replay",
             partial=open_ends,

@@ -78,10 +78,19 @@ def search(
         PlanError: What is required cannot be used here, or cannot be sent to a trial.
         ProgramError: The user's program itself does not train, or the objective
             returns no positive number.
-        SearchError: The baseline cannot be measured, nor anything in its place.
+        SearchError: The baseline cannot be measured, nor anything in its place; or the
+            job is of several nodes.
     """
     started = time.monotonic()
-    context, on_cpu = payload.context, payload.device_type == "cpu"
+    context = payload.context
+    world, on_cpu = context.world, context.device.type == "cpu"
+    if world.size > world.local_size:
+        message = (
+            f"{world.local_size} of {world.size} ranks are on this node, and trials run "
+            "on one node: search with the ranks of one node and plan_out=, and give that "
+            "plan to the whole job as strategy="
+        )
+        raise SearchError(message)
     is_busy = on_cpu and psutil.cpu_percent(_LOOK_S) > _BUSY_PERCENT
     with contextlib.ExitStack() as stack:
         try:
@@ -96,7 +105,7 @@ def search(
         runner = TrialRunner(
             payload=shipped,
             folder=folder,
-            world_size=context.world.size,
+            world_size=world.size,
             on_cpu=on_cpu,
             timeout_s=options.budget.trial_seconds or _FIRST_TRIAL_S,
         )
@@ -113,13 +122,17 @@ def search(
         forecasts_s = PhaseShares(options.budget.seconds).forecasts_s
         forecaster = stack.enter_context(
             Forecaster(
-                shipped, folder, context, timeout_s=min(_FORECAST_S, forecasts_s)
+                shipped,
+                folder,
+                context,
+                timeout_s=min(_FORECAST_S, forecasts_s),
+                device=payload.device,
             )
         )
         capacity = context.device.memory_bytes
         if on_cpu:
             free = psutil.virtual_memory().available
-            capacity = int(_LEAVE_FREE * free / context.world.local_size)
+            capacity = int(_LEAVE_FREE * free / world.local_size)
         predictor = Predictor(
             forecaster,
             capacity,

@@ -44,7 +44,7 @@ class TrialSearch:
             program=request.program,
             context=request.context,
             guard_batches=request.batches,
-            device_type=request.device_type,
+            device=request.device,
             script=request.script,
             must_replay=request.must_replay,
         )

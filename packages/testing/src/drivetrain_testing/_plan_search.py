@@ -42,7 +42,7 @@ def check_plan_search(service: PlanSearch, *, seconds: float = 60.0) -> None:
             "context": context,
             "written": complete((), context),
             "batches": batches,
-            "device_type": "cpu",
+            "device": "cpu",
             "script": None,
             "must_replay": False,
             "partial": None,

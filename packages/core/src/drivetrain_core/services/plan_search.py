@@ -56,7 +56,7 @@ class SearchRequest:
         context: Its facts.
         written: The program as the user wrote it, as a plan.
         batches: Global batches that were looked at.
-        device_type: Where to train.
+        device: Where this rank trains, as torch names it.
         script: How to run the user's script again, if there is one.
         must_replay: Whether trials run the script even if the program can be pickled.
         partial: A strategy with open ends; only they are searched then.
@@ -74,7 +74,7 @@ class SearchRequest:
     context: Context
     written: Sequence[Choice]
     batches: tuple[Any, ...]
-    device_type: str
+    device: str
     script: Script | None
     must_replay: bool
     partial: Partial | None

@@ -134,6 +134,10 @@ class BatchedOptimizer(Optimizer, ABC):
         self._update(works, self._grad_scales(works, slots), slots)
         for work in works:
             work.batch.steps.add_(1)
+            if work.table is not None:
+                # A kernel's writes count as writes, too: autograd refuses a backward
+                # through weights that have changed, and a checkpoint sees that they have.
+                torch.autograd.graph.increment_version(work.batch.params)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

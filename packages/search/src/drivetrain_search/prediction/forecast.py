@@ -72,6 +72,8 @@ class Forecaster:
         context: The facts that plans are judged against.
         timeout_s: Seconds that one answer may take; a child that takes longer is
             killed, and no other is started.
+        device: Whose rates are measured, as torch names it; the first of the context's
+            type by default.
 
     Attributes:
         overhead_bytes: Memory of a trial beside its tensors, once calibrated.
@@ -82,13 +84,20 @@ class Forecaster:
     """
 
     def __init__(
-        self, payload: Path, folder: Path, context: Context, *, timeout_s: float = 30.0
+        self,
+        payload: Path,
+        folder: Path,
+        context: Context,
+        *,
+        timeout_s: float = 30.0,
+        device: str = "",
     ) -> None:
         """Starts nothing yet."""
         self.overhead_bytes = 0
         self._payload = payload
         self._folder = folder
         self._context = context
+        self._device = device or context.device.type
         self.timeout_s = timeout_s
         self._processes: Processes | None = None
         self._deaths = 0
@@ -222,9 +231,8 @@ class Forecaster:
 
     def _rates_with(self, num_threads: int) -> Rates | None:
         if num_threads not in self._rates:
-            device = self._context.device.type
-            question = {"ask": "rates", "device": device, "num_threads": num_threads}
-            answer = self._ask(question)
+            question = {"ask": "rates", "device": self._device}
+            answer = self._ask({**question, "num_threads": num_threads})
             rates = None
             if "rates" in answer:
                 rates = dataclasses.replace(

@@ -58,7 +58,7 @@ class Payload:
         program: The user's program.
         context: The facts it was probed to have.
         guard_batches: Global batches, on the CPU, that every trial is observed on.
-        device_type: Where to train.
+        device: Where to train, as torch names it; of several ranks, the first.
         optimizations: What the user registered by hand.
         script: How to run the user's script again, if there is one.
         must_replay: Whether trials run the script even if the program can be pickled.
@@ -71,7 +71,7 @@ class Payload:
     program: Program | None
     context: Context
     guard_batches: tuple[Any, ...]
-    device_type: str
+    device: str
     optimizations: tuple[Optimization, ...] = ()
     script: Script | None = None
     must_replay: bool = False

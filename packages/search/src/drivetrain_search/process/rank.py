@@ -80,9 +80,9 @@ def run_rank(
         channel: Where commands come from, and where each pass is told.
     """
     world = spec["world_size"]
-    device = torch.device(payload.device_type)
+    device = torch.device(payload.device)
     if device.type != "cpu":
-        device = torch.device(device.type, rank % torch.accelerator.device_count())
+        device = torch.device(device.type, device_index(device, rank, world))
         torch.accelerator.set_device_index(device.index)
         _wait_for_memory(device)
     if payload.context.device.num_threads and device.type == "cpu":
@@ -246,6 +246,19 @@ def _warmed(
     return _Seen(None, batches, None, times)
 
 
+def device_index(device: torch.device, rank: int, world_size: int) -> int:
+    """Returns which accelerator a rank of a trial uses.
+
+    Args:
+        device: What the user trains on.
+        rank: Which rank it is.
+        world_size: One alone trains where the user does, each of several on its own.
+    """
+    if world_size == 1 and device.index is not None:
+        return device.index
+    return rank % torch.accelerator.device_count()
+
+
 def _wait_for_memory(device: Any) -> None:
     """Waits until the memory of a trial that was killed just now is free again."""
     if device.type != "cuda":
@@ -261,7 +274,8 @@ def _wait_for_memory(device: Any) -> None:
 
 def _join(spec: dict[str, Any], rank: int, device: Any) -> None:
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        # As in the program itself, which may reduce what lies on the CPU.
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         init_method=f"file://{spec['store']}",
         rank=rank,
         world_size=spec["world_size"],
