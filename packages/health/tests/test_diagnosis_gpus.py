@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from drivetrain_health.diagnosis import GpuWatch
+from drivetrain_health.diagnosis._gpus import visible_gpus
 from drivetrain_health.failures import ErrorRecord, Evidence, diagnose
 
 
@@ -129,7 +130,8 @@ class FakeNvml:
 
 
 @pytest.fixture
-def nvml():
+def nvml(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return FakeNvml()
 
 
@@ -306,3 +308,37 @@ def test_old_xid_counts_as_long_as_the_gpu_needs_a_reset():
         assert watch.read()[0].xids == (95,)
         nvml.recovery[0] = 0
         assert watch.read()[0].xids == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("-1", []),
+        ("2", [2]),
+        (" 1, 0 ", [1, 0]),
+        ("0,7,1", [0]),
+        ("1,1,0", [1, 0]),
+        ("GPU-b2", [1]),
+        ("GPU-b", []),
+        ("GPU-a,2", [0, 2]),
+        ("none", []),
+        ("MIG-GPU-a/1/0", [0, 1, 2]),
+    ],
+)
+def test_gpus_of_a_process_are_those_that_cuda_shows_it(said, found):
+    assert visible_gpus(said, ["GPU-a", "GPU-b2", "GPU-b3"]) == found
+
+
+def test_gpu_of_another_job_is_not_looked_at(nvml, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with GpuWatch(nvml) as watch:
+        nvml.recovery[0] = 2
+        nvml.events.append((0, 79))
+        (one,) = watch.read()
+        assert (one.index, one.uuid, one.xids) == (1, "GPU-1", ())
+        nvml.events.append((1, 79))
+        assert watch.read()[0].xids == (79,)
+    with GpuWatch(FakeNvml(), visible="0,1") as watch:
+        assert [one.index for one in watch.read()] == [0, 1]

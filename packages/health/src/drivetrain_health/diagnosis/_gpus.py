@@ -1,9 +1,10 @@
-"""What NVIDIA's driver says of the GPUs of this node."""
+"""What NVIDIA's driver says of the GPUs of this node that this process may use."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 import time
@@ -15,7 +16,7 @@ from drivetrain_health.diagnosis._baseline import Baseline
 from drivetrain_health.failures import GpuReading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,38 @@ _RECOVERY = {
 _SLOWED_BY_HARDWARE = 0x8 | 0x40 | 0x80
 
 
+def visible_gpus(said: str | None, uuids: Sequence[str]) -> list[int]:
+    """Returns which GPUs `CUDA_VISIBLE_DEVICES` leaves to a process, by the driver's index.
+
+    As in CUDA, the first word that names none ends the list ("CUDA C++ Programming Guide",
+    section "CUDA Environment Variables").
+
+    Args:
+        said: The variable; None where it is not set.
+        uuids: Of all GPUs, in the driver's order.
+
+    Example:
+        >>> visible_gpus("3,GPU-b,-1,0", ["GPU-a", "GPU-b", "GPU-c", "GPU-d"])
+        [3, 1]
+    """
+    every = list(range(len(uuids)))
+    # Whose part an instance is, only the driver of a GPU that is well can tell.
+    if said is None or "MIG-" in said:
+        return every
+    found: list[int] = []
+    for word in said.split(","):
+        name = word.strip()
+        named = [i for i in every if name in {str(i), uuids[i]}]
+        if not named and name.startswith("GPU-"):
+            named = [i for i in every if uuids[i].startswith(name)]
+        if len(named) != 1:
+            break
+        found += named
+    return sorted(set(found), key=found.index)
+
+
 class GpuWatch:
-    """Asks the driver for the state of all GPUs; used from one thread at a time.
+    """Asks the driver for the state of a job's GPUs; used from one thread at a time.
 
     All calls are made by a thread of its own. A driver that hangs, as one does whose GPU
     has fallen off the bus, keeps that thread and nobody else.
@@ -48,6 +79,8 @@ class GpuWatch:
         within_s: How far back a reading looks: what happened before explains nothing that
             happens now.
         clock: Tells the time in seconds, and does not go back.
+        visible: Which GPUs are the job's, as `CUDA_VISIBLE_DEVICES` says it; that of this
+            process by default, all where it is not set.
 
     Raises:
         ProgramError: A time is not one.
@@ -63,6 +96,7 @@ class GpuWatch:
         timeout_s: float = 2.0,
         within_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
+        visible: str | None = None,
     ) -> None:
         self.why_missing = ""
         self._every_s = Baseline[int](within_s).every_s
@@ -77,7 +111,9 @@ class GpuWatch:
             except ImportError:
                 self._miss(f"GPUs are asked through nvidia-ml-py: {_INSTALL}")
                 return
-        self._driver = _Driver(nvml, within_s, clock)
+        if visible is None:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self._driver = _Driver(nvml, within_s, clock, visible)
         threading.Thread(target=self._run, name="drivetrain-gpus", daemon=True).start()
         self.read()
 
@@ -149,8 +185,15 @@ class GpuWatch:
 class _Driver:
     """The calls of the driver's library, all from one thread."""
 
-    def __init__(self, nvml: Any, within_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        nvml: Any,
+        within_s: float,
+        clock: Callable[[], float],
+        visible: str | None,
+    ) -> None:
         self._nvml = nvml
+        self._visible = visible
         self._within_s = within_s
         self._clock = clock
         self._is_open = False
@@ -177,9 +220,10 @@ class _Driver:
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
         now_s = self._clock()
-        self._gpus = [
-            _Gpu(nvml, index, now_s, self._within_s) for index in range(count)
-        ]
+        every = [_Gpu(nvml, index, now_s, self._within_s) for index in range(count)]
+        # Those of another job are that job's to move away from.
+        ours = visible_gpus(self._visible, [gpu.uuid for gpu in every])
+        self._gpus = [every[index] for index in ours]
         self._is_open = True
         with contextlib.suppress(nvml.NVMLError, AttributeError):
             self._events = nvml.nvmlEventSetCreate()
