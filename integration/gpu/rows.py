@@ -14,8 +14,8 @@ from typing import Literal
 
 __all__ = ["FIRST", "SECOND", "Row", "choose", "command_of", "whole"]
 
-# Where a test hangs is told, and its row's limit ends it.
-_HANG = ("-o", "faulthandler_exit_on_timeout=false", "-o")
+# Of a test in a row that has no limit, and that nothing else would end.
+_LONGEST_S = 1800
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +187,9 @@ def command_of(row: Row, root: Path, junit: Path, *, quick: bool) -> list[str]:
         return [sys.executable, str(script), "--json", *(["--quick"] * quick), *only]
     command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib"]
     command += ["-m", "gpu or multigpu", f"--junitxml={junit}"]
+    # Where a test hangs is told, and its row's limit ends it.
+    longest_s = _LONGEST_S if row.limit_s is None else 0.8 * row.limit_s
+    command += ["-o", f"faulthandler_timeout={longest_s:g}"]
     if row.limit_s is not None:
-        command += [*_HANG, f"faulthandler_timeout={0.8 * row.limit_s:g}"]
+        command += ["-o", "faulthandler_exit_on_timeout=false"]
     return [*command, *row.arguments]

@@ -76,6 +76,12 @@ def test_tests_become_a_command_of_pytest(tmp_path):
     assert command[:3] == [sys.executable, "-m", "pytest"]
     assert f"--junitxml={tmp_path / 'junit.xml'}" in command
     assert f"faulthandler_timeout={0.8 * row.limit_s:g}" in command
+    assert "faulthandler_exit_on_timeout=false" in command
+    # A test that takes long in a run without limits is no hang yet.
+    (whole_row, *_) = whole({"optim": FOLDERS["optim"]})
+    command = command_of(whole_row, ROOT, tmp_path / "junit.xml", quick=True)
+    assert "faulthandler_timeout=1800" in command
+    assert "faulthandler_exit_on_timeout=false" not in command
 
 
 def test_bars_become_a_command_that_names_them(tmp_path):
