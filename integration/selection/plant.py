@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     mark = _WITHOUT_GPU if arguments.slow else f"{_WITHOUT_GPU} and not slow"
     faults = read_faults(ROOT)
     found: dict[str, Any] = {}
-    if arguments.resume and arguments.json.exists():
+    if (arguments.resume or arguments.numbers) and arguments.json.exists():
         found = json.loads(arguments.json.read_text("utf-8"))
     for number in arguments.numbers or range(len(faults)):
         if str(number) in found and not arguments.numbers:

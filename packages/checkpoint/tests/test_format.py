@@ -23,6 +23,7 @@ from drivetrain_checkpoint._layout.safetensors_layout import (
     DTYPE_BYTES,
     PAGE,
     plan_safetensors,
+    read_header,
 )
 from drivetrain_checkpoint._save.save_plan import EntryTexts
 from drivetrain_core import CheckpointError
@@ -220,6 +221,14 @@ def test_values_that_are_no_plain_memory_are_saved_as_they_read(tmp_path):
         for name, tensor in state.items():
             assert torch.equal(into[name].resolve_conj(), tensor.resolve_conj()), name
         checkpointer.stop_daemon()
+
+
+@pytest.mark.parametrize("last", [0, 15, 17, 32])
+def test_tensor_of_another_size_than_its_shape_is_no_header(last):
+    entry = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, last]}
+    text = json.dumps({"weight": entry}).encode()
+    with pytest.raises(ValueError, match=f"weight has {last} bytes"):
+        read_header(len(text).to_bytes(8, "little") + text)
 
 
 def test_texts_of_entries_are_those_of_the_entries_as_they_are_now():

@@ -4,8 +4,9 @@ import math
 import random
 
 import pytest
+import torch
 
-from drivetrain.quickstart._carry import carry_over
+from drivetrain.quickstart._carry import carry_over, refusal
 from drivetrain.quickstart._channel import last_line
 from drivetrain.quickstart._kill_report import Count, LossGap, loss_gap
 from drivetrain.quickstart._size import (
@@ -18,7 +19,8 @@ from drivetrain.quickstart._size import (
 )
 from drivetrain.quickstart._speed_up import SpeedUp, speed_up
 from drivetrain.quickstart._verdict import fast, hard_to_kill, mfu
-from drivetrain_core import Choice
+from drivetrain_core import Choice, accelerate
+from drivetrain_testing.programs import adamw, mse, small
 
 
 @pytest.mark.parametrize("step_s", [1e-4, 0.02, 0.7, 2.0, 5.0])
@@ -190,3 +192,11 @@ def test_what_workers_do_not_take_of_a_plan_is_named():
     ]
     same = carry_over(plan[:1], num_workers=2, num_threads=4)
     assert (same.choices, same.left_out) == (tuple(plan[:1]), ())
+
+
+@pytest.mark.parametrize(("num_samples", "refused"), [(1, True), (2, False)])
+def test_two_workers_share_no_batch_of_one_sample(num_samples, refused):
+    batch = (torch.randn(num_samples, 3), torch.randn(num_samples, 1))
+    program = accelerate(small, adamw, [batch], mse, strategy=[], progress=False)
+    said = refusal("train.py", program)
+    assert (said or "").startswith("two workers share a batch") is refused

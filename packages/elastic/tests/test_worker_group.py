@@ -10,6 +10,7 @@ import pytest
 from drivetrain_elastic import AgentConfig
 from drivetrain_elastic._agent._diagnostician import Diagnostician
 from drivetrain_elastic._agent._output import Output
+from drivetrain_elastic._agent._worker import LocalWorker, Stage
 from drivetrain_elastic._agent._worker_group import WorkerGroup
 from drivetrain_elastic._observability._stacks import DUMP_SIGNAL
 from drivetrain_elastic.protocol import messages as pb
@@ -227,3 +228,10 @@ def test_stacks_are_asked_of_workers_that_can_still_answer(is_at_its_end):
     killed_by = f"signal {DUMP_SIGNAL}"
     reasons = [one.reason for one in reports if one.reason]
     assert any(killed_by in reason for reason in reasons) is not is_at_its_end, reasons
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_worker_is_reported_as_starting_until_it_is_ready(stage):
+    worker = LocalWorker(name="n/0", slot=0, copy=0, is_spare=False, stage=stage)
+    starting, ready = pb.WorkerReport.STARTING, pb.WorkerReport.READY
+    assert worker.report().state == (starting if stage is Stage.STARTING else ready)

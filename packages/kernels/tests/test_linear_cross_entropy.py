@@ -50,6 +50,17 @@ def test_linear_cross_entropy_equals_that_of_torch(impl, reduction):
     )
 
 
+@pytest.mark.parametrize("num_counted", [0, 1, 2])
+def test_linear_cross_entropy_is_the_mean_of_what_counts_however_little(num_counted):
+    target = torch.full((7,), -100)
+    target[2 : 2 + num_counted] = 3
+    x, w, b = (tensor.requires_grad_() for tensor in tensors())
+    found = linear_cross_entropy(x, w, target, bias=b, chunk_tokens=3, impl="chunked")
+    wanted = functional.cross_entropy(functional.linear(x, w, b), target)
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+    assert found.isnan() == (num_counted == 0)
+
+
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 7, None])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_linear_cross_entropy_has_every_option_in_chunks(chunk_tokens, reduction):
