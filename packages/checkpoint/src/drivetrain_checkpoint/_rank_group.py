@@ -112,7 +112,7 @@ class RankGroup:
         It moves CPU tensors. All ranks of the group call it the first time.
         """
         if ranks not in self._subgroups:
-            whole = self.process_group or dist.group.WORLD
+            whole: Any = self.process_group or dist.group.WORLD
             everyone = ranks == tuple(range(self.world_size))
             if everyone and torch.device("cpu") in whole._device_types:
                 self._subgroups[ranks] = whole
