@@ -29,18 +29,19 @@ _LOOP = (sys.executable, "-c", "while True: pass")
 
 
 class Round(NamedTuple):
-    """One run: of which tests, beside how many loops, in which order."""
+    """One run: of which tests, beside how many loops, in which order, each how often."""
 
     tests: str
     num_loops: int = 0
     is_shuffled: bool = False
+    times: int = 1
 
 
 # The first says which tests wait.
 ROUNDS = [
     *[Round("all", num_loops=2)] * 2,
     *[Round("all", is_shuffled=True)] * 2,
-    *[Round("waiting"), Round("waiting", num_loops=2)] * 10,
+    *[Round("waiting", times=5), Round("waiting", num_loops=2, times=5)] * 2,
 ]
 
 
@@ -92,7 +93,8 @@ def command(one: Round, seed: int, folder: Path, options: Sequence[str]) -> list
     given += ["-o", "junit_family=xunit1"]
     order = f"--randomly-seed={seed}" if one.is_shuffled else "-pno:randomly"
     if one.tests == "waiting":
-        return [*given, order, f"@{folder / 'waiting.txt'}"]
+        repeat = ["-pwaits", f"--times={one.times}"]
+        return [*given, order, *repeat, f"@{folder / 'waiting.txt'}"]
     return [*given, order, "-pwaits", f"--waiting={folder / 'found.txt'}", *options]
 
 

@@ -24,8 +24,8 @@ def test_has_a_thread(): threading.Thread(target=int).start()
 
 def test_every_test_that_waits_runs_twenty_times_half_of_them_beside_loops():
     waiting = [one for one in ROUNDS if one.tests == "waiting"]
-    assert len(waiting) == 20
-    assert sum(one.num_loops > 0 for one in waiting) == 10
+    assert sum(one.times for one in waiting) == 20
+    assert sum(one.times for one in waiting if one.num_loops) == 10
     assert {one.tests for one in ROUNDS[:4]} == {"all"}
 
 
@@ -60,3 +60,49 @@ def test_tests_that_wait_are_found(tmp_path):
     names = {line.partition("::")[2] for line in found.read_text().splitlines()}
     waits = {"test_sleeps", "test_waits_for_an_event", "test_binds", "test_starts"}
     assert names == waits
+
+
+REPEATED = """
+import pytest
+
+made, runs = [], []
+
+@pytest.fixture(scope="module")
+def shared():
+    made.append(1)
+    yield
+    made.append(0)
+
+@pytest.fixture
+def own():
+    runs.append("set up")
+    yield
+    runs.append("torn down")
+
+def test_is_run_again(shared, own):
+    assert made == [1]
+
+def test_fails_once(shared):
+    runs.append("failed" if runs.count("failed") < 1 else "passed")
+    assert runs[-1] != "failed"
+
+def test_each_was_run_three_times():
+    if "counted" not in runs:
+        assert runs == ["set up", "torn down"] * 3 + ["failed", "passed", "passed"]
+        runs.append("counted")
+"""
+
+
+def test_tests_are_repeated_and_one_failure_of_several_is_told(tmp_path):
+    (tmp_path / "test_some.py").write_text(REPEATED)
+    plugin = ["-p", "no:randomly", "-p", "waits", "--times=3"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugin, "test_some.py"],
+        check=False,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(HERE)},
+        capture_output=True,
+        text=True,
+    )
+    assert "test_some.py::test_fails_once" in done.stdout
+    assert "1 failed, 2 passed" in done.stdout

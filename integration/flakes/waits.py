@@ -1,8 +1,10 @@
-"""Writes down which tests wait, start a process or open a port: a plugin of pytest.
+"""Writes down which tests wait, start a process or open a port, and repeats them.
 
     pytest -p waits --waiting FILE
+    pytest -p waits --times NUMBER @FILE
 
-What a test does decides, in its own process; each worker appends to the file.
+A plugin of pytest. What a test does decides, in its own process; each worker appends to the
+file.
 """
 
 from __future__ import annotations
@@ -13,25 +15,54 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 
-__all__ = ["Waits", "pytest_addoption", "pytest_configure"]
+__all__ = ["Repeats", "Waits", "pytest_addoption", "pytest_configure"]
 
 _START = threading.Thread.start.__code__
 _EVENTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.bind"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option that names the file."""
+    """Adds the options."""
     parser.addoption("--waiting", type=Path, help="file of tests that wait")
+    parser.addoption("--times", type=int, default=1, help="how often each test is run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begins to look."""
+    """Begins to look, or to repeat."""
+    if config.getoption("times") > 1:
+        config.pluginmanager.register(Repeats(config.getoption("times")))
     if config.getoption("waiting"):
         config.pluginmanager.register(Waits(config.getoption("waiting")))
+
+
+class Repeats:
+    """Runs each test some times, one after the other, and tells of its first failure."""
+
+    def __init__(self, times: int) -> None:
+        self._times = times
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> bool:
+        """Runs a test; what its file shares is made once."""
+        hook, where = item.ihook, {"nodeid": item.nodeid, "location": item.location}
+        hook.pytest_runtest_logstart(**where)
+        # Another one of the same file, to whoever asks what may be kept for it.
+        sibling = SimpleNamespace(listchain=lambda: [*item.listchain()[:-1], None])
+        following = [sibling] * (self._times - 1) + [nextitem]
+        runs = [runtestprotocol(item, log=False, nextitem=one) for one in following]
+        failed = (one for one in runs if any(report.failed for report in one))
+        for report in next(failed, runs[-1]):
+            hook.pytest_runtest_logreport(report=report)
+        hook.pytest_runtest_logfinish(**where)
+        return True
 
 
 class Waits:
