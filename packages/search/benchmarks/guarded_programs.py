@@ -233,7 +233,7 @@ def payload_of(program, optimizations=()):
         program=program,
         context=context,
         guard_batches=tuple(batches),
-        device_type="cpu",
+        device="cpu",
         optimizations=optimizations,
     )
 

@@ -68,7 +68,7 @@ def runner_of(space, context, folder):
         program=space.program,
         context=context,
         guard_batches=tuple(data),
-        device_type="cpu",
+        device="cpu",
     )
     return TrialRunner(
         payload=write_payload(payload, folder),

@@ -194,7 +194,7 @@ def compared(name, plans):
     context = make_context(CPU, model, batch, source, program.data, owns_step=True)
     del model, source
     payload = Payload(
-        program=program, context=context, guard_batches=(batch,), device_type="cpu"
+        program=program, context=context, guard_batches=(batch,), device="cpu"
     )
     rows = []
     with tempfile.TemporaryDirectory(prefix="memory-") as folder:
