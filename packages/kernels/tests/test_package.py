@@ -1,8 +1,10 @@
 """What the package offers, and what importing it does."""
 
+import ast
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +57,20 @@ def test_kernels_are_loaded_when_they_are_chosen():
         "sys.exit(any('triton' in name for name in ours))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_launch_of_a_kernel_says_whether_products_are_fused():
+    """Triton's default changes, and numbers with it."""
+    folder = Path(drivetrain_kernels.__file__).parent
+    launches = [
+        node
+        for file in folder.rglob("_triton_*.py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Subscript)
+        and "kernel" in ast.unparse(node.func.value)
+    ]
+    assert len(launches) >= 12
+    for launch in launches:
+        said = {word.arg for word in launch.keywords}
+        assert "enable_fp_fusion" in said, ast.unparse(launch.func)

@@ -219,3 +219,18 @@ def test_trial_of_one_rank_runs_where_the_user_trains(
 ):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
     assert device_index(torch.device(device), rank, world_size) == index
+
+
+@pytest.mark.parametrize(
+    ("device", "backend"), [("cpu", "gloo"), ("cuda:0", "cpu:gloo,cuda:nccl")]
+)
+def test_ranks_of_a_trial_meet_for_what_lies_on_the_cpu_too(
+    monkeypatch, device, backend
+):
+    joined = []
+    monkeypatch.setattr(
+        rank.dist, "init_process_group", lambda name, **options: joined.append(name)
+    )
+    spec = {"store": "/nowhere", "world_size": 2, "timeout_s": 10.0}
+    rank._join(spec, 0, torch.device(device))
+    assert joined == [backend]

@@ -40,8 +40,8 @@ _SLOWED_BY_HARDWARE = 0x8 | 0x40 | 0x80
 def visible_gpus(said: str | None, uuids: Sequence[str]) -> list[int]:
     """Returns which GPUs `CUDA_VISIBLE_DEVICES` leaves to a process, by the driver's index.
 
-    As in CUDA, the first word that names none ends the list ("CUDA C++ Programming Guide",
-    section "CUDA Environment Variables").
+    The first word that names none ends the list, and one GPU named twice leaves none, as in
+    CUDA and torch ("CUDA C++ Programming Guide", section "CUDA Environment Variables").
 
     Args:
         said: The variable; None where it is not set.
@@ -64,7 +64,7 @@ def visible_gpus(said: str | None, uuids: Sequence[str]) -> list[int]:
         if len(named) != 1:
             break
         found += named
-    return sorted(set(found), key=found.index)
+    return found if len(found) == len(set(found)) else []
 
 
 class GpuWatch:
