@@ -86,6 +86,13 @@ def test_fails_once(shared):
     runs.append("failed" if runs.count("failed") < 1 else "passed")
     assert runs[-1] != "failed"
 
+def three():
+    '''
+    >>> three()
+    3
+    '''
+    return 3
+
 def test_each_was_run_three_times():
     if "counted" not in runs:
         assert runs == ["set up", "torn down"] * 3 + ["failed", "passed", "passed"]
@@ -95,7 +102,7 @@ def test_each_was_run_three_times():
 
 def test_tests_are_repeated_and_one_failure_of_several_is_told(tmp_path):
     (tmp_path / "test_some.py").write_text(REPEATED)
-    plugin = ["-p", "no:randomly", "-p", "waits", "--times=3"]
+    plugin = ["-p", "no:randomly", "-p", "waits", "--times=3", "--doctest-modules"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *plugin, "test_some.py"],
         check=False,
@@ -105,4 +112,4 @@ def test_tests_are_repeated_and_one_failure_of_several_is_told(tmp_path):
         text=True,
     )
     assert "test_some.py::test_fails_once" in done.stdout
-    assert "1 failed, 2 passed" in done.stdout
+    assert "1 failed, 3 passed" in done.stdout

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from _pytest.doctest import DoctestItem
 from _pytest.runner import runtestprotocol
 
 __all__ = ["Repeats", "Waits", "pytest_addoption", "pytest_configure"]
@@ -57,7 +58,12 @@ class Repeats:
         # Another one of the same file, to whoever asks what may be kept for it.
         sibling = SimpleNamespace(listchain=lambda: [*item.listchain()[:-1], None])
         following = [sibling] * (self._times - 1) + [nextitem]
-        runs = [runtestprotocol(item, log=False, nextitem=one) for one in following]
+        # What an example's names stand for is gone after its first run.
+        names = item.dtest.globs if isinstance(item, DoctestItem) else {}
+        given, runs = dict(names), []
+        for one in following:
+            names.update(given)
+            runs.append(runtestprotocol(item, log=False, nextitem=one))
         failed = (one for one in runs if any(report.failed for report in one))
         for report in next(failed, runs[-1]):
             hook.pytest_runtest_logreport(report=report)

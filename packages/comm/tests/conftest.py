@@ -31,9 +31,19 @@ def as_before(monkeypatch, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shared_server():
+def server_of_a_file():
     with RedisServer() as server:
         yield server
+
+
+@pytest.fixture
+def shared_server(server_of_a_file):
+    """One server for all tests of a file, empty for each."""
+    import redis
+
+    with redis.Redis(port=server_of_a_file.port) as client:
+        client.flushall()
+    return server_of_a_file
 
 
 @pytest.fixture

@@ -39,12 +39,15 @@ def test_passes_fit_the_time_but_for_what_is_never_left_out(
 
 
 @given(st.floats(0.0, 200.0), st.floats(0.0, 50.0), st.booleans())
-def test_more_time_never_makes_an_observation_shorter(number, more, has_dropout):
+def test_more_time_never_makes_an_observation_worse(number, more, has_dropout):
     def found(n):
-        return passes_within(n, has_dropout=has_dropout, may_sway=True)
+        # In the order in which they are bought: the last of the passes of noise makes room
+        # for rounded weights where there is time for only one of both.
+        one = passes_within(n, has_dropout=has_dropout, may_sway=True)
+        return one.noise > 0, one.is_swayed, one.counts_flops, one.noise, one.steps
 
-    assert found(number).steps <= found(number + more).steps
-    assert found(number).noise <= found(number + more).noise
+    assert found(number) <= found(number + more)
+    assert found(number)[-1] <= found(number + more)[-1]
 
 
 @pytest.mark.parametrize("has_dropout", [False, True])

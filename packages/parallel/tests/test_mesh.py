@@ -137,7 +137,8 @@ def test_an_optimizer_that_stands_keeps_its_groups_on_every_stage():
     strategy = [("mesh", {"pipeline": 2})]
     for losses, sizes in run_ranks(train_instance, 2, strategy, timeout_s=120):
         assert losses == pytest.approx(expected, rel=2e-5)
-        assert min(sizes) > 10
+        # Of one block at least: what a block costs is measured, and so is the cut.
+        assert min(sizes) >= 8
 
 
 def codes(cases):

@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 _Item = dict[str, Any]
 _ENDED = frozenset({"Succeeded", "Failed"})
 _RETRY_S = 0.2
+_LOG = "log.txt"
 _WRITER = WriteOptions(manager="kubelet")
 
 
@@ -127,8 +128,14 @@ class Kubelet:
         self._woken.close()
 
     def log(self, namespace: str, name: str) -> bytes:
-        """Returns what a pod has written, also of one that is gone."""
-        path = self._logs.get(Key(namespace, name))
+        """Returns what a pod has written, also of one that is gone.
+
+        One that has not begun has written nothing, whoever had its name before.
+        """
+        key = Key(namespace, name)
+        path, there = self._logs.get(key), self._api.store.get(self._kind.table, key)
+        if there and path != self._folder(there.item) / _LOG:
+            return b""
         return path.read_bytes() if path and path.exists() else b""
 
     def finish(self, uid: str, code: int) -> None:
@@ -271,6 +278,11 @@ class Kubelet:
                 lambda ready: self._call(lambda: self._judge(run, ready)),
             )
 
+    def _folder(self, pod: _Item) -> Path:
+        metadata = pod["metadata"]
+        name = f"{metadata['namespace']}_{metadata['name']}_{metadata['uid']}"
+        return self._config.folder / name
+
     def _start(self, pod: _Item, run: _Run) -> Container:
         namespace = run.key.namespace
 
@@ -286,11 +298,9 @@ class Kubelet:
         has_links = pod["spec"].get("enableServiceLinks", True)
         known = service_variables(there) if has_links else {}
         launch = plan_launch(pod, known, find)
-        folder = (
-            self._config.folder / f"{namespace}_{run.key.name}_{pod['metadata']['uid']}"
-        )
+        folder = self._folder(pod)
         folder.mkdir(exist_ok=True)
-        run.log = self._logs[run.key] = folder / "log.txt"
+        run.log = self._logs[run.key] = folder / _LOG
         variables = {
             **self._config.variables(pod),
             "HOSTNAME": pod["spec"].get("hostname", run.key.name),
