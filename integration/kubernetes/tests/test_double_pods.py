@@ -14,6 +14,8 @@ import pytest
 from double_samples import clean_up, pod
 from drivetrain_cluster_double import RECLAIM_TAINT, ClusterDouble
 
+from drivetrain_testing import is_alive
+
 pytestmark = pytest.mark.extra
 
 # A file exists when what stands before it has happened.
@@ -62,13 +64,6 @@ def condition(cluster, kind, name="p"):
 
 def has_said(cluster, word, name="p"):
     cluster.wait_for(lambda: word in cluster.logs(name))
-
-
-def is_alive(pid):
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1]
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(

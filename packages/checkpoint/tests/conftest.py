@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from drivetrain_testing import is_alive
+
 # The helpers of the tests of faults are a package, `faults`.
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -50,7 +52,7 @@ def daemon_of(runtime):
     def find(timeout_s=60.0):
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            pids = [p for p in daemons(runtime) if alive(p)]
+            pids = [p for p in daemons(runtime) if is_alive(p)]
             if len(pids) == 1:
                 return pids[0]
             time.sleep(0.01)
@@ -87,13 +89,6 @@ def states(pid):
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
             yield (thread / "stat").read_text().rsplit(")", 1)[1].split()[0]
-
-
-def alive(pid):
-    """Whether a process runs, and is no zombie."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    return False
 
 
 def pytest_collection_modifyitems(config, items):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from drivetrain_checkpoint._save import device_copy
+from drivetrain_checkpoint.dcp._stager import _Generation
 
 ARENA = types.SimpleNamespace(address=4096, size_bytes=8192)
 
@@ -39,7 +40,7 @@ def link_with(monkeypatch):
     def make(cudart):
         monkeypatch.setattr(device_copy, "_cudart", lambda: cudart)
         monkeypatch.setattr(device_copy.ctypes, "CDLL", lambda name: cudart)
-        return device_copy.DeviceLink(ARENA)
+        return device_copy.DeviceLink(ARENA.address, ARENA.size_bytes, ARENA)
 
     return make
 
@@ -115,3 +116,21 @@ def test_copies_of_each_device_are_queued_behind_its_own_work(link_with, monkeyp
     # Memory is given back once no device copies into it.
     link.close()
     assert done == [(0, "is waited for"), (1, "is waited for")]
+
+
+def test_memory_of_a_stager_is_registered_once_and_given_back(monkeypatch):
+    cudart = Cudart()
+    monkeypatch.setattr(device_copy, "_cudart", lambda: cudart)
+    generation = _Generation()
+    generation.hand_out(10_000)
+    for _ in range(2):
+        generation.register()
+    (first,) = cudart.registered
+    # A larger state takes other memory, whatever lies where the old one was.
+    generation.hand_out(1 << 20)
+    assert cudart.registered == []
+    generation.register()
+    assert len(cudart.registered) == 1
+    generation._link.close()
+    assert cudart.registered == []
+    assert first

@@ -7,6 +7,7 @@ import torch
 
 from drivetrain_checkpoint import Checkpointer, StorageError
 from drivetrain_checkpoint._save import device_copy
+from drivetrain_checkpoint.dcp import Stager
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,6 +43,28 @@ def test_state_of_a_gpu_comes_back(tmp_path, overlap):
         checkpointer.stop_daemon()
 
 
+def test_large_tensors_come_back_by_way_of_page_locked_memory(tmp_path):
+    checkpointer = Checkpointer(tmp_path, job="gpu")
+    # Several pieces, the last of which is not full; and rows that are no run of bytes.
+    state = {"big": torch.randn(30_000_001, device="cuda")}
+    state["turned"] = torch.randn(300, 200, device="cuda").T
+    checkpointer.save(1, state).wait(60)
+    for _ in ("memory", "storage"):
+        into = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        checkpointer.restore(into)
+        assert all(torch.equal(into[name], state[name]) for name in state)
+        checkpointer.stop_daemon()
+
+
+def test_state_that_is_staged_lies_in_registered_memory():
+    stager = Stager()
+    state = {"big": torch.randn(1 << 20, device="cuda")}
+    staged = stager.stage(state)
+    assert staged["big"].is_pinned()
+    assert torch.equal(staged["big"], state["big"].cpu())
+    stager.close()
+
+
 def test_memory_is_registered_once(tmp_path):
     checkpointer = Checkpointer(tmp_path, job="gpu")
     state = make()
@@ -70,7 +93,7 @@ def test_memory_is_given_back_where_a_checkpointer_is_dropped(tmp_path):
         checkpointer.save(1, make(), persist=False)
         link = checkpointer._memory._link
         assert link.is_registered
-        address, size = link._arena.address, link._arena.size_bytes
+        address, size = link._owner.address, link._owner.size_bytes
         del checkpointer, link
         gc.collect()
     assert int(torch.cuda.cudart().cudaHostUnregister(address)) != 0, size

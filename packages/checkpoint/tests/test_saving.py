@@ -7,7 +7,6 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from drivetrain_checkpoint import (
 )
 from drivetrain_checkpoint._save import rank_memory
 from drivetrain_core import CheckpointError
+from drivetrain_testing import is_alive
 
 
 def state_of(value, size=1000):
@@ -281,15 +281,6 @@ def test_daemon_that_nobody_needs_ends(folder, daemon_of):
     while is_alive(pid):
         ended.wait(0.02)
     assert restored(folder) == 1
-
-
-def is_alive(pid):
-    """Whether a process runs, and is no zombie."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_every_so_often_a_checkpoint_stays(folder):

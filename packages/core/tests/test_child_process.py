@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +18,7 @@ from drivetrain_core._processes.fork_server import MARKER
 from drivetrain_search.process import spawn
 from drivetrain_search.process.spawn import sweep
 from drivetrain_search.process.trial import Failure, TrialRunner
+from drivetrain_testing import is_alive
 
 PROGRAM = """
 import json, os, socket, sys, threading
@@ -284,14 +284,6 @@ def test_missing_module_is_told_in_the_log(tmp_path, monkeypatch):
         child.kill()
         child.reap()
     assert "no_module_of_this_name" in (tmp_path / "log").read_text()
-
-
-def is_alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def wait_until(condition, timeout_s=60.0):

@@ -292,6 +292,13 @@ def test_local_asks_torch_for_accelerators(monkeypatch):
     device = local_cluster().nodes[0].devices
     assert (device.kind, device.count, device.type) == ("NVIDIA H200", 4, "cuda")
     assert device.peak_flops["bfloat16"] == 989.4e12
+    # A part of a GPU has the whole one's name in its own, and not its speed.
+    Facts.name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+    assert local_cluster().nodes[0].devices.peak_flops == {}
+    for name, peak in (("A100 80GB PCIe", 312e12), ("H100 NVL", 835.5e12),
+                       ("GH200 480GB", 989.4e12), ("B200", 2.25e15)):  # fmt: skip
+        Facts.name = f"NVIDIA {name}"
+        assert local_cluster().nodes[0].devices.peak_flops["bfloat16"] == peak
     assert local_cluster(use_torch=False).nodes[0].devices.type == "cpu"
 
 

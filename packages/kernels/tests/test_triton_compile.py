@@ -1,20 +1,22 @@
-"""The Triton kernels are compiled for an H100 or H200 to machine code, without one.
+"""The Triton kernels are compiled to machine code as calls of the ops launch them.
 
-Run as a program, this file compiles every variant and prints what came out of it. A
-process of its own does it, since in that of the tests Triton interprets.
+Run as a program, this file makes the calls, for one kind of GPU, and prints what each
+kernel needs there. A process of its own does it, since in that of the tests Triton
+interprets.
 """
 
-import importlib
+import argparse
 import importlib.util
 import json
-import re
-import subprocess
-import tempfile
-from pathlib import Path
+from dataclasses import asdict
+from unittest.mock import patch
 
 import pytest
+import torch
 
-from drivetrain_testing import compile_apart
+import drivetrain_kernels as ops
+from drivetrain_kernels import ImplementationError, _available
+from drivetrain_testing import SHARED_MEMORY, compile_apart, triton_compiled_for
 
 pytestmark = [
     pytest.mark.extra,
@@ -24,217 +26,167 @@ pytestmark = [
     ),
 ]
 
-# The narrowest and the widest dtype, each as (tensors, sums).
-DTYPES = {"bfloat16": ("bf16", "fp32"), "float64": ("fp64", "fp64")}
+HOPPER = (9, 0)
+# The narrowest and the widest dtype; with `--all`, those between as well.
+DTYPES = (torch.bfloat16, torch.float64)
+ALL_DTYPES = (*DTYPES, torch.float16, torch.float32)
+COLUMNS = (4096,)
+ALL_COLUMNS = (1024, 4096, 16_384, 32_768, 65_536)
+HEADS = (128,)
+ALL_HEADS = (64, 80, 128, 256)
 
 
-def norms(dtype, acc):
-    """Returns name, module, kernel, pointers, numbers and constants of each variant."""
-    off = {
-        "OFFSET": 0.0,
-        "KEEP_SCALE": 1.25,
-        "CAST_FIRST": True,
-        "HAS_WEIGHT": True,
-        "DTYPE": dtype,
-        "ACC": acc,
-        "BLOCK": 4096,
-    }
-    kinds = {
-        "rms": {"LAYER": False, "ADDS": False, "DROPS": False, "HAS_BIAS": False},
-        "layer": {"LAYER": True, "ADDS": False, "DROPS": False, "HAS_BIAS": True},
-        "dropout, add": {
-            "LAYER": False,
-            "ADDS": True,
-            "DROPS": True,
-            "HAS_BIAS": False,
-        },
-    }
-    row = {"X", "RESIDUAL", "WEIGHT", "BIAS", "Y", "Z", "DY", "DZ_IN", "DZ", "DX"}
-    for kind, flags in kinds.items():
-        for name, more in (
-            ("_forward_kernel", {"EPS": 1e-6}),
-            ("_backward_kernel", {"STAGES": 3 if dtype == "bf16" else 1}),
-        ):
-            places = {"SEED": "*i64", **dict.fromkeys(row, f"*{dtype}")}
-            places |= dict.fromkeys(("MEAN", "RSTD", "DW", "DB"), f"*{acc}")
-            constants = off | flags | more
-            yield f"{kind}, {name}", "_triton_norm", name, places, constants
+def leaf(*shape, dtype):
+    return torch.zeros(shape, dtype=dtype, requires_grad=True)
 
 
-def gated(dtype, acc):
-    for kind in ("silu", "none", "tanh"):
-        for name in ("_forward_kernel", "_backward_kernel"):
-            constants = {"KIND": kind, "DTYPE": dtype, "ACC": acc, "BLOCK": 1024}
-            yield f"{kind}, {name}", "_triton_gated", name, {}, constants
+def norms(dtype, columns):
+    x, residual = (leaf(8, columns, dtype=dtype) for _ in range(2))
+    weight, bias = (leaf(columns, dtype=dtype) for _ in range(2))
+    yield "rms_norm", lambda: ops.rms_norm(x, weight, impl="triton")
+    yield "layer_norm", lambda: ops.layer_norm(x, weight, bias, impl="triton")
+    dropped = ops.dropout_add_rms_norm
+    yield "dropout_add_rms_norm", lambda: dropped(x, residual, weight, impl="triton")
 
 
-def rope(dtype, acc):
-    tables = {"COS": f"*{acc}", "SIN": f"*{acc}"}
-    sizes = {"HEADS": 32, "HALF": 64, "REST": 1, "DTYPE": dtype, "ACC": acc}
+def of_columns(dtype):
+    gate, up = (leaf(8, 4096, dtype=dtype) for _ in range(2))
+    yield "swiglu", lambda: ops.swiglu(gate, up, impl="triton")
+    for kind in ("none", "tanh"):
+        yield (
+            f"geglu {kind}",
+            lambda kind=kind: ops.geglu(gate, up, approximate=kind, impl="triton"),
+        )
+    q, k = (leaf(1, 8, heads, 128, dtype=dtype) for heads in (32, 8))
     for interleaved in (False, True):
-        flags = {"INTERLEAVED": interleaved, "INVERSE": True, "HAS_REST": interleaved}
-        yield f"rope, {interleaved}", "_triton_rope", "_kernel", tables, sizes | flags
-
-
-def clip(dtype, acc):
-    sizes = {"DTYPE": dtype, "ACC": acc, "CHUNK": 65536, "BLOCK": 2048}
-    table = {"TABLE": "*i64", "OUT": f"*{acc}", "TOTAL": "*fp32"}
-    yield "squares", "_triton_clip", "_squares_kernel", table, sizes
-    more = {"MAX_NORM": 1.0, "EPS": 1e-6}
-    yield "scale", "_triton_clip", "_scale_kernel", table, sizes | more
-
-
-def moe(dtype, acc):
-    sizes = {"DTYPE": dtype, "ACC": acc, "BLOCK": 4096}
-    places = {"ROWS": "*i64", "TOKENS": "*i64", "WEIGHTS": f"*{acc}", "DOTS": f"*{acc}"}
-    more = {"TOP_K": 8, "HAS_WEIGHTS": True}
-    yield "moe, sum", "_triton_moe", "_sum_kernel", places, sizes | more
-    yield "moe, spread", "_triton_moe", "_spread_kernel", places, sizes
-
-
-def attention(dtype, acc):
-    if dtype == "fp64":
-        return  # not a product that tensor cores are asked for
-    for masks in ("causal", "window, packed, capped"):
-        rest = masks != "causal"
-        constants = {
-            "HEADS": 8,
-            "GROUPS": 4,
-            "HAS_LEFT": rest,
-            "HAS_RIGHT": True,
-            "PACKED": rest,
-            "CAP": 30.0 if rest else 0.0,
-            "HEAD": 128,
-            "DTYPE": dtype,
-            "DOT": dtype,
-            "ACC": acc,
-            "BLOCK_N": 64,
-            "BLOCK_D": 128,
-        }
-        places = {"LSE": f"*{acc}", "DELTA": f"*{acc}", "CU_Q": "*i32", "CU_K": "*i32"}
-        places["scale"] = "fp32"
-        for name, rows in (
-            ("forward_kernel", 128),
-            ("backward_queries_kernel", 64),
-            ("backward_keys_kernel", 64),
-        ):
-            module = "_triton_attention_kernels"
-            yield (
-                f"{masks}, {name}",
-                module,
-                name,
-                places,
-                constants | {"BLOCK_M": rows},
-            )
-
-
-def cross_entropy(dtype, acc):
-    places = dict.fromkeys(("LOSS", "Z_LOSS", "LSE", "GRAD"), f"*{acc}")
-    places["TARGET"] = "*i64"
-    constants = {"SMOOTHING": 0.1, "ZETA": 1e-4, "CAP": 30.0, "ACC": acc, "BLOCK": 4096}
-    more = {"HAS_GRAD": True, "DTYPE": dtype}
-    module = "_triton_cross_entropy"
-    yield "cross-entropy, forward", module, "_forward_kernel", places, constants
+        turned = {"interleaved": interleaved, "rotary_dim": 64 if interleaved else None}
+        yield (
+            f"rope {'neighbours' if interleaved else 'halves'}",
+            lambda turned=turned: ops.rope(q, k, **turned, impl="triton"),
+        )
+    weight = leaf(1 << 17, dtype=dtype)
+    weight.grad = torch.ones_like(weight)
+    yield "clip", lambda: ops.clip_grad_norm_([weight], 0.1, impl="triton")
+    experts = [leaf(4, 64, 512, dtype=dtype) for _ in range(2)]
     yield (
-        "cross-entropy, backward",
-        module,
-        "_backward_kernel",
-        places,
-        constants | more,
+        "moe",
+        lambda: ops.moe(
+            leaf(16, 512, dtype=dtype),
+            leaf(4, 512, dtype=dtype),
+            *experts,
+            leaf(4, 512, 64, dtype=dtype),
+            top_k=2,
+            impl="triton",
+        ),
     )
 
 
-def variants():
-    return {
-        f"{name}, {title}": (module, kernel, places, constants, dtype)
-        for title, (dtype, acc) in DTYPES.items()
-        for make in (norms, gated, rope, clip, moe, attention, cross_entropy)
-        for name, module, kernel, places, constants in make(dtype, acc)
-    }
-
-
-VARIANTS = variants()
-
-
-def compile_for_hopper(module, name, places, constants, dtype):
-    """Compiles a kernel as a launch does; returns its machine code."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from drivetrain_kernels._triton_blocks import TRITON_DTYPES
-
-    kernel = getattr(importlib.import_module(f"drivetrain_kernels.ops.{module}"), name)
-    dtypes = {str(found): found for found in TRITON_DTYPES.values()}
-    values = {k: dtypes.get(v, v) for k, v in constants.items()}
-    signature = {
-        argument: "constexpr"
-        if argument in values
-        else places.get(argument, f"*{dtype}" if argument.isupper() else "i32")
-        for argument in kernel.arg_names
-    }
-    signature |= {n: "i64" for n in signature if n == "num_kept_bits"}
-    wide = constants.get("BLOCK", 0) > 2048 or "BLOCK_M" in constants
-    compiled = triton.compile(
-        ASTSource(fn=kernel, signature=signature, constexprs=values),
-        target=GPUTarget("cuda", 90, 32),
-        options={
-            "num_warps": 8 if wide else 4,
-            "enable_fp_fusion": True,
-        },
+def losses(dtype):
+    options = {"label_smoothing": 0.1, "z_loss": 1e-4, "softcap": 30.0}
+    logits, target = leaf(4, 128_256, dtype=dtype), torch.zeros(4, dtype=torch.int64)
+    for title, given in (("", {}), (", all options", options)):
+        yield (
+            f"cross_entropy{title}",
+            lambda given=given: ops.cross_entropy(
+                logits, target, **given, impl="triton"
+            ),
+        )
+    hidden, head = leaf(4, 64, dtype=dtype), leaf(128_256, 64, dtype=dtype)
+    yield (
+        "linear_cross_entropy",
+        lambda: ops.linear_cross_entropy(hidden, head, target, impl="triton"),
     )
-    return compiled.asm
 
 
-def usage(asm):
-    """Returns registers and bytes of local memory of each thread, and its wide loads."""
-    import triton
+def attention(dtype, head):
+    if dtype is torch.float64:
+        return  # not a product that tensor cores are asked for
+    q, k, v = (leaf(1, 256, heads, head, dtype=dtype) for heads in (8, 2, 2))
+    offsets = torch.tensor([0, 100, 256], dtype=torch.int32)
+    packed = {"cu_seqlens_q": offsets, "max_seqlen": 156}
+    yield "attention causal", lambda: ops.attention(q, k, v, impl="triton")
+    yield (
+        "attention window, packed, capped",
+        lambda: ops.attention(
+            q[0], k[0], v[0], window=64, softcap=30.0, **packed, impl="triton"
+        ),
+    )
 
-    cubin = asm["cubin"]
 
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(tool), "-res-usage", file.name]
-        text = subprocess.run(
-            command, capture_output=True, text=True, check=True
-        ).stdout
-    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
-    wide = len(re.findall(r"ld\.global\S*\.v[24]\.b32", asm["ptx"]))
-    return {**{key: int(value) for key, value in found.items()}, "WIDE": wide}
+def calls(*, is_whole=False):
+    """Yields the title of a call, and a function that makes it."""
+    for dtype in ALL_DTYPES if is_whole else DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        for columns in ALL_COLUMNS if is_whole else COLUMNS:
+            for title, call in norms(dtype, columns):
+                yield f"{title} {columns}, {name}", call
+        for make in (of_columns, losses):
+            for title, call in make(dtype):
+                yield f"{title}, {name}", call
+        for head in ALL_HEADS if is_whole else HEADS:
+            for title, call in attention(dtype, head):
+                yield f"{title} {head}, {name}", call
+
+
+def backward(result):
+    found = [getattr(result, "output", None)] if not isinstance(result, tuple) else []
+    found = [result] if found == [None] else found or list(result)
+    tensors = [t for t in found if isinstance(t, torch.Tensor) and t.requires_grad]
+    torch.autograd.backward(tensors, [torch.zeros_like(t) for t in tensors])
 
 
 def main():
-    for variant, given in VARIANTS.items():
-        print(json.dumps({"variant": variant, **usage(compile_for_hopper(*given))}))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("capability")
+    parser.add_argument("--all", action="store_true")
+    arguments = parser.parse_args()
+    capability = tuple(map(int, arguments.capability.split(".")))
+    with triton_compiled_for(capability) as found:
+        refused = _available.triton_missing("cuda")
+        if refused:
+            print(json.dumps({"variant": "all", "refused": refused}))
+            return
+        for title, call in calls(is_whole=arguments.all):
+            found.clear()
+            # What lies on the CPU stands for what lies on the GPU.
+            with patch.object(_available, "triton_interprets", lambda: True):
+                try:
+                    backward(call()) if "clip" not in title else call()
+                except ImplementationError as error:
+                    print(json.dumps({"variant": title, "refused": str(error)}))
+            for number, code in enumerate(dict.fromkeys(found)):
+                variant = f"{title}: {number} {code.kernel}"
+                print(json.dumps({"variant": variant, **asdict(code)}), flush=True)
 
 
 @pytest.fixture(scope="module")
 def compiled():
-    found = compile_apart(__file__)
+    found = compile_apart(__file__, "9.0")
     if found is None:
         pytest.skip("this triton has no assembler for NVIDIA GPUs")
     return found
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_triton_kernels_become_machine_code_of_hopper(compiled, variant):
-    found = compiled[variant]
-    assert found["LOCAL"] == 0
-    # A float64 division's slow path takes eight bytes of the stack; attention keeps whole
-    # tiles in registers and spills some of them, the rest nothing.
-    most = 512 if "BLOCK_M" in VARIANTS[variant][3] else 8
-    assert found["STACK"] <= most, "registers spilled"
+def test_every_triton_form_becomes_machine_code_of_hopper(compiled):
+    for title, _ in calls():
+        assert any(name.partition(": ")[0] == title for name in compiled), title
+    refused = {name for name, found in compiled.items() if "refused" in found}
+    assert refused == {"moe, float64"}
+    for name, found in compiled.items():
+        if name in refused:
+            continue
+        # A float64 division's slow path takes eight bytes of the stack; attention keeps
+        # whole tiles in registers and spills some of them, the rest nothing.
+        most = 512 if name.startswith("attention") else 8
+        assert found["stack_bytes"] <= most, f"{name}: registers spilled"
+        assert found["shared_bytes"] <= SHARED_MEMORY[HOPPER], name
 
 
 def test_gradients_that_are_clipped_are_read_in_vectors(compiled):
     """Though their addresses come from a table, of which the compiler knows nothing."""
-    clipping = [name for name in VARIANTS if "_triton_clip" in VARIANTS[name]]
-    assert clipping
-    for name in clipping:
-        if VARIANTS[name][4] == "bf16":
-            assert compiled[name]["WIDE"] >= 2, name
+    found = [one for name, one in compiled.items() if name.startswith("clip, bf")]
+    assert {one["kernel"] for one in found} == {"_squares_kernel", "_scale_kernel"}
+    assert all(one["wide_loads"] >= 2 for one in found)
 
 
 if __name__ == "__main__":

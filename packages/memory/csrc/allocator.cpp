@@ -82,11 +82,16 @@ Address Allocator::allocate(Bytes size, Stream stream, std::uint64_t graph) {
   const Bytes rounded = round_up(size, kUnit);
   const StreamPool& pool = stream_pool_of(stream, graph);
   Arena& arena = 2 * rounded <= chunk_ ? *pool.small : *pool.large;
-  // Where memory is short, blocks lie where their like were put together before.
-  Block* block = arena.size_history().knows(rounded) ? reuse_layout(arena, rounded)
-                                                     : arena.take(rounded);
-  if (block == nullptr) {
-    block = remap_free_chunks(arena, rounded);
+  Block* block = nullptr;
+  try {
+    block = find(arena, rounded);
+  } catch (const DeviceFull&) {
+    try {
+      give_back();
+      block = find(arena, rounded);
+    } catch (const DeviceFull& error) {
+      refuse(size, stream, error.what());
+    }
   }
   if (block == nullptr) {
     refuse(size, stream);
@@ -100,6 +105,13 @@ Address Allocator::allocate(Bytes size, Stream stream, std::uint64_t graph) {
   counters_.peak_active_bytes =
       std::max(counters_.peak_active_bytes, counters_.active_bytes);
   return block->at;
+}
+
+Block* Allocator::find(Arena& arena, Bytes rounded) {
+  // Where memory is short, blocks lie where their like were put together before.
+  Block* block = arena.size_history().knows(rounded) ? reuse_layout(arena, rounded)
+                                                     : arena.take(rounded);
+  return block != nullptr ? block : remap_free_chunks(arena, rounded);
 }
 
 void Allocator::free(Address at) {
@@ -180,6 +192,18 @@ void Allocator::release_graph(std::uint64_t graph) {
 
 void Allocator::trim() {
   const std::lock_guard<Lock> lock(lock_);
+  destroy_free_chunks();
+}
+
+void Allocator::give_back() {
+  const auto capturing = [](const auto& clock) { return clock.second->capturing(); };
+  // The host may wait for nothing while a graph is captured.
+  if (std::none_of(clocks_.begin(), clocks_.end(), capturing)) {
+    destroy_free_chunks();
+  }
+}
+
+void Allocator::destroy_free_chunks() {
   process_pending_frees(true);
   for (const auto& arena : arenas_) {
     if (arena->graph() != 0 || arena->clock().capturing()) {
@@ -444,12 +468,14 @@ void Allocator::note(Action action, const Block& block) {
   }
 }
 
-void Allocator::refuse(Bytes size, Stream stream) {
+void Allocator::refuse(Bytes size, Stream stream, const std::string& driver) {
   ++counters_.out_of_memory;
   history_.add(Action::kOutOfMemory, driver_.free_bytes(), size, stream, 0);
-  throw OutOfMemory(describe_refusal(
+  const std::string text = describe_refusal(
       size, counters_, arenas_, live_, pool_.free_chunks().size() * chunk_,
-      hard_limit_ * chunk_, driver_.total_bytes(), driver_.free_bytes()));
+      hard_limit_ * chunk_, driver_.total_bytes(), driver_.free_bytes());
+  // Page tables lie in the memory of the device as well.
+  throw OutOfMemory(driver.empty() ? text : text + " The driver lacks memory: " + driver);
 }
 
 }  // namespace drivetrain

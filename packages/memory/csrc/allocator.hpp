@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -118,6 +119,8 @@ class Allocator {
   StreamClock& clock_of(Stream stream);
   // A block that waits for the streams that use it.
   Pending marked(Block* block);
+  // A block that serves a request, or null where memory is short.
+  Block* find(Arena& arena, Bytes rounded);
   Block* remap_free_chunks(Arena& arena, Bytes size);
   // A request of a size that was put together before.
   Block* reuse_layout(Arena& arena, Bytes size);
@@ -126,9 +129,12 @@ class Allocator {
   bool process_pending_frees(bool wait);
   bool is_unused(Pending& pending, bool wait);
   void release(Block* block);
+  void destroy_free_chunks();
+  // Leaves the driver memory of its own, unless a graph is captured.
+  void give_back();
   void note(Action action, const Block& block);
   Limits limits(Bytes coming) const;
-  [[noreturn]] void refuse(Bytes size, Stream stream);
+  [[noreturn]] void refuse(Bytes size, Stream stream, const std::string& driver = {});
 
   Driver& driver_;
   Options options_;

@@ -2,6 +2,7 @@
 //
 // Error
 // ├── DriverError      the device's driver refused something that should work
+// │   └── DeviceFull   it has no memory left for what it needs itself, as page tables
 // ├── OutOfMemory      a request does not fit, whatever is joined
 // └── MisuseError      a caller freed what it does not own, or gave a bad option
 
@@ -20,6 +21,11 @@ class Error : public std::runtime_error {
 class DriverError : public Error {
  public:
   using Error::Error;
+};
+
+class DeviceFull : public DriverError {
+ public:
+  using DriverError::DriverError;
 };
 
 class OutOfMemory : public Error {

@@ -38,9 +38,9 @@ class FakeCuda:
             ctypes.c_uint64(total), devices, int(virtual_memory)
         )
 
-    def fail(self, function, after=0, result=1):
-        """Lets a call of a function fail, after so many that do not."""
-        self._library.fake_cuda_fail(function.encode(), after, result)
+    def fail(self, function, after=0, result=1, times=1):
+        """Lets calls of a function fail, after so many that do not."""
+        self._library.fake_cuda_fail(function.encode(), after, result, times)
 
     def capture(self, stream, on=True):
         """Begins or ends the capture of a stream."""

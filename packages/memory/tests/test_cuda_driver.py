@@ -102,6 +102,53 @@ def test_refusal_to_remap_loses_nothing(make, fake_cuda):
     assert allocator.counters().live_bytes == 8 * CHUNK
 
 
+LACKS_MEMORY = 2
+
+
+@pytest.mark.parametrize(
+    ("function", "after"),
+    [("cuMemMap", 0), ("cuMemMap", 3), ("cuMemSetAccess", 0), ("cuMemAddressReserve", 0)],
+)
+def test_what_is_free_is_given_back_where_the_driver_lacks_memory(
+    make, fake_cuda, function, after
+):
+    """Page tables lie in the device's own memory, which the cache holds."""
+    allocator = make(8)
+    kept = allocator.allocate(CHUNK)
+    for stream in (0, 1, 2):
+        allocator.free(allocator.allocate(2 * CHUNK, stream=stream))
+    fake_cuda.fail(function, after, LACKS_MEMORY)
+    block = allocator.allocate(5 * CHUNK, stream=3)
+    assert fake_cuda.usable(block, 5 * CHUNK)
+    counters = allocator.counters()
+    assert counters.reserved_bytes == 6 * CHUNK
+    assert counters.out_of_memory == 0
+    allocator.free(block)
+    allocator.free(kept)
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_driver_that_lacks_memory_for_good_is_out_of_memory(
+    make, fake_cuda, is_captured
+):
+    allocator = make(8)
+    kept = allocator.allocate(CHUNK)
+    ctypes.memset(kept, 5, CHUNK)
+    allocator.free(allocator.allocate(2 * CHUNK))
+    fake_cuda.capture(4, is_captured)
+    fake_cuda.fail("cuMemMap", 0, LACKS_MEMORY, times=100)
+    with pytest.raises(DeviceMemoryError, match=r"driver lacks memory: cuMemMap: CUDA_E"):
+        allocator.allocate(4 * CHUNK, stream=4)
+    # While a graph is captured the host may not wait for what was free.
+    left = 3 * CHUNK if is_captured else CHUNK
+    assert allocator.counters().reserved_bytes >= left
+    fake_cuda.fail("cuMemMap", times=0)
+    fake_cuda.capture(4, False)
+    block = allocator.allocate(4 * CHUNK, stream=4)
+    assert fake_cuda.usable(block, 4 * CHUNK)
+    assert set(ctypes.string_at(kept, CHUNK)) == {5}
+
+
 def test_device_that_others_use_is_out_of_memory(make, fake_cuda):
     allocator = make(8)
     other = NativeAllocator(cuda_driver(0, library=fake_cuda.path))

@@ -1,19 +1,24 @@
-"""The Triton kernels are compiled for an H100 or H200 to machine code, without one.
+"""The Triton kernels are compiled to machine code as steps of the optimizers launch them.
 
-Run as a program, this file compiles every variant and prints what came out of it. A
-process of its own does it, since in that of the tests Triton interprets.
+Run as a program, this file makes the steps, for one kind of GPU, and prints what each
+kernel needs there. A process of its own does it, since in that of the tests Triton
+interprets.
 """
 
+import argparse
 import importlib.util
 import json
-import re
-import subprocess
-import tempfile
-from pathlib import Path
+from dataclasses import asdict
+from unittest.mock import patch
 
 import pytest
+import torch
 
-from drivetrain_testing import compile_apart
+from drivetrain_optim import AGD, LAMB
+from drivetrain_optim.batched import _layout
+from drivetrain_optim.batched._paths import Choice
+from drivetrain_optim.fused import _triton
+from drivetrain_testing import compile_apart, triton_compiled_for
 
 pytestmark = [
     pytest.mark.extra,
@@ -23,118 +28,92 @@ pytestmark = [
     ),
 ]
 
-NUMBERS = 10
+CHOICE = Choice("triton", "what the CPU has stands for what the GPU has")
+# The dtypes of weight and gradient, and options of both optimizers.
 DTYPES = {
-    "float32": ("fp32", "fp32", "fp32", False),
-    "float64": ("fp64", "fp64", "fp64", False),
-    "bfloat16": ("bf16", "bf16", "fp32", False),
-    "all bfloat16": ("bf16", "bf16", "bf16", False),
-    "float16": ("fp16", "fp16", "fp32", False),
-    "bfloat16 with masters": ("bf16", "bf16", "fp32", True),
-    "bfloat16, float32 gradients": ("bf16", "fp32", "fp32", False),
+    "float32": (torch.float32, torch.float32, {}),
+    "float64": (torch.float64, torch.float64, {}),
+    "bfloat16": (torch.bfloat16, torch.bfloat16, {}),
+    "all bfloat16": (torch.bfloat16, torch.bfloat16, {"state_dtype": None}),
+    "float16": (torch.float16, torch.float16, {}),
+    "bfloat16 with masters": (torch.bfloat16, torch.bfloat16, {"master_weights": True}),
+    "bfloat16, float32 gradients": (torch.bfloat16, torch.float32, {}),
 }
-AGD_MODES = {
-    "amsgrad and clip": {"AMSGRAD": True, "CLIPS": True},
-    "stochastic": {"STOCHASTIC": True},
-    "capturable": {"ON_DEVICE": 0b1001111100, "PER_ROW": 0b1111100},
+MODES = {
+    "": {},
+    ", norm of gradients": {"max_grad_norm": 1.0},
+    ", capturable": {"capturable": True},
+    ", stochastic": {"stochastic_rounding": True},
 }
+AGD_MODES = {**MODES, ", amsgrad and clip": {"amsgrad": True, "clip": 0.5}}
 
 
-def variants():
-    """Returns name, kernel, constants and number of other arguments of each variant."""
-    found = {}
-    for name, (weight, grad, moment, master) in DTYPES.items():
-        acc = "fp64" if weight == "fp64" else "fp32"
-        places = {"ON_DEVICE": (1 << NUMBERS) - 1 if acc == "fp64" else 0, "PER_ROW": 0}
-        common = {"WEIGHT": weight, "MOMENT": moment, "MASTER": master, "ACC": acc}
-        off = {"AMSGRAD": False, "CLIPS": False, "STOCHASTIC": False}
-        agd = {**common, **places, **off, "GRAD": grad}
-        found[f"agd, {name}"] = ("agd_kernel", [], agd)
-        if name in {"float32", "bfloat16"}:
-            for mode, changed in AGD_MODES.items():
-                if mode != "stochastic" or weight == "bf16":
-                    found[f"agd, {name}, {mode}"] = ("agd_kernel", [], agd | changed)
-        moments = {**common, **places, "GRAD": grad}
-        found[f"lamb_moments, {name}"] = ("lamb_moments_kernel", [f"*{acc}"], moments)
-        apply = {**common, **places, "ADAPTS": True, "STOCHASTIC": weight == "bf16"}
-        found[f"lamb_apply, {name}"] = ("lamb_apply_kernel", ["*fp64"], apply)
-        squares = {"GRAD": grad, "ACC": acc}
-        found[f"grad_squares, {name}"] = ("grad_squares_kernel", [f"*{acc}"], squares)
-    return found
+def steps():
+    """Yields the title of a step, and a function that makes it."""
+    for kind, modes in ((AGD, AGD_MODES), (LAMB, MODES)):
+        for name, (weight, grad, options) in DTYPES.items():
+            for mode, more in modes.items():
+                rounds = "stochastic_rounding" in more
+                if rounds and (
+                    weight is not torch.bfloat16 or "master_weights" in options
+                ):
+                    continue
+                given = {**options, **more}
+                yield (
+                    f"{kind.__name__}, {name}{mode}",
+                    lambda kind=kind, weight=weight, grad=grad, given=given: step(
+                        kind, weight, grad, given
+                    ),
+                )
 
 
-def compile_for_hopper(name, others, constants):
-    """Compiles a kernel as a launch does; returns what its machine code needs."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from drivetrain_optim.fused import _triton_kernels, _triton_launch
-
-    kernel = getattr(_triton_kernels, name)
-    dtypes = {str(dtype): dtype for dtype in _triton_kernels.DTYPES.values()}
-    arguments = [n for n in kernel.arg_names if not n.isupper()]
-    types = ["*i64", "*i32", *others][: len(arguments)]
-    on_device = constants.get("ON_DEVICE", 0)
-    for place in range(len(arguments) - len(types)):
-        types.append("*fp64" if on_device >> place & 1 else "fp32")
-    signature = dict(zip(arguments, types, strict=True))
-    sizes = {"BLOCK": _triton_launch._BLOCK, "NUM_BLOCKS": _triton_launch._NUM_BLOCKS}
-    values = {k: dtypes.get(v, v) for k, v in constants.items()} | sizes
-    signature |= dict.fromkeys(values, "constexpr")
-    compiled = triton.compile(
-        ASTSource(fn=kernel, signature=signature, constexprs=values),
-        target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": _triton_launch._NUM_WARPS, "enable_fp_fusion": True},
-    )
-    return compiled.asm["ptx"], compiled.asm["cubin"]
-
-
-def usage(cubin):
-    """Returns registers and bytes of local memory of each thread."""
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(tool), "-res-usage", file.name]
-        text = subprocess.run(
-            command, capture_output=True, text=True, check=True
-        ).stdout
-    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
-    return {key: int(value) for key, value in found.items()}
+def step(kind, weight, grad, options):
+    param = torch.nn.Parameter(torch.zeros(4099, dtype=weight))
+    if grad is not weight:
+        param.grad_dtype = grad
+    param.grad = torch.zeros(4099, dtype=grad)
+    kind([param], lr=0.01, **options).step()
 
 
 def main():
-    for variant, (name, others, constants) in variants().items():
-        ptx, cubin = compile_for_hopper(name, others, constants)
-        wide = {
-            "loads": len(re.findall(r"ld\.global\S*\.v[24]", ptx)),
-            "stores": len(re.findall(r"st\.global\S*\.v[24]", ptx)),
-        }
-        print(json.dumps({"variant": variant, **usage(cubin), **wide}))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("capability")
+    parser.add_argument("--all", action="store_true", help="it is all in any case")
+    capability = tuple(map(int, parser.parse_args().capability.split(".")))
+    with triton_compiled_for(capability) as found:
+        if capability < _triton._MIN_CAPABILITY:
+            refused = _triton._find_reason(torch.device("cuda", 0))
+            print(json.dumps({"variant": "all", "refused": refused}))
+            return
+        for title, make in steps():
+            found.clear()
+            with patch.object(_layout, "choose_path", lambda *_, **__: CHOICE):
+                make()
+            for number, code in enumerate(dict.fromkeys(found)):
+                variant = f"{title}: {number} {code.kernel}"
+                print(json.dumps({"variant": variant, **asdict(code)}), flush=True)
 
 
 @pytest.fixture(scope="module")
 def compiled():
-    found = compile_apart(__file__)
+    found = compile_apart(__file__, "9.0")
     if found is None:
         pytest.skip("this triton has no assembler for NVIDIA GPUs")
     return found
 
 
-@pytest.mark.parametrize("variant", variants())
-def test_triton_kernels_become_machine_code_of_hopper(compiled, variant):
-    found = compiled[variant]
-    assert found["LOCAL"] == 0
-    # A call of the slow path of a float64 division takes eight bytes of the stack.
-    assert found["STACK"] <= (8 if "float64" in variant else 0), "registers spilled"
-    # With more, too few threads would be in flight to keep the memory busy.
-    assert found["REG"] <= (160 if "float64" in variant else 128)
-    assert found["loads"] >= 1, "a full block is read four elements at a time"
-    if "squares" not in variant:
-        assert found["stores"] >= 1
+def test_every_kernel_becomes_machine_code_of_hopper(compiled):
+    for title, _ in steps():
+        assert any(name.startswith(f"{title}: ") for name in compiled), title
+    for name, found in compiled.items():
+        # A call of the slow path of a division takes eight bytes of the stack.
+        assert found["stack_bytes"] <= 8, f"{name}: registers spilled"
+        # With more, too few threads would be in flight to keep the memory busy.
+        assert found["registers"] <= (160 if "float64" in name else 128), name
+        if "sum_chunks" not in name:
+            # A full block is read four elements at a time.
+            assert found["wide_loads"] >= 1, name
+            assert found["wide_stores"] >= ("squares" not in name), name
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from drivetrain_core._processes import child_process
 from drivetrain_testing import (
     RankError,
+    is_alive,
     run_ranks,
 )
 
@@ -77,14 +77,6 @@ def hang(path):
     return (
         f"echo hanging; echo $PPID $$ > {path}.part; mv {path}.part {path}; sleep 600"
     )
-
-
-def is_alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from drivetrain_checkpoint import Checkpointer
+from drivetrain_testing import is_alive
 from faults.shim import Control
 from faults.state import JOB, SMALL
 from faults.trainers import ANSWER_S, Settings, Trainers
@@ -117,11 +118,3 @@ class Stage:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             await_true(lambda pid=pid: not is_alive(pid))
-
-
-def is_alive(pid):
-    """Whether a process runs, and is no zombie."""
-    with contextlib.suppress(OSError):
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return stat.rsplit(")", 1)[1].split()[0] != "Z"
-    return False

@@ -106,7 +106,7 @@ def num_programs(num_rows: int, num_warps: int, device: torch.device) -> int:
         device: Where they lie.
     """
     most = _INTERPRETED_PROGRAMS
-    if device.type == "cuda":
+    if not INTERPRETS.value:
         properties = torch.cuda.get_device_properties(device)
         each = max(2, _WARPS_A_PROCESSOR // num_warps)
         most = properties.multi_processor_count * each

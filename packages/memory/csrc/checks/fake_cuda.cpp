@@ -35,6 +35,7 @@ struct Mapping {
 struct Failure {
   int after;
   Result result;
+  int times;
 };
 
 struct State {
@@ -63,12 +64,12 @@ struct State {
   Result begin(const char* function) {
     ++calls[function];
     const auto found = failures.find(function);
-    if (found == failures.end() || found->second.after-- > 0) {
+    if (found == failures.end() || found->second.times <= 0 ||
+        found->second.after-- > 0) {
       return kSuccess;
     }
-    const Result result = found->second.result;
-    failures.erase(found);
-    return result;
+    --found->second.times;
+    return found->second.result;
   }
 };
 
@@ -108,10 +109,10 @@ FAKE void fake_cuda_configure(std::uint64_t total, int devices, int virtual_memo
   now.virtual_memory = virtual_memory;
 }
 
-FAKE void fake_cuda_fail(const char* function, int after, Result result) {
+FAKE void fake_cuda_fail(const char* function, int after, Result result, int times) {
   State& now = state();
   const std::lock_guard<std::mutex> lock(now.mutex);
-  now.failures[function] = {after, result};
+  now.failures[function] = {after, result, times};
 }
 
 FAKE void fake_cuda_capture(StreamHandle stream, int on) {

@@ -81,8 +81,12 @@ void Api::check(Result result, const char* function) const {
   if (cuGetErrorName(result, &name) != kSuccess || name == nullptr) {
     name = "an unknown error";
   }
-  throw DriverError(std::string(function) + ": " + name + " (" +
-                    std::to_string(result) + ")");
+  const std::string text =
+      std::string(function) + ": " + name + " (" + std::to_string(result) + ")";
+  if (result == kOutOfMemory) {
+    throw DeviceFull(text);
+  }
+  throw DriverError(text);
 }
 
 const Api& load_api(const std::string& library) {

@@ -18,7 +18,7 @@ using Stream = std::uintptr_t;
 using Event = std::uintptr_t;
 
 // The allocator calls a driver from one thread at a time. All but `create` throw
-// DriverError when the device refuses.
+// DriverError when the device refuses, and DeviceFull when that is for lack of memory.
 class Driver {
  public:
   virtual ~Driver() = default;

@@ -25,7 +25,6 @@ from drivetrain_testing._faults import FAULTS as FAULTS
 from drivetrain_testing._faults import FaultyOptimization as FaultyOptimization
 from drivetrain_testing._gpu import gpu_copy_bandwidth as gpu_copy_bandwidth
 from drivetrain_testing._gpu import gpu_seconds as gpu_seconds
-from drivetrain_testing._hopper import compile_apart as compile_apart
 from drivetrain_testing._model_layout import (
     check_model_layout as check_model_layout,
 )
@@ -37,8 +36,13 @@ from drivetrain_testing._process_group import (
     check_process_group_factory as check_process_group_factory,
 )
 from drivetrain_testing._processes import RankError as RankError
+from drivetrain_testing._processes import is_alive as is_alive
 from drivetrain_testing._processes import run_ranks as run_ranks
 from drivetrain_testing._state_source import (
     check_state_source as check_state_source,
 )
+from drivetrain_testing._triton_ahead import SHARED_MEMORY as SHARED_MEMORY
+from drivetrain_testing._triton_ahead import TritonCode as TritonCode
+from drivetrain_testing._triton_ahead import compile_apart as compile_apart
+from drivetrain_testing._triton_ahead import triton_compiled_for as triton_compiled_for
 from drivetrain_testing._version import __version__ as __version__

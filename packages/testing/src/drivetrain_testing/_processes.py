@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
+import psutil
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from drivetrain_core import DistributedError
@@ -65,6 +66,19 @@ class _Child:
     rank: int
     process: ChildProcess
     watcher: threading.Thread
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs, and is no zombie.
+
+    Example:
+        >>> is_alive(os.getpid())
+        True
+    """
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def run_ranks(

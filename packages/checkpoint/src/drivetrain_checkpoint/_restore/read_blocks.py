@@ -6,24 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drivetrain_checkpoint._layout.partition import DTYPES, layout_of
+from drivetrain_checkpoint._layout.partition import layout_of
 from drivetrain_checkpoint._layout.tensor_layout import whole_block
 from drivetrain_checkpoint._restore.read_plan import (
     Wanted,
     coalesced_reads,
     plan_copies,
 )
+from drivetrain_checkpoint._restore.write_blocks import BlockWriter
 from drivetrain_core.services.chunked_tensor import ChunkedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from torch import Tensor
-
     from drivetrain_checkpoint._layout.shard_source import ShardSource
     from drivetrain_checkpoint._layout.tensor_layout import Layout
     from drivetrain_checkpoint._rank_group import RankGroup
-    from drivetrain_checkpoint._restore.read_plan import BlockCopy
 
 
 def wanted_blocks(
@@ -70,25 +68,11 @@ def read_blocks(
         CorruptCheckpointError: What was saved is damaged, or does not cover a block.
         StorageError: The storage fails.
     """
-    blocks = list(wanted)
+    blocks, writer = list(wanted), BlockWriter(torch.get_num_threads())
     copies = plan_copies(layout, blocks, lambda rank: source_of(rank).slots)
     for read in coalesced_reads(copies):
         data = source_of(read.source).read(read.start, read.size_bytes)
         for copy in read.copies:
-            write_rows(
-                copy, data[copy.start - read.start :], blocks[copy.target].target
-            )
-
-
-def write_rows(copy: BlockCopy, data: memoryview, target: Tensor) -> None:
-    """Writes rows of a block in place.
-
-    Args:
-        copy: The rows.
-        data: What was read, from the first row on.
-        target: The wanted block.
-    """
-    raw = torch.frombuffer(data[: copy.size_bytes], dtype=torch.uint8)
-    rows = raw.view(DTYPES[copy.dtype]).view(copy.shape)
-    with torch.no_grad():
-        target[copy.ours].copy_(rows[copy.theirs])
+            rows = data[copy.start - read.start :]
+            writer.write(copy, rows, blocks[copy.target].target)
+    writer.end()

@@ -14,7 +14,7 @@ from drivetrain_checkpoint._restore.broadcast_reads import (
     broadcast_reads,
     prefetched_reads,
 )
-from drivetrain_checkpoint._restore.read_blocks import wanted_blocks, write_rows
+from drivetrain_checkpoint._restore.read_blocks import wanted_blocks
 from drivetrain_checkpoint._restore.read_plan import (
     BlockCopy,
     Read,
@@ -22,6 +22,7 @@ from drivetrain_checkpoint._restore.read_plan import (
     digest,
     plan_copies,
 )
+from drivetrain_checkpoint._restore.write_blocks import BlockWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,7 +65,7 @@ def restore_tensors(
 
     planned, digests = group.run_on_all(plan)
     answers = group.all_gather(digests)
-    copies = _MemoryCopies()
+    copies, writer = _MemoryCopies(), BlockWriter(torch.get_num_threads())
     for reads, *shared in zip(planned, *answers, strict=True):
         mates = broadcast_groups(shared)
         for ranks in mates:
@@ -79,8 +80,9 @@ def restore_tensors(
             for copy in item.copies:
                 target = wanted[copy.target].target
                 if not (source.is_local and copies.add(copy, source, target)):
-                    write_rows(copy, data[copy.start - item.start :], target)
+                    writer.write(copy, data[copy.start - item.start :], target)
     copies.run()
+    writer.end()
 
 
 class _MemoryCopies:

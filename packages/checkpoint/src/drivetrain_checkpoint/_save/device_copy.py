@@ -27,25 +27,25 @@ logger = logging.getLogger(__name__)
 
 
 class DeviceLink:
-    """What devices need to copy into an arena at full speed, beside their work.
+    """What devices need to copy into memory of the host at full speed, beside their work.
 
-    The arena is registered with CUDA once, and given back when this is closed or nobody
+    The memory is registered with CUDA once, and given back when this is closed or nobody
     holds it any more; a driver that refuses costs speed, not correctness.
 
     Args:
-        arena: The arena.
+        address: Where the memory begins.
+        size_bytes: How long it is.
+        owner: What keeps the memory mapped.
     """
 
-    def __init__(self, arena: Arena) -> None:
-        """Registers the arena."""
-        self._arena = arena
+    def __init__(self, address: int, size_bytes: int, owner: object) -> None:
+        """Registers the memory."""
+        self._owner = owner
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        code = _cudart().cudaHostRegister(arena.address, arena.size_bytes, 0)
+        code = _cudart().cudaHostRegister(address, size_bytes, 0)
         self._release: weakref.finalize[..., DeviceLink] | None = None
         if int(code) == 0:
-            self._release = weakref.finalize(
-                self, _unregister, self._streams, arena.address
-            )
+            self._release = weakref.finalize(self, _unregister, self._streams, address)
             # A process that ends gives everything back, and CUDA may be gone before.
             self._release.atexit = False
         else:
@@ -53,7 +53,7 @@ class DeviceLink:
             logger.warning(
                 "CUDA does not register %s bytes of shared memory (error %s): copies "
                 "from the device are slower and do not overlap",
-                f"{arena.size_bytes:,}",
+                f"{size_bytes:,}",
                 code,
             )
 

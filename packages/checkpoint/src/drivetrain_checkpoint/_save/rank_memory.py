@@ -126,7 +126,11 @@ class RankMemory:
         arena.begin(index)
         if self._link is None:
             on_device = any(b.device.type == "cuda" for b, _ in plan.others)
-            self._link = DeviceLink(arena) if on_device else None
+            self._link = (
+                DeviceLink(arena.address, arena.size_bytes, arena)
+                if on_device
+                else None
+            )
         address = arena.image_address(self._room, index)
         threads = self._num_threads or torch.get_num_threads()
         before = plan.versions() if self._overlap else 0

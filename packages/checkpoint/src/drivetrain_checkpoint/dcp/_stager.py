@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from drivetrain_checkpoint import _native
 from drivetrain_checkpoint._arguments import amount
 from drivetrain_checkpoint._errors import StorageError
+from drivetrain_checkpoint._save.device_copy import DeviceLink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,6 +71,8 @@ class Stager(AsyncStager):
         places, size_bytes = _places(sources)
         generation = self._free()
         view = generation.hand_out(size_bytes)
+        if any(source.device.type == "cuda" for source in sources):
+            generation.register()
         devices = set()
         copies = []
         for source, at in zip(sources, places, strict=True):
@@ -119,6 +122,7 @@ class _Generation:
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
         self._lease: weakref.ref[Any] | None = None
+        self._link: DeviceLink | None = None
 
     @property
     def is_used(self) -> bool:
@@ -128,12 +132,19 @@ class _Generation:
     def hand_out(self, size_bytes: int) -> memoryview:
         """Returns as much memory; it is in use until the last view of it has gone."""
         if self._memory is None or len(self._memory) < size_bytes:
+            self._link = None  # what is registered is given back before it is unmapped
             self._memory = mmap.mmap(-1, max(mmap.PAGESIZE, size_bytes))
             _native.populate(_native.address_of(self._memory), len(self._memory))
         # An array of ctypes, since neither a mapping nor a view of it says who holds it.
         lease = (ctypes.c_char * len(self._memory)).from_buffer(self._memory)
         self._lease = weakref.ref(lease)
         return memoryview(lease).cast("B")
+
+    def register(self) -> None:
+        """Lets devices copy to the memory at full speed."""
+        if self._link is None and self._memory is not None:
+            memory = self._memory
+            self._link = DeviceLink(_native.address_of(memory), len(memory), memory)
 
 
 def _collect(value: Any, found: list[Tensor]) -> None:

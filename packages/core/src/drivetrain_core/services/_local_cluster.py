@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import platform
+import re
 import socket
 import sys
+import tomllib
 from importlib import import_module
+from importlib.resources import files
 from typing import Any
 
 import psutil
@@ -16,31 +19,6 @@ from drivetrain_core.services.cluster_spec import (
     Nic,
     NodeGroup,
 )
-
-# Dense peaks from the makers' data sheets, in operations a second.
-_HOPPER = {
-    "float64": 66.9e12,
-    "float32": 66.9e12,
-    "tf32": 494.7e12,
-    "bfloat16": 989.4e12,
-    "float16": 989.4e12,
-    "float8": 1978.9e12,
-    "int8": 1978.9e12,
-}
-_AMPERE = {
-    "float64": 19.5e12,
-    "float32": 19.5e12,
-    "tf32": 156e12,
-    "bfloat16": 312e12,
-    "float16": 312e12,
-    "int8": 624e12,
-}
-_PEAK_FLOPS = {
-    "NVIDIA A100-SXM4-40GB": _AMPERE,
-    "NVIDIA A100-SXM4-80GB": _AMPERE,
-    "NVIDIA H100 80GB HBM3": _HOPPER,
-    "NVIDIA H200": _HOPPER,
-}
 
 
 def local_cluster(*, use_torch: bool | None = None) -> ClusterSpec:
@@ -76,8 +54,15 @@ def _accelerator(torch: Any) -> Device | None:
         kind=facts.name,
         count=torch.cuda.device_count(),
         memory_bytes=facts.total_memory,
-        peak_flops=_PEAK_FLOPS.get(facts.name, {}),
+        peak_flops=_peak_flops(facts.name),
     )
+
+
+def _peak_flops(name: str) -> dict[str, float]:
+    """Returns dense peaks in operations a second by dtype; none of a GPU not known."""
+    text = (files(__package__) / "peak_flops.toml").read_text(encoding="utf-8")
+    known = tomllib.loads(text).items()
+    return next((peaks for kind, peaks in known if re.fullmatch(kind, name)), {})
 
 
 def _nics() -> Nic | None:

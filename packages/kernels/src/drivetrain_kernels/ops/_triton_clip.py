@@ -21,7 +21,12 @@ import triton.language as tl
 from torch import Tensor
 
 from drivetrain_kernels._accumulation import accumulation_dtype
-from drivetrain_kernels._triton_blocks import TRITON_DTYPES, on_device_of, round_to
+from drivetrain_kernels._triton_blocks import (
+    INTERPRETS,
+    TRITON_DTYPES,
+    on_device_of,
+    round_to,
+)
 from drivetrain_kernels.ops._clip_epsilon import EPS
 
 _CHUNK = 65536
@@ -243,7 +248,6 @@ def _launch(
     dtype: torch.dtype,
     constants: dict[str, float],
 ) -> None:
-    on_gpu = table.device.type == "cuda"
     with on_device_of(table):
         kernel[(len(table),)](
             table,
@@ -252,6 +256,6 @@ def _launch(
             DTYPE=TRITON_DTYPES[dtype],
             ACC=TRITON_DTYPES[accumulation_dtype(dtype)],
             CHUNK=_CHUNK,
-            BLOCK=_BLOCK if on_gpu else _INTERPRETED_BLOCK,
+            BLOCK=_INTERPRETED_BLOCK if INTERPRETS.value else _BLOCK,
             enable_fp_fusion=True,
         )

@@ -26,6 +26,7 @@ from torch import Tensor
 from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._fast_path import fast_path, run
 from drivetrain_kernels._triton_blocks import (
+    INTERPRETS,
     TRITON_DTYPES,
     on_device_of,
     round_to,
@@ -197,8 +198,7 @@ def _launch(
     kernel: Any, gates: Tensor, ups: Tensor, tensors: tuple[Tensor, ...], kind: str
 ) -> None:
     num_rows, num_columns = gates.shape
-    on_gpu = gates.device.type == "cuda"
-    block = _BLOCK if on_gpu else _INTERPRETED_BLOCK
+    block = _INTERPRETED_BLOCK if INTERPRETS.value else _BLOCK
     num_blocks = triton.cdiv(num_columns, block)
     with on_device_of(gates):
         kernel[(num_rows * num_blocks,)](
