@@ -40,7 +40,7 @@ class Processes:
         # Taken again by a signal's handler, in whatever it interrupts.
         self._lock = threading.RLock()
         self._running: set[int] = set()
-        self._closed = False
+        self._closed = self._is_starting = False
 
     def run(
         self,
@@ -62,21 +62,32 @@ class Processes:
             folder: Where it runs.
             output: The file of its standard output.
             log: The file of its standard error.
+
+        Raises:
+            SystemExit: All were ended while this one was started.
         """
         started = time.monotonic()
         with self._lock, output.open("ab") as out, log.open("ab") as err:
             if self._closed:
                 return Ended(code=-signal.SIGTERM, seconds=0.0, stopped=True)
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-            self._running.add(process.pid)
+            self._is_starting = True
+            try:
+                process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
+                self._running.add(process.pid)
+            finally:
+                self._is_starting = False
+            if self._closed:
+                _signal(process.pid, signal.SIGKILL)
+                process.wait()
+                raise SystemExit(128 + signal.SIGTERM)
         stopped = False
         try:
             process.wait(limit_s)
@@ -94,12 +105,18 @@ class Processes:
         seconds = round(time.monotonic() - started, 1)
         return Ended(code=code, seconds=seconds, stopped=stopped)
 
-    def close(self) -> None:
-        """Kills what runs, and starts nothing any more."""
+    def close(self) -> bool:
+        """Kills what runs, and starts nothing any more.
+
+        Returns:
+            Whether all are gone. Of one whose start this call interrupts, as a signal's
+            handler does, nobody knows yet: whoever starts it ends it.
+        """
         with self._lock:
             self._closed = True
             for pid in self._running:
                 _signal(pid, signal.SIGKILL)
+            return not self._is_starting
 
 
 def _signal(group: int, number: int) -> None:

@@ -122,8 +122,10 @@ SECOND = (
     _bars("kernels-peers", ["rope-peers-gpu", "swiglu-peers-gpu", "geglu-peers-gpu",
                             "dropout_add_rms_norm-peers-gpu", "cross_entropy-peers-gpu",
                             "linear-cross-entropy-peers-gpu"], estimate_s=120),
-    _bars("memory-training", ["training-gpu", "models-gpu"], estimate_s=240),
+    _bars("memory-training", ["training-gpu"], estimate_s=180),
     _bars("kernels-llama", ["llama-1b-tokens-gpu", "llama-1b-mfu-gpu"], estimate_s=240),
+    _bars("memory-models", ["models-gpu"], estimate_s=120),
+    _bars("memory-training-others", ["training-others-gpu"], estimate_s=300),
 )  # fmt: skip
 """What compiles long, or takes long: for a second call."""
 

@@ -298,8 +298,8 @@ def _environment(paths: Sequence[Path], scratch: Path) -> dict[str, str]:
 
 
 def _end(processes: Processes) -> None:
-    processes.close()
-    sys.exit(128 + signal.SIGTERM)
+    if processes.close():
+        sys.exit(128 + signal.SIGTERM)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

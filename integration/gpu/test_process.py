@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 
@@ -104,3 +105,21 @@ def test_close_ends_what_runs_and_starts_nothing(start):
     thread.join()
     assert ended[0].stopped
     assert start(WAIT, None)[0].stopped
+
+
+def test_process_whose_start_a_signal_interrupts_is_ended_too(start, monkeypatch):
+    begun, told = [], []
+    popen = subprocess.Popen
+
+    def interrupted(*args, **kwargs):
+        process = popen(*args, **kwargs)
+        begun.append(process.pid)
+        told.append(start.processes.close())  # as the handler does, in the same thread
+        return process
+
+    monkeypatch.setattr("process.subprocess.Popen", interrupted)
+    with pytest.raises(SystemExit):
+        start(WAIT, 600)
+    assert told == [False]
+    assert has_ended(begun[0])
+    assert start.processes.close()

@@ -99,12 +99,19 @@ ALLOCATORS = {
 
 
 def training(quick):
+    names = ("native", "expandable", "ours")
+    return train(8 if quick else 20, CONFIGURATIONS[:2], names)
+
+
+def training_others(quick):
+    configurations = CONFIGURATIONS[2:3] if quick else CONFIGURATIONS[2:]
+    return train(8 if quick else 20, configurations, tuple(ALLOCATORS))
+
+
+def train(steps, configurations, names):
+    """Trains by allocators, each in a process of ten seconds and more, twice."""
     if not torch.cuda.is_available():
         return WITHOUT
-    steps = 8 if quick else 20
-    # Each is a process of ten seconds and more.
-    configurations = CONFIGURATIONS[: 2 if quick else None]
-    names = ("native", "expandable", "ours") if quick else tuple(ALLOCATORS)
     allocators = {name: ALLOCATORS[name] for name in names}
     speed, tight, same = {}, {}, {}
     details = {}

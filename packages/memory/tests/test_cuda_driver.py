@@ -107,7 +107,12 @@ LACKS_MEMORY = 2
 
 @pytest.mark.parametrize(
     ("function", "after"),
-    [("cuMemMap", 0), ("cuMemMap", 3), ("cuMemSetAccess", 0), ("cuMemAddressReserve", 0)],
+    [
+        ("cuMemMap", 0),
+        ("cuMemMap", 3),
+        ("cuMemSetAccess", 0),
+        ("cuMemAddressReserve", 0),
+    ],
 )
 def test_what_is_free_is_given_back_where_the_driver_lacks_memory(
     make, fake_cuda, function, after
@@ -137,7 +142,9 @@ def test_driver_that_lacks_memory_for_good_is_out_of_memory(
     allocator.free(allocator.allocate(2 * CHUNK))
     fake_cuda.capture(4, is_captured)
     fake_cuda.fail("cuMemMap", 0, LACKS_MEMORY, times=100)
-    with pytest.raises(DeviceMemoryError, match=r"driver lacks memory: cuMemMap: CUDA_E"):
+    with pytest.raises(
+        DeviceMemoryError, match=r"driver lacks memory: cuMemMap: CUDA_E"
+    ):
         allocator.allocate(4 * CHUNK, stream=4)
     # While a graph is captured the host may not wait for what was free.
     left = 3 * CHUNK if is_captured else CHUNK
