@@ -30,6 +30,8 @@ nox.options.sessions = ["lint", "typing", "tests"]
 
 ROOT = Path(__file__).parent
 TORCH = "2.13.0"
+# The oldest that is promised, and the newest that all tests have passed with.
+OTHER_TORCHES = ("2.11.0", "2.15.0")
 # As a module, since it may be found where the torch in use is; and without the current
 # folder, in which the sources lie.
 PYTEST = ("python", "-P", "-m", "pytest")
@@ -87,17 +89,16 @@ def third_party(*, extras: bool) -> list[Requirement]:
     return [r for r in every if r.name not in ours]
 
 
-def provide_torch(session: nox.Session) -> list[str]:
+def provide_torch(session: nox.Session, version: str) -> list[str]:
     """Shows one shared torch to the environment, and returns pip's arguments for it."""
     python = os.environ.get("DRIVETRAIN_TORCH")
-    version = TORCH
     if python:
         code = "import torch; print(torch.__version__.split('+')[0], torch.__file__)"
         found = session.run(python, "-c", code, external=True, silent=True)
         version, file = str(found).split(maxsplit=1)
         folder = Path(file).parents[1]
     else:
-        folder = session.cache_dir / f"torch-{TORCH}-{sys.implementation.cache_tag}"
+        folder = session.cache_dir / f"torch-{version}-{sys.implementation.cache_tag}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         # Two sessions may begin at once.
@@ -105,7 +106,7 @@ def provide_torch(session: nox.Session) -> list[str]:
         if not folder.exists():
             part = folder.with_name(f"{folder.name}.part")
             shutil.rmtree(part, ignore_errors=True)
-            session.install("--target", str(part), f"torch=={TORCH}")
+            session.install("--target", str(part), f"torch=={version}")
             part.rename(folder)
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = Path(str(session.run("python", "-c", where, silent=True)).strip())
@@ -121,6 +122,7 @@ def install(
     groups: Sequence[str] = (),
     extras: bool = False,
     pip: Sequence[str] = (),
+    torch: str = TORCH,
 ) -> None:
     """Installs packages in place, with what they declare, and groups of tools.
 
@@ -132,12 +134,13 @@ def install(
     # Modules are compiled when they are first imported: most of them never are. What is
     # compiled is kept, whatever the machine's settings are: tests start many processes.
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
-    arguments = [*provide_torch(session), "--no-compile", *pip]
+    arguments = [*provide_torch(session, torch), "--no-compile", *pip]
     wanted = [
         *packages,
         *groups,
         *pip,
         str(extras),
+        torch,
         session.env.get("SKBUILD_WHEEL_CMAKE"),
         os.environ.get("DRIVETRAIN_TORCH"),
     ]
@@ -157,10 +160,10 @@ def install(
     stamp.write_text(digest)
 
 
-def install_for_tests(session: nox.Session) -> None:
+def install_for_tests(session: nox.Session, torch: str = TORCH) -> None:
     """Installs all that tests use: every package with its extras, the examples, the tools."""
     groups = ["test", "test-extra"]
-    install(session, *PACKAGES, groups=groups, extras=True, pip=examples())
+    install(session, *PACKAGES, groups=groups, extras=True, pip=examples(), torch=torch)
 
 
 def digest_of(*arguments: str) -> str:
@@ -231,24 +234,8 @@ def interpret(session: nox.Session, *pytest_options: str) -> None:
     )
 
 
-@nox.session
-def quickstart(session: nox.Session) -> None:
-    """Runs the main job: a plan is found and proven, and a worker killed.
-
-    `-- SCRIPT` does so for a script that calls `accelerate`.
-    """
-    install(session, "drivetrain", extras=True)
-    session.run("drivetrain", "quickstart", *session.posargs)
-
-
-@nox.session
-def tests(session: nox.Session) -> None:
-    """Runs all tests but the slow ones in one environment; `-- core` those of a package.
-
-    Packages are `integration` as well. `-- slow` runs the slow tests instead, and those
-    that Triton interprets. Files may be named too, and what else is given goes to pytest.
-    """
-    install_for_tests(session)
+def run_tests(session: nox.Session) -> None:
+    """Runs the tests that a session's arguments name; all but the slow ones without."""
     # What takes longest begins first.
     areas = sorted([*PACKAGES, "integration"], key=lambda name: name not in _LONG)
     slow = "slow" in session.posargs
@@ -270,6 +257,40 @@ def tests(session: nox.Session) -> None:
     session.run(*PYTEST, *SIDE_BY_SIDE, "--doctest-modules", *select, *where, *options)
     if slow and asked == areas:
         interpret(session, *options)
+
+
+@nox.session
+def quickstart(session: nox.Session) -> None:
+    """Runs the main job: a plan is found and proven, and a worker killed.
+
+    `-- SCRIPT` does so for a script that calls `accelerate`.
+    """
+    install(session, "drivetrain", extras=True)
+    session.run("drivetrain", "quickstart", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Runs all tests but the slow ones in one environment; `-- core` those of a package.
+
+    Packages are `integration` as well. `-- slow` runs the slow tests instead, and those
+    that Triton interprets. Files may be named too, and what else is given goes to pytest.
+    """
+    install_for_tests(session)
+    run_tests(session)
+
+
+@nox.session
+@nox.parametrize("version", [nox.param(one, id=one) for one in OTHER_TORCHES])
+def torch(session: nox.Session, version: str) -> None:
+    """Runs the tests with another torch; see `tests` for what may be named.
+
+    pip brings a torch with CUDA, of some gigabytes, which runs without a GPU.
+    """
+    # One of a machine may hold torch at the version that it has.
+    session.env["PIP_CONSTRAINT"] = os.devnull
+    install_for_tests(session, version)
+    run_tests(session)
 
 
 @nox.session(venv_backend="none")
@@ -311,6 +332,8 @@ def isolated(session: nox.Session, package: str) -> None:
         where.append(f"packages/{package}/tests")
     select = ["--doctest-modules", "-m", "not extra and not integration"]
     session.run(*PYTEST, *SIDE_BY_SIDE, *select, *where, *options)
+    # What has passed leaves no environment: those of all packages are gigabytes.
+    shutil.rmtree(session.virtualenv.location)
 
 
 @nox.session
@@ -345,6 +368,16 @@ def flakes(session: nox.Session) -> None:
     where = [place for name in [*PACKAGES, "integration"] for place in places(name)]
     options = ["-m", "not interpreter and not slow", *where]
     session.run("python", "integration/flakes/flakes.py", *session.posargs, *options)
+
+
+@nox.session
+def ahead(session: nox.Session) -> None:
+    """Compiles all Triton kernels for GPUs that are not here: registers, shared memory.
+
+    `-- [--json FILE] [--table FILE] [CAPABILITY...]` keeps what was found.
+    """
+    install(session, "kernels", "optim", "testing", groups=["test"], extras=True)
+    session.run("python", "integration/gpu/ahead.py", *session.posargs)
 
 
 @nox.session
