@@ -15,13 +15,16 @@ def read_junit(text: str) -> dict[str, Any]:
     """Returns the status, the counts and the failures of a JUnit report."""
     counts: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "failures": []}
     slowest: list[tuple[float, str]] = []
+    reasons: dict[str, None] = {}
     for case in ET.fromstring(text).iter("testcase"):
         name = f"{case.get('classname')}::{case.get('name')}"
         slowest.append((float(case.get("time", 0)), name))
         broken = case.find("failure")
         broken = case.find("error") if broken is None else broken
-        if case.find("skipped") is not None:
+        skipped = case.find("skipped")
+        if skipped is not None:
             counts["skipped"] += 1
+            reasons[skipped.get("message", "")] = None
         elif broken is not None:
             counts["failed"] += 1
             text = (broken.text or "")[-_TEXT:]
@@ -34,6 +37,8 @@ def read_junit(text: str) -> dict[str, Any]:
     # A row that chooses no test is wrong, and would hide it as one that was skipped.
     wrong = counts["failed"] or not kinds
     status = "miss" if wrong else "pass" if counts["passed"] else "skip"
+    if kinds == ["skipped"]:
+        figure += f": {'; '.join(filter(None, reasons))}"
     counts["slowest"] = [f"{s:.1f} s {n}" for s, n in sorted(slowest)[:-4:-1]]
     return {"status": status, "figure": figure, "tests": counts}
 

@@ -89,6 +89,7 @@ FIRST = (
            select="memory or peak or driver"),
     _tests("checkpoint", _GPU, estimate_s=40),
     _tests("comm", ["test_gpu", "test_nccl_gpu"], estimate_s=40),
+    _tests("comm-two-ranks", ["test_two_ranks_gpu"], estimate_s=40),
     _tests("health", ["test_checks_gpu"], estimate_s=40),
     _tests("elastic", _GPU, estimate_s=60),
     _bars("optim", ["agd-bandwidth-gpu", "lamb-bandwidth-gpu",

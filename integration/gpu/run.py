@@ -118,7 +118,11 @@ def choose_rows(arguments: argparse.Namespace, root: Path) -> list[Row]:
     Raises:
         SetupError: It names a row or a package that is not there.
     """
-    names = arguments.rows or (["first"] if arguments.minutes else [])
+    # What takes hours on a CPU is no row of a GPU: a trial goes through those alone.
+    given = ["first"] if arguments.minutes else []
+    names = (
+        arguments.rows or given or (["first", "second"] if arguments.dry_run else [])
+    )
     folders = {p.name: p.folder for p in find_packages(root, arguments.only)}
     try:
         rows = choose(names, folders) if names else whole(folders)

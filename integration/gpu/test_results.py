@@ -58,3 +58,13 @@ def test_facts_are_the_last_line():
     found = read_facts('noise\n{"ceilings": {"copy_tb_per_s": 4.301}}', 0)
     assert (found["status"], found["figure"]) == ("pass", "copy_tb_per_s 4.3")
     assert read_facts("", 1)["status"] == "miss"
+
+
+def test_row_whose_tests_are_all_skipped_says_why():
+    report = """<testsuites><testsuite>
+    <testcase classname="a" name="one"><skipped message="needs NCCL 2.30, here 2.28.9"/></testcase>
+    <testcase classname="a" name="two"><skipped message="needs NCCL 2.30, here 2.28.9"/></testcase>
+    </testsuite></testsuites>"""
+    found = read_junit(report)
+    assert found["status"] == "skip"
+    assert found["figure"] == "2 skipped: needs NCCL 2.30, here 2.28.9"
