@@ -91,6 +91,8 @@ class RunningOperator:
         except BaseException as error:  # noqa: BLE001
             self.error = error
         finally:
+            # Connections that were closed last are let go of in one more turn.
+            self._loop.run_until_complete(asyncio.sleep(0))
             self._loop.close()
 
     async def _main(self):

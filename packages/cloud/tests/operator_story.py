@@ -187,7 +187,7 @@ def live_story(cluster, name, kill=None):
                 )
 
             try:
-                cluster.wait_for(holds, 20)
+                cluster.wait_for(holds, 60)
             except TimeoutError as error:
                 message = (
                     f"{number} workers did not come: {told_of(cluster, name)}, "
@@ -208,7 +208,7 @@ def live_story(cluster, name, kill=None):
         # Of four that were made, no number was given twice.
         assert status(cluster, name)["lastPodNumber"] == 3
         cluster.delete("ElasticJob", name)
-        cluster.wait_for(lambda: not leaked(cluster, name), 20)
+        cluster.wait_for(lambda: not leaked(cluster, name), 60)
     return lineage
 
 
@@ -237,7 +237,7 @@ def live_spot_story(cluster, name, kill=None):
                     and set(names(pods_of(cluster, name))) == wanted
                     and status(cluster, name).get("phase") == "Running"
                 ),
-                20,
+                60,
             )
 
         trains(0, 1)
@@ -252,7 +252,7 @@ def live_spot_story(cluster, name, kill=None):
         assert status(cluster, name)["failures"] == 0
         assert ("leave", f"{name}-worker-0") in training.history
         cluster.delete("ElasticJob", name)
-        cluster.wait_for(lambda: not leaked(cluster, name), 20)
+        cluster.wait_for(lambda: not leaked(cluster, name), 60)
     for node in cluster.list("Node"):
         if node["metadata"]["name"].startswith(f"{name}-"):
             cluster.remove_node(node["metadata"]["name"])

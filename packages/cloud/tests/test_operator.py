@@ -20,7 +20,9 @@ from operator_samples import (
     status,
 )
 
+from drivetrain_cloud.kubernetes import operator as operator_module
 from drivetrain_cloud.kubernetes.pods import has_condition
+from drivetrain_cloud.kubernetes.pool_share import Share
 
 pytestmark = pytest.mark.extra
 
@@ -59,7 +61,7 @@ def operator(cluster):
 
 
 def phase(cluster, wanted, job="job"):
-    cluster.wait_for(lambda: status(cluster, job).get("phase") == wanted, 10)
+    cluster.wait_for(lambda: status(cluster, job).get("phase") == wanted, 60)
 
 
 def scale(cluster, replicas, job="job"):
@@ -435,8 +437,8 @@ def test_reclaimed_worker_is_saved_replaced_and_let_go(cluster):
         victim = pods_of(cluster)[0]
         node = cluster.add_node("spare")
         cluster.reclaim(victim["spec"]["nodeName"], notice_s=8)
-        cluster.wait_for(lambda: "job-worker-2" in (training.admitted or ()), 10)
-        cluster.wait_for(lambda: ("leave", "job-worker-0") in training.history, 10)
+        cluster.wait_for(lambda: "job-worker-2" in (training.admitted or ()), 60)
+        cluster.wait_for(lambda: ("leave", "job-worker-0") in training.history, 60)
         done = [what for what, _ in training.history]
         assert done.index("save") < done.index("leave")
         cluster.wait_for(lambda: num_live(cluster) == 2)
@@ -499,6 +501,34 @@ def test_master_that_does_not_answer_changes_nothing(cluster):
 # ---- one pool ----
 
 
+def test_job_grows_by_what_was_offered_however_often_it_is_looked_at(
+    shared, monkeypatch
+):
+    cluster = shared
+    for number in range(3):
+        cluster.add_node(f"seldom-{number}", cpu="2", labels={"pool": "seldom"})
+    job = elastic_job("grows", replicas=1, minReplicas=1, maxReplicas=9, cpu="2")
+    job["spec"]["template"]["spec"]["nodeSelector"] = {"pool": "seldom"}
+    job["spec"]["master"] = {"template": elastic_job(cpu="3")["spec"]["template"]}
+    # What was found when there was one worker, and is not looked for again.
+    shares = {("default", "grows"): Share(offered=2, num_present=1)}
+    monkeypatch.setattr(operator_module, "share_pool", lambda *_: shares)
+    with RunningOperator(account(cluster)):
+        cluster.apply(job)
+        cluster.wait_for(lambda: status(cluster, "grows").get("readyReplicas") == 3)
+        # It is looked at once more, after all that came of what it has made.
+        scale(cluster, 2, "grows")
+        cluster.wait_for(
+            lambda: status(cluster, "grows").get("observedGeneration") == 2
+        )
+        assert num_live(cluster, "grows") == 3
+        cluster.delete("ElasticJob", "grows")
+        cluster.wait_for(lambda: not cluster.list("ElasticJob"))
+        cluster.wait_for(lambda: not cluster.list("Pod"))
+    for number in range(3):
+        cluster.remove_node(f"seldom-{number}")
+
+
 def test_low_priority_grows_into_idle_nodes_and_yields(shared):
     cluster = shared
     for number in range(4):
@@ -511,14 +541,14 @@ def test_low_priority_grows_into_idle_nodes_and_yields(shared):
         job["spec"]["master"] = {"template": elastic_job(cpu="3")["spec"]["template"]}
     with RunningOperator(account(cluster)):
         cluster.apply(low)
-        cluster.wait_for(lambda: num_live(cluster, "low") == 4, 10)
+        cluster.wait_for(lambda: num_live(cluster, "low") == 4, 60)
         cluster.apply(high)
         cluster.wait_for(
             lambda: (
                 status(cluster, "high").get("phase") == "Running"
                 and num_live(cluster, "low") == 2
             ),
-            10,
+            60,
         )
         for name in ("low", "high"):
             cluster.delete("ElasticJob", name)

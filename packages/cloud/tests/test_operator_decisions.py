@@ -428,7 +428,8 @@ def test_idle_nodes_go_to_the_higher_priority_first():
     pods = [on(a_worker(low, 0), "n0"), on(a_worker(high, 0), "n1")]
     nodes = [a_node(f"n{number}") for number in range(4)]
     shares = share_pool([low, high], Pods(pods), nodes)
-    assert shares == {("ns", "high"): Share(offered=1), ("ns", "low"): Share(offered=1)}
+    one = Share(offered=1, num_present=1)
+    assert shares == {("ns", "high"): one, ("ns", "low"): one}
 
 
 @pytest.mark.parametrize(
@@ -450,7 +451,8 @@ def test_template_and_node_that_say_nothing_take_no_room(resources):
     bare = [{"metadata": {"name": "m"}}, {"metadata": {"name": "o"}, "status": {}}]
     wrong = {"metadata": {"name": "p"}, "status": {"allocatable": {"cpu": "zz"}}}
     nodes = [*bare, wrong, node]
-    assert share_pool([job], Pods([pod]), nodes) == {("ns", "job"): Share(offered=2)}
+    two = Share(offered=2, num_present=1)
+    assert share_pool([job], Pods([pod]), nodes) == {("ns", "job"): two}
     assert share_pool([odd], Pods([pod]), nodes) == {}
 
 
@@ -462,7 +464,14 @@ def test_lowest_priority_yields_first_and_keeps_its_minimum():
     pods += [on(a_worker(middle, number), f"b{number}") for number in range(3)]
     pods += [waiting(a_worker(high, number, "Pending")) for number in range(2)]
     shares = share_pool([low, middle, high], Pods(pods), [])
-    assert shares == {("ns", "low"): Share(wanted=1), ("ns", "middle"): Share(wanted=1)}
+    one = Share(wanted=1, num_present=3)
+    assert shares == {("ns", "low"): one, ("ns", "middle"): one}
+
+
+def test_what_a_job_has_taken_or_given_since_is_not_taken_or_given_again():
+    offer, wish = Share(offered=3, num_present=2), Share(wanted=3, num_present=5)
+    assert [offer.after(count).offered for count in (1, 2, 4, 9)] == [3, 3, 1, 0]
+    assert [wish.after(count).wanted for count in (6, 5, 3, 0)] == [3, 3, 1, 0]
 
 
 def test_nobody_grows_while_an_equal_finds_no_node():

@@ -75,8 +75,8 @@ def cluster(shared):
     for kind in ("ScaleIn", "ScaleOut", "TrainingJob"):
         for one in shared.list(kind):
             shared.delete(kind, one["metadata"]["name"])
-    shared.wait_for(lambda: not shared.list("ElasticJob"), 20)
-    shared.wait_for(lambda: not shared.list("Pod"), 20)
+    shared.wait_for(lambda: not shared.list("ElasticJob"), 60)
+    shared.wait_for(lambda: not shared.list("Pod"), 60)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def operator(cluster):
         yield
         for one in cluster.list("TrainingJob"):
             cluster.delete("TrainingJob", one["metadata"]["name"])
-        cluster.wait_for(lambda: not cluster.list("ElasticJob"), 20)
+        cluster.wait_for(lambda: not cluster.list("ElasticJob"), 60)
 
 
 def phase(cluster, kind, name, wanted, timeout_s=60):
@@ -132,8 +132,8 @@ def test_job_is_trained_scaled_and_gone_with_all_it_had(cluster, operator):
     assert cluster.get("ElasticJob", "job")["spec"]["replicas"] == 2
 
     cluster.delete("TrainingJob", "job")
-    cluster.wait_for(lambda: not cluster.list("ElasticJob"), 20)
-    cluster.wait_for(lambda: not cluster.list("Pod"), 20)
+    cluster.wait_for(lambda: not cluster.list("ElasticJob"), 60)
+    cluster.wait_for(lambda: not cluster.list("Pod"), 60)
     cluster.wait_for(lambda: cluster.get("ConfigMap", "job-config") is None)
 
 

@@ -81,10 +81,11 @@ def test_clip_takes_a_generator_of_parameters():
     torch.testing.assert_close(total, torch.tensor(8.0).sqrt())
 
 
-def test_clip_of_sharded_gradients_counts_them_whole(ranks_of_one):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_clip_of_sharded_gradients_counts_them_whole(ranks_of_one, dtype):
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    (plain,) = normal((4, 2))
+    (plain,) = normal((4, 2), dtype=dtype)
     plain.grad = plain.clone()
     weight = distribute_tensor(plain, ranks_of_one, [Shard(0)])
     weight.grad = distribute_tensor(plain.clone(), ranks_of_one, [Shard(0)])

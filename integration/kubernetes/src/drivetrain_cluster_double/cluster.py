@@ -321,7 +321,7 @@ class ClusterDouble:
         self.api.delete(found, namespace if found.is_namespaced else "", name, options)
 
     def wait_for(
-        self, condition: Callable[[], object], timeout_s: float = 30.0
+        self, condition: Callable[[], object], timeout_s: float = 60.0
     ) -> None:
         """Waits until something holds; it is looked at after each change.
 

@@ -22,7 +22,7 @@ from drivetrain_cloud.kubernetes.pods import (
     role_of,
     waits_for_secret,
 )
-from drivetrain_cloud.kubernetes.pool_share import share_pool
+from drivetrain_cloud.kubernetes.pool_share import Share, count_present, share_pool
 from drivetrain_cloud.kubernetes.reconcile import begin_anew, reconcile
 from drivetrain_core import DistributedError
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.kubernetes.job_connections import Connector, JobConnection
     from drivetrain_cloud.kubernetes.job_secret import JobSecret
     from drivetrain_cloud.kubernetes.operator_actions import OperatorAction
-    from drivetrain_cloud.kubernetes.pool_share import Share
     from drivetrain_cloud.spot.job_control import JobView
 
 logger = logging.getLogger(__name__)
@@ -168,7 +167,7 @@ class Operator(ControlLoop):
         pods = self._pods.those("/".join(key))
         names = {pod["spec"].get("nodeName") or "" for pod in pods} - {""}
         nodes = {name: self._nodes.get("", name) for name in names}
-        share = self._shares.get(key)
+        share = self._shares.get(key, Share()).after(count_present(pods))
         known = self._secrets.get(key)
         uid = self._connections.get(key, ("", None))[0]
         has_secret = known is not None and uid == job["metadata"]["uid"]
@@ -183,8 +182,8 @@ class Operator(ControlLoop):
             view=view,
             has_control=has_control,
             memory=self._memories.get(key, Memory(nonce=self._nonce)),
-            offered=share.offered if share else 0,
-            wanted_by_others=share.wanted if share else 0,
+            offered=share.offered,
+            wanted_by_others=share.wanted,
             date=self._client.server_time().strftime("%a, %d %b %Y %H:%M:%S GMT"),
         )
         plan = reconcile(observed, now_s)

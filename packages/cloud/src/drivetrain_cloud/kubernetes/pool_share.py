@@ -33,10 +33,40 @@ class Share(NamedTuple):
     Attributes:
         offered: Workers that idle nodes have room for.
         wanted: Pods of jobs of higher priority, for which it shall give as many up.
+        num_present: How many workers of the job there were when this was found.
     """
 
     offered: int = 0
     wanted: int = 0
+    num_present: int = 0
+
+    def after(self, num_present: int) -> Share:
+        """Returns what is left of it, now that there are so many workers.
+
+        A job is looked at more often than the pool: what it has made or given up since
+        then is not taken, or given, again.
+
+        Example:
+            >>> Share(offered=2, num_present=3).after(4).offered
+            1
+            >>> Share(wanted=2, num_present=3).after(1).wanted
+            0
+        """
+        made = num_present - self.num_present
+        return Share(
+            offered=max(0, self.offered - max(0, made)),
+            wanted=max(0, self.wanted - max(0, -made)),
+            num_present=num_present,
+        )
+
+
+def count_present(pods: Iterable[_Item]) -> int:
+    """Returns how many workers of a job have not ended, wherever they are.
+
+    Args:
+        pods: Of the job.
+    """
+    return sum(role_of(pod) == "worker" and not has_ended(pod) for pod in pods)
 
 
 def share_pool(
@@ -78,7 +108,10 @@ def share_pool(
         shares |= _yields(growers, waiting)
     if any(_could_grow(job, here) for _, _, job, here in growers):
         shares |= _offers(growers, waiting, pods, nodes, shares)
-    return shares
+    return {
+        key: share._replace(num_present=count_present(pods.those("/".join(key))))
+        for key, share in shares.items()
+    }
 
 
 def _yields(

@@ -24,6 +24,8 @@ from drivetrain_kernels._errors import DtypeError, OptionError
 from drivetrain_kernels.ops._clip_epsilon import EPS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 _TRITON_FROM = 16  # tensors, from where on launches cost more than a table does
@@ -227,12 +229,20 @@ def _total_norm(grads: list[Tensor], norm_type: float) -> Tensor:
         by_dtype.setdefault(grad.dtype, []).append(grad)
     widest = max((accumulation_dtype(d) for d in by_dtype), key=lambda d: d.itemsize)
     norms = [
-        norm
-        for alike in by_dtype.values()
-        for norm in torch._foreach_norm(alike, norm_type, widest)
+        norm for alike in by_dtype.values() for norm in _norms(alike, norm_type, widest)
     ]
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     return total
+
+
+def _norms(
+    grads: list[Tensor], norm_type: float, dtype: torch.dtype
+) -> Sequence[Tensor]:
+    if hasattr(grads[0], "full_tensor"):
+        # Of those, the operator of many takes no dtype from torch 2.14 on.
+        norm = torch.linalg.vector_norm
+        return [norm(grad, norm_type, dtype=dtype) for grad in grads]
+    return torch._foreach_norm(grads, norm_type, dtype)
 
 
 class _Holder:
