@@ -31,10 +31,11 @@ def outcome(tensors, **options):
 def check(tensors, **options):
     exact = outcome([t.double() for t in tensors], impl="reference", **options)
     plain = outcome(tensors, impl="reference", **options)
-    found = OP.facts(*tensors, **options)
+    found, tried = OP.facts(*tensors, **options), []
     for one in OP.implementations[:-1]:
         if one.refuse(found) is not None:
             continue
+        tried.append(one.name)
         ours = outcome(tensors, impl=one.name, **options)
         for mine, theirs, wanted in zip(ours, plain, exact, strict=True):
             size = wanted.norm() + 1e-30
@@ -42,6 +43,9 @@ def check(tensors, **options):
                 (t.double() - wanted).norm() / size for t in (mine, theirs)
             )
             assert error <= 3 * allowed + 1e-5, one.name
+    # Of those that refuse nothing is shown.
+    assert "triton" in tried, tried
+    assert len(tried) >= 2, tried
 
 
 @pytest.mark.parametrize(("sizes", "options"), CASES, ids=str)
@@ -57,3 +61,24 @@ def test_attention_on_a_gpu_of_packed_sequences(options):
     offsets = PACKED.clone()
     offsets[-1] = TOKENS  # kernels of others say nothing of tokens that belong to none
     check(tensors, cu_seqlens_q=offsets.cuda(), max_seqlen=35, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 50, "softcap": 5.0}], ids=str)
+@pytest.mark.parametrize("dim", [80, 256])
+def test_attention_on_a_gpu_of_float16_and_wide_heads(dim, options):
+    for dtype in (torch.float16, torch.bfloat16):
+        check([t.cuda() for t in qkv(130, 130, (4, 2), 2, dim, dtype)], **options)
+
+
+def test_attention_on_a_gpu_of_more_sequences_than_an_axis_of_a_grid_takes():
+    num_sequences, length, heads = 2100, 4, (32, 8)
+    tokens = num_sequences * length
+    tensors = [t.cuda() for t in qkv(tokens, tokens, heads, None, 64, torch.bfloat16)]
+    offsets = torch.arange(0, tokens + 1, length, dtype=torch.int32, device="cuda")
+    packed = {"cu_seqlens_q": offsets, "max_seqlen": length}
+    ours = outcome(tensors, impl="triton", **packed)
+    # Sequences of one length are a batch.
+    batch = [t.view(num_sequences, length, *t.shape[1:]) for t in tensors]
+    for mine, wanted in zip(ours, outcome(batch, impl="reference"), strict=True):
+        difference = (mine - wanted.view_as(mine)).double().norm()
+        assert difference <= 2e-2 * wanted.double().norm()

@@ -147,11 +147,56 @@ def test_attention_kernels_take_more_heads_of_sequences_than_a_grid_has_columns(
     assert grids == [(67_200,), (67_200,), (16_800,)]
 
 
+# Empty ones, ones that end at the border of a block of 32 and beside it, and tokens that
+# belong to none.
+LENGTHS = [0, 5, 0, 33, 64, 1, 31, 32, 100, 0, 7]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 7}, {"causal": False, "softcap": 2.0}], ids=str
+)
+def test_attention_kernels_find_the_sequences_of_blocks(options, monkeypatch):
+    from drivetrain_kernels.ops import _triton_attention as module
+
+    made, grid = [], module._grid
+
+    def keep(*given):
+        made.append(grid(*given))
+        return made[-1]
+
+    monkeypatch.setattr(module, "_grid", keep)
+    offsets = torch.tensor([0, *LENGTHS]).cumsum(0)
+    tokens = int(offsets[-1]) + 40
+    # Without a bound, each sequence could be as long as all of them.
+    same(
+        *forms(cu_seqlens_q=offsets, **options),
+        qkv(tokens, tokens, (2, 1), batch=None),
+    )
+    assert all(one.num_sharing == len(LENGTHS) for one in made)
+    assert {one.programs for one in made} == {2 * (9 + 11), 9 + 11}
+
+
+def test_attention_kernels_find_blocks_of_other_lengths_of_keys():
+    cu_q, cu_k = (
+        torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        for lengths in (LENGTHS, LENGTHS[::-1])
+    )
+    tokens = int(cu_q[-1])
+    same(
+        *forms(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=False),
+        qkv(tokens, tokens, (2, 1), batch=None),
+    )
+
+
 def test_attention_kernels_refuse_more_programs_than_a_grid_has():
     from drivetrain_kernels.ops._triton_attention import _grid
 
     tokens = torch.empty(1_000_000, 32, 1, device="meta")
     offsets = torch.empty(100_001, device="meta")
-    with pytest.raises(OptionError, match="give the true max_seqlen"):
-        _grid(tokens, offsets, 1_000_000, 128)
-    assert _grid(tokens, offsets, 256, 128) == ((6_400_000,), 2)
+    assert _grid(tokens, offsets, 256, 128) == (6_400_000, 2, 0)
+    # Counted by the tokens: 7,812 blocks, and one more for each sequence.
+    wanted = (107_812 * 32, 107_812, 100_000)
+    assert _grid(tokens, offsets, 1_000_000, 128) == wanted
+    batch = torch.empty(100_000, 100_000, 32, 1, device="meta")
+    with pytest.raises(OptionError, match="split the batch"):
+        _grid(batch, None, 0, 128)

@@ -70,3 +70,16 @@ def test_kernels_on_a_gpu_equal_the_reference_and_do_not_wait(name, dtype):
         assert error <= MOST_ERROR[dtype]
     for one, other in zip(found, again, strict=True):
         assert torch.equal(one, other)
+
+
+def test_rope_on_a_gpu_reaches_heads_beyond_two_to_the_31_elements():
+    heads, length, dim = 65, 1 << 18, 128
+    base = torch.randn(1, heads, length, dim, device="cuda", dtype=torch.bfloat16)
+    x = base.transpose(1, 2)
+    assert (heads - 1) * x.stride(2) >= 1 << 31
+    rope = drivetrain_kernels.rope
+    found, _ = rope(x, x[:, :, :1], impl="triton")
+    # Positions count from the first one.
+    first = x[:, :8, -1:].contiguous()
+    wanted, _ = rope(first, first, impl="reference")
+    torch.testing.assert_close(found[:, :8, -1:], wanted, rtol=2e-2, atol=2e-2)

@@ -105,6 +105,11 @@ def attention(dtype, head):
     offsets = torch.tensor([0, 100, 256], dtype=torch.int32)
     packed = {"cu_seqlens_q": offsets, "max_seqlen": 156}
     yield "attention causal", lambda: ops.attention(q, k, v, impl="triton")
+    many = torch.arange(0, 257, 16, dtype=torch.int32)
+    yield (
+        "attention packed, of any length",
+        lambda: ops.attention(q[0], k[0], v[0], cu_seqlens_q=many, impl="triton"),
+    )
     yield (
         "attention window, packed, capped",
         lambda: ops.attention(

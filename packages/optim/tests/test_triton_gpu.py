@@ -122,3 +122,61 @@ def test_triton_gpu_steps_repeat_to_the_bit(kind):
         results.append(params)
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_triton_gpu_steps_of_another_stream_equal_those_of_the_first(kind):
+    plain, moved = parameters(), parameters()
+    one, other = (kind(ps, lr=0.01, max_grad_norm=1.0) for ps in (plain, moved))
+    side = torch.cuda.Stream()
+    for step in range(4):
+        set_grads(plain, step)
+        one.step()
+        set_grads(moved, step)
+        if step % 2:  # the table was copied by the other stream
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                other.step()
+            torch.cuda.current_stream().wait_stream(side)
+        else:
+            other.step()
+    for p, q in zip(plain, moved, strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_triton_gpu_graph_of_a_whole_step_equals_eager_steps(kind):
+    x = torch.randn(64, 256, device="cuda")
+
+    def make():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(3)))
+        model.cuda()
+        options = {"lr": 0.01, "capturable": True, "max_grad_norm": 1.0}
+        optimizer = kind(model.parameters(), **options)
+
+        def step():
+            optimizer.zero_grad(set_to_none=False)
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        return model, step
+
+    (captured, in_graph), (eager, by_hand) = make(), make()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            in_graph()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        in_graph()
+    for _ in range(3):
+        by_hand()
+    for number in range(4):
+        x.normal_(generator=torch.Generator(device="cuda").manual_seed(number))
+        graph.replay()
+        by_hand()
+    for p, q in zip(captured.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(p, q)

@@ -5,7 +5,7 @@ Importing this module imports Triton.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
@@ -27,6 +27,8 @@ NO_BOUND = -1
 INTERPRETED_BLOCK = 32
 MAX_PROGRAMS = 2**31 - 1
 _STAGES = 2
+# A search costs a program some reads, one after the other.
+_WORTH_SEARCHING = 2
 # The shared memory that the compiler takes for all tiles, to their bytes, by the major
 # compute capability: older ones keep tiles in registers, newer ones the scores beside them.
 _SHARES = {7: 0.75, 8: 0.75, 9: 1.05, 10: 1.45}
@@ -91,9 +93,9 @@ def _forward(
     if out.numel() == 0 or k.numel() == 0:
         return out, lse
     blocks = _blocks(q, is_backward=False)
-    grid, num_blocks = _grid(q, cu_q, max_seqlen, blocks["BLOCK_M"])
+    grid = _grid(q, cu_q, max_seqlen, blocks["BLOCK_M"])
     with on_device_of(q):
-        forward_kernel[grid](
+        forward_kernel[(grid.programs,)](
             q,
             k,
             v,
@@ -104,7 +106,8 @@ def _forward(
             *_strides(q, k, v, out),
             *_lse_strides(lse),
             *_sizes(q, k, left, right),
-            num_blocks,
+            grid.num_blocks,
+            grid.num_sharing,
             scale,
             HEADS=q.shape[-2],
             **_constants(q, k, cu_q, left, right, softcap),
@@ -148,10 +151,10 @@ def _gradients(
     shared = (*_lse_strides(lse), *_sizes(q, k, left, right))
     constants = _constants(q, k, cu_q, left, right, softcap) | blocks
     offsets = (cu_q, cu_k)
-    grid_q, num_blocks_q = _grid(q, cu_q, max_seqlen, blocks["BLOCK_M"])
-    grid_k, num_blocks_k = _grid(k, cu_k, max_seqlen, blocks["BLOCK_N"])
+    grid_q = _grid(q, cu_q, max_seqlen, blocks["BLOCK_M"])
+    grid_k = _grid(k, cu_k, max_seqlen, blocks["BLOCK_N"])
     with on_device_of(q):
-        backward_queries_kernel[grid_q](
+        backward_queries_kernel[(grid_q.programs,)](
             q,
             k,
             v,
@@ -162,13 +165,14 @@ def _gradients(
             *offsets,
             *_strides(q, k, v, dout, dq),
             *shared,
-            num_blocks_q,
+            grid_q.num_blocks,
+            grid_q.num_sharing,
             scale,
             HEADS=q.shape[-2],
             **constants,
             enable_fp_fusion=True,
         )
-        backward_keys_kernel[grid_k](
+        backward_keys_kernel[(grid_k.programs,)](
             q,
             k,
             v,
@@ -180,7 +184,8 @@ def _gradients(
             *offsets,
             *_strides(q, k, v, dout, dk),
             *shared,
-            num_blocks_k,
+            grid_k.num_blocks,
+            grid_k.num_sharing,
             scale,
             HEADS=k.shape[-2],
             **constants,
@@ -217,25 +222,47 @@ def _empty_gradients(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), k.new_empty(k.shape)
 
 
-def _grid(
-    tokens: Tensor, cu: Tensor | None, max_seqlen: int, block: int
-) -> tuple[tuple[int], int]:
-    """Returns how many programs there are, and how many of them share a head."""
+class _Grid(NamedTuple):
+    """How programs are shared among blocks of sequences and heads.
+
+    Args:
+        programs: How many there are.
+        num_blocks: How many blocks a sequence has, or those together that share.
+        num_sharing: How many sequences share blocks, in which a program finds its own; 0
+            where each has as many.
+    """
+
+    programs: int
+    num_blocks: int
+    num_sharing: int
+
+
+def _grid(tokens: Tensor, cu: Tensor | None, max_seqlen: int, block: int) -> _Grid:
+    """Returns the grid of a launch.
+
+    Where the bound of packed sequences is far from most of their lengths, nearly all
+    programs would end at once: then they are counted by the tokens.
+    """
+    heads, num_sharing = tokens.shape[-2], 0
     if cu is None:
         longest, num_sequences = tokens.shape[1], tokens.shape[0]
     else:
         longest = min(max_seqlen, tokens.shape[0])
         num_sequences = max(1, len(cu) - 1)
     num_blocks = triton.cdiv(longest, block)
-    programs = num_blocks * num_sequences * tokens.shape[-2]
+    programs = num_blocks * num_sequences * heads
+    if cu is not None:
+        together = tokens.shape[0] // block + num_sequences
+        if len(cu) > 1 and _WORTH_SEARCHING * together * heads < programs:
+            num_blocks, num_sharing = together, num_sequences
+            programs = together * heads
     if programs > MAX_PROGRAMS:
         message = (
             f"attention: {num_sequences:,} sequences of up to {longest:,} tokens need "
-            f"{programs:,} programs, a GPU takes {MAX_PROGRAMS:,}; give the true "
-            "max_seqlen, or split the batch"
+            f"{programs:,} programs, a GPU takes {MAX_PROGRAMS:,}; split the batch"
         )
         raise OptionError(message)
-    return (programs,), num_blocks
+    return _Grid(programs, num_blocks, num_sharing)
 
 
 def _strides(*tensors: Tensor) -> list[int]:

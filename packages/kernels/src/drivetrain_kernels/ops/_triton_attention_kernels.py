@@ -25,15 +25,28 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _place(num_blocks, HEADS: tl.constexpr):
+def _place(CU, num_blocks, num_sharing, HEADS: tl.constexpr, PACKED: tl.constexpr,
+           BLOCK: tl.constexpr):  # fmt: skip
     """Returns block, batch and head of a program.
 
-    All lie on the first axis of the grid: the others end at 65,535.
+    All lie on the first axis of the grid: the others end at 65,535. Where packed sequences
+    share the blocks of a head, those of sequence i begin with number CU[i] // BLOCK + i,
+    which leaves each one as many as it has, and at most one more.
     """
     program = tl.program_id(0)
-    row = program // num_blocks
-    batch, head = (row // HEADS).to(tl.int64), (row % HEADS).to(tl.int64)
-    return program % num_blocks, batch, head
+    row, block = program // num_blocks, program % num_blocks
+    batch, head = row // HEADS, row % HEADS
+    if PACKED:
+        low, high = num_sharing * 0, num_sharing
+        while high - low > 1:
+            middle = (low + high) // 2
+            is_before = tl.load(CU + middle).to(tl.int32) // BLOCK + middle <= block
+            low = tl.where(is_before, middle, low)
+            high = tl.where(is_before, high, middle)
+        shares = num_sharing > 0
+        block -= tl.where(shares, tl.load(CU + low).to(tl.int32) // BLOCK + low, 0)
+        batch, head = tl.where(shares, low, batch), tl.where(shares, row, head)
+    return block, batch.to(tl.int64), head.to(tl.int64)
 
 
 @triton.jit
@@ -130,6 +143,7 @@ def forward_kernel(
     left,
     right,
     num_blocks,
+    num_sharing,
     scale,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -150,7 +164,7 @@ def forward_kernel(
     Strides are those of batch, row and head of each tensor; of LSE, the rows'
     log-denominators, of batch and head. CU_Q and CU_K are offsets of packed sequences.
     """
-    block, batch, head = _place(num_blocks, HEADS)
+    block, batch, head = _place(CU_Q, num_blocks, num_sharing, HEADS, PACKED, BLOCK_M)
     first_q, num_queries = _sequence(CU_Q, batch, num_queries, PACKED)
     first_k, num_keys = _sequence(CU_K, batch, num_keys, PACKED)
     first = block * BLOCK_M
@@ -225,6 +239,7 @@ def backward_queries_kernel(
     left,
     right,
     num_blocks,
+    num_sharing,
     scale,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -245,7 +260,7 @@ def backward_queries_kernel(
     LSE is what the forward kept, DELTA the product of each output row with its gradient,
     with the strides of LSE.
     """
-    block, batch, head = _place(num_blocks, HEADS)
+    block, batch, head = _place(CU_Q, num_blocks, num_sharing, HEADS, PACKED, BLOCK_M)
     first_q, num_queries = _sequence(CU_Q, batch, num_queries, PACKED)
     first_k, num_keys = _sequence(CU_K, batch, num_keys, PACKED)
     first = block * BLOCK_M
@@ -317,6 +332,7 @@ def backward_keys_kernel(
     left,
     right,
     num_blocks,
+    num_sharing,
     scale,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -336,7 +352,8 @@ def backward_keys_kernel(
 
     The strides of DK are those of DV too.
     """
-    block, batch, head = _place(num_blocks, HEADS)  # of the keys
+    # Of the keys.
+    block, batch, head = _place(CU_K, num_blocks, num_sharing, HEADS, PACKED, BLOCK_N)
     first_q, num_queries = _sequence(CU_Q, batch, num_queries, PACKED)
     first_k, num_keys = _sequence(CU_K, batch, num_keys, PACKED)
     first = block * BLOCK_N
