@@ -200,3 +200,45 @@ def test_attention_kernels_refuse_more_programs_than_a_grid_has():
     batch = torch.empty(100_000, 100_000, 32, 1, device="meta")
     with pytest.raises(OptionError, match="split the batch"):
         _grid(batch, None, 0, 128)
+
+
+class Refusing:
+    """A kernel that does not fit with tiles of more than so many rows."""
+
+    def __init__(self, kernel, most):
+        self.kernel, self.most, self.tried = kernel, most, []
+
+    def __getitem__(self, grid):
+        def launch(*args, **constants):
+            from triton.runtime.errors import OutOfResources
+
+            self.tried.append(constants["BLOCK_M"])
+            if constants["BLOCK_M"] > self.most:
+                raise OutOfResources(205_312, 101_376, "shared memory")
+            return self.kernel[grid](*args, **constants)
+
+        return launch
+
+
+@pytest.mark.parametrize("most", [16, 8])
+def test_attention_kernels_take_smaller_tiles_where_the_first_do_not_fit(
+    monkeypatch, most
+):
+    from drivetrain_kernels.ops import _triton_attention as module
+
+    monkeypatch.setattr(module, "_halvings", {})
+    names = ("forward_kernel", "backward_queries_kernel", "backward_keys_kernel")
+    kernels = [Refusing(getattr(module, name), most) for name in names]
+    for name, kernel in zip(names, kernels, strict=True):
+        monkeypatch.setattr(module, name, kernel)
+    tensors = qkv(40, 40, (2, 1), batch=1)
+    if most < 16:
+        with pytest.raises(
+            ImplementationError, match=r"heads of 8 on cpu.*name another"
+        ):
+            forms()[0](*tensors)
+        return
+    for _ in range(2):
+        same(*forms(), tensors)
+    # It is tried once, and known from then on.
+    assert [kernel.tried for kernel in kernels] == [[32, 16, 16]] * 3

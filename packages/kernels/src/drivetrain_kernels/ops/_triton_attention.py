@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from drivetrain_kernels._accumulation import accumulation_dtype
-from drivetrain_kernels._errors import OptionError
+from drivetrain_kernels._errors import ImplementationError, OptionError
 from drivetrain_kernels._triton_blocks import INTERPRETS, TRITON_DTYPES, on_device_of
 from drivetrain_kernels.ops._triton_attention_kernels import (
     backward_keys_kernel,
@@ -27,6 +28,9 @@ NO_BOUND = -1
 INTERPRETED_BLOCK = 32
 MAX_PROGRAMS = 2**31 - 1
 _STAGES = 2
+_LEAST_BLOCK = 16  # of a product of tensor cores
+# How often tiles of a kernel were halved, by kernel, device, dtype and head.
+_halvings: dict[tuple[Any, ...], int] = {}
 # A search costs a program some reads, one after the other.
 _WORTH_SEARCHING = 2
 # The shared memory that the compiler takes for all tiles, to their bytes, by the major
@@ -92,28 +96,21 @@ def _forward(
         lse.zero_()
     if out.numel() == 0 or k.numel() == 0:
         return out, lse
-    blocks = _blocks(q, is_backward=False)
-    grid = _grid(q, cu_q, max_seqlen, blocks["BLOCK_M"])
-    with on_device_of(q):
-        forward_kernel[(grid.programs,)](
-            q,
-            k,
-            v,
-            out,
-            lse,
-            cu_q,
-            cu_k,
+    _launch(
+        forward_kernel,
+        "BLOCK_M",
+        q,
+        cu_q,
+        max_seqlen,
+        (
+            *(q, k, v, out, lse, cu_q, cu_k),
             *_strides(q, k, v, out),
             *_lse_strides(lse),
             *_sizes(q, k, left, right),
-            grid.num_blocks,
-            grid.num_sharing,
-            scale,
-            HEADS=q.shape[-2],
-            **_constants(q, k, cu_q, left, right, softcap),
-            **blocks,
-            enable_fp_fusion=True,
-        )
+        ),
+        scale,
+        _constants(q, k, cu_q, left, right, softcap),
+    )
     return out, lse
 
 
@@ -147,50 +144,38 @@ def _gradients(
     dout = dout if dout.stride(-1) == 1 else dout.contiguous()
     wide = lse.dtype
     delta = (dout.to(wide) * out.to(wide)).sum(-1).transpose(-1, -2).contiguous()
-    blocks = _blocks(q, is_backward=True)
     shared = (*_lse_strides(lse), *_sizes(q, k, left, right))
-    constants = _constants(q, k, cu_q, left, right, softcap) | blocks
-    offsets = (cu_q, cu_k)
-    grid_q = _grid(q, cu_q, max_seqlen, blocks["BLOCK_M"])
-    grid_k = _grid(k, cu_k, max_seqlen, blocks["BLOCK_N"])
-    with on_device_of(q):
-        backward_queries_kernel[(grid_q.programs,)](
-            q,
-            k,
-            v,
-            dout,
-            lse,
-            delta,
-            dq,
-            *offsets,
+    constants = _constants(q, k, cu_q, left, right, softcap)
+    _launch(
+        backward_queries_kernel,
+        "BLOCK_M",
+        q,
+        cu_q,
+        max_seqlen,
+        (
+            *(q, k, v, dout, lse, delta, dq, cu_q, cu_k),
             *_strides(q, k, v, dout, dq),
             *shared,
-            grid_q.num_blocks,
-            grid_q.num_sharing,
-            scale,
-            HEADS=q.shape[-2],
-            **constants,
-            enable_fp_fusion=True,
-        )
-        backward_keys_kernel[(grid_k.programs,)](
-            q,
-            k,
-            v,
-            dout,
-            lse,
-            delta,
-            dk,
-            dv,
-            *offsets,
+        ),
+        scale,
+        constants,
+        is_backward=True,
+    )
+    _launch(
+        backward_keys_kernel,
+        "BLOCK_N",
+        k,
+        cu_k,
+        max_seqlen,
+        (
+            *(q, k, v, dout, lse, delta, dk, dv, cu_q, cu_k),
             *_strides(q, k, v, dout, dk),
             *shared,
-            grid_k.num_blocks,
-            grid_k.num_sharing,
-            scale,
-            HEADS=k.shape[-2],
-            **constants,
-            enable_fp_fusion=True,
-        )
+        ),
+        scale,
+        constants,
+        is_backward=True,
+    )
     return dq, dk, dv
 
 
@@ -220,6 +205,64 @@ def _empty_results(q: Tensor) -> tuple[Tensor, Tensor]:
 
 def _empty_gradients(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), k.new_empty(k.shape)
+
+
+def _launch(
+    kernel: Any,
+    axis: str,
+    tokens: Tensor,
+    cu: Tensor | None,
+    max_seqlen: int,
+    arguments: tuple[Any, ...],
+    scale: float,
+    constants: dict[str, Any],
+    *,
+    is_backward: bool = False,
+) -> None:
+    """Launches a kernel, with smaller tiles where the compiler needs more than reckoned.
+
+    Args:
+        kernel: The kernel.
+        axis: Which size of its tiles the programs divide tokens by.
+        tokens: The queries or keys that are divided.
+        cu: Their offsets, or None.
+        max_seqlen: A bound of packed sequences' lengths.
+        arguments: What comes before the grid's.
+        scale: Multiplies the scores.
+        constants: Those of the call.
+        is_backward: Whether it holds the tiles of a backward kernel.
+
+    Raises:
+        ImplementationError: No tiles fit the device.
+    """
+    key = (kernel, tokens.device, tokens.dtype, tokens.shape[-1])
+    while True:
+        blocks = _blocks(tokens, is_backward=is_backward)
+        for name in ("BLOCK_M", "BLOCK_N"):
+            blocks[name] = max(_LEAST_BLOCK, blocks[name] >> _halvings.get(key, 0))
+        grid = _grid(tokens, cu, max_seqlen, blocks[axis])
+        try:
+            with on_device_of(tokens):
+                kernel[(grid.programs,)](
+                    *arguments,
+                    grid.num_blocks,
+                    grid.num_sharing,
+                    scale,
+                    HEADS=tokens.shape[-2],
+                    **constants,
+                    **blocks,
+                    enable_fp_fusion=True,
+                )
+        except OutOfResources as error:
+            if max(blocks["BLOCK_M"], blocks["BLOCK_N"]) <= _LEAST_BLOCK:
+                message = (
+                    f"attention: the implementation 'triton' cannot take heads of "
+                    f"{tokens.shape[-1]} on {tokens.device}: {error}; name another one"
+                )
+                raise ImplementationError(message) from error
+            _halvings[key] = _halvings.get(key, 0) + 1
+        else:
+            return
 
 
 class _Grid(NamedTuple):
