@@ -91,7 +91,7 @@ FIRST = (
     _tests("comm", ["test_gpu", "test_nccl_gpu"], estimate_s=40),
     _tests("comm-two-ranks", ["test_two_ranks_gpu"], estimate_s=40),
     _tests("health", ["test_checks_gpu"], estimate_s=40),
-    _tests("elastic", _GPU, estimate_s=60),
+    _tests("elastic", _GPU, estimate_s=80),
     _bars("optim", ["agd-bandwidth-gpu", "lamb-bandwidth-gpu",
                     "host-1000-tensors-gpu"], estimate_s=35),
     _bars("kernels-norms", [f"{name}-bandwidth-gpu" for name in _NORMS], estimate_s=25),
