@@ -82,6 +82,7 @@ class RunningOperator:
         self._options = {"connect": connect, "pool_s": 0.1, "poll_s": 0.1, **options}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._begun = threading.Event()
         self.error = None
         self.operator = None
 
@@ -97,6 +98,7 @@ class RunningOperator:
 
     async def _main(self):
         self._task = asyncio.current_task()
+        self._begun.set()
         async with self._client(self._access) as client:
             self.operator = self._make(client, **self._options)
             with contextlib.suppress(asyncio.CancelledError):
@@ -104,6 +106,7 @@ class RunningOperator:
 
     def start(self):
         self._thread.start()
+        self._begun.wait()  # until then there is nothing to stop
         return self
 
     def stop(self):

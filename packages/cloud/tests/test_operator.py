@@ -270,9 +270,15 @@ def test_secret_that_is_lost_while_no_operator_runs_lets_the_job_begin_anew(clus
         cluster.wait_for(lambda: "is not for this job" in str(cluster.list("Event")))
         master = cluster.get("Pod", "job-master")["metadata"]["uid"]
         cluster.delete("Secret", "job-master")
-        cluster.wait_for(lambda: names(live(pods_of(cluster))) == ["job-worker-1"])
-        again = cluster.get("Pod", "job-master")
-        assert again is None or again["metadata"]["uid"] != master
+
+        def is_another():
+            again = cluster.get("Pod", "job-master")
+            return again is not None and again["metadata"]["uid"] != master
+
+        # The one before ends in its own time.
+        cluster.wait_for(is_another)
+        cluster.wait_for(lambda: len(live(pods_of(cluster))) == 1)
+        assert names(live(pods_of(cluster))) != ["job-worker-0"]
         phase(cluster, "Running")
 
 
