@@ -231,8 +231,16 @@ class Kubelet:
         elif node:
             if is_deleted:
                 self._let_go(change.key, metadata["uid"])
-            elif not is_ended:
+            elif not is_ended and self._is_latest(change):
                 self._admit(change.key, item)
+
+    def _is_latest(self, change: Change) -> bool:
+        """Whether a pod is still as a change tells: it may have run and ended since."""
+        there = self._api.store.get(self._kind.table, change.key)
+        return there is not None and (
+            there.item["metadata"]["resourceVersion"]
+            == change.after.item["metadata"]["resourceVersion"]
+        )
 
     def _admit(self, key: Key, pod: _Item) -> None:
         number = next(self._addresses)
