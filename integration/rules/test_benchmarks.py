@@ -82,6 +82,7 @@ def missing(source: str, near: Path) -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.slow
 def test_benchmarks_import_what_is_there(package):
     folder = package.folder / "benchmarks"
     found = {

@@ -52,6 +52,7 @@ SAID = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", LEAVE)
 def test_what_is_left_behind_fails_the_run_and_is_named(tmp_path, what):
     text = CONFTEST.read_text("utf-8").replace("GRACE_S = 15.0", "GRACE_S = 0.5")

@@ -10,10 +10,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "docs/tutorials/quickstart.md"]
 PAGES += ["docs/how-to/run-a-horovod-script.md"]
-PAGES += [str(p.relative_to(ROOT)) for p in ROOT.glob("packages/*/README.md")]
+PACKAGES = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("packages/*/README.md"))
 
 
-@pytest.mark.parametrize("page", sorted(PAGES))
+# Those of the packages run in the environment of each package as well.
+@pytest.mark.parametrize(
+    "page", [*PAGES, *(pytest.param(p, marks=pytest.mark.slow) for p in PACKAGES)]
+)
 def test_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     examples = re.findall(

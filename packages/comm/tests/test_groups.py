@@ -152,6 +152,7 @@ def _disagree():
     create_groups({"data": 2, "tensor": 1} if rank else {"data": 1, "tensor": 2})
 
 
+@pytest.mark.slow
 def test_create_groups_says_that_ranks_disagree():
     with pytest.raises(RankError, match="all ranks must ask for the same"):
         run_ranks(_disagree, 2)

@@ -279,6 +279,7 @@ def _train(url, seed):
     return gradient, total.item()
 
 
+@pytest.mark.slow
 def test_unchanged_script_trains_on_redis(shared_server):
     for seed in range(2):  # the second start finds what the first has left
         results = run_ranks(

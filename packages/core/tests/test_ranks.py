@@ -63,6 +63,7 @@ def test_uneven_ranks_train_like_one_process(kind):
         assert losses == pytest.approx(alone, rel=2e-5)
 
 
+@pytest.mark.slow
 def test_hybrid_shards_inside_groups():
     alone, _, _ = losses_of([])
     strategy = [("fsdp", {"zero": 3, "shard_size": 2})]
@@ -139,6 +140,7 @@ def test_impossible_plan_raises_the_same_on_every_rank():
     assert "on rank" not in results[0]
 
 
+@pytest.mark.slow
 def test_ranks_without_a_group_are_told_what_to_call():
     with pytest.raises(RankError, match="init_process_group"):
         run_ranks(losses_of, 2, [], process_group=False)

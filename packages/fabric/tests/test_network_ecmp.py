@@ -86,6 +86,7 @@ def test_closed_forms_hold_for_many_flows():
     assert overload_probability(4000, 2, 2100) == pytest.approx(1 - within, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["crc", "unseeded", "random"])
 @pytest.mark.parametrize(("num_flows", "num_links"), [(8, 32), (4, 64), (12, 48)])
 def test_simulated_collisions_are_those_of_the_closed_form(kind, num_flows, num_links):

@@ -194,6 +194,7 @@ def test_memory_is_what_a_measurement_may_have_beside_its_parents(
     assert len(ballast) > config.memory_bytes
 
 
+@pytest.mark.slow
 def test_check_for_which_memory_does_not_suffice_is_not_made_and_no_fault(
     bench, tmp_path, monkeypatch
 ):

@@ -136,6 +136,7 @@ def test_cut_node_is_alone_until_the_block_ends_also_by_an_error(network, socket
     assert reached(network, ends, EVERY) == EVERY
 
 
+@pytest.mark.slow
 @needs_network
 @settings(deadline=None, max_examples=15)
 @given(data=st.data())

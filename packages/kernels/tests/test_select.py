@@ -188,6 +188,7 @@ def of_loss(model):
     return head, {"loss": lambda out, batch: (model(out) - batch).square().mean()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [of_closure, of_partial, of_method, of_loss])
 def test_state_that_functions_reach_is_as_before(ratios, made):
     model = Stateful()

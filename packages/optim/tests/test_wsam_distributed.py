@@ -286,6 +286,7 @@ def refusals_and_overflows_of_local_gradients():
     return errors, moved, plain.tolist(), scaler.get_scale()
 
 
+@pytest.mark.slow
 def test_wsam_with_local_gradients_refuses_what_it_must_and_skips_together(ranks):
     for rank, (errors, moved, weights, scale) in enumerate(ranks["refusals"]):
         assert "got DTensor parameters in group 0" in errors[0]

@@ -169,6 +169,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_refused_on_every_rank_with_its_reason():
     cases = [(strategy, options) for strategy, options, _, _ in REFUSED]
     for rank in run_ranks(codes, 4, cases, timeout_s=120):

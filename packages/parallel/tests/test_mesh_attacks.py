@@ -200,6 +200,7 @@ def refusals():
     return found
 
 
+@pytest.mark.slow
 def test_what_would_be_wrong_is_refused_on_every_rank():
     for rank in run_ranks(refusals, 2, timeout_s=120):
         for (code, text), (_, _, expected, part) in zip(rank, REFUSED, strict=True):

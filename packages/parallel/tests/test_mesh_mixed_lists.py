@@ -229,6 +229,7 @@ def refused(strategy):
     return None
 
 
+@pytest.mark.slow
 def test_a_model_without_repeated_blocks_is_told_what_a_mesh_needs():
     for axis in ("pipeline", "tensor"):
         code, message = run_ranks(refused, 2, [("mesh", {axis: 2})])[0]

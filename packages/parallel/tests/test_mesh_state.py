@@ -126,6 +126,7 @@ def save_the_module(mesh):
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"pipeline": 2}, {"tensor": 2}])
 def test_what_a_rank_has_of_a_model_is_not_saved_as_the_model(mesh):
     for reason in run_ranks(save_the_module, 2, mesh, timeout_s=120):

@@ -207,6 +207,7 @@ def _parts(schedule):
     return float(loss), {n: [shape for shape, _ in s] for n, s in shapes.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", ZBV])
 def test_ranks_may_send_their_own_part_of_a_tensor(schedule):
     first, second = run_ranks(_parts, 2, schedule)

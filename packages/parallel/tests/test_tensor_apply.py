@@ -254,5 +254,6 @@ def simulate_inside_a_job():
     return verdict.is_exact, dist.get_rank(), number.item()
 
 
+@pytest.mark.slow
 def test_plan_is_made_inside_a_job_without_touching_its_groups():
     assert run_ranks(simulate_inside_a_job, 2) == [(True, 0, 2.0), (True, 1, 2.0)]

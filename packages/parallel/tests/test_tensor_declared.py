@@ -97,6 +97,7 @@ def trials(monkeypatch):
     return tried
 
 
+@pytest.mark.slow
 def test_declared_plan_takes_the_place_of_what_would_be_tried(trials):
     plan = planned(declaring(GATED, Gated))
     with_declared = len(trials)

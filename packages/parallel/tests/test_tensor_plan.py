@@ -160,6 +160,7 @@ def test_plan_divides_the_number_of_heads_where_code_counts_them():
     assert model.blocks[0].attention.num_heads == HEADS
 
 
+@pytest.mark.slow
 def test_plan_gives_a_rank_the_heads_of_a_bias_that_it_has():
     plan = plan_of(Biased)
     (one,) = plan.head_inputs["blocks.0.attention"]

@@ -57,6 +57,7 @@ def test_trials_of_other_settings_are_not_read_again():
     assert surroundings("cpu") != before
 
 
+@pytest.mark.slow
 def test_closed_descriptors_are_opened_before_a_pipe_can_take_their_number():
     code = (
         "import os; [os.close(n) for n in (0, 2)]\n"

@@ -122,6 +122,7 @@ def test_flipped_bit_of_tensors_is_found_and_named(folder, tally, form):
     assert missed == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_file_that_is_cut_or_longer_is_found(folder, tally, form):
     missed, moment = [], random.Random(3)

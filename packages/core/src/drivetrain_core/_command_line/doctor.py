@@ -107,8 +107,8 @@ def _torch() -> tuple[str, str]:
     parts = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if parts < (2, 11):
         return "fail", f"{torch.__version__}; 2.11 or later is needed"
-    if parts > (2, 13):
-        return "warn", f"{torch.__version__}; tested up to 2.13"
+    if parts > (2, 15):
+        return "warn", f"{torch.__version__}; tested up to 2.15"
     return "ok", torch.__version__
 
 

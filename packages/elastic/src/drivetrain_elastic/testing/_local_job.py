@@ -50,7 +50,7 @@ class LocalJob:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder, LocalJob(
-        ...     folder, options=["--nproc-per-node", "2"], arguments=["--steps", "5"]
+        ...     folder, options=["--nproc-per-node", "1"], arguments=["--steps", "2"]
         ... ) as job:
         ...     _ = job.start_node()
         ...     print(job.wait(60.0))
