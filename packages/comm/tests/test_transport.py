@@ -272,7 +272,6 @@ def test_silent_strangers_give_way_where_descriptors_are_short():
 
 def recovers_from_a_lack_of_descriptors(ranks_per_host):
     import resource
-    import time
 
     from drivetrain_comm.selection._choice import Choice
 
@@ -285,19 +284,18 @@ def recovers_from_a_lack_of_descriptors(ranks_per_host):
         resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + room, hard))
     it._store.set(f"ready/{it.rank}", "")
     it._store.wait([f"ready/{1 - it.rank}"])
-    began, said = time.monotonic(), ""
+    said = ""
     try:
         it.all_reduce([torch.ones(9)], "SUM", choice, 15.0).finish()
     except DistributedError as error:
         said = str(error)
-    took_s = time.monotonic() - began
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     it.close()
     again = transport(ranks_per_host, "again")
     x = torch.ones(9)
     again.all_reduce([x], "SUM", choice, 15.0).finish()
     dist_barrier(again)
-    return said, took_s, x[0].item()
+    return said, x[0].item()
 
 
 @pytest.mark.parametrize("ranks_per_host", [1, 2])
@@ -306,9 +304,8 @@ def test_group_after_one_that_lacked_descriptors_is_as_any(ranks_per_host):
         recovers_from_a_lack_of_descriptors, 2, ranks_per_host, process_group=False
     )
     assert "too many open files" in found[1][0]
-    for said, took_s, value in found:
+    for said, value in found:
         assert said
-        assert took_s < 10
         assert value == 2
 
 
