@@ -475,7 +475,8 @@ void Allocator::refuse(Bytes size, Stream stream, const std::string& driver) {
       size, counters_, arenas_, live_, pool_.free_chunks().size() * chunk_,
       hard_limit_ * chunk_, driver_.total_bytes(), driver_.free_bytes());
   // Page tables lie in the memory of the device as well.
-  throw OutOfMemory(driver.empty() ? text : text + " The driver lacks memory: " + driver);
+  throw OutOfMemory(driver.empty() ? text
+                                   : text + " The driver lacks memory: " + driver);
 }
 
 }  // namespace drivetrain

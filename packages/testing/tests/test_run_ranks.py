@@ -86,7 +86,7 @@ def test_run_ranks_ends_what_hangs_with_its_children(tmp_path):
         run_ranks(os.system, 1, hang(path), process_group=False, timeout_s=3)
     assert "hanging" in str(caught.value)
     for pid in path.read_text().split():
-        assert not is_alive(pid)
+        assert not is_alive(int(pid))
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ run_ranks(os.system, 1, {hang(path)!r}, process_group=False, timeout_s=600)
     finally:
         caller.kill()
         caller.wait()
-    rank, child = path.read_text().split()
+    rank, child = map(int, path.read_text().split())
     wait_until(lambda: not is_alive(rank) and not is_alive(child))
 
 

@@ -91,8 +91,8 @@ struct Api {
   Result (*cuStreamWaitEvent)(StreamHandle, EventHandle, unsigned);
   Result (*cuStreamIsCapturing)(StreamHandle, int*);
 
-  // Throws DriverError with the driver's name for what went wrong, DeviceFull where that
-  // is lack of memory.
+  // Throws DriverError with the driver's name for what went wrong, DeviceFull where
+  // that is lack of memory.
   void check(Result result, const char* function) const;
 };
 
