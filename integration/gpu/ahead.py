@@ -30,7 +30,13 @@ PROGRAMS = {
 }
 # A division's slow path is a call, which takes eight bytes of the stack.
 _CALL = 8
-SPILLS: tuple[tuple[str, int, str], ...] = ()
+SPILLS: tuple[tuple[str, int, str], ...] = (
+    ("^attention ", 512, "whole tiles lie in registers"),
+    ("^attention .* 256, ", 10_000, "a tile of 256 columns is more than they hold"),
+    ("^attention .*float32", 20_000, "made element by element; `auto` takes others"),
+    ("norm 1024, float64", 64, "two warps hold a row and its sums"),
+    (r"norm \d{5}, ", 12_000, "a row of 16,384 columns and more is one tile"),
+)  # fmt: skip
 """Pattern of variants that may spill, how many bytes a thread at most, and why."""
 
 
