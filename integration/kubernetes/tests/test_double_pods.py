@@ -337,3 +337,31 @@ def test_program_runs_a_cluster_until_it_is_told_to_end(tmp_path):
         assert file.stat().st_mode & 0o077 == 0
         process.terminate()
         assert process.wait(60) == 0
+
+
+def test_pod_that_has_ended_is_not_run_again_by_a_change_that_is_told_late():
+    with ClusterDouble(nodes=1, run="simulated") as cluster:
+        changes = []
+        unsubscribe = cluster.api.store.subscribe(changes.append)
+        cluster.apply(shell("p", "true", restartPolicy="Never"))
+        cluster.wait_for(lambda: is_running(cluster))
+        cluster.kill("p")
+        assert ended(cluster)["exitCode"] == 137
+        unsubscribe()
+        for change in changes:
+            cluster._kubelet._note(change)
+        # It acts in order: what it does after them comes last.
+        cluster.apply(pod("q"))
+        cluster.wait_for(lambda: is_running(cluster, "q"))
+        assert status(cluster)["phase"] == "Failed"
+
+
+def test_pod_of_a_taken_name_has_written_nothing_before_it_begins(cluster):
+    cluster.apply(shell("p", "echo one"))
+    ended(cluster)
+    assert cluster.logs("p") == "one\n"
+    cluster.delete("Pod", "p")
+    cluster.wait_for(lambda: cluster.get("Pod", "p") is None)
+    assert cluster.logs("p") == "one\n"
+    cluster.apply(shell("p", "echo two", nodeSelector={"there": "is-none"}))
+    assert cluster.logs("p") == ""

@@ -277,8 +277,7 @@ def test_secret_that_is_lost_while_no_operator_runs_lets_the_job_begin_anew(clus
 
         # The one before ends in its own time.
         cluster.wait_for(is_another)
-        cluster.wait_for(lambda: len(live(pods_of(cluster))) == 1)
-        assert names(live(pods_of(cluster))) != ["job-worker-0"]
+        cluster.wait_for(lambda: names(live(pods_of(cluster))) == ["job-worker-1"])
         phase(cluster, "Running")
 
 

@@ -106,8 +106,10 @@ def test_every_kernel_becomes_machine_code_of_hopper(compiled):
     for title, _ in steps():
         assert any(name.startswith(f"{title}: ") for name in compiled), title
     for name, found in compiled.items():
-        # A call of the slow path of a division takes eight bytes of the stack.
-        assert found["stack_bytes"] <= 8, f"{name}: registers spilled"
+        # A call of the slow path of a division takes eight bytes of the stack; so do
+        # masters with Triton 3.6.
+        most = 8 if "float64" in name or "masters" in name else 0
+        assert found["stack_bytes"] <= most, f"{name}: registers spilled"
         # With more, too few threads would be in flight to keep the memory busy.
         assert found["registers"] <= (160 if "float64" in name else 128), name
         if "sum_chunks" not in name:

@@ -133,12 +133,17 @@ def train_instance(strategy):
 
 
 def test_an_optimizer_that_stands_keeps_its_groups_on_every_stage():
-    expected, _ = train_instance([])
+    expected, whole = train_instance([])
     strategy = [("mesh", {"pipeline": 2})]
-    for losses, sizes in run_ranks(train_instance, 2, strategy, timeout_s=120):
+    found = run_ranks(train_instance, 2, strategy, timeout_s=120)
+    for losses, sizes in found:
         assert losses == pytest.approx(expected, rel=2e-5)
         # Of one block at least: what a block costs is measured, and so is the cut.
         assert min(sizes) >= 8
+    # Each parameter is in the group that it was in, on one of the stages: the weight that
+    # the first and the last layer share is on both.
+    whole[0] += 1
+    assert [sum(of) for of in zip(*(sizes for _, sizes in found), strict=True)] == whole
 
 
 def codes(cases):

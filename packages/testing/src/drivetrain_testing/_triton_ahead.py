@@ -46,7 +46,7 @@ class TritonCode:
         registers: Of each thread.
         stack_bytes: Of each thread; what registers spill lies there.
         shared_bytes: Of each program.
-        wide_loads: Instructions that load 8 or 16 bytes a thread.
+        wide_loads: Instructions that load a vector.
         wide_stores: Likewise, that store.
     """
 
@@ -128,7 +128,7 @@ def _code(compiled: Any) -> TritonCode:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     needs = {k: int(v) for k, v in re.findall(r"(REG|STACK|LOCAL):(\d+)", done.stdout)}
     ptx = compiled.asm["ptx"]
-    wide = r"\.global\S*\.(v[248]\.b32|v[24]\.b64|b64 |b128)"
+    wide = r"\.global\S*\.v[248]\."
     return TritonCode(
         kernel=compiled.metadata.name,
         registers=needs["REG"],
