@@ -18,6 +18,10 @@ from drivetrain_checkpoint import (
     StorageError,
     list_checkpoints,
 )
+from drivetrain_checkpoint._daemon.client import visit
+from drivetrain_checkpoint._daemon.listener import Listener
+from drivetrain_checkpoint._daemon.service import Daemon
+from drivetrain_checkpoint._peers.connection import socket_path
 from drivetrain_checkpoint._save import rank_memory
 from drivetrain_core import CheckpointError
 from drivetrain_testing import is_alive
@@ -87,6 +91,30 @@ def test_end_of_the_trainer_brings_its_memory_to_storage(folder):
     again = Checkpointer(folder, job="saving")
     again.stop_daemon()  # which first ends what it has begun
     assert 3 in [found.step for found in list_checkpoints(folder)]
+
+
+def test_stop_loses_nothing_of_a_trainer_whose_end_was_not_noticed_yet(
+    folder, monkeypatch
+):
+    stopped = threading.Event()
+    leave = Daemon._leave
+
+    def leave_late(daemon, connection):
+        assert stopped.wait(60)
+        leave(daemon, connection)
+
+    monkeypatch.setattr(Daemon, "_leave", leave_late)
+    path = socket_path("saving", f"{folder}")
+    daemon = Daemon(Listener(path))
+    serving = threading.Thread(target=daemon.serve, daemon=True)
+    serving.start()
+    trainer = Checkpointer(folder, job="saving")
+    trainer.save(3, state_of(3), persist=False)
+    trainer._job.client.close()  # as its end does
+    assert visit("saving", f"{folder}", {"op": "stop"}) == {"ok": True}
+    assert [found.step for found in list_checkpoints(folder)] == [3]
+    stopped.set()
+    serving.join(60)
 
 
 def test_memory_of_a_run_before_is_used_again(folder, daemon_of):

@@ -45,6 +45,7 @@ from drivetrain_core._scripts.overrides import current_overrides
 from drivetrain_core._scripts.replay import begin_call, current_script, remember_plan
 from drivetrain_core.budget import Budget
 from drivetrain_core.objective import Objective, read_objective
+from drivetrain_core.services._gloo_exit import wait_for_gloo_at_exit
 from drivetrain_core.services._lookup import get_service
 from drivetrain_core.services.cluster_spec import ClusterSpec
 from drivetrain_core.services.plan_search import SearchRequest
@@ -224,6 +225,7 @@ def accelerate(
         strategy = override.replay.next_call(program, strategy)
     target = read_device(device) if device is not None else default_device()
     world = probe_world()
+    wait_for_gloo_at_exit()
     open_ends = read_partial(strategy)
     searches = strategy == "auto" or open_ends is not None
     if searches and weights != "build":

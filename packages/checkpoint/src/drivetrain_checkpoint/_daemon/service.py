@@ -27,7 +27,7 @@ from drivetrain_checkpoint._storage.local_store import LocalStore
 from drivetrain_checkpoint._storage.open import child_url, open_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from drivetrain_checkpoint._daemon.listener import Listener
 
@@ -63,6 +63,7 @@ class Daemon:
         self._trainers = TrainerRegistry()
         self._connections: set[Connection] = set()
         self._lock = threading.Lock()
+        self._leaving = threading.Lock()
 
     def serve(self) -> None:
         """Talks to whoever connects, until it is stopped or has long been left alone."""
@@ -266,7 +267,11 @@ class Daemon:
 
     def _leave(self, connection: Connection) -> None:
         """Notices that a trainer has gone; what it left only in memory is persisted."""
-        for rank in self._trainers.unregister(connection):
+        with self._leaving:
+            self._persist_left(self._trainers.unregister(connection))
+
+    def _persist_left(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
             self._queue.release(rank)
             self._queue.add_task(PERSIST, rank)
 
@@ -321,6 +326,9 @@ class Daemon:
 
     def _stop(self, connection: Connection, *, at_once: bool = False) -> None:
         if not at_once:
+            # Threads that talked to trainers may notice later that those are gone.
+            with self._leaving:
+                self._persist_left(self._trainers.gone_ranks())
             with self._queue.changed:
                 self._queue.changed.wait_for(self._queue.is_idle)
         # The process may end before a later answer is sent; who has it finds nobody.

@@ -98,6 +98,11 @@ class TrainerRegistry:
             self._lock.notify_all()
         return mine
 
+    def gone_ranks(self) -> list[int]:
+        """Returns the ranks whose trainer is gone, which nobody has taken note of yet."""
+        with self._lock:
+            return [r for r, owner in self._trainers.items() if owner.is_hung_up()]
+
     def ended_ranks(self, run: str) -> set[int]:
         """Returns the ranks of this node that publish nothing more in a run.
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import select
 import socket
 import struct
 import tempfile
@@ -139,6 +140,15 @@ class Connection:
             if not got:
                 raise EOFError
             done += got
+
+    def is_hung_up(self) -> bool:
+        """Whether the other end is gone; messages of it may still be there."""
+        poll = select.poll()
+        try:
+            poll.register(self.socket, select.POLLRDHUP)
+        except ValueError:
+            return True  # this end is closed
+        return bool(poll.poll(0))
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Sends a message and returns the answer."""

@@ -182,7 +182,7 @@ class OptimizerSource:
         for name, hooks in self.hooks.items():
             getattr(optimizer, name).update(hooks)
         if self.saved_state is not None:
-            if any(_is_sharded(tensor) for tensor in named.values()):
+            if any(hasattr(tensor, "device_mesh") for tensor in named.values()):
                 raise PlanError(
                     Code.NOT_APPLICABLE,
                     "optimizer",
@@ -257,10 +257,6 @@ def _require_rebuildable(optimizer: torch.optim.Optimizer) -> None:
 
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def _is_sharded(tensor: torch.Tensor) -> bool:
-    return hasattr(tensor, "device_mesh")
 
 
 def _groups_by_name(

@@ -79,7 +79,8 @@ def observe(
     num_steps = max(num_steps, FIRST_STEPS)
     steps = [batches[i % len(batches)] for i in range(num_steps)]
     clock = _StepClock(accelerated.device, watch)
-    modes = frozenset(view.united(dict.fromkeys(_evaluating(accelerated), True)))
+    evaluating = set().union(*map(parameter_usage.evaluating, accelerated.models()))
+    modes = frozenset(view.united(dict.fromkeys(evaluating, True)))
     has_dropout = bool(parameter_usage.dropouts(module))
     # On the host: the device may have no room for the parameters twice.
     origin = _origin(accelerated) if noise else None
@@ -471,10 +472,6 @@ class _Together(torch.nn.Module):
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
         super().__init__()
         self.models = torch.nn.ModuleList(models)
-
-
-def _evaluating(accelerated: Accelerated) -> frozenset[str]:
-    return frozenset().union(*map(parameter_usage.evaluating, accelerated.models()))
 
 
 def _ties(accelerated: Accelerated) -> tuple[tuple[str, ...], ...]:

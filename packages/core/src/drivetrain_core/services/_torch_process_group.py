@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from drivetrain_core._errors import DistributedError
+from drivetrain_core.services._gloo_exit import wait_for_gloo_at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,6 +104,7 @@ def init_process_group(
         1
         >>> destroy_process_group()
     """
+    wait_for_gloo_at_exit()
     place = _read_environment(os.environ)
     if dist.is_initialized():
         return _standing_group(factory, place)
@@ -257,14 +259,10 @@ def _parse_backend(backend: str) -> dict[str, str]:
     return by_device
 
 
-def _make_gloo(store: Store, rank: int, world_size: int, timeout: timedelta) -> object:
-    return dist.ProcessGroupGloo(store, rank, world_size, timeout)
-
-
 def _make_nccl(store: Store, rank: int, world_size: int, timeout: timedelta) -> object:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return dist.ProcessGroupNCCL(store, rank, world_size, options)
 
 
-_MAKERS = {"gloo": _make_gloo, "nccl": _make_nccl}
+_MAKERS = {"gloo": lambda *group: dist.ProcessGroupGloo(*group), "nccl": _make_nccl}

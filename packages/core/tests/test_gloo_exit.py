@@ -1,0 +1,52 @@
+"""Exit with Gloo: work that its threads have not dropped yet does not abort a program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+OURS = """
+from drivetrain_core import init_process_group
+init_process_group()
+"""
+USERS = """
+from drivetrain_core import accelerate
+store = dist.HashStore()
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+accelerate(
+    torch.nn.Linear(2, 1),
+    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    data=[(torch.ones(2, 2), torch.ones(2, 1))],
+    loss=lambda output, batch: (output - batch[1]).square().mean(),
+    strategy=[],
+)
+"""
+# The thread is left waiting for the interpreter, with work that holds a Python object,
+# as that of a backward pass does.
+LEAVE_WORK = """
+sys.setswitchinterval(1000)
+torch._C._stash_obj_in_tls("context", object())
+work = dist.all_reduce(torch.ones(1 << 20), async_op=True)
+torch._C._remove_obj_from_tls("context")
+while not work.is_completed():
+    pass
+del work
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begin", [OURS, USERS], ids=["ours", "the_users"])
+def test_program_ends_well_with_work_that_gloo_has_not_dropped(begin):
+    code = f"import sys, torch\nimport torch.distributed as dist\n{begin}{LEAVE_WORK}"
+    for _ in range(3):  # without the wait, two of three end in SIGABRT
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
