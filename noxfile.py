@@ -361,12 +361,13 @@ def faults(session: nox.Session) -> None:
 def flakes(session: nox.Session) -> None:
     """Runs all tests beside busy loops and shuffled, and 20 times those that wait.
 
-    `-- --json FILE [--resume] [--rounds N]` keeps the table.
+    `-- --json FILE [--resume] [--rounds N]` keeps the table, `--slow` takes slow tests.
     """
     install_for_tests(session)
     session.install("pytest-randomly>=4")
     where = [place for name in [*PACKAGES, "integration"] for place in places(name)]
-    options = ["-m", "not interpreter and not slow", *where]
+    which = "slow" if "--slow" in session.posargs else "not slow"
+    options = ["-m", f"not interpreter and {which}", *where]
     session.run("python", "integration/flakes/flakes.py", *session.posargs, *options)
 
 

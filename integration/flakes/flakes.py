@@ -1,6 +1,8 @@
 """Runs tests again and again: beside busy loops, in other orders, those that wait 20 times.
 
-    nox -s flakes -- [--json FILE] [--resume] [--rounds N] [PYTEST ARGUMENTS...]
+    nox -s flakes -- [--slow] [--json FILE] [--resume] [--rounds N] [PYTEST ARGUMENTS...]
+
+With `--slow`, slow tests are run 20 times, half of them beside loops: nearly all of them wait.
 
 Each round is a run of pytest, and a row of the file: where it ran, its seed, how many tests
 passed, and which did not. Nothing is tried twice: a test that failed once has failed.
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree as ET
 
-__all__ = ["ROUNDS", "Round", "busy", "command", "counts", "main", "run"]
+__all__ = ["ROUNDS", "SLOW_ROUNDS", "Round", "busy", "command", "counts", "main", "run"]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -43,6 +45,8 @@ ROUNDS = [
     *[Round("all", is_shuffled=True)] * 2,
     *[Round("waiting", times=5), Round("waiting", num_loops=2, times=5)] * 2,
 ]
+# They take minutes: what is recorded is kept after each time.
+SLOW_ROUNDS = [Round("all", num_loops=2), Round("all")] * 10
 
 
 @contextlib.contextmanager
@@ -126,9 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("--resume", action="store_true", help="keep what is recorded")
     parser.add_argument("--json", type=Path, default=Path("flakes.json"))
-    parser.add_argument(
-        "--rounds", type=int, default=len(ROUNDS), help="at most so many"
-    )
+    parser.add_argument("--slow", action="store_true", help="slow tests instead")
+    parser.add_argument("--rounds", type=int, help="at most so many")
     arguments, options = parser.parse_known_args(argv)
     folder = arguments.json.resolve().with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = json.loads(arguments.json.read_text("utf-8"))
     else:
         (folder / "found.txt").unlink(missing_ok=True)
-    for one in ROUNDS[len(rows) :][: arguments.rounds]:
+    rounds = SLOW_ROUNDS if arguments.slow else ROUNDS
+    for one in rounds[len(rows) :][: arguments.rounds]:
         rows.append(run(one, random.randrange(1 << 31), folder, options))
         print(json.dumps(rows[-1]), flush=True)
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flakes import ROUNDS, Round, command, counts
+from flakes import ROUNDS, SLOW_ROUNDS, Round, command, counts
 
 HERE = Path(__file__).parent
 
@@ -27,6 +27,12 @@ def test_every_test_that_waits_runs_twenty_times_half_of_them_beside_loops():
     assert sum(one.times for one in waiting) == 20
     assert sum(one.times for one in waiting if one.num_loops) == 10
     assert {one.tests for one in ROUNDS[:4]} == {"all"}
+
+
+def test_slow_tests_run_twenty_times_half_of_them_beside_loops():
+    assert {(one.tests, one.times) for one in SLOW_ROUNDS} == {("all", 1)}
+    assert len(SLOW_ROUNDS) == 20
+    assert sum(one.num_loops > 0 for one in SLOW_ROUNDS) == 10
 
 
 def test_order_is_shuffled_where_it_is_said(tmp_path):
