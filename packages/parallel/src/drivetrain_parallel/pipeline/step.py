@@ -25,7 +25,10 @@ from drivetrain_parallel.pipeline.schedules import (
 from drivetrain_parallel.pipeline.shared_gradients import SharedGradients
 from drivetrain_parallel.pipeline.stubs import signature_of
 from drivetrain_parallel.pipeline.wrapping import keep_gathered, wrapping_problem
-from drivetrain_parallel.torch_internals import keep_donated_buffers
+from drivetrain_parallel.torch_internals import (
+    connect_stage_to_others_alone,
+    keep_donated_buffers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -264,7 +267,7 @@ class PipelineStep:
         # The first is called with the micro-batch's number, the last gives the loss.
         first: tuple[TensorShape, ...] = (((1,), torch.long),)
         last: tuple[TensorShape, ...] = (((), torch.float32),)
-        return pipelining.PipelineStage(
+        made = pipelining.PipelineStage(
             stage,
             stage.stage_index,
             self._plan.num_stages,
@@ -273,6 +276,7 @@ class PipelineStep:
             output_args=_on_meta(last if stage.is_last else stage.output_shapes(batch)),
             group=self._group,
         )
+        return connect_stage_to_others_alone(made)
 
     def _check_weights(
         self, micro_batches: Sequence[Any], weights: Sequence[float]

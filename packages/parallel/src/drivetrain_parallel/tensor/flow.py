@@ -274,8 +274,10 @@ class _Tracer:
         starts = {id(node) for nodes in self._inputs.values() for node in nodes}
         ends = {id(node) for nodes in self._outputs.values() for node in nodes}
         sets, used = _Sets(), []
-        seen: dict[int, Any] = {id(loss.grad_fn): loss.grad_fn}
-        todo = [loss.grad_fn]
+        # A node that nobody holds is another object each time it is asked for.
+        last: Any = loss.grad_fn
+        seen = {id(last): last}
+        todo = [last]
         while todo:
             node: Any = todo.pop()
             for other, _ in node.next_functions:
