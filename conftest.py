@@ -156,9 +156,16 @@ def until_none(
 
 def threads() -> dict[object, str]:
     """Returns the threads that the packages started in this process, by their names."""
-    found = (t for t in threading.enumerate() if t.name.startswith("drivetrain"))
-    found = (t for t in found if t.name not in SHARED_THREADS)
-    return {thread: f"thread {thread.name}" for thread in found}
+    found = (t for t in threading.enumerate() if is_ours(t))
+    return {t: f"thread {t.name}" for t in found if t.name not in SHARED_THREADS}
+
+
+def is_ours(thread: threading.Thread) -> bool:
+    """Returns whether a package started a thread, by its name or by what it runs."""
+    runs = (getattr(thread, name, None) for name in ("_target", "function"))
+    homes = [thread.name, type(thread).__module__]
+    homes += [getattr(call, "__module__", None) or "" for call in runs]
+    return any(home.startswith("drivetrain") for home in homes)
 
 
 def children() -> dict[object, str]:
@@ -207,7 +214,7 @@ def files_of_shared_memory() -> dict[object, str]:
         # Another process may have removed it meanwhile.
         with contextlib.suppress(OSError):
             if file.stat().st_uid == os.getuid():
-                found[str(file)] = "a file"
+                found[str(file)] = "a file, of this run or of one beside it"
     return found
 
 

@@ -135,14 +135,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, options = parser.parse_known_args(argv)
     folder = arguments.json.resolve().with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40"]
+    commit = subprocess.run(git, check=False, stdout=subprocess.PIPE, text=True).stdout
+    of_code = {"commit": commit.strip(), "slow": arguments.slow}
     rows: list[dict[str, Any]] = []
     if arguments.resume and arguments.json.exists():
         rows = json.loads(arguments.json.read_text("utf-8"))
-    else:
+    # What other code has shown says nothing of this.
+    if not all(of_code.items() <= row.items() for row in rows):
+        rows = []
+    if not rows:
         (folder / "found.txt").unlink(missing_ok=True)
     rounds = SLOW_ROUNDS if arguments.slow else ROUNDS
     for one in rounds[len(rows) :][: arguments.rounds]:
-        rows.append(run(one, random.randrange(1 << 31), folder, options))
+        row = run(one, random.randrange(1 << 31), folder, options)
+        rows.append({**row, **of_code})
         print(json.dumps(rows[-1]), flush=True)
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return int(any(row["code"] for row in rows))

@@ -9,11 +9,15 @@ file.
 
 from __future__ import annotations
 
+import multiprocessing.process
 import os
+import select
+import selectors
 import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +29,26 @@ from _pytest.runner import runtestprotocol
 __all__ = ["Repeats", "Waits", "pytest_addoption", "pytest_configure"]
 
 _START = threading.Thread.start.__code__
-_EVENTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.bind"}
+_EVENTS = {
+    "subprocess.Popen",
+    "os.fork",
+    "os.posix_spawn",
+    "socket.bind",
+    "socket.connect",
+}
+# What waits without an event of the interpreter: who has it, and its name.
+_CALLS: list[tuple[Any, str]] = [
+    (time, "sleep"),
+    (threading.Condition, "wait"),
+    (threading.Thread, "join"),
+    (select, "select"),
+    (selectors.DefaultSelector, "select"),
+    (multiprocessing.process.BaseProcess, "start"),
+]
+if find_spec("torch"):
+    from torch.distributed import TCPStore
+
+    _CALLS.append((TCPStore, "__init__"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,10 +101,8 @@ class Waits:
         self._file = file
         self._does = False
         sys.addaudithook(lambda event, _: self._note(event in _EVENTS))
-        time.sleep = self._noted(time.sleep)
-        threading.Condition.wait = self._noted(  # type: ignore[method-assign]
-            threading.Condition.wait
-        )
+        for owner, name in _CALLS:
+            setattr(owner, name, self._noted(getattr(owner, name)))
 
     def _note(self, does: bool) -> None:
         if does:

@@ -65,7 +65,7 @@ def test_public_names_stand_in_the_reference(package, root):
 
 def environment_variables(source: str) -> set[str]:
     """Returns the environment variables of our own that a source names."""
-    return set(re.findall(r"[\"'](DRIVETRAIN_[A-Z_]+)[\"']", source))
+    return set(re.findall(r"[\"'](DRIVETRAIN_[A-Z0-9_]+)[\"']", source))
 
 
 def test_environment_variables_stand_on_their_page(package, root):
@@ -76,8 +76,8 @@ def test_environment_variables_stand_on_their_page(package, root):
 
 
 def test_environment_variables_are_found_in_quotes():
-    source = "os.environ.get(\"DRIVETRAIN_A_B\")\nos.environ['DRIVETRAIN_C']"
-    assert environment_variables(source) == {"DRIVETRAIN_A_B", "DRIVETRAIN_C"}
+    source = "os.environ.get(\"DRIVETRAIN_A_B\")\nos.environ['DRIVETRAIN_C3']"
+    assert environment_variables(source) == {"DRIVETRAIN_A_B", "DRIVETRAIN_C3"}
 
 
 @pytest.fixture

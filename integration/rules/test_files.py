@@ -40,7 +40,7 @@ def test_package_has_types_and_five_parts_in_its_readme(package):
 
 
 def test_source_files_are_short(package):
-    lengths = {f.name: len(f.read_text().splitlines()) for f in package.sources}
+    lengths = {str(f): len(f.read_text().splitlines()) for f in package.sources}
     assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
 
 

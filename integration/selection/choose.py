@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from graph import distances, read_graph
 
-__all__ = ["Choice", "choose", "sources_of"]
+__all__ = ["Choice", "choose", "describe", "sources_of"]
 
 ROOT = Path(__file__).parents[2]
 SECONDS = Path(__file__).with_name("seconds.json")
@@ -80,17 +80,25 @@ def sources_of(changed: str, root: Path) -> list[Path]:
                 package.glob("src/*/__init__.py")
             )
         if parts[2] in {"src", "tests"}:
-            return sorted(path.parent.glob("*.py"))
-    return []
+            # Data often lie in folders of their own.
+            own = [f for f in path.parents if f.is_relative_to(package / parts[2])]
+            return next((there for f in own if (there := sorted(f.glob("*.py")))), [])
+    return [root / "conftest.py"] if changed == "pyproject.toml" else []
 
 
 def changed_files(root: Path, since: str | None) -> list[str]:
     """Returns what differs from a commit, and what git does not know yet."""
     if since is None:
         since = _git(root, "merge-base", "HEAD", "origin/main", check=False) or "HEAD"
-    found = _git(root, "diff", "--name-only", since).splitlines()
-    others = _git(root, "ls-files", "--others", "--exclude-standard")
-    return [*found, *others.splitlines()]
+    # A file that was renamed is gone from where it was; names may hold anything but zeros.
+    found = _git(root, "diff", "--name-only", "--no-renames", "-z", since)
+    others = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
+    return [name for text in (found, others) for name in text.split("\0") if name]
+
+
+def describe(root: Path) -> str:
+    """Returns the commit of a checkout, and whether files differ from it."""
+    return _git(root, "describe", "--always", "--dirty", "--abbrev=40", check=False)
 
 
 def _git(root: Path, *arguments: str, check: bool = True) -> str:
@@ -102,14 +110,14 @@ def _git(root: Path, *arguments: str, check: bool = True) -> str:
 def near_tests(root: Path, changed: Iterable[str]) -> dict[str, int]:
     """Returns the files of tests that changed files reach, and how near they are."""
     sources = [file for one in changed for file in sources_of(one, root)]
-    found = distances(read_graph(root), sources)
-    tests = {file: steps for file, steps in found.items() if _is_test(file)}
+    found = distances(read_graph(root, sources), sources)
+    tests = {file: steps for file, steps in found.items() if _is_test(file, root)}
     return {str(f.relative_to(root)): s for f, s in tests.items() if f.exists()}
 
 
-def _is_test(file: Path) -> bool:
+def _is_test(file: Path, root: Path) -> bool:
     return file.name.startswith("test_") or (
-        "src" in file.parts and _has_examples(file)
+        "src" in file.relative_to(root).parts and _has_examples(file)
     )
 
 
@@ -128,11 +136,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     changed = arguments.files or changed_files(ROOT, arguments.since)
     seconds = json.loads(SECONDS.read_text("utf-8")) if SECONDS.exists() else {}
     near = near_tests(ROOT, changed)
+    # The rules read all that there is.
+    near = {file: steps for file, steps in near.items() if not file.startswith(_RULES)}
     choice = choose(near, seconds, arguments.seconds)
-    for file in choice.run:
+    for file in [*choice.run, *([_RULES] if changed else [])]:
         print(file)
-    if changed and not any(file.startswith(_RULES) for file in choice.run):
-        print(_RULES)
     told = (
         f"{len(changed)} files have changed: {len(choice.run)} files of tests are run"
     )

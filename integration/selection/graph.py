@@ -15,16 +15,26 @@ __all__ = ["distances", "files_used", "read_graph"]
 Graph = Mapping[Path, frozenset[Path]]
 
 
-def read_graph(root: Path) -> Graph:
+def read_graph(root: Path, gone: Iterable[Path] = ()) -> Graph:
     """Returns the files that each Python file of a checkout uses.
 
     Args:
         root: The checkout.
+        gone: Files that may be there no more, but are used as if they were.
     """
-    sources = sorted(root.glob("packages/*/src")) + sorted(
-        root.glob("integration/*/src")
-    )
-    modules = {name: file for folder in sources for name, file in _modules(folder)}
+    sources = [
+        folder
+        for pattern in ("packages/*/src", "integration/*/src", "integration/*/*/src")
+        for folder in sorted(root.glob(pattern))
+    ]
+    modules = {
+        _module(file, folder): file
+        for folder in sources
+        for file in [
+            *(one for one in gone if one.is_relative_to(folder)),
+            *sorted(folder.rglob("*.py")),
+        ]
+    }
     stubs = {
         name: _homes(file.with_suffix(".pyi").read_text("utf-8"))
         for name, file in modules.items()
@@ -37,10 +47,11 @@ def read_graph(root: Path) -> Graph:
     )
     edges = {}
     for file in _python_files(root):
-        near = modules if _is_source(file) else {**modules, **_beside(file)}
+        is_source = _is_source(file.relative_to(root))
+        near = modules if is_source else {**modules, **_beside(file, root)}
         wanted = references(file.read_text("utf-8"))
         found = files_used(wanted, near, stubs)
-        if not _is_source(file):
+        if not is_source:
             found |= {path for path in _conftests(file, root) if path != file}
             if file.is_relative_to(root / "integration"):
                 # All packages are installed there, and are found by their entry points.
@@ -68,11 +79,15 @@ def files_used(
         heads = [".".join(parts[: end + 1]) for end in range(len(parts))]
         # To import a module runs those above it.
         found |= {modules[head] for head in heads if head in modules}
-        if f"{module}.{name}" in modules:
-            found.add(modules[f"{module}.{name}"])
+        # A package that is run is its __main__.
+        if name == "*":
+            found |= {f for one, f in modules.items() if one.startswith(f"{module}.")}
+        inside = f"{module}.{name or '__main__'}"
+        if inside in modules:
+            found.add(modules[inside])
         # In a string, the last part may be a name.
         for home, each in ((module, name), (".".join(parts[:-1]), parts[-1])):
-            if each in stubs.get(home, {}):
+            if stubs.get(home, {}).get(each) in modules:
                 found.add(modules[stubs[home][each]])
     return found
 
@@ -107,10 +122,9 @@ def _python_files(root: Path) -> list[Path]:
     return sorted({*found, *root.glob("integration/**/*.py")})
 
 
-def _modules(folder: Path) -> Iterable[tuple[str, Path]]:
-    for file in sorted(folder.rglob("*.py")):
-        parts = file.relative_to(folder).with_suffix("").parts
-        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
+def _module(file: Path, folder: Path) -> str:
+    parts = file.relative_to(folder).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _homes(stub: str) -> dict[str, str]:
@@ -130,10 +144,17 @@ def _is_source(file: Path) -> bool:
     return "src" in file.parts and "tests" not in file.parts
 
 
-def _beside(file: Path) -> dict[str, Path]:
+def _beside(file: Path, root: Path) -> dict[str, Path]:
     """Returns modules that a test finds beside it, or in a folder above, by their name."""
     folders = [file.parent, *(p for p in file.parents if p.name == "tests")]
-    return {one.stem: one for f in folders for one in sorted(f.glob("*.py"))}
+    found = {one.stem: one for f in folders for one in sorted(f.glob("*.py"))}
+    if file.is_relative_to(root / "integration"):
+        # What several programs there share is a folder of its own.
+        for one in sorted(root.glob("integration/*/*.py")):
+            found.setdefault(f"{one.parent.name}.{one.stem}", one)
+            if one.stem == "__init__":
+                found.setdefault(one.parent.name, one)
+    return found
 
 
 def _conftests(file: Path, root: Path) -> Iterable[Path]:

@@ -14,10 +14,15 @@ __all__ = ["Reference", "references"]
 # Programs in strings, commands that are run as `-m MODULE`, what is imported late.
 _IMPORT = re.compile(r"^\s*(?:from|import) [\w.]+", re.MULTILINE)
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
+# Before a part that is known when the program runs.
+_PACKAGE = re.compile(r"([A-Za-z_]\w*(?:\.\w+)+)\.$")
 
 
 class Reference(NamedTuple):
-    """A module, and the name that is wanted of it; the name is empty for all of it."""
+    """A module, and the name that is wanted of it.
+
+    The name is empty for the module itself, and `*` for all modules of a package.
+    """
 
     module: str
     name: str = ""
@@ -49,6 +54,12 @@ def _of_node(node: ast.AST) -> Iterator[Reference]:
     elif isinstance(node, ast.ImportFrom):
         if node.module and not node.level:
             yield from (Reference(node.module, alias.name) for alias in node.names)
+    elif isinstance(node, ast.Call):
+        # A module that is named when it is called for may be any of its package.
+        for part in (p for a in node.args for p in getattr(a, "values", ())):
+            if package := _PACKAGE.search(str(getattr(part, "value", ""))):
+                yield Reference(package[1], "*")
+        yield from _of_tree(node)
     elif isinstance(node, ast.Constant):
         if isinstance(node.value, str):
             yield from _of_string(node.value)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
-from choose import Choice, choose, near_tests, sources_of
+from choose import Choice, changed_files, choose, near_tests, sources_of
 from graph import distances
-from plant import Fault, is_found, planted, read_faults
+from plant import Fault, is_found, kept, planted, read_faults, trial
 from references import Reference, references
 from seconds import seconds_of
 
@@ -26,6 +27,8 @@ ROOT = Path(__file__).parents[2]
         ("code = 'import a\\nfrom b import c'", {Reference("a"), Reference("b", "c")}),
         ("part = 'import a\\nwhile {x}'", {Reference("a")}),
         ("part = f'from a import {x}'", {Reference("a")}),
+        ("load(f'a.b.{x}:run')", {Reference("a.b"), Reference("a.b", "*")}),
+        ("x = f'a.b.{x}'", {Reference("a.b")}),
     ],
 )
 def test_references_of_a_file(text, found):
@@ -46,6 +49,16 @@ def checkout(tmp_path):
         "packages/one/src/one/_deep.py": "x = 1\n",
         "packages/one/src/one/_late.py": "class It: pass\n",
         "packages/one/src/one/_native.py": "",
+        "packages/one/src/one/_commands/__init__.py": "",
+        "packages/one/src/one/_commands/run.py": "from one._commands.late import x",
+        "packages/one/src/one/_commands/late.py": "x = 1\n",
+        "packages/one/src/one/__main__.py": "load(f'one._commands.{name}')\n",
+        "packages/one/src/one/traces/big/a.bin": "",
+        "packages/one/src/one/traces/__init__.py": "",
+        "packages/one/tests/test_trace.py": "import one.traces\n",
+        "packages/one/tests/test_command.py": "run('python', '-m', 'one.cli')\n",
+        "packages/one/src/one/cli.py": "import one.__main__\n",
+        "packages/one/tests/test_gone.py": "from one._gone import x\n",
         "packages/one/tests/conftest.py": "",
         "packages/one/tests/cases.py": "from one._native import run\n",
         "packages/one/tests/test_api.py": "from one import call\n",
@@ -69,13 +82,18 @@ def checkout(tmp_path):
             {
                 "tests/test_api.py": 1,
                 "tests/test_process.py": 1,
+                "tests/test_trace.py": 1,
+                "tests/test_gone.py": 1,
+                "tests/test_command.py": 1,
                 "tests/test_cases.py": 2,
             },
         ),
+        ("src/one/_commands/late.py", {"tests/test_command.py": 3}),
+        ("src/one/traces/big/a.bin", {"tests/test_trace.py": 1}),
         ("csrc/fast.cpp", {"tests/test_cases.py": 2}),
         ("tests/cases.py", {"tests/test_cases.py": 1}),
         ("tests/test_api.py", {"tests/test_api.py": 0}),
-        ("src/one/_gone.py", {}),
+        ("src/one/_gone.py", {"tests/test_gone.py": 1}),
         ("README.md", {}),
     ],
 )
@@ -100,7 +118,7 @@ def test_entry_points_are_reached_by_tests_of_all_packages(checkout):
 def test_conftest_reaches_the_tests_below_it(checkout):
     found = near_tests(checkout, ["packages/one/tests/conftest.py"])
     assert set(found.values()) == {1}
-    assert len(found) == 3
+    assert len(found) == 6
 
 
 def test_distances_are_the_shortest():
@@ -158,7 +176,7 @@ def test_fault_whose_text_is_gone_is_told(tmp_path):
         (0, False),
         (1, True),
         (2, True),
-        (None, True),
+        (None, False),
         (3, False),
         (4, False),
         (5, False),
@@ -166,6 +184,36 @@ def test_fault_whose_text_is_gone_is_told(tmp_path):
 )
 def test_fault_is_found_by_tests_that_ran(code, found):
     assert is_found(code) == found
+
+
+def test_fault_that_no_test_is_near_is_not_found(checkout):
+    (checkout / "packages/one/src/one/_alone.py").write_text("x = 1\n")
+    row = trial(Fault("packages/one/src/one/_alone.py", "1", "2"), checkout, "")
+    assert (row["found"], row["by"]) == (False, "no test is near")
+
+
+def test_rows_of_other_faults_sources_and_selections_are_made_again():
+    faults = [Fault("a.py", "1", "2"), Fault("b.py", "1", "2")]
+    of_code = {"commit": "abc", "mark": "not slow"}
+    row = {**faults[1]._asdict(), **of_code, "found": True}
+    for other in ({"commit": "abd"}, {"mark": ""}, {"now": "3"}):
+        assert kept({"1": {**row, **other}}, faults, of_code) == {}
+    assert kept({"0": row, "1": row, "2": row}, faults, of_code) == {"1": row}
+
+
+def test_changed_files_are_called_as_they_are(tmp_path):
+    def git(*arguments):
+        name = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", str(tmp_path), *name, *arguments], check=True)
+
+    git("init", "-q")
+    (tmp_path / "old.py").write_text("x = 1\n" * 9)
+    git("add", ".")
+    git("commit", "-qm", "one")
+    (tmp_path / "old.py").rename(tmp_path / "a b.py")
+    git("add", ".")
+    (tmp_path / "test_é.py").touch()
+    assert changed_files(tmp_path, "HEAD") == ["a b.py", "old.py", "test_é.py"]
 
 
 def test_every_package_has_three_faults():

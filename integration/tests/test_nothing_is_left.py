@@ -20,6 +20,10 @@ LEAVE = {
             target=time.sleep, args=(60,), name="drivetrain-some", daemon=True
         ).start()
     """,
+    "thread without a name": """
+        from drivetrain_checkpoint._peers.peer_server import PeerServer
+        test_it.server = PeerServer("127.0.0.1", 0, print)
+    """,
     "child": f"""
         import subprocess
         subprocess.Popen({SLEEPS})
@@ -46,9 +50,10 @@ LEAVE = {
 }
 SAID = {
     "thread": "have left {<Thread(drivetrain-some",
+    "thread without a name": "(_serve)",
     "child": "time.sleep(20)",
     "process": "started in test_some.py::test_it (call)",
-    "shared memory": f"left behind: {SHARED_MEMORY}, a file",
+    "shared memory": f"left behind: {SHARED_MEMORY}, a file, of this run or",
 }
 
 
