@@ -78,6 +78,14 @@ RUN = "DRIVETRAIN_TEST_RUN"
 # They serve a whole process, and end with it: as its children, or in it.
 SHARED_PROCESSES = ("fork_server", "resource_tracker", "forkserver", "compile_worker")
 SHARED_THREADS = ("drivetrain-redis",)
+# These serve the process that a daemon is, or end with a store or a server.
+SHARED_CALLS = (
+    "Persister._run",
+    "Replicator._run",
+    "PeerClient._run",
+    "ScriptedWorlds._listen",
+    "_end_idle",
+)
 GRACE_S = 15.0
 SHARED_MEMORY = pytest.StashKey[dict[object, str]]()
 
@@ -157,15 +165,20 @@ def until_none(
 def threads() -> dict[object, str]:
     """Returns the threads that the packages started in this process, by their names."""
     found = (t for t in threading.enumerate() if is_ours(t))
-    return {t: f"thread {t.name}" for t in found if t.name not in SHARED_THREADS}
+    return {thread: f"thread {thread.name}" for thread in found}
 
 
 def is_ours(thread: threading.Thread) -> bool:
-    """Returns whether a package started a thread, by its name or by what it runs."""
-    runs = (getattr(thread, name, None) for name in ("_target", "function"))
-    homes = [thread.name, type(thread).__module__]
-    homes += [getattr(call, "__module__", None) or "" for call in runs]
-    return any(home.startswith("drivetrain") for home in homes)
+    """Returns whether a thread is to end with its test, by its name or what it runs."""
+    # That of a timer is called otherwise; what has ended runs nothing.
+    call = getattr(thread, "_target", None) or getattr(thread, "function", None)
+    if (
+        thread.name in SHARED_THREADS
+        or getattr(call, "__qualname__", "") in SHARED_CALLS
+    ):
+        return False
+    homes = (thread.name, type(thread).__module__, getattr(call, "__module__", ""))
+    return any(str(home).startswith("drivetrain") for home in homes)
 
 
 def children() -> dict[object, str]:
