@@ -147,6 +147,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     for what, said in left.items():
         print(f"\nleft behind: {what}, {said}")  # noqa: T201
     if left:
+        print("the run fails for what it has left behind")  # noqa: T201
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -13,6 +13,7 @@ import hashlib
 import os
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -246,6 +247,10 @@ def run_tests(session: nox.Session) -> None:
     options = [word for word in given if word not in paths]
     files = [os.path.normpath(word) for word in paths]
     asked = [name for name in areas if name in session.posargs]
+    values = {b for a, b in pairwise(given) if a.startswith("-")}
+    for word in options:
+        if not word.startswith("-") and word not in values:
+            session.error(f"no file from here: {word}; packages: {', '.join(areas)}")
     asked = asked if asked or files else areas
     where = [*(place for name in asked for place in places(name)), *files]
     if slow:
@@ -257,13 +262,16 @@ def run_tests(session: nox.Session) -> None:
             session.error("there are no slow tests in what is named")
     select = ["-m", f"not interpreter and {'' if slow else 'not '}slow"]
     # What each test took is kept: `integration/selection/seconds.py` reads it.
-    report = Path(session.virtualenv.location, "slow.xml" if slow else "report.xml")
+    kind = "slow" if slow else "report" if asked == areas else "part"
+    report = Path(session.virtualenv.location, f"{kind}.xml")
     # Files run in the order in which they are named; else those of many tests go first.
     options += ["--no-loadscope-reorder"] if files else []
     select += [f"--junitxml={report}", "-o", "junit_family=xunit1"]
     session.run(*PYTEST, *SIDE_BY_SIDE, "--doctest-modules", *select, *where, *options)
     if slow and asked == areas:
         interpret(session, *options)
+    if not slow:
+        session.log("slow tests and interpreted kernels are left out: nox -s slow")
 
 
 @nox.session

@@ -107,12 +107,30 @@ def _git(root: Path, *arguments: str, check: bool = True) -> str:
     return done.stdout.strip()
 
 
+def is_known(root: Path, file: str) -> bool:
+    """Returns whether a file is there, or was in the last commit."""
+    there = _git(root, "ls-tree", "--name-only", "HEAD", file, check=False)
+    return (root / file).is_file() or bool(there)
+
+
 def near_tests(root: Path, changed: Iterable[str]) -> dict[str, int]:
     """Returns the files of tests that changed files reach, and how near they are."""
-    sources = [file for one in changed for file in sources_of(one, root)]
-    found = distances(read_graph(root, sources), sources)
-    tests = {file: steps for file, steps in found.items() if _is_test(file, root)}
-    return {str(f.relative_to(root)): s for f, s in tests.items() if f.exists()}
+    return reach(root, changed)[0]
+
+
+def reach(root: Path, changed: Iterable[str]) -> tuple[dict[str, int], list[str]]:
+    """Returns what `near_tests` does, and the files of packages that reach no test."""
+    sources = {one: sources_of(one, root) for one in changed}
+    every = [file for files in sources.values() for file in files]
+    graph = read_graph(root, every)
+
+    def tests(files: Iterable[Path]) -> dict[Path, int]:
+        found = distances(graph, files)
+        return {file: n for file, n in found.items() if _is_test(file, root)}
+
+    near = {str(f.relative_to(root)): n for f, n in tests(every).items() if f.exists()}
+    mine = {one: files for one, files in sources.items() if one.startswith("packages/")}
+    return near, [one for one, files in mine.items() if not tests(files)]
 
 
 def _is_test(file: Path, root: Path) -> bool:
@@ -133,20 +151,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=BUDGET_S, help=of_all)
     parser.add_argument("files", nargs="*", metavar="FILE", help="what has changed")
     arguments = parser.parse_args(argv)
+    unknown = [f for f in arguments.files if not is_known(ROOT, f)]
+    if unknown:
+        parser.error(f"there is no file {', '.join(unknown)} and there was none")
+    verify = ("rev-parse", "--verify", "--quiet", f"{arguments.since}^{{commit}}")
+    if arguments.since and not _git(ROOT, *verify, check=False):
+        parser.error(f"--since: {arguments.since} is no commit")
     changed = arguments.files or changed_files(ROOT, arguments.since)
     seconds = json.loads(SECONDS.read_text("utf-8")) if SECONDS.exists() else {}
-    near = near_tests(ROOT, changed)
+    near, alone = reach(ROOT, changed)
+    if alone:
+        print(f"no test reaches {', '.join(alone)}", file=sys.stderr)
     # The rules read all that there is.
     near = {file: steps for file, steps in near.items() if not file.startswith(_RULES)}
     choice = choose(near, seconds, arguments.seconds)
     for file in [*choice.run, *([_RULES] if changed else [])]:
         print(file)
     told = (
-        f"{len(changed)} files have changed: {len(choice.run)} files of tests are run"
+        f"changed files: {len(changed)}; files of tests that are run: "
+        f"{len(choice.run)}, and the rules"
     )
     if choice.left:
         took_s = sum(seconds.get(file, _USUAL_S) for file in choice.left)
-        told += f", {len(choice.left)} farther ones are left out ({took_s:.0f} s)"
+        told += f"; farther ones that are left out: {len(choice.left)} ({took_s:.0f} s)"
     print(told, file=sys.stderr)
     return 0
 

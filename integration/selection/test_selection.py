@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from choose import Choice, changed_files, choose, near_tests, sources_of
+from choose import Choice, changed_files, choose, main, near_tests, reach, sources_of
 from graph import distances
 from plant import Fault, is_found, kept, planted, read_faults, trial
 from references import Reference, references
@@ -105,6 +105,26 @@ def test_tests_that_a_change_reaches(checkout, changed, reached):
         if name.startswith("packages/")
     }
     assert mine == reached
+
+
+def test_files_that_no_test_reaches_are_named(checkout):
+    for name in ("_alone", "_api"):
+        file = checkout / f"packages/one/src/one/{name}.py"
+        file.write_text(f"{file.read_text() if file.exists() else ''}\ny = 2\n")
+    changed = ["packages/one/src/one/_alone.py", "packages/one/src/one/_api.py", "a.md"]
+    near, alone = reach(checkout, changed)
+    assert near == {"packages/one/tests/test_api.py": 1}
+    assert alone == ["packages/one/src/one/_alone.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(["nosuch.py"], "no file nosuch.py"), (["--since", "nosuch"], "is no commit")],
+)
+def test_what_is_not_there_is_refused(words, says, capsys):
+    with pytest.raises(SystemExit):
+        main(words)
+    assert says in capsys.readouterr().err
 
 
 def test_entry_points_are_reached_by_tests_of_all_packages(checkout):
