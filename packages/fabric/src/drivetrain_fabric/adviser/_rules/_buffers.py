@@ -58,7 +58,12 @@ def _chunks(facts: Facts) -> list[Advice | Gap]:
         found.append(env("NCCL_CHUNK_SIZE", None, "bad", because, source))
     wanted = facts.number_of(_CHUNK)
     limit = _buffer_bytes(facts) // _STEPS
-    if wanted is not None and wanted > limit:
+    if limit == 0:
+        because = (
+            f"{_buffer_bytes(facts)} bytes hold none of the {_STEPS} steps of a ring"
+        )
+        found.append(env(_BUFFER, None, "bad", because, TUNING))
+    elif wanted is not None and wanted > limit:
         because = f"NCCL takes an eighth of {_BUFFER} at most, {limit}, not {wanted}"
         source = issue("NVIDIA/nccl#2410")
         found.append(env(_CHUNK, str(limit), "warn", because, source))
@@ -71,7 +76,7 @@ def _ring(facts: Facts) -> list[Advice | Gap]:
     if facts.transport is None or under_way is None:
         return []
     now = _buffer_bytes(facts)
-    if under_way <= now or now >= _MOST_BUFFER:
+    if now < _STEPS or under_way <= now or now >= _MOST_BUFFER:
         return []
     wanted = min(1 << (under_way - 1).bit_length(), _MOST_BUFFER)
     because = (
