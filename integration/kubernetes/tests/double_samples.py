@@ -197,7 +197,7 @@ def clean_up(cluster):
     cluster.wait_for(lambda: not cluster.list("Pod"))
 
 
-_MADE = {"Widget", "Pod", "ConfigMap", "Lease"}
+_MADE = {"Widget", "Pod", "ConfigMap", "Lease", "Event", "Role", "RoleBinding"}
 
 
 def _without_finalizers(item):
