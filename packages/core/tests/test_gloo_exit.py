@@ -10,7 +10,13 @@ import pytest
 
 OURS = """
 from drivetrain_core import init_process_group
-init_process_group()
+group = init_process_group()
+"""
+FACTORY = """
+from datetime import timedelta
+from drivetrain_core.services import TorchProcessGroupFactory
+limit = timedelta(seconds=60)
+group = TorchProcessGroupFactory("gloo")(dist.HashStore(), 0, 1, limit)
 """
 USERS = """
 from drivetrain_core import accelerate
@@ -23,13 +29,14 @@ accelerate(
     loss=lambda output, batch: (output - batch[1]).square().mean(),
     strategy=[],
 )
+group = dist.group.WORLD
 """
 # The thread is left waiting for the interpreter, with work that holds a Python object,
 # as that of a backward pass does.
 LEAVE_WORK = """
 sys.setswitchinterval(1000)
 torch._C._stash_obj_in_tls("context", object())
-work = dist.all_reduce(torch.ones(1 << 20), async_op=True)
+work = group.allreduce([torch.ones(1 << 20)])
 torch._C._remove_obj_from_tls("context")
 while not work.is_completed():
     pass
@@ -38,7 +45,9 @@ del work
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("begin", [OURS, USERS], ids=["ours", "the_users"])
+@pytest.mark.parametrize(
+    "begin", [OURS, FACTORY, USERS], ids=["ours", "of_a_factory", "the_users"]
+)
 def test_program_ends_well_with_work_that_gloo_has_not_dropped(begin):
     code = f"import sys, torch\nimport torch.distributed as dist\n{begin}{LEAVE_WORK}"
     for _ in range(3):  # without the wait, two of three end in SIGABRT

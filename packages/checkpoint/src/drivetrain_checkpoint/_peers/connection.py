@@ -145,7 +145,7 @@ class Connection:
         """Whether the other end is gone; messages of it may still be there."""
         poll = select.poll()
         try:
-            poll.register(self.socket, select.POLLRDHUP)
+            poll.register(self.socket, 0)
         except ValueError:
             return True  # this end is closed
         return bool(poll.poll(0))

@@ -23,12 +23,12 @@ _LOOKS = 3
 
 def wait_for_gloo_at_exit() -> None:
     """Lets the exit of this process wait until the threads of Gloo have nothing to do."""
+    atexit.unregister(_wait)  # once is enough
     atexit.register(_wait)
 
 
 def _wait() -> None:
-    deadline = time.monotonic() + _LIMIT_S
-    looks = 0
+    looks, deadline = 0, time.monotonic() + _LIMIT_S
     while looks < _LOOKS and (states := _states()) and time.monotonic() < deadline:
         looks = looks + 1 if states == {"S"} else 0
         time.sleep(0.001)

@@ -61,19 +61,19 @@ class TorchProcessGroupFactory:
         self, store: Store, rank: int, world_size: int, timeout: timedelta
     ) -> dist.ProcessGroup:
         """Returns a process group, as `ProcessGroupFactory` says."""
+        wait_for_gloo_at_exit()
         _check_rank(rank, world_size)
         group = dist.ProcessGroup(store, rank, world_size)
         made: dict[str, object] = {}
+        kinds = dist.ProcessGroup.BackendType
         for device, name in self._by_device.items():
             if name not in made:
                 own_store = PrefixStore(f"{name}/", store)
                 made[name] = _MAKERS[name](own_store, rank, world_size, timeout)
-            kind = getattr(dist.ProcessGroup.BackendType, name.upper())
+            kind = getattr(kinds, name.upper())
             group._register_backend(torch.device(device), kind, made[name])  # type: ignore[arg-type]
         first = next(iter(self._by_device.values()))
-        group._set_default_backend(
-            getattr(dist.ProcessGroup.BackendType, first.upper())
-        )
+        group._set_default_backend(getattr(kinds, first.upper()))
         return group
 
 
