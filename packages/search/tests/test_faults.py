@@ -94,7 +94,7 @@ def test_fault_is_named_and_costs_its_timeout_at_most(broken, fault):
     code, words = EXPECTED[fault]
     assert (trial.code, trial.measurement) == (code, None)
     assert words in trial.because + trial.log
-    assert trial.seconds < TRIAL_S + 60
+    assert trial.seconds < TRIAL_S + 5
     (rejected,) = (r for r in broken.plan.rejected if fault in r.plan)
     assert rejected.code == code
 
