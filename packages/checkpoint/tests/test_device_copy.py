@@ -1,6 +1,5 @@
-"""The registration of memory with CUDA, with a CUDA that only counts."""
+"""The registration of memory with a device, which only counts here."""
 
-import contextlib
 import functools
 import gc
 import types
@@ -14,33 +13,26 @@ from drivetrain_checkpoint.dcp._stager import _Generation
 ARENA = types.SimpleNamespace(address=4096, size_bytes=8192)
 
 
-class Cudart:
-    """Registers what it is asked to, or refuses with a code."""
+class Device:
+    """Registers the memory that it is asked to, or says why not."""
 
-    def __init__(self, code=0):
-        self.code, self.registered, self.errors = code, [], []
+    def __init__(self, refusal=""):
+        self.refusal, self.registered = refusal, []
 
-    def cudaHostRegister(self, address, size, flags):  # noqa: N802
-        if self.code:
-            self.errors.append(self.code)
-        else:
+    def register_host_memory(self, address, size_bytes):
+        if not self.refusal:
             self.registered.append(address)
-        return self.code
+        return self.refusal
 
-    def cudaHostUnregister(self, address):  # noqa: N802
+    def unregister_host_memory(self, address):
         self.registered.remove(address)
-        return 0
-
-    def cudaGetLastError(self):  # noqa: N802
-        return self.errors.pop() if self.errors else 0
 
 
 @pytest.fixture
 def link_with(monkeypatch):
-    def make(cudart):
-        monkeypatch.setattr(device_copy, "_cudart", lambda: cudart)
-        monkeypatch.setattr(device_copy.ctypes, "CDLL", lambda name: cudart)
-        return device_copy.DeviceLink(ARENA.address, ARENA.size_bytes, ARENA)
+    def make(device):
+        monkeypatch.setattr(device_copy, "accelerator_of", lambda device_type: device)
+        return device_copy.DeviceLink("cuda", ARENA.address, ARENA.size_bytes, ARENA)
 
     return make
 
@@ -48,10 +40,10 @@ def link_with(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["close", "drop"])
 def test_device_link_gives_memory_back(link_with, way):
-    cudart = Cudart()
-    link = link_with(cudart)
+    device = Device()
+    link = link_with(device)
     assert link.is_registered
-    assert cudart.registered == [ARENA.address]
+    assert device.registered == [ARENA.address]
     if way == "close":
         link.close()
         link.close()
@@ -59,15 +51,13 @@ def test_device_link_gives_memory_back(link_with, way):
     else:
         del link
         gc.collect()
-    assert cudart.registered == []
+    assert device.registered == []
 
 
-def test_device_link_that_is_refused_leaves_no_error_behind(link_with, caplog):
-    cudart = Cudart(code=712)
-    link = link_with(cudart)
+def test_device_link_that_is_refused_says_why(link_with, caplog):
+    link = link_with(Device(refusal="error 712"))
     assert not link.is_registered
-    assert "error 712" in caplog.text
-    assert cudart.errors == []
+    assert "not page-locked (error 712)" in caplog.text
     link.close()
 
 
@@ -78,6 +68,12 @@ def test_copies_of_each_device_are_queued_behind_its_own_work(link_with, monkeyp
         def __init__(self, device):
             self.device = device
 
+        def __enter__(self):
+            now.append(self)
+
+        def __exit__(self, *error):
+            now.pop()
+
         def wait_stream(self, other):
             done.append((self.device.index, "waits for", other))
 
@@ -85,27 +81,25 @@ def test_copies_of_each_device_are_queued_behind_its_own_work(link_with, monkeyp
             done.append((self.device.index, "is waited for"))
 
     class Event:
+        def __init__(self, device):
+            self.device = device
+
         def record(self, stream):
             assert stream is now[-1]
-            self.device = stream.device
+            assert stream.device == self.device
 
-    @contextlib.contextmanager
-    def entered(stream):
-        now.append(stream)
-        yield
-        now.pop()
-
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "stream", entered)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda d: f"work of {d.index}")
+    monkeypatch.setattr(torch, "Stream", Stream)
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(
+        torch.accelerator, "current_stream", lambda d: f"work of {d.index}"
+    )
     devices = [torch.device("cuda", n) for n in range(2)]
 
     def copy(device):
         assert now[-1].device == device
         done.append((device.index, "copies"))
 
-    link = link_with(Cudart())
+    link = link_with(Device())
     copies = {device: functools.partial(copy, device) for device in devices}
     for _ in range(2):
         assert [event.device for event in link.begin(copies)] == devices
@@ -119,18 +113,18 @@ def test_copies_of_each_device_are_queued_behind_its_own_work(link_with, monkeyp
 
 
 def test_memory_of_a_stager_is_registered_once_and_given_back(monkeypatch):
-    cudart = Cudart()
-    monkeypatch.setattr(device_copy, "_cudart", lambda: cudart)
+    device = Device()
+    monkeypatch.setattr(device_copy, "accelerator_of", lambda device_type: device)
     generation = _Generation()
     generation.hand_out(10_000)
     for _ in range(2):
-        generation.register()
-    (first,) = cudart.registered
+        generation.register("cuda")
+    (first,) = device.registered
     # A larger state takes other memory, whatever lies where the old one was.
     generation.hand_out(1 << 20)
-    assert cudart.registered == []
-    generation.register()
-    assert len(cudart.registered) == 1
+    assert device.registered == []
+    generation.register("cuda")
+    assert len(device.registered) == 1
     generation._link.close()
-    assert cudart.registered == []
+    assert device.registered == []
     assert first

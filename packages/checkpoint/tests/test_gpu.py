@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from drivetrain_checkpoint import Checkpointer, StorageError
-from drivetrain_checkpoint._save import device_copy
 from drivetrain_checkpoint.dcp import Stager
+from drivetrain_core.accelerators import accelerator_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -98,5 +98,5 @@ def test_memory_is_given_back_where_a_checkpointer_is_dropped(tmp_path):
         gc.collect()
     assert int(torch.cuda.cudart().cudaHostUnregister(address)) != 0, size
     # Nothing of that refusal is left for the next kernel to raise.
-    device_copy._forget_error()
+    accelerator_of("cuda").unregister_host_memory(address)
     assert float(torch.ones(8, device="cuda").sum()) == 8.0

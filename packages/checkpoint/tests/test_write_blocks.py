@@ -28,16 +28,15 @@ def queue(monkeypatch):
     found = Queue()
 
     class Event:
-        def record(self, stream):
+        def __init__(self, device):
             found.waiting.append(self)
 
         def synchronize(self):
             found.until(self)
 
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(write_blocks, "_event", Event)
     monkeypatch.setattr(write_blocks, "_PIECE_BYTES", PIECE_BYTES)
-    monkeypatch.setattr(write_blocks, "_is_elsewhere", lambda block: True)
+    monkeypatch.setattr(write_blocks, "can_overlap", lambda device: True)
     monkeypatch.setattr(
         write_blocks, "_page_locked", lambda n: torch.empty(n, dtype=torch.uint8)
     )

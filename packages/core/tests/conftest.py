@@ -9,6 +9,7 @@ from drivetrain_testing.pytest import (  # noqa: F401
     built,
     context,
     distribute,
+    pretend_gpus,
     program,
     restored,
     script,

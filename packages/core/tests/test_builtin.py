@@ -48,7 +48,7 @@ def test_precision_refuses_what_is_no_fp32_model(context):
 
 
 def test_compile_without_a_compiler_says_what_to_install(context):
-    bare = dataclasses.replace(context.device, can_compile=False)
+    bare = dataclasses.replace(context.device, compiler_needs="a C++ compiler")
     answer = refused("compile", dataclasses.replace(context, device=bare))
     assert answer.fix == "install a C++ compiler"
 

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 
 import pytest
 
@@ -128,90 +122,3 @@ def test_interrupt_in_a_listener_does_not_block_the_next_event():
     notices.subscribe(listener)
     notices.publish(WORLD)
     assert WORLD in listener.events
-
-
-@pytest.fixture
-def previous_handler():
-    """Counts the calls of the handler that stood before."""
-    calls = []
-    before = signal.signal(signal.SIGUSR1, lambda signum, frame: calls.append(signum))
-    yield calls
-    signal.signal(signal.SIGUSR1, before)
-
-
-def test_signal_becomes_a_notice_and_reaches_the_earlier_handler(previous_handler):
-    notices, listener = LocalNotices(), RecordingListener()
-    notices.subscribe(listener)
-    stop = notices.listen_to_signal(signal.SIGUSR1, grace_s=30, node="here")
-    before = time.monotonic()
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert listener.wait_for(1)
-    first = listener.events[0]
-    assert (first.node, first.reason) == ("here", "this process got SIGUSR1")
-    assert before + 30 <= first.deadline_s <= time.monotonic() + 30
-    assert previous_handler == [signal.SIGUSR1]
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert listener.wait_for(2)
-    assert listener.events[1].deadline_s == first.deadline_s
-    stop()
-    stop()
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert len(previous_handler) == 3
-    assert len(listener.events) == 2
-
-
-def test_stopped_listening_passes_on_when_another_handler_chains_it(previous_handler):
-    notices, listener = LocalNotices(), RecordingListener()
-    notices.subscribe(listener)
-    stop = notices.listen_to_signal(signal.SIGUSR1, node="here")
-    ours = signal.getsignal(signal.SIGUSR1)
-    signal.signal(signal.SIGUSR1, lambda signum, frame: ours(signum, frame))
-    stop()
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert previous_handler == [signal.SIGUSR1]
-    assert listener.events == []
-
-
-def test_listening_off_the_main_thread_is_an_error():
-    caught = []
-
-    def listen():
-        try:
-            LocalNotices().listen_to_signal(signal.SIGUSR1)
-        except ValueError as error:
-            caught.append(str(error))
-
-    thread = threading.Thread(target=listen)
-    thread.start()
-    thread.join()
-    assert "main thread" in caught[0]
-
-
-def test_forked_child_still_ends_on_the_signal():
-    code = """
-import os, signal, time
-from drivetrain_core.services import LocalNotices
-LocalNotices().listen_to_signal(signal.SIGTERM, node="here")
-reading, writing = os.pipe()
-child = os.fork()
-if child == 0:
-    os.write(writing, b"x")
-    while True:  # not one long wait, which a signal just before it would not end
-        time.sleep(0.01)
-os.read(reading, 1)
-os.kill(child, signal.SIGTERM)
-_, status = os.waitpid(child, 0)
-assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM, status
-os.kill(os.getpid(), signal.SIGTERM)  # and the parent goes on
-print("alive")
-"""
-    env = {"PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr

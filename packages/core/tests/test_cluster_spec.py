@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -275,33 +273,16 @@ def test_local_describes_this_machine():
     assert spec.nodes[0].cores >= 1
 
 
-def test_local_asks_torch_for_accelerators(monkeypatch):
-    class Facts:
-        name = "NVIDIA H200"
-        total_memory = 150_000_000_000
-
-    class Cuda:
-        is_available = staticmethod(lambda: True)
-        device_count = staticmethod(lambda: 4)
-        get_device_properties = staticmethod(lambda index: Facts)
-
-    class Torch:
-        cuda = Cuda
-
-    monkeypatch.setitem(sys.modules, "torch", Torch)
+def test_local_asks_torch_for_accelerators(pretend_gpus):
+    facts = pretend_gpus("NVIDIA H200", count=4, total_memory=150_000_000_000)
     device = local_cluster().nodes[0].devices
     assert (device.kind, device.count, device.type) == ("NVIDIA H200", 4, "cuda")
     assert device.peak_flops["bfloat16"] == 989.4e12
     # A part of a GPU has the whole one's name in its own, and not its speed.
-    Facts.name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+    facts.name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
     assert local_cluster().nodes[0].devices.peak_flops == {}
     for name, peak in (("A100 80GB PCIe", 312e12), ("H100 NVL", 835.5e12),
                        ("GH200 480GB", 989.4e12), ("B200", 2.25e15)):  # fmt: skip
-        Facts.name = f"NVIDIA {name}"
+        facts.name = f"NVIDIA {name}"
         assert local_cluster().nodes[0].devices.peak_flops["bfloat16"] == peak
     assert local_cluster(use_torch=False).nodes[0].devices.type == "cpu"
-
-
-def test_old_name_of_the_local_cluster_warns():
-    with pytest.warns(DeprecationWarning, match="services.local_cluster"):
-        assert ClusterSpec.local(use_torch=False) == local_cluster(use_torch=False)

@@ -37,7 +37,7 @@ LEAVE_WORK = """
 sys.setswitchinterval(1000)
 torch._C._stash_obj_in_tls("context", object())
 work = group.allreduce([torch.ones(1 << 20)])
-torch._C._remove_obj_from_tls("context")
+torch._C._stash_obj_in_tls("context", None)
 while not work.is_completed():
     pass
 del work

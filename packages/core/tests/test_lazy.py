@@ -1,4 +1,4 @@
-"""Names of a stub: imported when they are first used, renamed, moved, or unknown."""
+"""Names of a stub: imported when they are first used, or unknown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import types
-import warnings
 from pathlib import Path
 
 import pytest
@@ -30,10 +29,7 @@ def offers(tmp_path, monkeypatch):
     module = types.ModuleType("offers")
     monkeypatch.setitem(sys.modules, "offers", module)
     module.__getattr__, module.__dir__, module.__all__ = attach_stub(
-        "offers",
-        str(file),
-        renamed={"encode": "dumps"},
-        moved={"loads": "json", "gone": "no_such_package"},
+        "offers", str(file)
     )
     return module
 
@@ -55,24 +51,6 @@ def test_unknown_name_is_an_attribute_error_that_can_be_asked_for(offers):
     assert not hasattr(offers, "nothing")
     with pytest.raises(AttributeError, match="'offers' has no attribute 'dump'"):
         _ = offers.dump
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [("encode", "offers.dumps"), ("loads", "json.loads")]
-)
-def test_old_name_works_and_warns_where_it_is_used(offers, old, new):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert getattr(offers, old).__name__ == new.split(".")[1]
-    (warning,) = caught
-    assert str(warning.message) == f"offers.{old} is now {new}"
-    assert warning.category is DeprecationWarning
-    assert warning.filename == __file__
-
-
-def test_name_of_a_package_that_is_missing_names_it(offers):
-    with pytest.raises(ImportError, match="pip install no-such-package"):
-        _ = offers.gone
 
 
 def test_core_is_imported_from_a_zip_archive(tmp_path):

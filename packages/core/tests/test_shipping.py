@@ -11,7 +11,7 @@ import types
 import cloudpickle
 import pytest
 
-from drivetrain_core._scripts.shipping import by_value, is_importable, provide_modules
+from drivetrain_core._scripts.shipping import by_value, is_importable
 
 
 @pytest.fixture
@@ -90,31 +90,6 @@ def test_by_value_ships_what_could_not_be_imported(load):
     assert in_a_fresh_process(whole)[0] == "12"
     assert "No module named 'by_path'" in in_a_fresh_process(plain)[1]
     assert cloudpickle.dumps(module.times) == plain
-
-
-def test_function_that_came_by_value_finds_its_module(load):
-    module = load("by_path", FUNCTION, importable=False)
-    with by_value("by_path") as names:
-        whole = cloudpickle.dumps(module.times)
-    assert names == ("__main__", "by_path")
-    code = (
-        "import pickle, sys; from drivetrain_core._scripts.shipping import provide_modules; "
-        "times = pickle.load(sys.stdin.buffer); provide_modules(['by_path']); "
-        "import by_path; print(by_path.FACTOR, by_path.times is times)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], input=whole, capture_output=True, check=True
-    )
-    assert done.stdout.decode().split() == ["3", "True"]
-
-
-def test_module_that_is_there_is_not_replaced(load):
-    module = load("by_path", FUNCTION, importable=False)
-    with by_value("by_path"):
-        again = cloudpickle.loads(cloudpickle.dumps(module.times))
-    assert again.__globals__ is not vars(module)
-    provide_modules(["by_path"])
-    assert sys.modules["by_path"] is module
 
 
 def test_by_value_leaves_importable_modules_alone(load):

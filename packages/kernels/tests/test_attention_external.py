@@ -116,6 +116,16 @@ def test_attention_external_is_called_rightly_for_packed_sequences(foreign, opti
     )
 
 
+@pytest.fixture
+def hopper(monkeypatch):
+    """Makes calls on CUDA tensors those of a GPU that is there."""
+    monkeypatch.setattr(
+        "drivetrain_kernels.ops._attention.capability_of",
+        lambda device: (9, 0) if device == "cuda" else (0, 0),
+    )
+
+
+@pytest.mark.usefixtures("hopper")
 def test_attention_external_is_taken_where_it_is_there(monkeypatch):
     monkeypatch.setattr(
         "drivetrain_kernels.ops._attention.varlen_missing", lambda: None
@@ -144,6 +154,7 @@ def test_attention_external_is_taken_where_it_is_there(monkeypatch):
         (replace(on_cuda(), device="cpu"), "needs a CUDA tensor, got cpu"),
     ],
 )
+@pytest.mark.usefixtures("hopper")
 def test_attention_external_is_refused_with_a_reason(call, why, monkeypatch):
     monkeypatch.setattr(
         "drivetrain_kernels.ops._attention.varlen_missing", lambda: None

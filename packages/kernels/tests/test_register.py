@@ -30,7 +30,11 @@ def folder(tmp_path, monkeypatch):
 
 def state_of(module, loader=(), *choices):
     return SimpleNamespace(
-        module=module, loader=loader, device=torch.device("cpu"), choices=choices
+        module=module,
+        loader=loader,
+        device=torch.device("cpu"),
+        choices=choices,
+        context=SimpleNamespace(device=SimpleNamespace(graphs=False)),
     )
 
 
@@ -81,7 +85,7 @@ def test_kernels_are_replaced_as_the_plan_says():
 def test_kernels_by_triton_need_a_device_for_it(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     optimization = KernelsOptimization()
-    context = SimpleNamespace(device=SimpleNamespace(type="cpu"))
+    context = SimpleNamespace(device=SimpleNamespace(type="cpu", triton=False))
     assert list(optimization.configs(context)) == []
     answer = optimization.check(
         context, optimization.normalize({"swiglu": "triton"}), ()

@@ -180,8 +180,8 @@ def test_repeated_blocks_are_the_outermost_lists_of_one_class():
     ("name", "why"),
     [
         ("block", "there are no repeated blocks"),
-        ("cudagraphs", "needs a CUDA device, got cpu"),
-        ("max-autotune", "pays on CUDA devices, got cpu; name it to try it"),
+        ("cudagraphs", "needs a device that captures graphs, got cpu"),
+        ("max-autotune", "pays on GPUs, got cpu; name it to try it"),
         ("dynamic", "the example batches have one shape"),
     ],
 )

@@ -36,11 +36,13 @@ def shared_bytes(capability, name):
     from drivetrain_kernels.ops import _triton_attention_kernels as kernels
     from drivetrain_kernels.ops._triton_attention import _blocks
 
-    class Properties:
-        major = capability // 10
-        shared_memory_per_block_optin = LIMITS[capability]
+    number = capability
 
-    torch.cuda.get_device_properties = lambda *_: Properties
+    class Facts:
+        capability = (number // 10, number % 10)
+        shared_memory_bytes = LIMITS[number]
+
+    _triton_attention.device_facts = lambda device: Facts
     q = torch.empty(1, 64, 8, HEAD, dtype=torch.float16, device="meta")
     sizes = _blocks(q, is_backward=name != "forward_kernel")
     options = {key: sizes.pop(key) for key in ("num_warps", "num_stages")}

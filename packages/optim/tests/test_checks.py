@@ -184,7 +184,7 @@ def test_state_dict_of_other_groups_is_refused_and_nothing_changes():
 
 def test_capture_in_a_cuda_graph_is_refused(monkeypatch):
     class OnCuda:
-        is_cuda = True
+        device = torch.device("cuda")
 
     _, optimizer = linear()
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import subprocess
@@ -291,7 +292,7 @@ def test_surroundings_ask_the_driver_itself(monkeypatch):
             raise OSError(name)
         return library
 
-    monkeypatch.setattr(module.ctypes, "CDLL", load)
+    monkeypatch.setattr(ctypes, "CDLL", load)
     assert surroundings("cuda")["driver"] == "13000"
 
 
@@ -299,7 +300,7 @@ def test_surroundings_without_a_driver_have_no_version(monkeypatch):
     def load(name):
         raise OSError(name)
 
-    monkeypatch.setattr(module.ctypes, "CDLL", load)
+    monkeypatch.setattr(ctypes, "CDLL", load)
     assert surroundings("cuda")["driver"] == ""
 
 

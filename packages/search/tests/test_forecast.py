@@ -176,7 +176,9 @@ def real_peak(program, context, choices):
     """The highest sum of all allocations and frees before the end of a second step."""
     gc.collect()
     with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        profile_memory=True,
+        acc_events=True,  # without it, torch 2.11 warns
     ) as profiler:
         batch = make_batch()
         model = program.build_model()

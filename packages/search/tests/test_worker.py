@@ -222,15 +222,18 @@ def test_trial_of_one_rank_runs_where_the_user_trains(
 
 
 @pytest.mark.parametrize(
-    ("device", "backend"), [("cpu", "gloo"), ("cuda:0", "cpu:gloo,cuda:nccl")]
+    ("device", "backend"),
+    [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl"), ("odd", "cpu:gloo,odd:own")],
 )
 def test_ranks_of_a_trial_meet_for_what_lies_on_the_cpu_too(
-    monkeypatch, device, backend
+    monkeypatch, context, device, backend
 ):
     joined = []
     monkeypatch.setattr(
         rank.dist, "init_process_group", lambda name, **options: joined.append(name)
     )
     spec = {"store": "/nowhere", "world_size": 2, "timeout_s": 10.0}
-    rank._join(spec, 0, torch.device(device))
+    own = {"cpu": "gloo", "cuda": "nccl", "odd": "own"}[device]
+    facts = dataclasses.replace(context.device, type=device, collectives=own)
+    rank._join(spec, 0, facts)
     assert joined == [backend]

@@ -8,6 +8,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch._compile import _disable_dynamo
 from torch.distributed import distributed_c10d
@@ -64,13 +65,15 @@ def register() -> None:
     """
     register_redis()
     if BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, _make_group, devices=["cpu", "cuda"])
+        here = torch.accelerator.current_accelerator()
+        devices = ["cpu", here.type if here else "cuda"]
+        dist.Backend.register_backend(BACKEND, _make_group, devices=devices)
     _patch(DistributedDataParallel, "__init__", _with_small_buckets)
     _patch(DistributedDataParallel, "forward", _with_hook)
 
 
 def enable(**settings: Any) -> None:
-    """Makes `init_process_group` with Gloo or NCCL, or without a backend, a tuned one.
+    """Makes `init_process_group` with torch's usual backends, or without one, tuned.
 
     Call it before the process group is made. Other backends stay as they are.
 
@@ -146,7 +149,8 @@ def _inner_backend(backend: str | None) -> str | None:
     if name in {"", BACKEND, "undefined"}:
         return ""
     parts = {part.rpartition(":")[2].strip() for part in name.split(",")}
-    return name if parts <= {"gloo", "nccl"} else None
+    known = set(dist.Backend.default_device_backend_map.values())
+    return name if parts <= {"gloo", *known} else None
 
 
 def _make_group(

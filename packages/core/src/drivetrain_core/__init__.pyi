@@ -22,6 +22,7 @@ from drivetrain_core._errors import CheckpointError as CheckpointError
 from drivetrain_core._errors import ClusterSpecError as ClusterSpecError
 from drivetrain_core._errors import Code as Code
 from drivetrain_core._errors import DataExhaustedError as DataExhaustedError
+from drivetrain_core._errors import DeviceError as DeviceError
 from drivetrain_core._errors import DistributedError as DistributedError
 from drivetrain_core._errors import DrivetrainError as DrivetrainError
 from drivetrain_core._errors import MissingLibraryError as MissingLibraryError

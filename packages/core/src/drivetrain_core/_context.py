@@ -9,31 +9,23 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core.accelerators.facts import AcceleratorFacts
+
 if TYPE_CHECKING:
     from drivetrain_core._measurement import Measurement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceFacts:
-    """One device of the kind that the model trains on.
+class DeviceFacts(AcceleratorFacts):
+    """One device of the kind that the model trains on, and the CPU beside it.
 
     Args:
-        type: The torch device type, such as `cpu` or `cuda`.
-        name: The product name.
-        memory_bytes: Its memory; for a CPU, what this process may use.
         num_cores: CPU cores that this process may run on.
         num_threads: Threads that torch uses for one operator.
-        capability: The compute capability of a CUDA device, else (0, 0).
-        can_compile: Whether `torch.compile` finds what it needs.
     """
 
-    type: str
-    name: str
-    memory_bytes: int
     num_cores: int
     num_threads: int
-    capability: tuple[int, int] = (0, 0)
-    can_compile: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

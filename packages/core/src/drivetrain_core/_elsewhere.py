@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-COMMANDS = {
-    word: f"drivetrain-{word}"
-    for word in (
-        "checkpoint",
-        "cloud",
-        "comm",
-        "elastic",
-        "fabric",
-        "health",
-        "kernels",
-        "memory",
-        "optim",
-        "search",
-    )
-} | {"quickstart": "drivetrain", "simulate": "drivetrain-parallel"}
+_PACKAGES = "checkpoint cloud comm elastic fabric health kernels memory optim search"
+COMMANDS = {word: f"drivetrain-{word}" for word in _PACKAGES.split()} | {
+    "quickstart": "drivetrain",
+    "simulate": "drivetrain-parallel",
+}
 """The distribution by the command."""
 
 OPTIMIZATIONS = {

@@ -13,6 +13,7 @@ catch all of them at once or treat one like the error that Python itself would r
      |   `- DataExhaustedError              the data ended before the work was done
      |- NamesError (LookupError)            a canonical name is missing or doubled
      |- CheckpointError (OSError)           a checkpoint is missing, damaged or no fit
+     |- DeviceError (RuntimeError)          there is no such device
      |- DistributedError (RuntimeError)     ranks disagree, or no process group stands
      |- SearchError (RuntimeError)          the search could not measure the baseline
      `- UsageError (ValueError)             a command was called in a wrong way
@@ -171,6 +172,10 @@ class CheckpointError(DrivetrainError, OSError):
     """
 
     mismatches: tuple[str, ...] = ()
+
+
+class DeviceError(DrivetrainError, RuntimeError):
+    """There is no such device."""
 
 
 class DistributedError(DrivetrainError, RuntimeError):

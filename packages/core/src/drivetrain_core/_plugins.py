@@ -34,6 +34,9 @@ SERVICES = "drivetrain.services"
 COMMANDS = "drivetrain.commands"
 """Functions `populate_parser(parser)`, each a subcommand of `drivetrain`."""
 
+ACCELERATORS = "drivetrain.accelerators"
+"""Callables that make an `Accelerator`, each named as the type of its devices."""
+
 CHECKS = "drivetrain.checks"
 """Functions that return a state (`ok`, `warn` or `fail`) and a detail for the doctor."""
 

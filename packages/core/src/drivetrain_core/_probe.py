@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
-import platform
-import shutil
 from collections import defaultdict
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +29,7 @@ from drivetrain_core._data.batch import (
 from drivetrain_core._errors import ProgramError
 from drivetrain_core._model.blocks import find_blocks
 from drivetrain_core._program import check_batch
+from drivetrain_core.accelerators import accelerator_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,28 +51,10 @@ def default_device() -> torch.device:
 
 def probe_device(device: torch.device) -> DeviceFacts:
     """Returns the facts of one device."""
+    facts = accelerator_of(device).facts(device.index or 0)
+    found = {field.name: getattr(facts, field.name) for field in fields(facts)}
     cores = len(os.sched_getaffinity(0))
-    threads = torch.get_num_threads()
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        return DeviceFacts(
-            type="cuda",
-            name=properties.name,
-            memory_bytes=properties.total_memory,
-            num_cores=cores,
-            num_threads=threads,
-            capability=(properties.major, properties.minor),
-            can_compile=_has_triton(),
-        )
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    return DeviceFacts(
-        type=device.type,
-        name=_cpu_name() if device.type == "cpu" else device.type,
-        memory_bytes=_host_memory_bytes(),
-        num_cores=cores,
-        num_threads=threads,
-        can_compile=compiler is not None,
-    )
+    return DeviceFacts(**found, num_cores=cores, num_threads=torch.get_num_threads())
 
 
 def probe_model(model: nn.Module) -> ModelFacts:
@@ -192,27 +173,3 @@ def _fingerprint(model: nn.Module) -> str:
     for group in _tied(model):
         digest.update(f"{'='.join(group)};".encode())
     return digest.hexdigest()[:16]
-
-
-@functools.cache
-def _has_triton() -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec("triton") is not None
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _host_memory_bytes() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().total)

@@ -60,7 +60,6 @@ from drivetrain_core._scripts.replay import Replay as Replay
 from drivetrain_core._scripts.replay import Script as Script
 from drivetrain_core._scripts.replay import run_script as run_script
 from drivetrain_core._scripts.shipping import by_value as by_value
-from drivetrain_core._scripts.shipping import provide_modules as provide_modules
 from drivetrain_core._yaml import dump_yaml as dump_yaml
 from drivetrain_core._yaml import load_yaml as load_yaml
 from drivetrain_core.services._optimizer_restoration import (

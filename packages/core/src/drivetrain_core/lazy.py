@@ -8,31 +8,24 @@ from __future__ import annotations
 
 import ast
 import sys
-import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 __all__ = ["attach_stub", "read_beside"]
 
 
 def attach_stub(
-    module: str,
-    file: str,
-    *,
-    renamed: Mapping[str, str] | None = None,
-    moved: Mapping[str, str] | None = None,
+    module: str, file: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Returns `__getattr__`, `__dir__` and `__all__` of a module with a stub.
 
     Args:
         module: The module, as its `__name__`.
         file: Its file, as its `__file__`; the stub lies beside it.
-        renamed: The new name of what had another one; the old one warns.
-        moved: The package that has a name now, by the name; the old place warns.
 
     Example:
         A module that offers everything of its stub:
@@ -40,7 +33,7 @@ def attach_stub(
         >>> import tempfile
         >>> file = Path(tempfile.mkdtemp(), "offers.py")
         >>> _ = file.with_suffix(".pyi").write_text("from json import loads as loads")
-        >>> load, _, names = attach_stub("json", str(file), renamed={"read": "loads"})
+        >>> load, _, names = attach_stub("json", str(file))
         >>> names, load("loads").__name__
         (['loads'], 'loads')
     """
@@ -52,15 +45,6 @@ def attach_stub(
     names = sorted(homes, key=lambda n: (not n.isupper(), not n[:1].isupper(), n))
 
     def load(name: str) -> Any:
-        if name in (moved or {}):
-            new = f"{(moved or {})[name]}.{name}"
-            value = _moved(f"{module}.{name}", new)
-            _warn(f"{module}.{name} is now {new}")
-            return value
-        if name in (renamed or {}):
-            new = (renamed or {})[name]
-            _warn(f"{module}.{name} is now {module}.{new}")
-            name = new
         if name not in homes:
             message = f"module {module!r} has no attribute {name!r}"
             raise AttributeError(message, name=name, obj=sys.modules.get(module))
@@ -88,19 +72,3 @@ def read_beside(module: str, path: str) -> str:
         data: bytes = loader.get_data(path)
         return data.decode()
     return Path(path).read_text("utf-8")
-
-
-def _moved(old: str, new: str) -> Any:
-    package, _, name = new.rpartition(".")
-    try:
-        return getattr(import_module(package), name)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        message = f"{old} is now {new}: pip install {package.replace('_', '-')}"
-        raise ImportError(message, name=name) from error
-
-
-def _warn(message: str) -> None:
-    # The place that asks for the name, above `load`.
-    warnings.warn(message, DeprecationWarning, stacklevel=3)

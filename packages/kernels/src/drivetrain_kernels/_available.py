@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from drivetrain_core import DeviceError
+from drivetrain_core.accelerators import accelerator_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MIN_CAPABILITY = (8, 0)  # the first with bfloat16
 
+# Where the interpreter reads and writes the memory of tensors.
+_INTERPRETED = ("cpu", "cuda")
+
 _found: dict[str, str | None] = {}
+_capabilities: dict[str, tuple[int, int]] = {}
 
 _CallT = TypeVar("_CallT", bound="Callable[..., object]")
 
@@ -96,23 +103,35 @@ def triton_missing(device: str) -> str | None:
     transformed: str | None = transforms_active()
     if transformed is not None:
         return transformed
-    if device not in {"cpu", "cuda"}:
+    interprets = triton_interprets()
+    major, minor = (0, 0) if interprets else capability_of(device)
+    if major == 0 and not (interprets and device in _INTERPRETED):
         return f"needs a CUDA tensor, got {device}"
-    if device == "cpu" and not triton_interprets():
-        return "needs a CUDA tensor, got cpu"
     missing = library_missing("triton")
     if missing is not None:
         return f"{missing}: pip install 'drivetrain-kernels[triton]'"
-    if device == "cpu" or triton_interprets():
+    if interprets or (major, minor) >= MIN_CAPABILITY:
         return None
-    key = "capability"
-    if key not in _found:
-        major, minor = torch.cuda.get_device_capability()
-        too_old = (major, minor) < MIN_CAPABILITY
-        _found[key] = f"needs compute capability 8.0, got {major}.{minor}"
-        if not too_old:
-            _found[key] = None
-    return _found[key]
+    return f"needs compute capability 8.0, got {major}.{minor}"
+
+
+@_constant
+def capability_of(device: str) -> tuple[int, int]:
+    """Returns the compute capability of the first device of a type; (0, 0) has none.
+
+    Args:
+        device: The type.
+
+    Example:
+        >>> capability_of("cpu")
+        (0, 0)
+    """
+    if device not in _capabilities:
+        try:
+            _capabilities[device] = accelerator_of(device).facts().capability
+        except DeviceError:
+            _capabilities[device] = (0, 0)
+    return _capabilities[device]
 
 
 @_constant

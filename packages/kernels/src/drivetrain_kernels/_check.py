@@ -32,7 +32,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
         ...     autocast_dtype(torch.device("cpu"))
         torch.bfloat16
     """
-    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+    if device == torch.device("meta") or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
 

@@ -39,9 +39,9 @@ def only_on_a_gpu(facts: Any) -> str | None:
     Args:
         facts: Those of the call, with the type of the device as `device`.
     """
-    if facts.device == "cuda":
-        return None
-    return f"is made for a GPU, the tensors are on {facts.device}"
+    if facts.device == "cpu":
+        return "is made for a GPU, the tensors are on cpu"
+    return None
 
 
 def not_interpreted(facts: Any) -> str | None:

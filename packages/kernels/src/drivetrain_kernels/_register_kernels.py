@@ -56,7 +56,7 @@ class KernelsOptimization(BaseOptimization):
 
     def configs(self, context: Context) -> Iterable[Config]:
         """Returns the defaults on a GPU; elsewhere torch's operators do the same."""
-        return [self.normalize(None)] if context.device.type == "cuda" else []
+        return [self.normalize(None)] if context.device.triton else []
 
     def check(
         self, context: Context, config: Config, plan: Sequence[Choice]

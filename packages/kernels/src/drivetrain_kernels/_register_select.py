@@ -57,7 +57,7 @@ class CompileSelectOptimization(BaseOptimization):
 
     def configs(self, context: Context) -> Iterable[Config]:
         """Returns what core's own `compile` does not offer: a search measures itself."""
-        if context.device.type != "cuda" or not context.device.can_compile:
+        if not (context.device.graphs and context.device.can_compile):
             return []
         return [self.normalize(choice) for choice in ("cudagraphs", "max-autotune")]
 
@@ -68,8 +68,7 @@ class CompileSelectOptimization(BaseOptimization):
         del plan
         choice = config["choice"]
         if choice != "eager" and not context.device.can_compile:
-            cpu = context.device.type == "cpu"
-            needed = "a C++ compiler" if cpu else "triton"
+            needed = context.device.compiler_needs or "Inductor for this device"
             return Reject(
                 Code.NEEDS_LIBRARY, f"torch.compile needs {needed}", f"install {needed}"
             )
@@ -80,10 +79,10 @@ class CompileSelectOptimization(BaseOptimization):
                 "choose alike",
                 "name the choice that a run on one rank found",
             )
-        if choice == "cudagraphs" and context.device.type != "cuda":
+        if choice == "cudagraphs" and not context.device.graphs:
             return Reject(
                 Code.NEEDS_DEVICE,
-                f"CUDA graphs need a CUDA device, got {context.device.type}",
+                f"graphs need a device that captures them, got {context.device.type}",
                 "use default",
             )
         return Ok()
@@ -97,7 +96,7 @@ class CompileSelectOptimization(BaseOptimization):
             _install.install(state.module, str(config["choice"]))
             return
         names = [name for name in _CHOICES if name not in {_AUTO, "eager", "dynamic"}]
-        if state.device.type != "cuda":
+        if not state.context.device.graphs:
             names = ["block", "default"]
         budget_s = float(str(config["budget_s"]))
         try:

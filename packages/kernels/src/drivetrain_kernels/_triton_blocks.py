@@ -14,10 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
+from drivetrain_core.accelerators import accelerator_of
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from torch import Tensor
+
+    from drivetrain_core.accelerators import AcceleratorFacts
 
 TRITON_DTYPES = {
     torch.float64: tl.float64,
@@ -97,6 +101,15 @@ def keep_row(seed, row, num_kept_bits, BLOCK: tl.constexpr):
     return bits.to(tl.int64) >= num_kept_bits
 
 
+def device_facts(device: torch.device) -> AcceleratorFacts:
+    """Returns what a device has, by which kernels are cut to size.
+
+    Args:
+        device: Where the tensors of a kernel lie.
+    """
+    return accelerator_of(device).facts(device.index or 0)
+
+
 def num_programs(num_rows: int, num_warps: int, device: torch.device) -> int:
     """Returns how many programs share rows, each with partial sums of its own.
 
@@ -107,9 +120,8 @@ def num_programs(num_rows: int, num_warps: int, device: torch.device) -> int:
     """
     most = _INTERPRETED_PROGRAMS
     if not INTERPRETS.value:
-        properties = torch.cuda.get_device_properties(device)
         each = max(2, _WARPS_A_PROCESSOR // num_warps)
-        most = properties.multi_processor_count * each
+        most = device_facts(device).num_processors * each
     return max(1, min(num_rows, most))
 
 
@@ -128,6 +140,6 @@ def on_device_of(tensor: Tensor) -> AbstractContextManager[Any]:
     Args:
         tensor: One of the kernel's arguments.
     """
-    if tensor.device.type == "cuda":
-        return torch.cuda.device(tensor.device)
-    return contextlib.nullcontext()
+    if tensor.device.type == "cpu":
+        return contextlib.nullcontext()
+    return torch.accelerator.device_index(tensor.device.index)

@@ -92,10 +92,9 @@ def _example(name: str, args: argparse.Namespace) -> tuple[Any, Any]:
     import torch
 
     op = load_op(name)
+    here = torch.accelerator.current_accelerator(check_available=True)
     try:
-        device = torch.device(
-            args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        )
+        device = torch.device(args.device or (here.type if here else "cpu"))
     except RuntimeError as error:
         message = f"--device: {str(error).splitlines()[0]}"
         raise UsageError(message) from error

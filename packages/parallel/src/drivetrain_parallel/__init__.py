@@ -11,6 +11,4 @@ from __future__ import annotations
 
 from drivetrain_core.lazy import attach_stub as _attach_stub
 
-__getattr__, __dir__, __all__ = _attach_stub(
-    __name__, __file__, moved={"MeshShape": "drivetrain_core"}
-)
+__getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

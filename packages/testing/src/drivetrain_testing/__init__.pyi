@@ -1,3 +1,4 @@
+from drivetrain_testing._accelerator import check_accelerator as check_accelerator
 from drivetrain_testing._bars import Bar as Bar
 from drivetrain_testing._bars import Row as Row
 from drivetrain_testing._bars import run_bars as run_bars

@@ -17,6 +17,7 @@ import traceback
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -40,6 +41,7 @@ def main(argv: list[str]) -> int:
         function, args, process_group, timeout_s = pickle.loads(
             (folder / "call").read_bytes()
         )
+        _provide_module(function)
         _keep_groups(is_wanted=process_group)
         if process_group:
             _init_process_group(timedelta(seconds=timeout_s))
@@ -98,6 +100,14 @@ def _wait_for_others() -> None:
 
     if dist.is_initialized():
         dist.barrier()
+
+
+def _provide_module(function: Any) -> None:
+    """Makes the module of a function that came by value, which torch.compile may import."""
+    name = getattr(function, "__module__", None) or "__main__"
+    if name not in sys.modules and hasattr(function, "__globals__"):
+        sys.modules[name] = module = ModuleType(name)
+        vars(module).update(function.__globals__)
 
 
 def _leave_with_parent() -> None:

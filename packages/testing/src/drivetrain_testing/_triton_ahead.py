@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-import torch
+from drivetrain_core.accelerators import AcceleratorFacts, accelerator_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,11 +88,14 @@ def triton_compiled_for(capability: tuple[int, int]) -> Iterator[list[TritonCode
         get_current_stream=lambda _: 0,
         get_current_target=lambda: GPUTarget("cuda", number, 32),
     )
-    properties = SimpleNamespace(
-        major=major,
-        minor=minor,
-        multi_processor_count=_PROCESSORS,
-        shared_memory_per_block_optin=SHARED_MEMORY[capability],
+    facts = AcceleratorFacts(
+        type="cpu",
+        name=f"a GPU of capability {major}.{minor}",
+        memory_bytes=1 << 36,
+        num_processors=_PROCESSORS,
+        shared_memory_bytes=SHARED_MEMORY[capability],
+        capability=capability,
+        triton=True,
     )
     found: list[TritonCode] = []
     launch = JITFunction.run
@@ -105,12 +108,8 @@ def triton_compiled_for(capability: tuple[int, int]) -> Iterator[list[TritonCode
     try:
         with (
             patch.object(JITFunction, "run", compile_only),
-            patch.object(
-                torch.cuda, "get_device_properties", lambda _=None: properties
-            ),
-            patch.object(
-                torch.cuda, "get_device_capability", lambda _=None: capability
-            ),
+            # The tensors are the CPU's.
+            patch.object(accelerator_of("cpu"), "facts", lambda _=0: facts),
         ):
             yield found
     finally:

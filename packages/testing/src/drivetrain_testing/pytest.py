@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,6 +39,7 @@ __all__ = [
     "built",
     "context",
     "distribute",
+    "pretend_gpus",
     "program",
     "restored",
     "script",
@@ -114,6 +116,35 @@ def built(program: Program, context: Context) -> Iterator[Callable[..., Accelera
     yield make
     for accelerated in opened:
         accelerated.close()
+
+
+@pytest.fixture
+def pretend_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+    """Makes torch tell of GPUs that are not there; their properties may be changed."""
+
+    def pretend(
+        name: str = "a card", *, count: int = 1, **known: Any
+    ) -> SimpleNamespace:
+        facts = {"total_memory": 1 << 34, "major": 9, "minor": 0} | known
+        properties = SimpleNamespace(name=name, multi_processor_count=132, **facts)
+        answers = {
+            "is_available": lambda: True,
+            "device_count": lambda: count,
+            "get_device_properties": lambda _=0: properties,
+            "get_device_name": lambda _=0: properties.name,
+            "is_bf16_supported": lambda: True,
+        }
+        for asked, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, asked, answer)
+        monkeypatch.setattr(
+            torch.accelerator,
+            "current_accelerator",
+            lambda *_, **__: torch.device("cuda"),
+        )
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+        return properties
+
+    return pretend
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from drivetrain_checkpoint import _native
+from drivetrain_checkpoint._devices import can_overlap
 from drivetrain_checkpoint._layout.partition import DTYPES
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class BlockWriter:
         rows = raw.view(DTYPES[copy.dtype]).view(copy.shape)[copy.theirs]
         with torch.no_grad():
             block = target[copy.ours]
-            if _is_elsewhere(block) and _are_same_bytes(rows, block):
+            if can_overlap(block.device) and _are_same_bytes(rows, block):
                 self._send(_bytes_of(rows), _bytes_of(block))
             else:
                 block.copy_(rows)
@@ -73,8 +74,7 @@ class _Piece:
 
     def __init__(self) -> None:
         self._memory = _page_locked(_PIECE_BYTES)
-        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._is_sent = False
+        self._copied: torch.Event | None = None
 
     def send(self, source: Tensor, target: Tensor, num_threads: int) -> None:
         """Fills the memory once it is free, and begins to copy it to a device."""
@@ -86,18 +86,13 @@ class _Piece:
         )
         _native.copy(begin, end, array("Q", [size]), num_threads)
         _begin_copy(target, self._memory[:size])
-        self._copied.record(torch.cuda.current_stream(target.device))
-        self._is_sent = True
+        self._copied = _event(target.device)
 
     def wait(self) -> None:
         """Waits until what was sent has arrived."""
-        if self._is_sent:
+        if self._copied is not None:
             self._copied.synchronize()
-            self._is_sent = False
-
-
-def _is_elsewhere(block: Tensor) -> bool:
-    return block.device.type == "cuda"
+            self._copied = None
 
 
 def _are_same_bytes(rows: Tensor, block: Tensor) -> bool:
@@ -113,6 +108,13 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 def _page_locked(size_bytes: int) -> Tensor:
     return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _event(device: torch.device) -> torch.Event:
+    """Returns when all that is queued on a device now is done."""
+    event = torch.Event(device)
+    event.record(torch.accelerator.current_stream(device))
+    return event
 
 
 def _begin_copy(target: Tensor, source: Tensor) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import logging
 import weakref
 from array import array
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from drivetrain_checkpoint import _native
+from drivetrain_checkpoint._devices import can_overlap
+from drivetrain_core.accelerators import accelerator_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._arena import Arena
     from drivetrain_checkpoint._layout.safetensors_layout import Slot
     from drivetrain_checkpoint._save.save_plan import SavePlan
+    from drivetrain_core.accelerators import Accelerator
 
 logger = logging.getLogger(__name__)
 
@@ -29,33 +30,38 @@ logger = logging.getLogger(__name__)
 class DeviceLink:
     """What devices need to copy into memory of the host at full speed, beside their work.
 
-    The memory is registered with CUDA once, and given back when this is closed or nobody
-    holds it any more; a driver that refuses costs speed, not correctness.
+    The memory is registered with their driver once, and given back when this is closed or
+    nobody holds it any more; a driver that refuses costs speed, not correctness.
 
     Args:
+        device_type: The type of the devices.
         address: Where the memory begins.
         size_bytes: How long it is.
         owner: What keeps the memory mapped.
     """
 
-    def __init__(self, address: int, size_bytes: int, owner: object) -> None:
+    def __init__(
+        self, device_type: str, address: int, size_bytes: int, owner: object
+    ) -> None:
         """Registers the memory."""
         self._owner = owner
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        code = _cudart().cudaHostRegister(address, size_bytes, 0)
+        self._streams: dict[torch.device, torch.Stream] = {}
+        accelerator = accelerator_of(device_type)
+        refused = accelerator.register_host_memory(address, size_bytes)
         self._release: weakref.finalize[..., DeviceLink] | None = None
-        if int(code) == 0:
-            self._release = weakref.finalize(self, _unregister, self._streams, address)
-            # A process that ends gives everything back, and CUDA may be gone before.
-            self._release.atexit = False
-        else:
-            _forget_error()
+        if refused:
             logger.warning(
-                "CUDA does not register %s bytes of shared memory (error %s): copies "
-                "from the device are slower and do not overlap",
+                "%s bytes of shared memory are not page-locked (%s): copies from the "
+                "device are slower and do not overlap",
                 f"{size_bytes:,}",
-                code,
+                refused,
             )
+            return
+        self._release = weakref.finalize(
+            self, _unregister, accelerator, self._streams, address
+        )
+        # A process that ends gives everything back, and the driver may be gone before.
+        self._release.atexit = False
 
     @property
     def is_registered(self) -> bool:
@@ -64,7 +70,7 @@ class DeviceLink:
 
     def begin(
         self, copies: Mapping[torch.device, Callable[[], None]]
-    ) -> list[torch.cuda.Event]:
+    ) -> list[torch.Event]:
         """Queues copies behind what their devices do now, and returns when they end.
 
         Args:
@@ -73,12 +79,12 @@ class DeviceLink:
         events = []
         for device, copy in copies.items():
             if device not in self._streams:
-                self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                self._streams[device] = torch.Stream(device)
             stream = self._streams[device]
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
+            stream.wait_stream(torch.accelerator.current_stream(device))
+            with stream:
                 copy()
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event = torch.Event(device)
                 event.record(stream)
             events.append(event)
         return events
@@ -114,7 +120,7 @@ def begin_copy(
     here: list[tuple[Tensor, Slot]] = []
     there: dict[torch.device, list[tuple[Tensor, Slot]]] = {}
     for block, slot in plan.others:
-        is_there = link is not None and block.device.type == "cuda"
+        is_there = link is not None and can_overlap(block.device)
         pairs = there.setdefault(block.device, []) if is_there else here
         pairs.append((block, slot))
 
@@ -144,20 +150,9 @@ def begin_copy(
     return end
 
 
-def _unregister(streams: dict[torch.device, torch.cuda.Stream], address: int) -> None:
+def _unregister(
+    accelerator: Accelerator, streams: dict[torch.device, torch.Stream], address: int
+) -> None:
     for stream in streams.values():
         stream.synchronize()
-    if int(_cudart().cudaHostUnregister(address)):
-        _forget_error()
-
-
-def _forget_error() -> None:
-    """Clears the error of a call, which the next launch of a kernel would raise again."""
-    name = f"libcudart.so.{str(torch.version.cuda).split('.', 1)[0]}"
-    # One that is linked into torch itself cannot be asked.
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(name).cudaGetLastError()
-
-
-def _cudart() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    accelerator.unregister_host_memory(address)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain_checkpoint._arena import Arena
+from drivetrain_checkpoint._devices import can_overlap
 from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._save.device_copy import DeviceLink, begin_copy
 
@@ -125,12 +126,11 @@ class RankMemory:
         assert arena is not None
         arena.begin(index)
         if self._link is None:
-            on_device = any(b.device.type == "cuda" for b, _ in plan.others)
-            self._link = (
-                DeviceLink(arena.address, arena.size_bytes, arena)
-                if on_device
-                else None
-            )
+            devices = {block.device for block, _ in plan.others}
+            for device in filter(can_overlap, devices):
+                self._link = self._link or DeviceLink(
+                    device.type, arena.address, arena.size_bytes, arena
+                )
         address = arena.image_address(self._room, index)
         threads = self._num_threads or torch.get_num_threads()
         before = plan.versions() if self._overlap else 0

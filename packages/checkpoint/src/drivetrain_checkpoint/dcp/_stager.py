@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from drivetrain_checkpoint import _native
 from drivetrain_checkpoint._arguments import amount
+from drivetrain_checkpoint._devices import can_overlap
 from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._save.device_copy import DeviceLink
 
@@ -71,8 +72,9 @@ class Stager(AsyncStager):
         places, size_bytes = _places(sources)
         generation = self._free()
         view = generation.hand_out(size_bytes)
-        if any(source.device.type == "cuda" for source in sources):
-            generation.register()
+        for source in sources:
+            if can_overlap(source.device):
+                generation.register(source.device.type)
         devices = set()
         copies = []
         for source, at in zip(sources, places, strict=True):
@@ -140,11 +142,12 @@ class _Generation:
         self._lease = weakref.ref(lease)
         return memoryview(lease).cast("B")
 
-    def register(self) -> None:
+    def register(self, device_type: str) -> None:
         """Lets devices copy to the memory at full speed."""
         if self._link is None and self._memory is not None:
             memory = self._memory
-            self._link = DeviceLink(_native.address_of(memory), len(memory), memory)
+            address = _native.address_of(memory)
+            self._link = DeviceLink(device_type, address, len(memory), memory)
 
 
 def _collect(value: Any, found: list[Tensor]) -> None:

@@ -202,6 +202,9 @@ class Transport:
                     torch._foreach_mul_(list(tensors), factor)
                 factor = 1.0
         for tensor in tensors:
+            if tensor.device.type != "cpu":
+                message = f"a tensor lies on {tensor.device}, and not in this memory"
+                raise DistributedError(message)
             if tensor.nbytes and not tensor.data_ptr():
                 message = (
                     f"a tensor of shape {tuple(tensor.shape)} and {dtype} has no memory: "

@@ -154,9 +154,9 @@ def _load(group: str, plugin: PluginInfo) -> tuple[str, str]:
 
 def _compile() -> tuple[str, str]:
     facts = _probed()
-    needed = "triton" if facts.type == "cuda" else "a C++ compiler"
     if facts.can_compile:
-        return "ok", f"{needed} is there"
+        return "ok", f"{facts.compiler} finds what it needs"
+    needed = facts.compiler_needs or f"a compiler for {facts.type}"
     return "warn", f"{needed} is missing: the slot 'compile' stays off"
 
 

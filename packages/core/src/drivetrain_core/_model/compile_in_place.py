@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def compile_in_place(module: nn.Module) -> None:
+def compile_in_place(module: nn.Module, backend: str = "inductor") -> None:
     """Compiles what calling the module does, so that no name of a parameter changes.
 
     `Module.compile` compiles nothing, without a word, where `forward` is one of torch's
@@ -19,6 +19,10 @@ def compile_in_place(module: nn.Module) -> None:
     function of torch that is called from outside of a compiled one. Such a module is
     therefore called from a function of ours. It takes the module as an argument, so that
     modules that are built alike share one compilation.
+
+    Args:
+        module: What is compiled.
+        backend: The backend of `torch.compile`.
 
     Example:
         >>> from torch import nn
@@ -29,9 +33,11 @@ def compile_in_place(module: nn.Module) -> None:
     """
     separate_compile_cache()
     if (module.forward.__module__ or "").startswith("torch."):
-        module._compiled_call_impl = partial(torch.compile(_call), module)
+        module._compiled_call_impl = partial(
+            torch.compile(_call, backend=backend), module
+        )
     else:
-        module.compile()
+        module.compile(backend=backend)
 
 
 def separate_compile_cache() -> None:

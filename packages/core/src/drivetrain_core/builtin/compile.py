@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Compile(BaseOptimization):
-    """Compiles with Inductor; in place, so no name of a parameter changes.
+    """Compiles with the device's compiler; in place, so no name of a parameter changes.
 
     `block` compiles each repeated block: the blocks share one compilation, which is
     several times shorter than that of the `whole` model, at nearly the same speed.
@@ -45,7 +45,9 @@ class Compile(BaseOptimization):
         return Numerics.REORDER
 
     def configs(self, context: Context) -> Iterable[Config]:
-        """Returns `block` when there are repeated blocks, and `whole`."""
+        """Returns `block` for repeated blocks, and `whole`, where compiled code is faster."""
+        if context.device.compiler == "aot_eager":
+            return []
         scopes = ["block", "whole"] if context.model.blocks else ["whole"]
         return [{"scope": scope} for scope in scopes]
 
@@ -54,8 +56,7 @@ class Compile(BaseOptimization):
     ) -> Ok | Reject:
         """Rejects a missing compiler, and `block` without repeated blocks."""
         del plan
-        if not context.device.can_compile:
-            needed = "triton" if context.device.type == "cuda" else "a C++ compiler"
+        if needed := context.device.compiler_needs:
             return Reject(
                 Code.NEEDS_LIBRARY, f"torch.compile needs {needed}", f"install {needed}"
             )
@@ -71,4 +72,4 @@ class Compile(BaseOptimization):
         """Compiles the blocks or the model, in place."""
         whole = config["scope"] == "whole"
         for module in [state.module] if whole else state.blocks():
-            compile_in_place(module)
+            compile_in_place(module, state.context.device.compiler)

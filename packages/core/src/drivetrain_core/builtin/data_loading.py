@@ -46,7 +46,7 @@ class DataLoading(BaseOptimization):
         if context.loop.loader != "torch" or not context.loop.sample_on_host:
             return []
         share = context.device.num_cores // context.world.local_size
-        pin = context.device.type != "cpu"
+        pin = context.device.pinned_memory
         counts = sorted({1, max(1, share // 2)} - {context.loop.loader_workers})
         return [
             self.normalize({"workers": count, "pin_memory": pin}) for count in counts
@@ -63,8 +63,9 @@ class DataLoading(BaseOptimization):
                 "the data is no plain torch.utils.data.DataLoader",
                 "pass a DataLoader with a map-style dataset",
             )
-        if config["pin_memory"] and context.device.type == "cpu":
-            return Reject(Code.NEEDS_DEVICE, "pinned memory needs an accelerator")
+        if config["pin_memory"] and not context.device.pinned_memory:
+            because = f"{context.device.name} has no use for pinned memory"
+            return Reject(Code.NEEDS_DEVICE, because)
         return Ok()
 
     def estimate(

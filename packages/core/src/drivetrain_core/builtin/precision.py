@@ -56,10 +56,10 @@ class Precision(BaseOptimization):
         return Numerics.LOW_PRECISION if low else Numerics.EXACT
 
     def configs(self, context: Context) -> Iterable[Config]:
-        """Returns tf32 where the device has it, and both bf16 forms for fp32 models."""
+        """Returns what the device has of tf32 and both bf16 forms, for fp32 models."""
         if context.model.dtypes != ("float32",):
             return []
-        names = ["bf16_autocast", "bf16_params"]
+        names = ["bf16_autocast", "bf16_params"] if _has_bf16(context) else []
         if context.device.capability >= _TF32_CAPABILITY:
             names.insert(0, "tf32")
         return [{"dtype": name} for name in names]
@@ -67,7 +67,7 @@ class Precision(BaseOptimization):
     def check(
         self, context: Context, config: Config, plan: Sequence[Choice]
     ) -> Ok | Reject:
-        """Rejects tf32 without tensor cores, and bf16 for models that are not fp32."""
+        """Rejects what the device lacks, and bf16 for models that are not fp32."""
         del plan
         dtype = config["dtype"]
         if dtype == "tf32" and context.device.capability < _TF32_CAPABILITY:
@@ -75,9 +75,12 @@ class Precision(BaseOptimization):
                 Code.NEEDS_DEVICE,
                 f"tf32 needs a CUDA device of capability 8.0, this is "
                 f"{context.device.name}",
-                "use bf16_autocast",
+                "use bf16_autocast" if _has_bf16(context) else "use fp32",
             )
         bf16 = dtype in ("bf16_autocast", "bf16_params")
+        if bf16 and not _has_bf16(context):
+            because = f"{context.device.name} does not compute in bf16"
+            return Reject(Code.NEEDS_DEVICE, because, "use fp32")
         if bf16 and context.model.dtypes != ("float32",):
             return Reject(
                 Code.NOT_APPLICABLE,
@@ -107,6 +110,10 @@ class Precision(BaseOptimization):
                 _convert(state.module)
                 state.optimizer_source = state.optimizer_source.with_master_weights()
             wrap_forward(state.module, _cast_ends)
+
+
+def _has_bf16(context: Context) -> bool:
+    return "bfloat16" in context.device.dtypes
 
 
 def _has_bf16_lstm() -> bool:

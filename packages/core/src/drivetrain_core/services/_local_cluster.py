@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_core.services.cluster_spec import (
     ClusterSpec,
     Device,
@@ -47,13 +48,16 @@ def local_cluster(*, use_torch: bool | None = None) -> ClusterSpec:
 
 
 def _accelerator(torch: Any) -> Device | None:
-    if not torch.cuda.is_available():
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None:
         return None
-    facts = torch.cuda.get_device_properties(0)
+    accelerator = accelerator_of(found)
+    facts = accelerator.facts()
     return Device(
         kind=facts.name,
-        count=torch.cuda.device_count(),
-        memory_bytes=facts.total_memory,
+        type=facts.type,
+        count=accelerator.device_count(),
+        memory_bytes=facts.memory_bytes,
         peak_flops=_peak_flops(facts.name),
     )
 

@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from drivetrain_core._errors import ClusterSpecError
@@ -56,14 +56,15 @@ class _AsIs(ABC):
 class Text(_AsIs):
     """Text that is not empty; one of some choices, if there are any."""
 
-    choices: tuple[str, ...] = ()
+    choices: Callable[[], tuple[str, ...]] = tuple
 
     def check(self, value: Any, path: str) -> None:
         """Raises unless it is such a text."""
         if not isinstance(value, str) or not value:
             raise wrong(path, f"must be text, got {value!r}")
-        if self.choices and value not in self.choices:
-            raise wrong(path, f"is {value!r}{choose(value, self.choices)}")
+        choices = self.choices()
+        if choices and value not in choices:
+            raise wrong(path, f"is {value!r}{choose(value, choices)}")
 
 
 class Flag(_AsIs):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from drivetrain_core._errors import DistributedError
 from drivetrain_core.services._gloo_exit import wait_for_gloo_at_exit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from drivetrain_core.services.process_group import ProcessGroupFactory
 
@@ -38,9 +38,10 @@ class TorchProcessGroupFactory:
     """Makes process groups of torch's own backends, without making one the default.
 
     Args:
-        backend: `"gloo"`, `"nccl"`, or one for each device as torch writes it
-            (`"cpu:gloo,cuda:nccl"`). By default Gloo for CPU tensors and, where this
-            machine has GPUs and torch has NCCL, NCCL for theirs.
+        backend: `"gloo"`, `"nccl"`, another one that is registered with torch, or one
+            for each device as torch writes it (`"cpu:gloo,cuda:nccl"`). By default Gloo
+            for CPU tensors and, where this machine has accelerators and torch a backend
+            for them (NCCL for GPUs), that one for theirs.
 
     Raises:
         DistributedError: The backend is not one of these, or torch was built without.
@@ -65,15 +66,12 @@ class TorchProcessGroupFactory:
         _check_rank(rank, world_size)
         group = dist.ProcessGroup(store, rank, world_size)
         made: dict[str, object] = {}
-        kinds = dist.ProcessGroup.BackendType
         for device, name in self._by_device.items():
             if name not in made:
                 own_store = PrefixStore(f"{name}/", store)
-                made[name] = _MAKERS[name](own_store, rank, world_size, timeout)
-            kind = getattr(kinds, name.upper())
-            group._register_backend(torch.device(device), kind, made[name])  # type: ignore[arg-type]
-        first = next(iter(self._by_device.values()))
-        group._set_default_backend(getattr(kinds, first.upper()))
+                made[name] = _maker(name)(own_store, rank, world_size, timeout)
+            group._register_backend(torch.device(device), _kind(name), made[name])  # type: ignore[arg-type]
+        group._set_default_backend(_kind(next(iter(self._by_device.values()))))
         return group
 
 
@@ -224,16 +222,19 @@ def _devices() -> list[str]:
 
 
 def _default_backend() -> str:
-    if torch.cuda.is_available() and dist.is_nccl_available():
-        # One GPU cannot serve two ranks of NCCL.
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-        if ranks <= torch.cuda.device_count():
-            return "cpu:gloo,cuda:nccl"
-        logger.warning(
-            "%d ranks share %d GPUs, which NCCL cannot: using Gloo",
-            ranks,
-            torch.cuda.device_count(),
-        )
+    device = torch.accelerator.current_accelerator(check_available=True)
+    # A device is not asked, since that starts it, and this process may fork others.
+    name = device and dist.Backend.default_device_backend_map.get(device.type)
+    if not device or not name or not _is_available(name):
+        return "gloo"
+    # One device cannot serve two ranks of such a backend.
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    count = torch.accelerator.device_count()
+    if name == "gloo" or ranks <= count:
+        return f"cpu:gloo,{device.type}:{name}"
+    logger.warning(
+        "%d ranks share %d devices, which %s cannot: using Gloo", ranks, count, name
+    )
     return "gloo"
 
 
@@ -242,21 +243,36 @@ def _parse_backend(backend: str) -> dict[str, str]:
     pairs = [part.partition(":") for part in backend.lower().split(",")]
     if len(pairs) == 1 and not pairs[0][1]:
         name = pairs[0][0]
-        by_device = dict.fromkeys(["cuda"] if name == "nccl" else _devices(), name)
+        devices = dist.Backend.backend_capability.get(name, [])
+        by_device = dict.fromkeys(_devices() if name == "gloo" else devices, name)
     else:
         by_device = {device.strip(): name.strip() for device, _, name in pairs}
+    known = [*_MAKERS, *(name.lower() for name in dist.Backend._plugins)]
+    if not by_device or not set(by_device.values()) <= set(known):
+        message = (
+            f"the backend must be made of {', '.join(known)}, got {backend!r}. For "
+            "another one, pass a ProcessGroupFactory of your own"
+        )
+        raise DistributedError(message)
     for name in by_device.values():
-        available = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available}
-        if name not in available:
-            message = (
-                f"the backend must be made of gloo and nccl, got {backend!r}. For "
-                "another one, pass a ProcessGroupFactory of your own"
-            )
-            raise DistributedError(message)
-        if not available[name]():
+        if not _is_available(name):
             message = f"this build of torch {torch.__version__} has no {name} backend"
             raise DistributedError(message)
     return by_device
+
+
+def _is_available(name: str) -> bool:
+    return bool(dist.is_backend_available(name))
+
+
+def _kind(name: str) -> dist.ProcessGroup.BackendType:
+    kinds = dist.ProcessGroup.BackendType
+    return getattr(kinds, name.upper(), kinds.CUSTOM)
+
+
+def _maker(name: str) -> Callable[..., object]:
+    plugin: Any = dist.Backend._plugins.get(name.upper())
+    return _MAKERS.get(name) or plugin.creator_fn
 
 
 def _make_nccl(store: Store, rank: int, world_size: int, timeout: timedelta) -> object:
@@ -265,4 +281,7 @@ def _make_nccl(store: Store, rank: int, world_size: int, timeout: timedelta) -> 
     return dist.ProcessGroupNCCL(store, rank, world_size, options)
 
 
-_MAKERS = {"gloo": lambda *group: dist.ProcessGroupGloo(*group), "nccl": _make_nccl}
+_MAKERS: dict[str, Callable[..., object]] = {
+    "gloo": lambda *group: dist.ProcessGroupGloo(*group),
+    "nccl": _make_nccl,
+}

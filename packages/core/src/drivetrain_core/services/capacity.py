@@ -5,10 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
-import queue
-import signal
-import socket
 import threading
 import time
 from collections import deque
@@ -17,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
 logger = logging.getLogger(__name__)
 
@@ -249,99 +244,6 @@ class LocalNotices:
             except BaseException:  # an interrupt: let the next caller go on
                 self._calling = False
                 raise
-
-    def listen_to_signal(
-        self,
-        signum: signal.Signals = signal.SIGTERM,
-        *,
-        grace_s: float = 30.0,
-        node: str | None = None,
-    ) -> Callable[[], None]:
-        """Publishes a notice when this process gets a signal, instead of ending.
-
-        The handler that stood before is called as well, unless it was the default one.
-        Listeners hear from a thread, not inside the handler. A second signal keeps the
-        deadline of the first. Child processes made by fork (data loaders) end on the
-        signal as they would without this.
-
-        Args:
-            signum: The signal.
-            grace_s: The seconds between the signal and the end of the node.
-            node: The name of this node; the host's by default.
-
-        Returns:
-            A function that brings the earlier handler back; call it from the main
-            thread.
-
-        Raises:
-            ValueError: This is not the main thread, where alone handlers can be set.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            message = "listen_to_signal() must be called from the main thread"
-            raise ValueError(message)
-        heard = _SignalListener(self, signum, grace_s, node or socket.gethostname())
-        heard.install()
-        return heard.remove
-
-
-class _SignalListener:
-    """One signal handler, and the thread in which it publishes."""
-
-    def __init__(
-        self, notices: LocalNotices, signum: signal.Signals, grace_s: float, node: str
-    ) -> None:
-        self._notices = notices
-        self._signum = signum
-        self._grace_s = grace_s
-        self._node = node
-        self._pid = os.getpid()
-        self._active = True
-        # Its `put` may interrupt another `put`, which other queues do not allow.
-        self._queue: queue.SimpleQueue[float | None] = queue.SimpleQueue()
-
-    def install(self) -> None:
-        self._previous = signal.getsignal(self._signum)
-        threading.Thread(
-            target=self._publish, name="drivetrain-notices", daemon=True
-        ).start()
-        signal.signal(self._signum, self._handle)
-
-    def remove(self) -> None:
-        if not self._active:
-            return
-        self._active = False
-        self._queue.put(None)
-        # A handler that was set since then may call this one, which now only passes on.
-        if signal.getsignal(self._signum) == self._handle:
-            signal.signal(self._signum, self._previous)
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:
-            self._end_child(signum, frame)
-            return
-        if self._active:
-            self._queue.put(time.monotonic() + self._grace_s)
-        if callable(self._previous):
-            self._previous(signum, frame)
-
-    def _end_child(self, signum: int, frame: FrameType | None) -> None:
-        if callable(self._previous):
-            self._previous(signum, frame)
-        elif self._previous != signal.SIG_IGN:
-            signal.signal(signum, signal.SIG_DFL)
-            os.kill(os.getpid(), signum)
-
-    def _publish(self) -> None:
-        first: float | None = None
-        while (deadline_s := self._queue.get()) is not None:
-            first = deadline_s if first is None else first
-            self._notices.publish(
-                CapacityNotice(
-                    deadline_s=first,
-                    node=self._node,
-                    reason=f"this process got {self._signum.name}",
-                )
-            )
 
 
 def _tell(listener: MembershipListener, event: CapacityNotice | Membership) -> None:

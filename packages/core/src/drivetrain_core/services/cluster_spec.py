@@ -23,14 +23,14 @@ cost report. A file looks like this; quantities carry their units:
 
 from __future__ import annotations
 
-import warnings
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain_core._errors import ClusterSpecError, reason_of
+from drivetrain_core._plugins import ACCELERATORS, installed
 from drivetrain_core._yaml import dump_yaml, load_yaml
 from drivetrain_core.services._schema import (
     Amount,
@@ -69,6 +69,15 @@ _DTYPES = (
     "float4",
     "int8",
 )
+_DEVICE_TYPES = ("cpu", "cuda", "hpu", "mps", "mtia", "xpu")
+
+
+def _device_types() -> tuple[str, ...]:
+    """Returns torch's types, those of packages here, and the one of this process."""
+    types = [*_DEVICE_TYPES, *(plugin.name for plugin in installed(ACCELERATORS))]
+    torch = sys.modules.get("torch")
+    here = torch.accelerator.current_accelerator() if torch else None
+    return tuple(dict.fromkeys([*types, *([here.type] if here else [])]))
 
 
 def _as(kind: Kind, key: str | None = None) -> dict[str, object]:
@@ -102,9 +111,7 @@ class Device(_Checked):
     kind: str = field(metadata=_as(Text()))
     count: int = field(metadata=_as(Number(minimum=1, whole=True)), default=1)
     memory_bytes: int = field(metadata=_as(Amount(BYTES), "memory"))
-    type: str = field(
-        metadata=_as(Text(choices=("cpu", "cuda", "xpu", "hpu"))), default="cuda"
-    )
+    type: str = field(metadata=_as(Text(choices=_device_types)), default="cuda")
     peak_flops: Mapping[str, float] = field(
         metadata=_as(Mapped(Amount(FLOPS), _DTYPES)), default_factory=dict
     )
@@ -299,21 +306,6 @@ class ClusterSpec(_Checked):
     def num_devices(self) -> int:
         """Returns the number of devices of all nodes."""
         return sum(group.count * group.devices.count for group in self.nodes)
-
-    @classmethod
-    def local(cls, *, use_torch: bool | None = None) -> ClusterSpec:
-        """Returns what `local_cluster` returns; the old name of it.
-
-        Args:
-            use_torch: As `local_cluster` takes it.
-        """
-        message = "ClusterSpec.local is now drivetrain_core.services.local_cluster"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        # It stands above this file.
-        found: ClusterSpec = import_module("drivetrain_core.services").local_cluster(
-            use_torch=use_torch
-        )
-        return found
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "cluster") -> ClusterSpec:

@@ -227,7 +227,7 @@ def _num_workers(text: str) -> int:
             raise argparse.ArgumentTypeError(message) from None
     import torch
 
-    num_gpus = torch.cuda.device_count()
+    num_gpus = torch.accelerator.device_count()
     if text == "gpu" and not num_gpus:
         message = "gpu: this machine has none that torch can use"
         raise argparse.ArgumentTypeError(message)

@@ -360,7 +360,7 @@ def _as(gradient: Tensor, view: Tensor) -> Tensor:
 
 def _synchronize(device: torch.device) -> None:
     if device.type != "cpu":
-        torch.get_device_module(device).current_stream(device).synchronize()
+        torch.accelerator.current_stream(device).synchronize()
 
 
 def _local(tensor: Tensor) -> Tensor:

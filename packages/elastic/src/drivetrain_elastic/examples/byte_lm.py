@@ -71,8 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     torch.manual_seed(args.seed)
-    if torch.device(args.device).type == "cuda":
-        torch.cuda.set_device(_local_rank() % torch.cuda.device_count())
+    if torch.device(args.device).type != "cpu":
+        index = _local_rank() % torch.accelerator.device_count()
+        torch.accelerator.set_device_index(index)
     model = byte_lm.ByteLM(_SIZES[args.size])
     model.to(device=args.device, dtype=getattr(torch, args.dtype))
     num_sharing = _shard(model) if "RANK" in os.environ else 1

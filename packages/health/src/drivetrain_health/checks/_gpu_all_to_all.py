@@ -55,4 +55,4 @@ def _send_all(sent: list[torch.Tensor], got: list[list[torch.Tensor]]) -> None:
             to = (sender + shift) % num
             got[to][sender].copy_(sent[sender], non_blocking=True)
     for words in sent:
-        torch.cuda.synchronize(words.device)
+        torch.accelerator.synchronize(words.device)

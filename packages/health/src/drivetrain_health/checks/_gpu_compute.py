@@ -33,14 +33,14 @@ def measure(task: Task) -> Found:
 def _rate(device: torch.device, measure_s: float) -> float:
     x = torch.ones(_SIZE, _SIZE, device=device, dtype=torch.bfloat16)
     product = x @ x
-    torch.cuda.synchronize(device)
+    torch.accelerator.synchronize(device)
     num_products = 0
     begin_s = time.monotonic()
     while (took_s := time.monotonic() - begin_s) < measure_s:
         # Several at a time, so that the device never waits for the host.
         for _ in range(8):
             torch.mm(x, x, out=product)
-        torch.cuda.synchronize(device)
+        torch.accelerator.synchronize(device)
         num_products += 8
     # A sum of ones that is a power of two is exact in bfloat16.
     if not bool((product == _SIZE).all()):

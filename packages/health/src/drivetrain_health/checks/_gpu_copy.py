@@ -47,10 +47,10 @@ def _rate(
     to: torch.Tensor, from_: torch.Tensor, device: torch.device, measure_s: float
 ) -> float:
     num_copies = 0
-    torch.cuda.synchronize(device)
+    torch.accelerator.synchronize(device)
     begin_s = time.monotonic()
     while (took_s := time.monotonic() - begin_s) < measure_s:
         to.copy_(from_, non_blocking=True)
-        torch.cuda.synchronize(device)
+        torch.accelerator.synchronize(device)
         num_copies += 1
     return to.nbytes * num_copies / took_s / 1e9

@@ -1,11 +1,14 @@
-"""Collectives between the first GPUs of nodes, by NCCL."""
+"""Collectives between the first GPUs of nodes, by NCCL or what their kind has for it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from drivetrain_core import DistributedError
+from drivetrain_core.accelerators import accelerator_of
+from drivetrain_core.services import TorchProcessGroupFactory
 from drivetrain_health.checks._collectives import exchange, patience
 from drivetrain_health.checks._gpus import gpus
 from drivetrain_health.checks._task import CheckFailedError, NotHereError
@@ -18,30 +21,28 @@ def measure(task: Task) -> Found:
     """Returns `network_gpu_all_gather_gb_per_s` and `network_gpu_all_reduce_gb_per_s`.
 
     Raises:
-        NotHereError: There is no GPU or no NCCL.
+        NotHereError: There is no GPU, or no backend for its collectives.
         CheckFailedError: The nodes do not reach each other, or get what was not sent.
     """
     device = gpus()[0]
-    if not torch.distributed.is_nccl_available():
-        message = "torch was built without NCCL"
-        raise NotHereError(message)
-    from torch.distributed.distributed_c10d import ProcessGroupNCCL
-
+    backend = accelerator_of(device).facts(device.index).collectives
+    try:
+        make = TorchProcessGroupFactory(f"{device.type}:{backend}")
+    except DistributedError as error:
+        raise NotHereError(str(error)) from error
     assert task.store is not None
-    torch.cuda.set_device(device)
+    torch.accelerator.set_device_index(device.index)
     wait = patience(task.limit_s)
     task.store.set_timeout(wait)
-    options = ProcessGroupNCCL.Options()
-    options._timeout = wait
     task.note("meeting the others")
     try:
-        group: Any = ProcessGroupNCCL(task.store, task.rank, task.num_nodes, options)
+        group = make(task.store, task.rank, task.num_nodes, wait)
         task.note("exchanging with the others")
         return exchange(
             group,
             device,
             prefix="network_gpu",
-            synchronize=lambda: torch.cuda.synchronize(device),
+            synchronize=lambda: torch.accelerator.synchronize(device),
         )
     except RuntimeError as error:
         if isinstance(error, CheckFailedError):

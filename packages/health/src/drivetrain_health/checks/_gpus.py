@@ -1,9 +1,10 @@
-"""The GPUs of a node."""
+"""The GPUs of a node, or whatever accelerators it has."""
 
 from __future__ import annotations
 
 import torch
 
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_health.checks._task import NotHereError
 
 
@@ -16,8 +17,10 @@ def gpus(at_least: int = 1) -> list[torch.device]:
     Raises:
         NotHereError: There are fewer.
     """
-    num = torch.cuda.device_count()
+    found = torch.accelerator.current_accelerator(check_available=True)
+    num = 0 if found is None else accelerator_of(found).device_count()
     if num < at_least:
         message = f"it takes {at_least} GPU that torch can use, there are {num}"
         raise NotHereError(message)
-    return [torch.device("cuda", index) for index in range(num)]
+    device_type = "cpu" if found is None else found.type
+    return [torch.device(device_type, index) for index in range(num)]

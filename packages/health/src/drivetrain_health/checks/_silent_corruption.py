@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from drivetrain_core import ProgramError
+from drivetrain_core.accelerators import accelerator_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -204,9 +205,10 @@ def _digest(*parts: bytes) -> str:
 
 def _build(device: torch.device) -> str:
     """Returns what the bits depend on: torch, and the kind of device."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        return f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}"
+    if device.type != "cpu":
+        accelerator = accelerator_of(device)
+        name = accelerator.facts(device.index or 0).name
+        return f"{name}, torch {torch.__version__}, {accelerator.version()}"
     capability = torch.backends.cpu.get_cpu_capability()
     library = "oneDNN" if torch._C._get_mkldnn_enabled() else "no oneDNN"
     return f"{_processor()}, torch {torch.__version__}, {capability}, {library}"

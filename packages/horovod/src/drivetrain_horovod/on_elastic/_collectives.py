@@ -410,4 +410,4 @@ def _synchronize(tensor: Tensor) -> None:
     device = tensor.device
     if device.type != "cpu":
         # On a GPU the end of a work says only in which order things will happen.
-        torch.get_device_module(device).current_stream(device).synchronize()
+        torch.accelerator.current_stream(device).synchronize()

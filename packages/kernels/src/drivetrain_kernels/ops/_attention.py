@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drivetrain_kernels._available import triton_missing
+from drivetrain_kernels._available import capability_of, triton_missing
 from drivetrain_kernels._check import (
     check_at_least,
     check_device,
@@ -309,7 +309,7 @@ def _triton(*arguments: Any) -> Tensor:
 
 
 def _refuse_half_gpu(call: AttentionFacts) -> str | None:
-    if call.device != "cuda":
+    if capability_of(call.device) == (0, 0):
         return f"needs a CUDA tensor, got {call.device}"
     if call.dtype not in {torch.bfloat16, torch.float16}:
         return f"needs bfloat16 or float16, got {call.dtype}"
@@ -349,7 +349,7 @@ def _refuse_triton(call: AttentionFacts) -> str | None:
     missing: str | None = triton_missing(call.device)
     if missing is not None:
         return missing
-    if call.device == "cuda" and call.dtype == torch.float64:
+    if call.device != "cpu" and call.dtype == torch.float64:
         return "needs float32 or narrower on a GPU, got torch.float64"
     if call.head_dim > MAX_TRITON_HEAD:
         return f"needs a head_dim of at most {MAX_TRITON_HEAD}, got {call.head_dim}"

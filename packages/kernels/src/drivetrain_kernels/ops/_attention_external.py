@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from drivetrain_kernels._available import library_missing, torch_function_missing
+from drivetrain_kernels._available import (
+    capability_of,
+    library_missing,
+    torch_function_missing,
+)
 from drivetrain_kernels.ops._attention_band import (
     Band,
     Packed,
@@ -162,9 +166,8 @@ def flash_missing() -> str | None:
 
 @functools.cache
 def _flash_module() -> str | None:
-    if not torch.cuda.is_available():
-        return None
-    capability = torch.cuda.get_device_capability()
+    here = torch.accelerator.current_accelerator(check_available=True)
+    capability = capability_of(here.type) if here else (0, 0)
     for module, least, too_large in FLASH:
         if least <= capability < too_large and library_missing(module) is None:
             return module

@@ -277,7 +277,7 @@ def _triton_refuses(facts: ClipFacts) -> str | None:
 
 
 def _not_for_few(facts: ClipFacts) -> str | None:
-    if facts.devices != ("cuda",):
+    if facts.devices == ("cpu",) or len(facts.devices) != 1:
         return f"is made for a GPU, the tensors are on {', '.join(facts.devices)}"
     if facts.num_tensors < _TRITON_FROM:
         return f"saves launches from {_TRITON_FROM} tensors on, got {facts.num_tensors}"

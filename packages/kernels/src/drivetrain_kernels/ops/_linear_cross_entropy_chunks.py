@@ -144,7 +144,7 @@ def _project(
 def _widens(narrow: Tensor) -> bool:
     """Whether products of narrow matrices can have wide results on this device."""
     overloads = torch.ops.aten.mm.overloads()  # type: ignore[no-untyped-call]
-    return narrow.device.type == "cuda" and "dtype" in overloads
+    return narrow.device.type != "cpu" and "dtype" in overloads
 
 
 class _Sums:
@@ -154,7 +154,7 @@ class _Sums:
         self.problem = problem
         self.gradients = gradients
         num_classes, hidden_size = problem.weight.shape
-        on_gpu = problem.hidden.device.type == "cuda"
+        on_gpu = problem.hidden.device.type != "cpu"
         block_bytes = GPU_BLOCK_BYTES if on_gpu else BLOCK_BYTES
         fitting = block_bytes // (problem.wide.itemsize * max(1, hidden_size))
         self.block_rows = min(num_classes, max(MIN_BLOCK_ROWS, fitting))

@@ -284,7 +284,7 @@ def _grouped_refuses(facts: MoEFacts) -> str | None:
     missing = torch_function_missing("torch.nn.functional.grouped_mm")
     if missing is not None:
         return f"needs a newer torch: {missing}"
-    if facts.device == "cuda" and facts.dtype != torch.bfloat16:
+    if facts.device != "cpu" and facts.dtype != torch.bfloat16:
         return f"takes bfloat16 on a GPU, got {facts.dtype}"
     if facts.dtype == torch.float64:
         return "takes no float64"
@@ -300,7 +300,7 @@ def _triton_refuses(facts: MoEFacts) -> str | None:
 
 
 def _waits(facts: MoEFacts) -> str | None:
-    if facts.device == "cuda":
+    if facts.device != "cpu":
         return "waits for the GPU to know how many tokens an expert has"
     return None
 

@@ -14,7 +14,12 @@ from triton.runtime.errors import OutOfResources
 
 from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._errors import ImplementationError, OptionError
-from drivetrain_kernels._triton_blocks import INTERPRETS, TRITON_DTYPES, on_device_of
+from drivetrain_kernels._triton_blocks import (
+    INTERPRETS,
+    TRITON_DTYPES,
+    device_facts,
+    on_device_of,
+)
 from drivetrain_kernels.ops._triton_attention_kernels import (
     backward_keys_kernel,
     backward_queries_kernel,
@@ -355,9 +360,8 @@ def _blocks(q: Tensor, *, is_backward: bool) -> dict[str, int]:
         }
     row_bytes = head * q.element_size()
     queries, keys = (64, 64) if is_backward else (128, 64)
-    properties = torch.cuda.get_device_properties(q.device)
-    limit: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
-    most = limit / _SHARES[min(properties.major, 10)]
+    facts = device_facts(q.device)
+    most = facts.shared_memory_bytes / _SHARES[min(facts.capability[0], 10)]
     while keys > 16 and (
         (queries + 2 * keys) * row_bytes > 96 << 10
         or _num_rows(queries, keys, is_backward=is_backward) * row_bytes > most

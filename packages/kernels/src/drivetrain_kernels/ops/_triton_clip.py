@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._triton_blocks import (
     INTERPRETS,
@@ -209,7 +210,7 @@ def _table(grads: Sequence[Tensor]) -> Tensor:
         _tables[key] = found
         return found
     host = torch.from_numpy(_chunks(grads))
-    if device.type == "cuda":
+    if device.type != "cpu":
         host = host.pin_memory()
     found = host.to(device, non_blocking=True)
     if is_captured:
@@ -223,10 +224,10 @@ def _table(grads: Sequence[Tensor]) -> Tensor:
 
 def _stream(device: torch.device) -> tuple[int, bool]:
     """Returns the stream that does the work, and whether a graph captures it."""
-    if device.type != "cuda":
+    if device.type == "cpu":
         return 0, False
-    stream = torch.cuda.current_stream(device).cuda_stream
-    return stream, torch.cuda.is_current_stream_capturing()
+    stream = torch.accelerator.current_stream(device).stream_id
+    return stream, accelerator_of(device).is_capturing()
 
 
 def _chunks(grads: Sequence[Tensor]) -> np.ndarray[Any, np.dtype[np.int64]]:

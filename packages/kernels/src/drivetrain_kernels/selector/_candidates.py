@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_kernels._errors import SelectionError
 from drivetrain_kernels.replacement._replace import replace
 from drivetrain_kernels.selector._blocks import repeated_blocks
@@ -36,7 +37,7 @@ class Candidate:
         blocks: Whether each repeated block is compiled instead of the whole.
         kernels: Whether this package's kernels replace modules first.
         dynamic: As `torch.compile` takes it.
-        cuda_only: Whether only a CUDA device can run it, or profits by default.
+        needs_graphs: Whether only a device that captures graphs can run it, or profits.
         by_name_elsewhere: Whether it can be asked for on other devices.
     """
 
@@ -47,7 +48,7 @@ class Candidate:
     blocks: bool = False
     kernels: bool = False
     dynamic: bool | None = None
-    cuda_only: bool = False
+    needs_graphs: bool = False
     by_name_elsewhere: bool = True
 
     def unfit(self, workload: Workload, *, asked: bool) -> str:
@@ -57,12 +58,13 @@ class Candidate:
             workload: What would run.
             asked: Whether the user named it.
         """
-        device = workload.device.type
-        if self.cuda_only and device != "cuda":
-            if not self.by_name_elsewhere:
-                return f"needs a CUDA device, got {device}"
-            if not asked:
-                return f"pays on CUDA devices, got {device}; name it to try it"
+        if self.needs_graphs:
+            device = workload.device
+            if not accelerator_of(device).facts(device.index or 0).graphs:
+                if not self.by_name_elsewhere:
+                    return f"needs a device that captures graphs, got {device.type}"
+                if not asked:
+                    return f"pays on GPUs, got {device.type}; name it to try it"
         if self.blocks and not (workload.module and repeated_blocks(workload.module)):
             return "there are no repeated blocks"
         if self.kernels and workload.module is None:
@@ -88,14 +90,14 @@ _LIST = (
         name="cudagraphs",
         what="the whole by Inductor, as CUDA graphs",
         mode="reduce-overhead",
-        cuda_only=True,
+        needs_graphs=True,
         by_name_elsewhere=False,
     ),
     Candidate(
         name="max-autotune",
         what="the whole by Inductor, kernels measured",
         mode="max-autotune-no-cudagraphs",
-        cuda_only=True,
+        needs_graphs=True,
     ),
 )
 CANDIDATES: dict[str, Candidate] = {one.name: one for one in _LIST}

@@ -67,6 +67,8 @@ def _gathered(text: str, group: dist.ProcessGroup) -> list[str]:
 
 
 def _device(group: Any) -> torch.device:
-    if dist.get_backend(group) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    # A group that has no backend for CPU tensors has one for this rank's device alone.
+    devices = {device.type for device in group._device_types}
+    if "cpu" in devices:
+        return torch.device("cpu")
+    return torch.device(devices.pop(), torch.accelerator.current_device_index())

@@ -108,9 +108,8 @@ def _random_states(device: torch.device) -> Iterator[None]:
     numpy = sys.modules.get("numpy")
     host = random.getstate()
     array = numpy.random.get_state() if numpy else None
-    devices = [] if device.type == "cpu" else [device.index or 0]
-    kind = "cuda" if device.type == "cpu" else device.type
-    with torch.random.fork_rng(devices=devices, device_type=kind):
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices=devices, device_type=device.type):
         try:
             yield
         finally:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_kernels.selector._decide import Trial
 
 if TYPE_CHECKING:
@@ -169,8 +170,8 @@ def _structure(workload: Workload) -> list[str]:
 
 
 def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)} cuda {torch.version.cuda}"
-    return (
-        f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-    )
+    accelerator = accelerator_of(device)
+    if device.type == "cpu":
+        return f"{device.type} {platform.machine()} {accelerator.version()}"
+    name = accelerator.facts(device.index or 0).name
+    return f"{name} {accelerator.version()}"

@@ -126,8 +126,8 @@ class Workload:
         Returns:
             The loss, detached.
         """
-        if self.device.type == "cuda":
-            # Of CUDA graphs: what the last step returned may be written over.
+        if self.device.type != "cpu":
+            # Of graphs that are replayed: what the last step returned may be written over.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         for leaf in self.leaves:
             leaf.grad = None

@@ -221,9 +221,7 @@ def _fused_missing(param: Tensor) -> str | None:
         return f"a parameter of shape {tuple(param.shape)} is not dense in memory"
     if param.device.type == "cpu":
         return _native.missing_because()
-    if param.device.type == "cuda":
-        return _triton.missing_because(param.device)
-    return f"there are no kernels for {param.device.type}"
+    return _triton.missing_because(param.device)
 
 
 def _adapts(group: Mapping[str, Any]) -> bool:

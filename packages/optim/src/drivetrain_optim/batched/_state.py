@@ -106,7 +106,7 @@ def is_plain(tensor: Tensor) -> bool:
         type(tensor) in kinds
         and tensor.layout is torch.strided
         and not tensor.is_neg()
-        and tensor.device.type != "meta"
+        and not tensor.is_meta
         and (tensor.data_ptr() != 0 or tensor.numel() == 0)
     )
 

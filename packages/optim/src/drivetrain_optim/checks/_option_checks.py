@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_optim._errors import GraphCaptureError, HyperparameterError
 from drivetrain_optim.checks._options import checked
 
@@ -155,8 +156,9 @@ def check_not_capturing(optimizer: str, groups: Iterable[Mapping[str, Any]]) -> 
         GraphCaptureError: The current stream is capturing.
     """
     fixed = (group for group in groups if not group["capturable"])
-    on_cuda = any(param.is_cuda for group in fixed for param in group["params"][:1])
-    if on_cuda and torch.cuda.is_current_stream_capturing():
+    devices = {param.device for group in fixed for param in group["params"][:1]}
+    here = [device for device in devices if device.type != "cpu"]
+    if here and accelerator_of(here[0]).is_capturing():
         message = (
             f"{optimizer}: step() must not be captured in a CUDA graph, which would "
             "freeze its step count and learning rate; give capturable=True"

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain_core import DeviceError
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_optim.algorithms._agd_options import AGD_OPTIONS
 from drivetrain_optim.algorithms._agd_update import agd_scalars, update_loop
 from drivetrain_optim.algorithms._lamb_options import LAMB_OPTIONS
@@ -181,9 +183,13 @@ def grad_squares(work: Work) -> Tensor:
 def _find_reason(device: torch.device) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return 'triton is not installed: pip install "drivetrain-optim[triton]"'
-    if device.type != "cuda":
+    try:
+        facts = accelerator_of(device).facts(device.index or 0)
+    except DeviceError as error:
+        return str(error)
+    if not facts.triton:
         return f"there are no kernels for {device.type}"
-    capability = torch.cuda.get_device_capability(device)
+    capability = facts.capability
     if torch.version.hip is None and capability < _MIN_CAPABILITY:
         has, needs = (".".join(map(str, c)) for c in (capability, _MIN_CAPABILITY))
         return f"the Triton kernels need compute capability {needs}, {device} has {has}"

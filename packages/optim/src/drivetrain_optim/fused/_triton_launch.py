@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_optim.fused._table import COLUMNS
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def launcher(work: Work) -> Launcher:
 
 def is_capturing(device: torch.device) -> bool:
     """Returns whether a CUDA graph is being captured."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return device.type != "cpu" and accelerator_of(device).is_capturing()
 
 
 def split(numels: ArrayLike) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -112,7 +113,7 @@ class Launcher:
         self._sent = np.empty((0, 0), dtype=np.int64)
         self._table: Tensor | None = None
         self._num_spares = 0
-        if kind.step is None and self.device.type == "cuda":
+        if kind.step is None and self.device.type != "cpu":
             self._num_spares = _CAPTURED_UPLOADS
         self._spares: list[Tensor] = []
         chunks, first_chunks = split(rows[:, _NUMEL])
@@ -182,13 +183,9 @@ class Launcher:
     ) -> None:
         kernel = getattr(_kernels(), name)[grid]
         options = {"num_warps": _NUM_WARPS, "enable_fp_fusion": True}
-        if (
-            self.device.type == "cuda"
-            and self.device.index != torch.cuda.current_device()
-        ):
-            with torch.cuda.device(self.device):
-                kernel(*arguments, **constants, **options)
-        else:
+        index = None if self.device.type == "cpu" else self.device.index
+        # With None, it is launched where it would be without.
+        with torch.accelerator.device_index(index):
             kernel(*arguments, **constants, **options)
 
     def _on_device(self, rows: NDArray[np.int64]) -> Tensor:
@@ -212,7 +209,7 @@ class Launcher:
             if self._spares and self._spares[-1].shape == host.shape:
                 host = self._spares.pop().copy_(host)
             self._keep(host)
-        elif self.device.type == "cuda":
+        elif self.device.type != "cpu":
             # torch gives the memory to others only once the copy is done.
             host = host.pin_memory()
         return host.to(self.device, non_blocking=True)

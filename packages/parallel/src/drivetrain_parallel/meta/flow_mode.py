@@ -65,4 +65,4 @@ class FlowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_meta(device: object) -> bool:
-    return torch.device(device).type == "meta"  # type: ignore[call-overload,no-any-return]
+    return bool(torch.device(device) == torch.device("meta"))  # type: ignore[call-overload]

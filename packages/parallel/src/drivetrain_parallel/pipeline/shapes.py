@@ -243,7 +243,7 @@ def _whole(shapes: tuple[TensorShape, ...]) -> tuple[TensorShape, ...]:
 
 
 def _zeros(like: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    where = device or (like.device if like.device.type != "meta" else None)
+    where = device or (None if like.is_meta else like.device)
     return torch.zeros((), dtype=like.dtype, device=where).expand(like.shape)
 
 

@@ -77,8 +77,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         if buffer is not None
     ]
     used = {t.device for t in (*model.parameters(), *model.buffers())}
-    others = [device for device in used if device.type not in ("cpu", "meta")]
-    kind = others[0].type if others else "cuda"
+    others = [d for d in used if d.type != "cpu" and d != torch.device("meta")]
+    kind = others[0].type if others else "cpu"
     try:
         with torch.random.fork_rng(others, device_type=kind):
             yield

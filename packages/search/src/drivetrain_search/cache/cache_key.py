@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import hashlib
 import json
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import drivetrain_core
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_core.extending import OPTIMIZATIONS, SERVICES, installed, registered
 from drivetrain_search.cache.code_hash import hash_code
 from drivetrain_search.process.torch_settings import read_settings
@@ -91,7 +91,7 @@ def surroundings(device_type: str) -> dict[str, Any]:
         >>> surroundings("cpu")["num_devices"]
         1
     """
-    on_cpu = device_type == "cpu"
+    accelerator = accelerator_of(device_type)
     plugins = {
         f"{info.distribution} {info.version}"
         for group in (OPTIMIZATIONS, SERVICES)
@@ -100,24 +100,12 @@ def surroundings(device_type: str) -> dict[str, Any]:
     return {
         "core": drivetrain_core.__version__,
         "torch": torch.__version__,
-        "cuda": torch.version.cuda,
+        "libraries": accelerator.version(),
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "num_devices": 1 if on_cpu else torch.accelerator.device_count(),
-        "driver": _driver(device_type),
+        "num_devices": accelerator.device_count(),
+        "driver": accelerator.driver(),
         "settings": {name: str(value) for name, value in read_settings().items()},
         "plugins": sorted(plugins),
         "registered": [hash_code(optimization) for optimization in registered()],
     }
-
-
-def _driver(device_type: str) -> str:
-    """Returns the driver's version; asking for it needs no context on a device."""
-    if device_type != "cuda":
-        return ""
-    version = ctypes.c_int()
-    try:
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    except (OSError, AttributeError):
-        return ""
-    return str(version.value)

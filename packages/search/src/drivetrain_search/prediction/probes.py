@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_core.extending import die_with
 from drivetrain_search.prediction.time_model import Collective, Rates
 from drivetrain_search.process.worker import be_taken_first
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SLICE_S = 0.5
-_PRODUCT_ROWS = {"cpu": (128, 256, 512, 1024), "cuda": (1024, 2048, 4096, 8192)}
-_TRAFFIC_BYTES = {"cpu": 1 << 26, "cuda": 1 << 29}
+# Of a CPU, and of any other device, which needs more to be busy.
+_PRODUCT_ROWS = (128, 256, 512, 1024), (1024, 2048, 4096, 8192)
+_TRAFFIC_BYTES = 1 << 26, 1 << 29
 _CALLS = 200
 _SMALL_BYTES, _LARGE_BYTES = 1 << 13, 1 << 22
 _REPEATS = 10
@@ -48,11 +50,12 @@ def measure_rates(
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads or before)
     try:
-        formats = (torch.float32, torch.bfloat16)
+        can = accelerator_of(device).facts(device.index or 0).dtypes
         return Rates(
             flops_per_s={
-                str(dtype).removeprefix("torch."): _product_rate(device, dtype, slice_s)
-                for dtype in formats
+                name: _product_rate(device, getattr(torch, name), slice_s)
+                for name in ("float32", "bfloat16")
+                if name in can
             },
             bytes_per_s=_traffic_rate(device, slice_s),
             overhead_s=_call_s(device, slice_s),
@@ -64,7 +67,7 @@ def measure_rates(
 def _product_rate(device: torch.device, dtype: torch.dtype, slice_s: float) -> float:
     """Returns the best rate over several sizes, smallest first, as time allows."""
     best, end = 0.0, time.perf_counter() + slice_s
-    for rows in _PRODUCT_ROWS.get(device.type, _PRODUCT_ROWS["cpu"]):
+    for rows in _PRODUCT_ROWS[device.type != "cpu"]:
         a = torch.randn(rows, rows, device=device).to(dtype)
         seconds = _fastest(partial(torch.mm, a, a), device, end)
         best = max(best, 2.0 * rows**3 / seconds)
@@ -74,7 +77,7 @@ def _product_rate(device: torch.device, dtype: torch.dtype, slice_s: float) -> f
 
 
 def _traffic_rate(device: torch.device, slice_s: float) -> float:
-    size = _TRAFFIC_BYTES.get(device.type, _TRAFFIC_BYTES["cpu"])
+    size = _TRAFFIC_BYTES[device.type != "cpu"]
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
     end = time.perf_counter() + slice_s

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import statistics
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from drivetrain_core import Measurement
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_core.extending import num_prepared
 
 if TYPE_CHECKING:
@@ -189,22 +188,12 @@ def peak_flops_per_s(
 
 def reset_peak_memory(device: torch.device) -> None:
     """Starts a new peak: of device memory, or of this process on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    # Writing 5 resets the peak of resident memory (Linux, man 5 proc).
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    accelerator_of(device).reset_peak_memory(device.index or 0)
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Returns the peak since the last reset; on a CPU that of resident memory."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    import resource
+    """Returns the peak since the last reset; on a CPU that of resident memory.
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    It is 0 for a device that counts none.
+    """
+    return accelerator_of(device).peak_memory(device.index or 0) or 0

@@ -34,11 +34,11 @@ from drivetrain_core.extending import (
     Replay,
     by_value,
     overriding,
-    provide_modules,
     registered,
     run_script,
     step_hooks,
 )
+from drivetrain_search.process.modules_by_value import provide_modules
 from drivetrain_search.process.torch_settings import apply_settings, read_settings
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from drivetrain_core import Plan, ProgramError, WorldFacts
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_core.extending import (
     OptimizerSource,
     agreed_layout,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator, Sequence
 
-    from drivetrain_core import Accelerated, ModelFacts
+    from drivetrain_core import Accelerated, DeviceFacts, ModelFacts
     from drivetrain_core.extending import Program
     from drivetrain_core.numerics.observation import Observation
     from drivetrain_search.process.payload import Payload
@@ -88,7 +89,7 @@ def run_rank(
     if payload.context.device.num_threads and device.type == "cpu":
         torch.set_num_threads(payload.context.device.num_threads)
     if world > 1 and not torch.distributed.is_initialized():
-        _join(spec, rank, device)
+        _join(spec, rank, payload.context.device)
     context = dataclasses.replace(
         payload.context,
         world=WorldFacts(size=world, rank=rank, local_size=world),
@@ -261,21 +262,21 @@ def device_index(device: torch.device, rank: int, world_size: int) -> int:
 
 def _wait_for_memory(device: Any) -> None:
     """Waits until the memory of a trial that was killed just now is free again."""
-    if device.type != "cuda":
-        return
+    accelerator = accelerator_of(device)
     before = -1
     for _ in range(20):
-        free, _ = torch.cuda.mem_get_info(device)
-        if free <= before:
+        memory = accelerator.memory(device.index or 0)
+        if memory is None or memory[0] <= before:
             return
-        before = free
+        before = memory[0]
         time.sleep(0.1)
 
 
-def _join(spec: dict[str, Any], rank: int, device: Any) -> None:
+def _join(spec: dict[str, Any], rank: int, facts: DeviceFacts) -> None:
+    on_cpu = facts.type == "cpu" or facts.collectives is None
     dist.init_process_group(
         # As in the program itself, which may reduce what lies on the CPU.
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        "gloo" if on_cpu else f"cpu:gloo,{facts.type}:{facts.collectives}",
         init_method=f"file://{spec['store']}",
         rank=rank,
         world_size=spec["world_size"],

@@ -52,7 +52,8 @@ def _set_cudnn(found: dict[str, bool]) -> None:
 
 
 def _autocast() -> dict[str, tuple[bool, torch.dtype]]:
-    kinds = ["cpu", "cuda"] if torch.version.cuda else ["cpu"]
+    here = torch.accelerator.current_accelerator()
+    kinds = ["cpu", here.type] if here else ["cpu"]
     return {
         k: (torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds
     }
