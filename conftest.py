@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import threading
 import time
 from importlib import import_module
@@ -50,8 +51,16 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Leaves out what is marked `faults` unless `-m` asks for it; skips GPU tests.
 
-    Tests marked `gpu` and `multigpu` are skipped where there are too few GPUs.
+    Tests marked `gpu` and `multigpu` are skipped where there are too few GPUs, and those of
+    the simulated accelerator where the process has not loaded it.
     """
+    if "torch.sim" not in sys.modules:
+        skip = pytest.mark.skip(
+            reason="needs the simulated accelerator: nox -s simulated"
+        )
+        for item in items:
+            if item.get_closest_marker("simulated_accelerator"):
+                item.add_marker(skip)
     if "faults" not in (config.getoption("markexpr", default="") or ""):
         long = [item for item in items if item.get_closest_marker("faults")]
         if long:

@@ -42,6 +42,7 @@ WORKERS = str(min(4, len(os.sched_getaffinity(0)) + 1))
 # Areas with files of tests that take minutes each.
 _LONG = ("drivetrain", "integration")
 SIDE_BY_SIDE = ("-n", WORKERS, "--dist", "loadfile")
+SIMULATED = ("python", "-m", "drivetrain_simulated_accelerator")
 TOOLS = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = {
     file.parent.name: nox.project.load_toml(file)
@@ -186,7 +187,8 @@ def examples() -> list[str]:
 
     The double of a cluster, which tests and tutorials use, is among them.
     """
-    arguments = ["-e", "integration/kubernetes"]
+    ours = ("integration/kubernetes", "integration/simulated_accelerator")
+    arguments = [word for path in ours for word in ("-e", path)]
     for file in sorted(ROOT.glob("integration/examples/*/pyproject.toml")):
         extras = nox.project.load_toml(file)["project"]["optional-dependencies"]
         arguments += ["-e", f"{file.parent.relative_to(ROOT)}[{','.join(extras)}]"]
@@ -227,14 +229,17 @@ def marked(*names: str) -> list[str]:
 def interpret(session: nox.Session, *pytest_options: str) -> None:
     """Runs the tests of GPU kernels in a process whose Triton interprets them."""
     select = ["-m", "interpreter", *pytest_options, *marked("interpreter")]
-    session.run(
-        *PYTEST,
-        *SIDE_BY_SIDE,
-        *select,
-        env={"TRITON_INTERPRET": "1"},
-        # Triton is for Linux; options may leave no test.
-        success_codes=[0] if sys.platform == "linux" and not pytest_options else [0, 5],
-    )
+    # Triton is for Linux; options may leave no test.
+    codes = [0] if sys.platform == "linux" and not pytest_options else [0, 5]
+    env = {"TRITON_INTERPRET": "1"}
+    session.run(*PYTEST, *SIDE_BY_SIDE, *select, env=env, success_codes=codes)
+
+
+def simulate(session: nox.Session, *pytest_options: str) -> None:
+    """Runs the tests that need an accelerator on the simulated one."""
+    env = {"SIMULATED_ACCELERATOR": "devices=4"}
+    files = marked("simulated_accelerator")
+    session.run(*PYTEST, *SIDE_BY_SIDE, *pytest_options, *files, env=env)
 
 
 def run_tests(session: nox.Session) -> None:
@@ -271,6 +276,11 @@ def run_tests(session: nox.Session) -> None:
     session.run(*PYTEST, *SIDE_BY_SIDE, "--doctest-modules", *select, *where, *options)
     if slow and asked == areas:
         interpret(session, *options)
+    if not slow and asked == areas:
+        if "not built" in str(session.run(*SIMULATED, "info", silent=True)):
+            session.log("tests on the simulated accelerator: nox -s simulated")
+        else:
+            simulate(session, "-m", "simulated_accelerator and not slow", *options)
     if not slow:
         session.log("slow tests and interpreted kernels are left out: nox -s slow")
 
@@ -316,11 +326,20 @@ def require_alone(session: nox.Session) -> None:
         session.error(f"call nox once for each of {', '.join(sorted(asked))}")
 
 
+@nox.session
+def simulated(session: nox.Session) -> None:
+    """Builds the simulated accelerator, and runs all tests that are for it."""
+    install_for_tests(session)
+    session.run(*SIMULATED, "build")
+    simulate(session, "-m", "simulated_accelerator", *session.posargs)
+
+
 @nox.session(venv_backend="none")
 def slow(session: nox.Session) -> None:
     """Runs what nobody waits for: slow tests, the interpreter's, docs, packages alone."""
     require_alone(session)
     session.notify("tests", ["slow", *session.posargs])
+    session.notify("simulated", [])
     session.notify("docs", [])
     for package in PACKAGES:
         session.notify(f"isolated({package})", [])
@@ -370,16 +389,10 @@ def faults(session: nox.Session) -> None:
     install_for_tests(session)
     options = ["--faults-json" if o == "--json" else o for o in session.posargs]
     tests = "packages/checkpoint/tests"
-    kills = [f"{tests}/faults", f"{tests}/test_crash.py"]
+    kills = (f"{tests}/faults", f"{tests}/test_crash.py")
     session.run(*PYTEST, "-m", "faults", *kills, *options)
-    others = [f"--ignore={path}" for path in kills]
-    session.run(*PYTEST, "-m", "faults", tests, *others)
-    files = marked("faults")
-    for package in PACKAGES:
-        here = [f for f in files if f.startswith(f"packages/{package}/")]
-        if here and package != "checkpoint":
-            session.run(*PYTEST, "-m", "faults", *here)
-    session.run(*PYTEST, "-m", "faults", "integration")
+    others = [file for file in marked("faults") if not file.startswith(kills)]
+    session.run(*PYTEST, "-m", "faults", *others)
 
 
 @nox.session
@@ -427,7 +440,7 @@ def lint(session: nox.Session) -> None:
     sources = os.pathsep.join(folders("src"))
     layers = "integration/rules/layers.toml"
     session.run("lint-imports", "--no-cache", layers, env={"PYTHONPATH": sources})
-    found = [ROOT.glob(f"packages/*/{f}/**/*.[ch]pp") for f in ("csrc", "tests")]
+    found = [ROOT.glob(f"*/*/{f}/**/*.[ch]pp") for f in ("csrc", "tests")]
     native = [str(path) for paths in found for path in paths]
     if native:
         session.install(*group("cpp-lint"))
@@ -445,6 +458,7 @@ def typing(session: nox.Session) -> None:
     session.env["SKBUILD_WHEEL_CMAKE"] = "false"
     install(session, *PACKAGES, groups=["typing"], extras=True, pip=examples())
     where = [*folders("src"), "integration/kubernetes/src"]
+    where.append("integration/simulated_accelerator/src")
     session.run("python", "-m", "mypy", *where, *session.posargs)
 
 

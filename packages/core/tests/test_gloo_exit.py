@@ -34,10 +34,16 @@ group = dist.group.WORLD
 # The thread is left waiting for the interpreter, with work that holds a Python object,
 # as that of a backward pass does.
 LEAVE_WORK = """
+import ctypes
+def stash(value):
+    before = sys.getrefcount(value)
+    torch._C._stash_obj_in_tls("context", value)
+    if sys.getrefcount(value) == before:  # torch 2.11 takes a reference that is not its own
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 sys.setswitchinterval(1000)
-torch._C._stash_obj_in_tls("context", object())
+stash(object())
 work = group.allreduce([torch.ones(1 << 20)])
-torch._C._stash_obj_in_tls("context", None)
+stash(None)
 while not work.is_completed():
     pass
 del work

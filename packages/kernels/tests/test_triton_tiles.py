@@ -33,6 +33,7 @@ def shared_bytes(capability, name):
     from triton.compiler import ASTSource
 
     from drivetrain_kernels._triton_blocks import TRITON_DTYPES
+    from drivetrain_kernels.ops import _triton_attention
     from drivetrain_kernels.ops import _triton_attention_kernels as kernels
     from drivetrain_kernels.ops._triton_attention import _blocks
 

@@ -89,8 +89,9 @@ def all_cases():
         compare((2, 6, 4), 8, 1, True, {"path": path})
         compare((2, 6, 4), 8, 1, False, {"path": path, "num_chunks": 3})
         compare((6, 2, 4), 8, 0, True, {"path": path, "num_chunks": 2})
-    # Neither the sequence nor the hidden width divides.
-    compare((2, 7, 4), 9, 1, True, {"num_chunks": 2})
+    # Neither the sequence nor the hidden width divides, which torch 2.11's own styles refuse.
+    if not torch.__version__.startswith("2.11"):
+        compare((2, 7, 4), 9, 1, True, {"num_chunks": 2})
 
 
 @pytest.mark.slow
