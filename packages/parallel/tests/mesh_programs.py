@@ -76,7 +76,7 @@ class Model(nn.Module):
             self.head.weight = self.embed.weight
 
     def forward(self, ids):
-        x = self.embed(ids) + self.place(torch.arange(ids.shape[1]))
+        x = self.embed(ids) + self.place(torch.arange(ids.shape[1], device=ids.device))
         x = x + (self.shift + self.tilt)
         for block in self.blocks:
             x = block(x)

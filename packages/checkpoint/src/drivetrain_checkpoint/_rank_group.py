@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from drivetrain_checkpoint._peers.nodes import Node, NodeTable
 from drivetrain_core import CheckpointError
+from drivetrain_core.services import new_local_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,12 +118,10 @@ class RankGroup:
             if everyone and torch.device("cpu") in whole._device_types:
                 self._subgroups[ranks] = whole
             else:
-                self._subgroups[ranks] = dist.new_group(
-                    [self.global_rank(rank) for rank in ranks],
-                    backend="gloo",
-                    # Who is in another group does not come.
-                    use_local_synchronization=self.process_group is not None,
-                )
+                # Who is in another group does not come.
+                make = dist.new_group if self.process_group is None else new_local_group
+                members = [self.global_rank(rank) for rank in ranks]
+                self._subgroups[ranks] = make(members, backend="gloo")
         return self._subgroups[ranks]
 
     def _host_group(self) -> Any:

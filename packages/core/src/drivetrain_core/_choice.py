@@ -42,10 +42,8 @@ class Slot(StrEnum):
     OPTIMIZER_WRAPPER = "optimizer_wrapper"
     MICRO_BATCH = "micro_batch"
     SCHEDULE = "schedule"
-    SAMPLER = "sampler"
     LOADER = "loader"
     CHECKPOINT = "checkpoint"
-    ELASTIC = "elastic"
 
 
 class Phase(IntEnum):

@@ -9,17 +9,12 @@ COMMANDS = {word: f"drivetrain-{word}" for word in _PACKAGES.split()} | {
 }
 """The distribution by the command."""
 
-OPTIMIZATIONS = {
-    "agd": "drivetrain-optim",
-    "compile_select": "drivetrain-kernels",
-    "kernels": "drivetrain-kernels",
-    "lamb": "drivetrain-optim",
-    "loss_parallel": "drivetrain-parallel",
-    "mesh": "drivetrain-parallel",
-    "overlap_first_gather": "drivetrain-parallel",
-    "schedule": "drivetrain-parallel",
-    "sequence_parallel": "drivetrain-parallel",
-    "virtual_memory": "drivetrain-memory",
-    "wsam": "drivetrain-optim",
+_NAMES = {
+    "drivetrain-kernels": "compile_select kernels",
+    "drivetrain-memory": "virtual_memory",
+    "drivetrain-optim": "agd lamb wsam",
+    "drivetrain-parallel": "loss_parallel mesh overlap_first_gather schedule "
+    "sequence_parallel",
 }
+OPTIMIZATIONS = {word: home for home, names in _NAMES.items() for word in names.split()}
 """The distribution by the optimization."""

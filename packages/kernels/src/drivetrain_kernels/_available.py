@@ -135,6 +135,27 @@ def capability_of(device: str) -> tuple[int, int]:
 
 
 @_constant
+def compiler_missing(device: str) -> str | None:
+    """Returns why torch.compile makes no kernels for a device, or None if it does.
+
+    Args:
+        device: The type of the device.
+
+    Example:
+        >>> compiler_missing("cpu")
+    """
+    key = f"compiler for {device}"
+    if key not in _found:
+        try:
+            compiler = accelerator_of(device).facts().compiler
+        except DeviceError:
+            compiler = "inductor"  # nothing runs there
+        kept = f"torch.compile makes no kernels for {device}"
+        _found[key] = kept if compiler == "aot_eager" else None
+    return _found[key]
+
+
+@_constant
 def torch_function_missing(path: str) -> str | None:
     """Returns why a function of torch cannot be used, or None if it is there.
 

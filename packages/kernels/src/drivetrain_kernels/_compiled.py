@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain_core.extending import separate_compile_cache
+from drivetrain_kernels._available import compiler_missing
 from drivetrain_kernels._dispatch import Implementation, only_on_a_gpu
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def compiled_form(reference: Callable[..., Any]) -> Implementation[Any]:
     return Implementation(
         name="compiled",
         call=compiled(reference),
+        refuse=lambda facts: compiler_missing(facts.device),
         automatic=only_on_a_gpu,
         because="one kernel made by torch.compile",
     )

@@ -179,14 +179,8 @@ def _process_groups() -> tuple[str, str]:
 
     if not dist.is_available():
         return "warn", "torch was built without distributed: one rank only"
-    found = [
-        name
-        for name, has in (
-            ("gloo", dist.is_gloo_available()),
-            ("nccl", dist.is_nccl_available()),
-        )
-        if has
-    ]
+    known = (name for name in dist.Backend.backend_list if name != "undefined")
+    found = filter(dist.is_backend_available, known)
     launched = os.environ.get("WORLD_SIZE", "1")
     return "ok", f"{', '.join(found)}; WORLD_SIZE {launched}"
 

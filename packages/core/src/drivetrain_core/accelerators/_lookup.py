@@ -48,8 +48,7 @@ def _make(device_type: str, plugin: PluginInfo | None) -> Accelerator:
     if not isinstance(made, Accelerator) or made.type != device_type:
         message = (
             f"{plugin} made {made!r}, which is no Accelerator of the type "
-            f"{device_type!r}. Ask its authors to run the contract suite of "
-            f"drivetrain_testing, or remove it: pip uninstall {plugin.distribution}"
+            f"{device_type!r}: pip uninstall {plugin.distribution}"
         )
         raise PluginError(message)
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,11 +33,8 @@ class TorchAccelerator:
 
     def device_count(self) -> int:
         """Returns how many devices there are; 0 where torch has no module for them."""
-        is_available = self._function("is_available")
         count = self._function("device_count")
-        if is_available is None or not is_available():
-            return 0
-        return int(count()) if count else 1
+        return int(count()) if count and self._ask("is_available") else 0
 
     def is_initialized(self) -> bool:
         """Whether this process uses one already."""
@@ -58,7 +54,7 @@ class TorchAccelerator:
             name=str(self._ask("get_device_name", index) or self.type),
             memory_bytes=int(memory_bytes),
             num_processors=int(getattr(properties, "multi_processor_count", 0)),
-            dtypes=self._dtypes(index),
+            dtypes=self._dtypes(),
             streams=self._function("Stream") is not None,
             event_timing=self._function("Event") is not None,
             graphs=self._function("is_current_stream_capturing") is not None,
@@ -131,13 +127,7 @@ class TorchAccelerator:
             message = f"there is no device {self.type}:{index}: torch finds {count}"
             raise DeviceError(message)
 
-    def _dtypes(self, index: int) -> tuple[str, ...]:
-        with contextlib.suppress(RuntimeError, ValueError, AttributeError):
-            can: Any = torch.accelerator.get_device_capability(
-                torch.device(self.type, index)
-            )
-            names = {str(d).removeprefix("torch.") for d in can["supported_dtypes"]}
-            return tuple(name for name in _FLOATS if name in names)
+    def _dtypes(self) -> tuple[str, ...]:
         no_bf16 = self._ask("is_bf16_supported") is False
         return _FLOATS[1:] if no_bf16 else _FLOATS
 

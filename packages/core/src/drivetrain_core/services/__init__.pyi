@@ -2,6 +2,7 @@ from drivetrain_core.services._dcp_checkpointer import (
     DcpCheckpointer as DcpCheckpointer,
 )
 from drivetrain_core.services._local_cluster import local_cluster as local_cluster
+from drivetrain_core.services._local_group import new_local_group as new_local_group
 from drivetrain_core.services._lookup import ServiceFactory as ServiceFactory
 from drivetrain_core.services._lookup import get_service as get_service
 from drivetrain_core.services._lookup import service_factory as service_factory

@@ -225,7 +225,7 @@ def _default_backend() -> str:
     device = torch.accelerator.current_accelerator(check_available=True)
     # A device is not asked, since that starts it, and this process may fork others.
     name = device and dist.Backend.default_device_backend_map.get(device.type)
-    if not device or not name or not _is_available(name):
+    if not device or not name or not dist.is_backend_available(name):
         return "gloo"
     # One device cannot serve two ranks of such a backend.
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
@@ -255,14 +255,10 @@ def _parse_backend(backend: str) -> dict[str, str]:
         )
         raise DistributedError(message)
     for name in by_device.values():
-        if not _is_available(name):
+        if not dist.is_backend_available(name):
             message = f"this build of torch {torch.__version__} has no {name} backend"
             raise DistributedError(message)
     return by_device
-
-
-def _is_available(name: str) -> bool:
-    return bool(dist.is_backend_available(name))
 
 
 def _kind(name: str) -> dist.ProcessGroup.BackendType:

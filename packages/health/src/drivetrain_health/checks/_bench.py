@@ -36,6 +36,8 @@ _MOST_BYTES = 1 << 16
 _START_S = 120.0
 # A process that was killed is gone at once, unless the kernel holds it.
 _END_S = 5.0
+# A process that has raised needs seconds for its last words where others compute.
+_EXIT_S = 20.0
 
 
 class BenchResult(NamedTuple):
@@ -122,7 +124,7 @@ class Bench:
                     reply = answer_store(store, message, left_s)
                     _tell(ours, reply)
             is_late = time.monotonic() >= end_s
-            code = self._end("end" if is_late else "wait")
+            code = self._end() if is_late else self._end(_EXIT_S)
             if code is None:
                 doing += f"; it cannot be killed, for {_END_S:g} s now"
             if is_late or code is None:
@@ -189,15 +191,19 @@ class Bench:
             self.close()
         return bool(greeting)
 
-    def _end(self, how: str = "end") -> int | None:
+    def _end(self, patience_s: float | None = None) -> int | None:
         """Kills the measurement with all that it has started; returns its exit code.
+
+        It has some seconds to end by itself, if it is to end.
 
         It is None if the server is gone, or waits for a process that the kernel does not
         let go of; then there will be another server.
         """
         assert self._control is not None
         try:
-            self._control.send(how.encode())
+            words = "end" if patience_s is None else f"wait {patience_s:g}"
+            self._control.settimeout(_END_S + (patience_s or 0.0))
+            self._control.send(words.encode())
             return int(self._control.recv(_MOST_BYTES))
         except (OSError, ValueError):
             self.close()

@@ -3,7 +3,8 @@
 Run as `python -m drivetrain_health.checks._measure_server DESCRIPTOR`. On the descriptor, a
 socket of packets, comes `fork` with a channel and a file for output, which is answered with
 the number of the process; then `end`, which kills it and whatever it has started, and is
-answered with its exit code, or `wait`, which lets it end by itself for a moment before. It adopts what its forks leave behind, so that it finds it.
+answered with its exit code, or `wait` and seconds, for which it may end by itself. It adopts
+what its forks leave behind, so that it finds it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from drivetrain_health.checks._task import CheckFailedError, NotHereError, Task
 from drivetrain_health.checks._want import want_of
 
 _MOST_BYTES = 64
-_MOMENT_S = 1.0
 # The first that the kernel takes when memory runs out.
 _EXPENDABLE = "1000"
 
@@ -54,7 +54,8 @@ def serve(descriptor: int) -> None:
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, 2)
         if pid and data != b"fork":
-            code = _end(pid, patience_s=_MOMENT_S if data == b"wait" else 0.0)
+            word, _, patience_s = data.partition(b" ")
+            code = _end(pid, patience_s=float(patience_s) if word == b"wait" else 0.0)
             pid = 0
             if data:
                 control.send(str(code).encode())

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from drivetrain_kernels._accumulation import accumulation_dtype
-from drivetrain_kernels._available import triton_missing
+from drivetrain_kernels._available import compiler_missing, triton_missing
 from drivetrain_kernels._check import check_device, check_floating, check_integer
 from drivetrain_kernels._compiled import compiled
 from drivetrain_kernels._dispatch import (
@@ -222,6 +222,7 @@ OP: Op[CrossEntropyFacts] = Op(
         Implementation(
             name="compiled",
             call=compiled(_reference),
+            refuse=lambda facts: compiler_missing(facts.device),
             automatic=_compiled_automatic,
             because="the reference is fused by the compiler",
         ),

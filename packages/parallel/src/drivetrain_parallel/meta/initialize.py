@@ -103,7 +103,8 @@ def draw_weights(
     named = list(_inner_first(model, part))
     taken = _materialize([module for _, module in named], device)
     try:
-        with torch.random.fork_rng(_accelerators(device)), torch.no_grad():
+        apart = torch.random.fork_rng(_accelerators(device), device_type=device.type)
+        with apart, torch.no_grad():
             for name, module in named:
                 initialize = given or _own(model, name, module)
                 if initialize is None:

@@ -74,7 +74,8 @@ def learn_local_shapes(
             torch.zeros(shape, dtype=dtype, device=device)
             for shape, dtype in stage.input_shapes(batch)
         ]
-        with torch.random.fork_rng(devices=devices), stage.unchecked():
+        apart = torch.random.fork_rng(devices, device_type=device.type)
+        with apart, stage.unchecked():
             sent = stage(*received, index=torch.zeros(1, dtype=torch.long))
         shapes = [tuple(tensor.shape) for tensor in sent]
         stage.shapes.learn(index, batch, shapes)

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from drivetrain_core.services import new_local_group
 from drivetrain_parallel.pipeline.schedules import stage_owner
 from drivetrain_parallel.torch_internals import timeout_of_the_job
 
@@ -55,9 +56,7 @@ class SharedGradients:
             elif places not in made and here in places:
                 members = [dist.get_global_rank(group, place) for place in places]
                 with timeout_of_the_job():
-                    made[places] = dist.new_group(
-                        members, use_local_synchronization=True, group_desc="shared"
-                    )
+                    made[places] = new_local_group(members, group_desc="shared")
             self._groups[name] = made.get(places)
 
     def take(self) -> list[torch.Tensor | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,9 +33,8 @@ def measure_steps(
 ) -> Measurement:
     """Trains for some steps and returns how long they took.
 
-    On an accelerator the steps are queued without a wait in between, as in training,
-    and timed by events; the shares of data and optimizer come from the host clock on
-    a CPU only.
+    Where events tell the time, the steps are queued without a wait in between, as in
+    training; the shares of data and optimizer come from the host's clock elsewhere only.
 
     Args:
         accelerated: The built program, warmed up.
@@ -47,7 +47,7 @@ def measure_steps(
     # While nothing trained, workers have prepared batches, which hide their real pace.
     for _ in range(num_prepared(accelerated.loader)):
         next(batches)
-    run = _cpu_steps if device.type == "cpu" else _queued_steps
+    run = _queued_steps if accelerated.context.device.event_timing else _waiting_steps
     reset_peak_memory(device)
     times, data_s, optimizer_s = run(
         accelerated, batches, min_steps, min_seconds, max_steps
@@ -64,15 +64,19 @@ def measure_steps(
     )
 
 
-def _cpu_steps(
+def _waiting_steps(
     accelerated: Accelerated,
     batches: Iterator[Any],
     min_steps: int,
     min_seconds: float,
     max_steps: int,
 ) -> tuple[list[float], float, float]:
+    """Times by the host's clock, which waits for the device after each part."""
     step, clock = accelerated.train_step, time.perf_counter
+    device = accelerated.device
+    wait = partial(accelerator_of(device).synchronize, device.index)
     times: list[float] = []
+    wait()
     data_s, optimizer_s = 0.0, 0.0
     while len(times) < max_steps and (
         len(times) < min_steps or sum(times) < min_seconds
@@ -82,8 +86,10 @@ def _cpu_steps(
         loaded = clock()
         step.accumulate(batch)
         step.second_pass(batch)
+        wait()
         computed = clock()
         step.optimizer_step()
+        wait()
         end = clock()
         times.append(end - start)
         data_s += loaded - start

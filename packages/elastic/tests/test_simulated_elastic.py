@@ -1,0 +1,50 @@
+"""Workers on simulated accelerators: those that die are replaced, and no step is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from drivetrain_elastic.testing import LocalJob
+
+pytestmark = pytest.mark.simulated_accelerator
+
+ARGUMENTS = ["--dtype", "float64", "--steps", "24", "--bytes", "2000000"]
+DEVICE = "devices=4,op_delay_us=20,copy_delay_us=200,collective_delay_us=2000"
+
+
+def losses_of(folder, device, num_workers, *, victims=()):
+    folder.mkdir()
+    arguments = [*ARGUMENTS, "--device", device]
+    with LocalJob(
+        folder,
+        options=["--nproc-per-node", str(num_workers), "--check", "never"],
+        arguments=arguments,
+        env={"SIMULATED_ACCELERATOR": DEVICE},
+    ) as job:
+        job.start_node()
+        for epoch, victim in enumerate(victims, start=1):
+            job.wait_for(lambda status, epoch=epoch: status.epoch == epoch, 120.0)
+            job.wait_for_step(6 * epoch, num_workers=num_workers)
+            os.kill(job.members()[victim].pid, signal.SIGKILL)
+        assert job.wait(300.0) == {"node0": 0}, job.text()
+        return job.losses()
+
+
+def test_gradients_are_read_once_they_are_sums(tmp_path):
+    expected = losses_of(tmp_path / "cpu", "cpu", 1)
+    found = losses_of(tmp_path / "sim", "sim", 2)
+    assert sorted(found) == sorted(expected)
+    for step, loss in expected.items():
+        assert found[step] == pytest.approx(loss, rel=1e-9), step
+
+
+@pytest.mark.slow
+def test_worker_that_is_killed_is_replaced(tmp_path):
+    expected = losses_of(tmp_path / "cpu", "cpu", 1)
+    found = losses_of(tmp_path / "sim", "sim", 2, victims=(1, 0))
+    assert sorted(found) == sorted(expected)
+    for step, loss in expected.items():
+        assert found[step] == pytest.approx(loss, rel=1e-9), step

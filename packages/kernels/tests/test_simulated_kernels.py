@@ -1,0 +1,56 @@
+"""Ops on the simulated accelerator: the forms of torch's operators, and clear refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import drivetrain_kernels
+from drivetrain_kernels import ImplementationError, explain
+from drivetrain_kernels._explain import OPS, load_op
+
+pytestmark = pytest.mark.simulated_accelerator
+
+
+def called(name, device):
+    torch.manual_seed(0)
+    op = load_op(name)
+    args, kwargs = op.example(torch.device("cpu"), torch.float32)
+    move = lambda v: v.to(device) if isinstance(v, torch.Tensor) else v
+    args = torch.utils._pytree.tree_map(move, args)
+    kwargs = torch.utils._pytree.tree_map(move, kwargs)
+    return getattr(drivetrain_kernels, name)(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", sorted(set(OPS) - {"clip_grad_norm_"}))
+def test_op_computes_there_what_it_does_on_the_cpu(name):
+    found, expected = called(name, "sim"), called(name, "cpu")
+    found = torch.utils._pytree.tree_leaves(found)
+    expected = torch.utils._pytree.tree_leaves(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        if isinstance(ours, torch.Tensor):
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_are_clipped_there():
+    norms, grads = [], []
+    for device in ("cpu", "sim"):
+        parameters = [
+            torch.nn.Parameter(torch.ones(5, n, device=device)) for n in (1, 7)
+        ]
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, 3.0)
+        norms.append(float(drivetrain_kernels.clip_grad_norm_(parameters, 1.0)))
+        grads.append([parameter.grad.cpu() for parameter in parameters])
+    assert norms[1] == pytest.approx(norms[0])
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_triton_is_refused_there_by_name():
+    x = torch.ones(2, 8, device="sim")
+    told = explain("swiglu", x, x)
+    assert told.implementation != "triton"
+    from drivetrain_kernels import swiglu
+
+    with pytest.raises(ImplementationError, match="needs a CUDA tensor, got sim"):
+        swiglu(x, x, impl="triton")

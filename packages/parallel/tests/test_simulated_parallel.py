@@ -1,0 +1,81 @@
+"""Meshes, pipelines and overlap on devices that work on their own, whose messages are late."""
+
+from __future__ import annotations
+
+import mesh_programs as programs
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from drivetrain_core import destroy_process_group, init_process_group
+from drivetrain_parallel.overlap import prefetch_first_unshard
+from drivetrain_testing import run_ranks
+
+pytestmark = pytest.mark.simulated_accelerator
+
+CASES = [
+    [("mesh", {"tensor": 2})],
+    [("mesh", {"pipeline": 2})],
+    [("mesh", {"pipeline": 2}), ("schedule", "interleaved_1f1b")],
+    [("mesh", {"context": 2})],
+    [("mesh", {"tensor": 2}), "sequence_parallel", "loss_parallel"],
+]
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Ranks whose copies and collectives take long."""
+    monkeypatch.setenv(
+        "SIMULATED_ACCELERATOR",
+        "devices=4,op_delay_us=50,copy_delay_us=500,collective_delay_us=1000",
+    )
+
+
+def trained(cases):
+    init_process_group()
+    found = [programs.train(strategy) for strategy in cases]
+    destroy_process_group()
+    return found
+
+
+@pytest.mark.usefixtures("late")
+def test_every_axis_trains_there_as_one_process():
+    torch.set_num_threads(1)
+    expected = programs.train([], device="cpu")
+    for rank in run_ranks(trained, 2, CASES, process_group=False, timeout_s=240):
+        for (losses, norm), strategy in zip(rank, CASES, strict=True):
+            assert losses == pytest.approx(expected[0], rel=1e-4), strategy
+            assert norm == pytest.approx(expected[1], rel=1e-3), strategy
+
+
+def sharded():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), *(nn.Linear(64, 64) for _ in range(3)))
+    model = model.to("sim")
+    for block in model[1:]:
+        fully_shard(block)
+    return fully_shard(model, reshard_after_forward=False)
+
+
+def given_up():
+    """Gathers ahead, and gives up what is gathered while it is under way."""
+    init_process_group()
+    model = sharded()
+    batches = [torch.ones(2, 64) * n for n in range(3)]
+    loader = iter(prefetch_first_unshard(model, batches, num_blocks=2))
+    before = [p.to_local().clone() for p in model.parameters()]
+    next(loader)
+    loader.close()
+    # What comes next takes the memory into which was gathered.
+    others = [torch.full((64, 64), 7.0, device="sim") for _ in range(16)]
+    torch.sim.synchronize()
+    assert all(bool((other == 7.0).all()) for other in others)
+    after = [p.to_local() for p in model.parameters()]
+    assert all(map(torch.equal, before, after))
+    destroy_process_group()
+
+
+@pytest.mark.usefixtures("late")
+def test_gather_that_is_given_up_writes_into_no_memory_of_others():
+    run_ranks(given_up, 2, process_group=False)
