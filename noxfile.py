@@ -237,7 +237,7 @@ def interpret(session: nox.Session, *pytest_options: str) -> None:
 
 def simulate(session: nox.Session, *pytest_options: str) -> None:
     """Runs the tests that need an accelerator on the simulated one."""
-    env = {"SIMULATED_ACCELERATOR": "devices=4"}
+    env = {"SIMULATED_ACCELERATOR": "1"}
     files = marked("simulated_accelerator")
     session.run(*PYTEST, *SIDE_BY_SIDE, *pytest_options, *files, env=env)
 

@@ -79,6 +79,37 @@ def test_program_trains_there_as_on_the_cpu(strategy):
     assert found == pytest.approx(expected, rel=rel)
 
 
+class Tied(torch.nn.Module):
+    """Two names of one parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4, bias=False)
+        self.outer = torch.nn.Linear(4, 4, bias=False)
+        self.outer.weight = self.inner.weight
+
+    def forward(self, x):
+        return self.outer(torch.tanh(self.inner(x))).sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["made", "given"])
+def test_tied_parameters_stay_one_however_the_optimizer_came(given):
+    found = []
+    for device in ("cpu", "sim"):
+        torch.manual_seed(0)
+        model = Tied()
+        optimizer = adamw(model.parameters()) if given else adamw
+        accelerated = accelerate(
+            model, optimizer, loader("list"), mse, strategy=[], device=device,
+            progress=False,
+        )  # fmt: skip
+        found.append([accelerated.train_step(b).item() for b in accelerated.loader])
+        assert model.outer.weight is model.inner.weight
+        assert model.inner.weight.device.type == device
+        accelerated.close()
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
 def test_language_model_trains_there():
     accelerated = run_bytes(["precision", "activation_checkpoint"])
     assert accelerated.device.type == "sim"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+import torch
+
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 Weights = Literal["build", "reset", "restore"]
@@ -27,7 +28,15 @@ def move_to(model: nn.Module, device: torch.device) -> nn.Module:
         True
     """
     if not is_meta_model(model):
-        return model.to(device)
+        # Else a device from outside of torch gets new parameters, one for each name: those
+        # that are tied would train apart, and an optimizer that is there the old ones.
+        is_outside = torch._C._get_privateuse1_backend_name() == device.type
+        before = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(before or is_outside)
+        try:
+            return model.to(device)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(before)
     # Parameters are replaced when they get their values.
     for module in model.modules():
         for name, parameter in module._parameters.items():

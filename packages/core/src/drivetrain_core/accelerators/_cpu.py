@@ -45,24 +45,21 @@ class CpuAccelerator(TorchAccelerator):
         """Returns the instructions that torch uses here."""
         return torch.backends.cpu.get_cpu_capability()
 
-    def memory(self, index: int = 0) -> tuple[int, int]:
+    def memory(self, index: int = 0) -> tuple[int, int]:  # noqa: ARG002
         """Returns free and total bytes of this machine."""
-        del index
         found = psutil.virtual_memory()
         return found.available, found.total
 
-    def peak_memory(self, index: int = 0) -> int:
+    def peak_memory(self, index: int = 0) -> int:  # noqa: ARG002
         """Returns the peak of this process's resident memory."""
-        del index
         with contextlib.suppress(OSError):
             for line in Path("/proc/self/status").read_text("utf-8").splitlines():
                 if line.startswith("VmHWM:"):
                     return int(line.split()[1]) * 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    def reset_peak_memory(self, index: int = 0) -> None:
+    def reset_peak_memory(self, index: int = 0) -> None:  # noqa: ARG002
         """Begins a new peak of resident memory."""
-        del index
         # Writing 5 resets it (Linux, man 5 proc).
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
