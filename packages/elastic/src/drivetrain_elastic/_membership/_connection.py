@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
@@ -38,13 +37,6 @@ class Connection(NamedTuple):
     membership: MembershipSource
     store: Store
     make_factory: Callable[[], ProcessGroupFactory]
-
-    @property
-    def seats(self) -> MembershipSource:
-        """The name of `membership` in version 0.1, which goes away in the next one."""
-        message = "Connection.seats is now Connection.membership"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return self.membership
 
 
 def connect() -> Connection:

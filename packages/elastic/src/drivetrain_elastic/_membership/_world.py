@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -99,25 +98,10 @@ class World:
         for group in self._groups:
             group.abort()
 
-    @property
-    def seat(self) -> RankAssignment:
-        """The name of `assignment` in version 0.1, which goes away in the next one."""
-        _warn("World.seat", "World.assignment")
-        return self.assignment
-
-    def break_off(self) -> None:
-        """Calls `abort`, of which it is the name in version 0.1."""
-        _warn("World.break_off", "World.abort")
-        self.abort()
-
     def close(self) -> None:
         """Aborts what is under way, and lets go of the groups."""
         for group in self._groups:
             group.close()
-
-
-def _warn(old: str, new: str) -> None:
-    warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=3)
 
 
 def tell_finished(store: Store, step: int) -> None:

@@ -48,11 +48,6 @@ class Crossing:
         return self.between_racks_bytes / self.total_bytes if self.total_bytes else 0.0
 
     @property
-    def share_between_pods(self) -> float:
-        """Returns the part of all bytes that leaves its pod."""
-        return self.between_pods_bytes / self.total_bytes if self.total_bytes else 0.0
-
-    @property
     def cost_bytes(self) -> float:
         """Returns what advice makes small: each byte, times the tiers it climbs."""
         return self.between_racks_bytes + self.between_pods_bytes
