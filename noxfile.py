@@ -36,8 +36,7 @@ OTHER_TORCHES = ("2.11.0", "2.15.0")
 # As a module, since it may be found where the torch in use is; and without the current
 # folder, in which the sources lie.
 PYTEST = ("python", "-P", "-m", "pytest")
-# Files of tests run side by side; those of one file share what they set up. One more than
-# there are cores, since many tests wait.
+# Files run side by side, one more than there are cores: many tests wait.
 WORKERS = str(min(4, len(os.sched_getaffinity(0)) + 1))
 # Areas with files of tests that take minutes each.
 _LONG = ("drivetrain", "integration")
@@ -423,10 +422,12 @@ def ahead(session: nox.Session) -> None:
 def planted(session: nox.Session) -> None:
     """Plants faults, and says which the tests near them find; three minutes each at most.
 
-    `-- --json FILE [--resume]` keeps the table.
+    `-- --json FILE [--resume]` keeps the table. `-- races` takes waits for a device away.
     """
     install_for_tests(session)
-    session.run("python", "integration/selection/plant.py", *session.posargs)
+    options = [word for word in session.posargs if word != "races"]
+    program = "plant" if options == session.posargs else "races"
+    session.run("python", f"integration/selection/{program}.py", *options)
 
 
 @nox.session

@@ -1,6 +1,6 @@
 """Takes waits for a device away, one by one, and says whether a test on it notices.
 
-    nox -s races -- [--repeats N] [--clean N] [--json FILE] [NUMBER...]
+    nox -s planted -- races [--repeats N] [--clean N] [--json FILE] [NUMBER...]
 
 Each wait of `races.toml` is tried with the tests that stand beside it there, on the simulated
 accelerator, as often as `--repeats` says: a test has to fail each time. With `--clean` all of
@@ -51,6 +51,8 @@ def run(tests: Sequence[str]) -> tuple[int | None, str]:
         )
     except subprocess.TimeoutExpired:
         return None, "no end"
+    if done.returncode not in {0, 1, 2}:
+        sys.exit(f"the tests do not run: {done.stdout[-1000:]}{done.stderr[-1000:]}")
     failed = (x for x in done.stdout.splitlines() if x.startswith(("FAILED", "ERROR")))
     return done.returncode, next(failed, "")
 

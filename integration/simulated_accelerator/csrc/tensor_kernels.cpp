@@ -7,6 +7,7 @@
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/is_set_to_native.h>
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_cpu_dispatch.h>
 #include <ATen/ops/set_native.h>
@@ -122,6 +123,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", set_storage_and_shape);
   m.impl("set_.source_Storage", set_storage);
   m.impl("set_.source_Tensor", set_tensor);
+  // It looks at where tensors lie, and waits for nothing.
+  m.impl("is_set_to", TORCH_FN(at::native::is_set_to));
   m.impl("_local_scalar_dense", local_scalar_dense);
   m.impl("record_stream", record_stream);
 }

@@ -164,3 +164,16 @@ def test_side_stream_overlaps_the_default_one(tensor):
         fast.synchronize()
         assert not slow.query()
         torch.sim.synchronize()
+
+
+def test_where_a_tensor_lies_is_known_without_a_wait():
+    x = torch.zeros(8, device="sim")
+    x.add_(1.0)
+    torch.sim.synchronize()
+    with control.delays(op_us=200_000):
+        x.add_(1.0)
+        event = torch.sim.Event()
+        event.record()
+        assert x.is_set_to(x.view_as(x))
+        assert not event.query()
+        event.synchronize()

@@ -77,10 +77,11 @@ def test_state_comes_back(checkpointer):
 
 def test_save_holds_what_was_queued_before_it(checkpointer, control):
     state = make()
-    with control.delays(op_us=20_000), torch.no_grad():
+    checkpointer.save(1, state).wait(60)  # which makes the memory and the stream
+    with control.delays(op_us=150_000), torch.no_grad():
         for parameter in state["model"].parameters():
             parameter.add_(1.0)
-        checkpointer.save(1, state).wait(60)
+        checkpointer.save(2, state).wait(60)
     assert same(restored(checkpointer), values(state))
 
 

@@ -12,7 +12,7 @@ from drivetrain_elastic.testing import LocalJob
 pytestmark = pytest.mark.simulated_accelerator
 
 ARGUMENTS = ["--dtype", "float64", "--steps", "24", "--bytes", "2000000"]
-DEVICE = "devices=4,op_delay_us=20,copy_delay_us=200,collective_delay_us=2000"
+DEVICE = "devices=4,op_delay_us=20,copy_delay_us=200,collective_delay_us=30000"
 
 
 def losses_of(folder, device, num_workers, *, victims=()):

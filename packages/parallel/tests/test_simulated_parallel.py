@@ -5,8 +5,11 @@ from __future__ import annotations
 import mesh_programs as programs
 import pytest
 import torch
+from test_overlap_styles import Block, run, styles
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
 
 from drivetrain_core import destroy_process_group, init_process_group
 from drivetrain_parallel.overlap import prefetch_first_unshard
@@ -79,3 +82,27 @@ def given_up():
 @pytest.mark.usefixtures("late")
 def test_gather_that_is_given_up_writes_into_no_memory_of_others():
     run_ranks(given_up, 2, process_group=False)
+
+
+def overlapped(device):
+    """Products that exchange what they need while they compute, and torch's own."""
+    init_process_group()
+    mesh, found = init_device_mesh(device, (2,)), []
+    for path in (None, "direct", "ring"):
+        torch.manual_seed(0)
+        block = Block(16, 32, bias=True).double().to(device)
+        options = {} if path is None else {"path": path, "num_chunks": 2}
+        parallelize_module(block, mesh, styles(path is not None, 1, **options))
+        torch.manual_seed(1)
+        x = torch.randn(2, 8, 16, dtype=torch.float64).to(device).requires_grad_()
+        output, grad, grads = run(block, x, 1)
+        found.append([output.cpu(), grad.cpu(), *(g.cpu() for g in grads.values())])
+    destroy_process_group()
+    return found
+
+
+@pytest.mark.usefixtures("late")
+def test_products_use_what_has_arrived():
+    for plain, *ours in run_ranks(overlapped, 2, "sim", process_group=False):
+        for found in ours:
+            torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)

@@ -80,7 +80,8 @@ class TunedProcessGroup(dist.ProcessGroup):
         self.notifier = Notifier()
         for device in inner._device_types:
             backend: Any = inner._get_backend(device)
-            kind = getattr(dist.ProcessGroup.BackendType, backend.name().upper())
+            kinds = dist.ProcessGroup.BackendType
+            kind = getattr(kinds, backend.name().upper(), kinds.CUSTOM)
             self._register_backend(device, kind, backend)
             self._set_default_backend(kind)
         closing = weakref.finalize(self, self.notifier.close)

@@ -1,0 +1,87 @@
+"""Meters on the simulated accelerator: what they tell is of work that is done."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from drivetrain_core import accelerate
+from drivetrain_search.prediction.probes import measure_rates
+from drivetrain_search.process import meters
+from drivetrain_testing.programs import Blocks, loader, mse, sgd
+
+pytestmark = pytest.mark.simulated_accelerator
+
+OP_S = 2e-3
+
+
+def measured():
+    from drivetrain_simulated_accelerator import control
+
+    accelerated = accelerate(
+        Blocks, sgd, loader("list"), mse, strategy=[], progress=False
+    )
+    batches = itertools.cycle(accelerated.loader)
+    for _ in range(2):
+        accelerated.train_step(next(batches))
+    with control.delays(op_us=OP_S * 1e6):
+        before = control.counters()["asynchronous_ops"]
+        accelerated.train_step(next(batches))
+        torch.sim.synchronize()
+        num_ops = control.counters()["asynchronous_ops"] - before
+        found = meters.measure_steps(accelerated, batches, min_steps=3, min_seconds=0.0)
+        torch.sim.synchronize()
+    accelerated.close()
+    return found, num_ops
+
+
+def test_step_takes_as_long_as_its_work():
+    found, num_ops = measured()
+    assert num_ops > 20
+    assert min(found.step_times_s) > 0.5 * num_ops * OP_S
+    assert 0.0 < found.optimizer_share < 0.6
+    assert found.peak_memory_bytes > 0
+
+
+def test_step_takes_as_long_as_its_work_where_events_tell_no_time():
+    code = (
+        "import test_simulated_search as t; found, num_ops = t.measured(); "
+        "assert min(found.step_times_s) > 0.5 * num_ops * t.OP_S, found; "
+        "assert 0.0 < found.optimizer_share < 0.6, found"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"SIMULATED_ACCELERATOR": "event_timing=no"},
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_rates_are_those_of_work_that_is_done():
+    from drivetrain_simulated_accelerator import control
+
+    measure_rates(torch.device("sim"), slice_s=0.01)
+    with control.delays(op_us=OP_S * 1e6):
+        rates = measure_rates(torch.device("sim"), slice_s=0.05)
+    assert rates.overhead_s > 0.5 * OP_S
+    assert set(rates.flops_per_s) == {"float32", "bfloat16"}
+
+
+def test_flops_of_the_device_wait_for_its_products():
+    from drivetrain_simulated_accelerator import control
+
+    device, dtype = torch.device("sim"), torch.float32
+    meters.peak_flops_per_s(device, dtype, size=64)
+    with control.delays(op_us=OP_S * 1e6):
+        found = meters.peak_flops_per_s(device, dtype, size=64)
+    assert found <= 1.1 * 2 * 64**3 / OP_S
