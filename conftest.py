@@ -38,6 +38,10 @@ collect_ignore_glob += [
 ]
 
 
+# It is imported where it is loaded.
+if "torch.sim" not in sys.modules:
+    collect_ignore_glob += ["integration/simulated_accelerator/src/*"]
+
 # What torch warns of on a GPU alone, once for a process, is no fault of a test.
 TORCH_WARNS = (
     "default::UserWarning:torch",

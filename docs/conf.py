@@ -33,10 +33,10 @@ public_modules = [p["name"].replace("-", "_") for p in PACKAGES]
 public_modules += [
     f"drivetrain_core.{name}"
     for name in (
+        "accelerators",
         "commands",
         "extending",
         "lazy",
-        "moved",
         "moved_commands",
         "native_library",
         "numerics.guard",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree as ET
 
-__all__ = ["read_bars", "read_facts", "read_junit"]
+__all__ = ["explain", "read_bars", "read_facts", "read_junit"]
 
 _TEXT = 3000
 
@@ -68,4 +69,33 @@ def read_facts(output: str, code: int) -> dict[str, Any]:
         return {"status": "miss", "figure": f"exited with {code}: {error}"}
     ceilings = facts.get("ceilings", {})
     figure = ", ".join(f"{name} {value:.3g}" for name, value in ceilings.items())
-    return {"status": "pass", "figure": figure or "no GPU", "facts": facts}
+    figure = figure or _device(facts) or "no GPU"
+    return {"status": "pass", "figure": figure, "facts": facts}
+
+
+def _device(facts: Mapping[str, Any]) -> str:
+    """What the device is, and what is not known of it; nothing without a device."""
+    first = facts.get("hardware", {}).get("accelerator")
+    if not first:
+        return ""
+    figure = f"{first['count']} x {first['name']}, {first['memory_bytes'] / 1e9:.3g} GB"
+    left_out = facts.get("left_out")
+    return figure + (f"; left out: {', '.join(left_out)}" if left_out else "")
+
+
+def explain(row: Mapping[str, Any], device_type: str | None) -> dict[str, Any]:
+    """Returns a row that says why it went no further, where it asks for another device.
+
+    Args:
+        row: What `read_bars` or `read_junit` found.
+        device_type: Of the device that is here; None without one.
+    """
+    wanting = [bar for bar in row.get("bars", []) if bar.get("status") == "gpu"]
+    figure = row["figure"]
+    if wanting:
+        figure += f", no GPU for {len(wanting)}"
+    skipped = wanting or row.get("tests", {}).get("skipped")
+    # Tests marked `gpu` and bars that need one ask for CUDA itself.
+    if skipped and device_type not in {None, "cuda"}:
+        figure += f"; they ask for CUDA, and the device here is {device_type}"
+    return {**row, "figure": figure}

@@ -92,6 +92,7 @@ FIRST = (
     _tests("comm-two-ranks", ["test_two_ranks_gpu"], estimate_s=40),
     _tests("health", ["test_checks_gpu"], estimate_s=40),
     _tests("elastic", _GPU, estimate_s=80),
+    _tests("testing", ["test_accelerator_contract"], estimate_s=30),
     _bars("optim", ["agd-bandwidth-gpu", "lamb-bandwidth-gpu",
                     "host-1000-tensors-gpu"], estimate_s=35),
     _bars("kernels-norms", [f"{name}-bandwidth-gpu" for name in _NORMS], estimate_s=25),
@@ -133,7 +134,7 @@ SECOND = (
 _SETS = {"first": FIRST, "second": SECOND}
 _NEW_S = 30.0
 # Packages of which nothing runs on a GPU.
-_WITHOUT = {"cloud", "fabric", "horovod", "parallel", "testing"}
+_WITHOUT = {"cloud", "fabric", "horovod", "parallel"}
 
 
 def whole(folders: Mapping[str, Path], estimate_s: float | None = None) -> list[Row]:

@@ -8,8 +8,11 @@ from its source, with the compiler that is there. Then it runs rows, each in a p
 its own: tests side by side, then benchmarks alone. The report is written anew after each
 row, so that a run that is ended loses one row at most; `--resume` runs what is missing.
 
+The device is the one that torch means by `torch.accelerator`, of whatever vendor: it is
+reported by what it tells. What asks for CUDA is skipped on another, and its row says so.
+
 It exits with 0 when all passed, 1 when something failed or was left out, 2 when it cannot
-start, 3 without a GPU.
+start, 3 without a device.
 """
 
 from __future__ import annotations
@@ -23,13 +26,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from install import (
     PEERS,
+    Package,
     SetupError,
     find_packages,
     find_wheel,
@@ -41,7 +45,7 @@ from install import (
 )
 from process import Processes
 from report import Report, line, table
-from results import read_bars, read_facts, read_junit
+from results import explain, read_bars, read_facts, read_junit
 from rows import Row, choose, command_of, whole
 
 ROOT = Path(__file__).parents[2]
@@ -51,20 +55,43 @@ _LOG = 4000
 _WORTH = 0.5
 
 
-def measure_facts() -> dict[str, Any]:
-    """Returns the row of the hardware, the versions, and what the GPU can do at most.
+def measure_facts(
+    packages: Sequence[Package],
+    wheels: Mapping[str, Path],
+    dist: Path,
+    *,
+    dry_run: bool,
+) -> dict[str, Any]:
+    """Returns the row of the hardware, the versions, and what the device can do at most.
+
+    Args:
+        packages: Those of the checkout; core is installed to ask the device.
+        wheels: Of the pure packages, by name.
+        dist: Where the wheels are that core needs beside its own.
+        dry_run: Whether the device is asked what it is, and does no work.
 
     Raises:
-        SetupError: torch does not run.
+        SetupError: Core cannot be installed, or torch does not run.
     """
     started = time.monotonic()
     command = [sys.executable, str(Path(__file__).with_name("facts.py"))]
-    try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True,
-                              timeout=120)  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        message = "torch did not answer within 120 s"
-        raise SetupError(message) from error
+    command += ["--dry-run"] * dry_run
+    core = [package for package in packages if package.module == "drivetrain_core"]
+    others = resolve([need for package in core for need in package.needs], dist)
+    with tempfile.TemporaryDirectory(prefix="drivetrain-") as folder:
+        paths, problems = (
+            install(core, wheels, others, Path(folder)) if core else ([], {})
+        )
+        if problems:
+            name, problem = next(iter(problems.items()))
+            message = f"{name} {problem}"
+            raise SetupError(message)
+        try:
+            done = subprocess.run(command, check=False, capture_output=True, text=True,
+                                  timeout=120, env=_python_path(paths))  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            message = "torch did not answer within 120 s"
+            raise SetupError(message) from error
     row = read_facts(done.stdout, done.returncode)
     if "facts" not in row:
         last = (done.stderr.strip().splitlines() or ["nothing was printed"])[-1]
@@ -105,7 +132,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="short benchmarks")
     no_bars = "run the tests and no benchmark"
     parser.add_argument("--no-bars", action="store_true", help=no_bars)
-    dry = "try all that can be tried without a GPU: install, collect, name every bar"
+    dry = "try all that goes without CUDA: install, ask the device, collect, name bars"
     parser.add_argument("--dry-run", action="store_true", help=dry)
     cpu = "go on without a GPU: the tests marked `gpu` are skipped, benchmarks run"
     parser.add_argument("--allow-cpu", action="store_true", help=cpu)
@@ -142,6 +169,7 @@ class Runner:
         logs: A folder for what they print.
         deadline: When all must have ended, by the monotonic clock; None for never.
         quick: Whether benchmarks take their quick form.
+        device_type: Of the device that is here; None without one.
     """
 
     def __init__(
@@ -153,10 +181,12 @@ class Runner:
         deadline: float | None,
         *,
         quick: bool,
+        device_type: str | None,
     ) -> None:
         self._processes, self._environment = processes, environment
         self._scratch, self._logs = scratch, logs
         self._deadline, self._quick = deadline, quick
+        self._device_type = device_type
 
     def run(self, row: Row) -> dict[str, Any]:
         """Runs one row, and returns what the report says of it."""
@@ -191,6 +221,7 @@ class Runner:
         else:
             figure = f"pytest exited with {ended.code} and left no counts"
             found = {"status": "miss", "figure": figure}
+        found = explain(found, self._device_type)
         if ended.stopped:
             figure = f"stopped after {ended.seconds:.0f} s; {found['figure']}"
             found |= {"status": "stopped", "figure": figure}
@@ -226,7 +257,7 @@ def run(arguments: argparse.Namespace) -> int:
     others += [wheel for wheel in found if wheel is not None]
     if arguments.dry_run:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    facts = measure_facts()
+    facts = measure_facts(packages, wheels, arguments.dist, dry_run=arguments.dry_run)
     told = facts["facts"]
     if not told["hardware"]["gpus"] and not (arguments.allow_cpu or arguments.dry_run):
         version = told["versions"]["torch"]
@@ -267,6 +298,7 @@ def run(arguments: argparse.Namespace) -> int:
             logs,
             deadline,
             quick=arguments.quick,
+            device_type=(told["hardware"].get("accelerator") or {}).get("type"),
         )
         for row in [row for row in todo if row.package in problems]:
             figure = f"not run: {row.package} is not whole here"
@@ -291,14 +323,18 @@ def _install_row(
 
 def _environment(paths: Sequence[Path], scratch: Path) -> dict[str, str]:
     """Returns the variables of rows, which find the packages and share what compiles."""
-    found = [*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])]
     cache = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
     return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(found),
+        **_python_path(paths),
         "PYTHONUNBUFFERED": "1",
         **{name: str(scratch / part) for name, part in cache.items()},
     }
+
+
+def _python_path(paths: Sequence[Path]) -> dict[str, str]:
+    """Returns the variables of this process, with folders where Python looks first."""
+    found = [*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(found)}
 
 
 def _end(processes: Processes) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from results import read_bars, read_facts, read_junit
+from results import explain, read_bars, read_facts, read_junit
 
 JUNIT = """<testsuites><testsuite>
 <testcase classname="a" name="t1" time="2.5"/>
@@ -68,3 +70,32 @@ def test_row_whose_tests_are_all_skipped_says_why():
     found = read_junit(report)
     assert found["status"] == "skip"
     assert found["figure"] == "2 skipped: needs NCCL 2.30, here 2.28.9"
+
+
+def test_facts_without_ceilings_are_those_of_the_device():
+    first = {"count": 2, "name": "Warp 7", "memory_bytes": 8 * 10**9}
+    facts = {"hardware": {"accelerator": first}, "left_out": {"nccl": "why"}}
+    found = read_facts(json.dumps(facts), 0)
+    assert found["figure"] == "2 x Warp 7, 8 GB; left out: nccl"
+    assert found["facts"] == facts
+    facts = {"hardware": {"accelerator": None}, "left_out": {}}
+    assert read_facts(json.dumps(facts), 0)["figure"] == "no GPU"
+
+
+@pytest.mark.parametrize("device_type", [None, "cuda", "warp"])
+def test_row_says_why_it_went_no_further(device_type):
+    other = "; they ask for CUDA, and the device here is warp"
+    other = other if device_type == "warp" else ""
+    bars = read_bars('{"rows": [{"name": "a", "status": "gpu"}]}', 0)
+    assert explain(bars, device_type)["figure"] == f"0 of 1 hold, no GPU for 1{other}"
+    assert explain(bars, device_type)["bars"] == bars["bars"]
+    tests = read_junit(JUNIT)
+    figure = explain(tests, device_type)["figure"]
+    assert figure == f"1 passed, 2 failed, 1 skipped{other}"
+
+
+def test_row_that_went_all_the_way_says_no_more():
+    bars = read_bars('{"rows": [{"name": "a", "status": "pass"}]}', 0)
+    assert explain(bars, "warp") == bars
+    tests = read_junit('<testsuite><testcase classname="a" name="b"/></testsuite>')
+    assert explain(tests, "warp") == tests

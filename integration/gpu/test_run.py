@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import run
+from install import Package, SetupError
 from small_package import make_package
 
 SCRIPT = Path(__file__).with_name("run.py")
@@ -43,13 +45,40 @@ def handlers():
 
 @pytest.fixture
 def without_gpu(monkeypatch):
-    monkeypatch.setattr(run, "measure_facts", lambda: FACTS)
+    monkeypatch.setattr(run, "measure_facts", lambda *_, **__: FACTS)
 
 
 def test_run_without_a_gpu_says_so_and_exits_with_3(checkout, capsys, without_gpu):
     assert run.main(["--dist", str(checkout / "dist")]) == 3
     assert "no GPU: torch 2.13.0 sees none" in capsys.readouterr().out
     assert not (checkout / "gpu.json").exists()
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_device_is_asked_through_core_of_this_checkout(checkout, monkeypatch, dry_run):
+    core = Package(folder=checkout, distribution="drivetrain-core", is_native=False)
+    other = Package(folder=checkout, distribution="drivetrain-one", is_native=False)
+    asked = []
+
+    def facts_of(command, *, env, **_):
+        asked.append((command[1:], env["PYTHONPATH"].split(os.pathsep)[0]))
+        return subprocess.CompletedProcess(command, 0, '{"hardware": {}}', "")
+
+    def install(packages, *_):
+        assert packages == [core]
+        return [checkout / "site"], {}
+
+    monkeypatch.setattr(run, "install", install)
+    monkeypatch.setattr(run.subprocess, "run", facts_of)
+    row = run.measure_facts([other, core], {}, checkout / "dist", dry_run=dry_run)
+    assert (row["status"], row["facts"]) == ("pass", {"hardware": {}})
+    program = str(SCRIPT.with_name("facts.py"))
+    command = [program, *["--dry-run"] * dry_run]
+    assert asked == [(command, str(checkout / "site"))]
+    problem = {"core": "is not installed"}
+    monkeypatch.setattr(run, "install", lambda *_: ([], problem))
+    with pytest.raises(SetupError, match="core is not installed"):
+        run.measure_facts([core], {}, checkout / "dist", dry_run=dry_run)
 
 
 @pytest.mark.slow
@@ -146,6 +175,26 @@ def test_dry_run_hides_gpus_and_goes_through_all(checkout, monkeypatch, capsys):
     assert run.main(arguments) == 0
     rows = json.loads(out.read_text())["rows"]
     assert [row["status"] for row in rows] == ["pass", "pass", "skip", "pass"]
+
+
+@pytest.mark.slow
+@pytest.mark.simulated_accelerator
+def test_dry_run_tells_the_device_that_is_no_gpu_and_why_rows_end(checkout):
+    out = checkout / "gpu.json"
+    arguments = ["--dry-run", "--dist", str(checkout / "dist"), "--out", str(out)]
+    assert run.main(arguments) == 0
+    report = json.loads(out.read_text())
+    assert report["hardware"]["accelerator"]["type"] == "sim"
+    facts, install, tests, bars = report["rows"]
+    assert facts["facts"]["hardware"] == report["hardware"]
+    assert "x simulated accelerator" in facts["figure"]
+    assert [install["status"], tests["status"], bars["status"]] == [
+        "pass",
+        "skip",
+        "pass",
+    ]
+    for row in (tests, bars):
+        assert row["figure"].endswith("ask for CUDA, and the device here is sim")
 
 
 def test_tools_that_are_missing_are_named_before_anything_is_done(

@@ -32,7 +32,8 @@ class WarningList final : public c10::WarningHandler {
 };
 
 // A structured kernel may give a result another size for a moment. Its memory is then
-// the host's, and what it holds at the end belongs to the device.
+// the host's, and what it holds at the end belongs to the device. Of a tensor that owns
+// its memory what was there before is gone by then, and nothing is missing.
 class MovedStorages {
  public:
   MovedStorages(const OpFacts& facts, const Stack& stack) {
@@ -40,8 +41,9 @@ class MovedStorages {
       for_each_tensor(
           stack[static_cast<std::size_t>(index)], [&](const Tensor& tensor) {
             if (!tensor.defined()) return;
-            before_.push_back(
-                {tensor, tensor.storage().data_ptr().get(), tensor.storage().nbytes()});
+            const c10::DataPtr& data = tensor.storage().data_ptr();
+            if (data.get_context() != nullptr) return;
+            before_.push_back({tensor, data.get(), tensor.storage().nbytes()});
           });
     }
   }

@@ -80,6 +80,7 @@ Tensor unfold(const Tensor& self, std::int64_t dim, std::int64_t size,
 
 const Tensor& resize(const Tensor& self, IntArrayRef sizes,
                      std::optional<c10::MemoryFormat> format) {
+  const c10::OptionalDeviceGuard guard(self.device());
   return at::native::resize_(self, sizes, format);
 }
 

@@ -292,3 +292,15 @@ def test_op_names_count_what_ran():
     before = control.op_names().get("aten::tanh.out", 0)
     matrix().to("sim").tanh()
     assert control.op_names()["aten::tanh.out"] == before + 1
+
+
+def test_result_that_changes_its_size_for_a_moment_is_right_under_delays():
+    x, y = torch.randn(8, 4), torch.randn(8, 4)
+    expected = torch.nn.functional.mse_loss(x, y)
+    for _ in range(2):
+        found = torch.nn.functional.mse_loss(x.to("sim"), y.to("sim"))
+        assert torch.equal(found.cpu(), expected)
+    with control.delays(op_us=2000):
+        for _ in range(5):
+            found = torch.nn.functional.mse_loss(x.to("sim"), y.to("sim"))
+            assert torch.equal(found.cpu(), expected)

@@ -118,6 +118,23 @@ def test_change_without_a_guard_is_found(overlapped, control):
             handle.wait(60)
 
 
+def test_save_that_fails_on_the_device_stands_in_no_ones_way(checkpointer, monkeypatch):
+    state = make()
+    checkpointer.save(1, state).wait(60)
+
+    def fail(self, copies):
+        message = "no memory left"
+        raise torch.OutOfMemoryError(message)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeviceLink, "begin", fail)
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                checkpointer.save(2, state)
+    checkpointer.save(3, state).wait(60)
+    assert same(restored(checkpointer), values(state))
+
+
 def test_memory_is_given_back_once_no_copy_writes_into_it(control):
     memory = mmap.mmap(-1, 1 << 20)
     address = _native.address_of(memory)

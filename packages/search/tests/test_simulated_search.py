@@ -18,7 +18,8 @@ from drivetrain_testing.programs import Blocks, loader, mse, sgd
 
 pytestmark = pytest.mark.simulated_accelerator
 
-OP_S = 2e-3
+OP_US = 2000
+OP_S = OP_US / 1e6
 
 
 def measured():
@@ -30,7 +31,7 @@ def measured():
     batches = itertools.cycle(accelerated.loader)
     for _ in range(2):
         accelerated.train_step(next(batches))
-    with control.delays(op_us=OP_S * 1e6):
+    with control.delays(op_us=OP_US):
         before = control.counters()["asynchronous_ops"]
         accelerated.train_step(next(batches))
         torch.sim.synchronize()
@@ -71,7 +72,7 @@ def test_rates_are_those_of_work_that_is_done():
     from drivetrain_simulated_accelerator import control
 
     measure_rates(torch.device("sim"), slice_s=0.01)
-    with control.delays(op_us=OP_S * 1e6):
+    with control.delays(op_us=OP_US):
         rates = measure_rates(torch.device("sim"), slice_s=0.05)
     assert rates.overhead_s > 0.5 * OP_S
     assert set(rates.flops_per_s) == {"float32", "bfloat16"}
@@ -82,6 +83,6 @@ def test_flops_of_the_device_wait_for_its_products():
 
     device, dtype = torch.device("sim"), torch.float32
     meters.peak_flops_per_s(device, dtype, size=64)
-    with control.delays(op_us=OP_S * 1e6):
+    with control.delays(op_us=OP_US):
         found = meters.peak_flops_per_s(device, dtype, size=64)
     assert found <= 1.1 * 2 * 64**3 / OP_S

@@ -44,7 +44,7 @@ def facts_with(**fields):
 @pytest.mark.parametrize(
     ("methods", "clause"),
     [
-        ({"is_out_of_memory": lambda self, error: False}, "memory is out"),
+        ({"is_out_of_memory": lambda self, error: False}, "memory is out is seen"),
         ({"memory": lambda self, index=0: (2, 1)}, "free memory is a part"),
         ({"version": lambda self: 3}, "versions are text"),
         ({"is_capturing": lambda self: True}, "nothing is captured"),

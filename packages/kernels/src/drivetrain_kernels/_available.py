@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from drivetrain_core import DeviceError
 from drivetrain_core.accelerators import accelerator_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from drivetrain_core.accelerators import AcceleratorFacts
 
 MIN_CAPABILITY = (8, 0)  # the first with bfloat16
 
@@ -20,7 +21,7 @@ MIN_CAPABILITY = (8, 0)  # the first with bfloat16
 _INTERPRETED = ("cpu", "cuda")
 
 _found: dict[str, str | None] = {}
-_capabilities: dict[str, tuple[int, int]] = {}
+_facts: dict[str, AcceleratorFacts | None] = {}
 
 _CallT = TypeVar("_CallT", bound="Callable[..., object]")
 
@@ -115,6 +116,15 @@ def triton_missing(device: str) -> str | None:
     return f"needs compute capability 8.0, got {major}.{minor}"
 
 
+def _facts_of(device: str) -> AcceleratorFacts | None:
+    """Returns what the first device of a type is; None without one."""
+    if device not in _facts:
+        accelerator = accelerator_of(device)
+        there = accelerator.device_count()
+        _facts[device] = accelerator.facts() if there else None
+    return _facts[device]
+
+
 @_constant
 def capability_of(device: str) -> tuple[int, int]:
     """Returns the compute capability of the first device of a type; (0, 0) has none.
@@ -126,12 +136,8 @@ def capability_of(device: str) -> tuple[int, int]:
         >>> capability_of("cpu")
         (0, 0)
     """
-    if device not in _capabilities:
-        try:
-            _capabilities[device] = accelerator_of(device).facts().capability
-        except DeviceError:
-            _capabilities[device] = (0, 0)
-    return _capabilities[device]
+    facts = _facts_of(device)
+    return facts.capability if facts else (0, 0)
 
 
 @_constant
@@ -144,15 +150,9 @@ def compiler_missing(device: str) -> str | None:
     Example:
         >>> compiler_missing("cpu")
     """
-    key = f"compiler for {device}"
-    if key not in _found:
-        try:
-            compiler = accelerator_of(device).facts().compiler
-        except DeviceError:
-            compiler = "inductor"  # nothing runs there
-        kept = f"torch.compile makes no kernels for {device}"
-        _found[key] = kept if compiler == "aot_eager" else None
-    return _found[key]
+    facts = _facts_of(device)
+    traces = facts is not None and facts.compiler == "aot_eager"
+    return f"torch.compile makes no kernels for {device}" if traces else None
 
 
 @_constant

@@ -124,17 +124,16 @@ class RankMemory:
         """
         arena, index = self._arena, claim["index"]
         assert arena is not None
-        arena.begin(index)
-        if self._link is None:
-            devices = {block.device for block, _ in plan.others}
-            for device in filter(can_overlap, devices):
-                self._link = self._link or DeviceLink(
-                    device.type, arena.address, arena.size_bytes, arena
-                )
-        address = arena.image_address(self._room, index)
-        threads = self._num_threads or torch.get_num_threads()
-        before = plan.versions() if self._overlap else 0
-        end = begin_copy(plan, arena, address, threads, self._link)
+        try:
+            arena.begin(index)
+            self._connect(arena, plan)
+            address = arena.image_address(self._room, index)
+            threads = self._num_threads or torch.get_num_threads()
+            before = plan.versions() if self._overlap else 0
+            end = begin_copy(plan, arena, address, threads, self._link)
+        except BaseException:
+            self.release()  # a device may fail, and go on
+            raise
         room, size = self._room, plan.image.size_bytes
 
         def publish() -> None:
@@ -153,6 +152,14 @@ class RankMemory:
         # Not a daemon thread: a script that ends waits for the copy of its last save.
         self._staging = _in_thread(publish, daemon=False)
         return self._staging
+
+    def _connect(self, arena: Arena, plan: SavePlan) -> None:
+        """Registers the arena with the device that a state lies on, once."""
+        devices = {block.device for block, _ in plan.others}
+        for device in filter(can_overlap, devices):
+            self._link = self._link or DeviceLink(
+                device.type, arena.address, arena.size_bytes, arena
+            )
 
     def staged(self, timeout_s: float) -> None:
         """Waits for the copy that is being made; safe in a thread of its own."""

@@ -181,8 +181,7 @@ def _process_groups() -> tuple[str, str]:
         return "warn", "torch was built without distributed: one rank only"
     known = (name for name in dist.Backend.backend_list if name != "undefined")
     found = filter(dist.is_backend_available, known)
-    launched = os.environ.get("WORLD_SIZE", "1")
-    return "ok", f"{', '.join(found)}; WORLD_SIZE {launched}"
+    return "ok", f"{', '.join(found)}; WORLD_SIZE {os.environ.get('WORLD_SIZE', '1')}"
 
 
 def show_checks(checks: list[Check]) -> None:

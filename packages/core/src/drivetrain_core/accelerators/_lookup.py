@@ -44,11 +44,13 @@ def _make(device_type: str, plugin: PluginInfo | None) -> Accelerator:
         built_in = _BUILT_IN.get(device_type)
         return built_in() if built_in else TorchAccelerator(device_type)
     make: Any = load_plugin(ACCELERATORS, plugin.qualified_name)
-    made = make()
+    try:
+        made = make()
+    # A vendor's driver may raise anything.
+    except Exception as error:
+        message = f"{plugin} does not make an Accelerator: {error!r}"
+        raise PluginError(message) from error
     if not isinstance(made, Accelerator) or made.type != device_type:
-        message = (
-            f"{plugin} made {made!r}, which is no Accelerator of the type "
-            f"{device_type!r}: pip uninstall {plugin.distribution}"
-        )
+        message = f"{plugin} made {made!r}, no Accelerator of the type {device_type!r}"
         raise PluginError(message)
     return made

@@ -89,7 +89,11 @@ def _comparable(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     if tensor.is_floating_point():
-        return tensor.to(torch.bfloat16).view(torch.int16)
+        try:
+            return tensor.to(torch.bfloat16).view(torch.int16)
+        # The device has no such format, or no memory left.
+        except (NotImplementedError, RuntimeError):
+            return tensor.cpu().to(torch.bfloat16).view(torch.int16)
     return tensor
 
 

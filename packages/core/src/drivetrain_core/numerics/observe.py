@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from drivetrain_core._data.batch import batch_size, map_tensors
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_core.numerics import parameter_usage
 from drivetrain_core.numerics.checksum import gathered, row_checksums
 from drivetrain_core.numerics.observation import (
@@ -194,7 +195,7 @@ class _StepClock:
         device: torch.device,
         watch: Callable[[Sequence[float]], None] | None,
     ) -> None:
-        self._on_cpu = device.type == "cpu"
+        self._wait = accelerator_of(device).synchronize
         self._watch = watch
         self._started_s = 0.0
         self._seconds: list[float] = []
@@ -213,8 +214,7 @@ class _StepClock:
         return max(left_s, 0.0) / max(statistics.median(self._seconds[1:]), 1e-9)
 
     def _now_s(self) -> float:
-        if not self._on_cpu:
-            torch.accelerator.synchronize()
+        self._wait()
         return time.monotonic()
 
 
@@ -229,14 +229,13 @@ def timed_passes(
         told: Called with the seconds of each pass.
     """
     step: Any = accelerated.train_step
-    accumulate, on_cpu = step.accumulate, accelerated.device.type == "cpu"
+    accumulate, wait = step.accumulate, accelerator_of(accelerated.device).synchronize
     times: list[float] = []
 
     def timed(batch: Any) -> torch.Tensor:
         start = time.perf_counter()
         loss: torch.Tensor = accumulate(batch)
-        if not on_cpu:
-            torch.accelerator.synchronize()
+        wait()
         times.append(time.perf_counter() - start)
         if told is not None:
             told(times[-1])
@@ -413,7 +412,7 @@ def _swayed(
     watched = parameter_usage.trained(accelerated)
     with torch.no_grad():
         for tensor in watched.values():
-            tensor.copy_(tensor.bfloat16())
+            tensor.copy_(tensor.cpu().bfloat16().to(tensor.dtype))
     view = View(accelerated)
     start, step = _samples(view, watched), accelerated.train_step
     with without_dropout(accelerated.module):

@@ -51,12 +51,11 @@ def _accelerator(torch: Any) -> Device | None:
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None:
         return None
-    accelerator = accelerator_of(found)
-    facts = accelerator.facts()
+    facts = accelerator_of(found).facts()
     return Device(
         kind=facts.name,
         type=facts.type,
-        count=accelerator.device_count(),
+        count=torch.accelerator.device_count(),
         memory_bytes=facts.memory_bytes,
         peak_flops=_peak_flops(facts.name),
     )

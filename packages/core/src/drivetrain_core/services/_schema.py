@@ -62,8 +62,7 @@ class Text(_AsIs):
         """Raises unless it is such a text."""
         if not isinstance(value, str) or not value:
             raise wrong(path, f"must be text, got {value!r}")
-        choices = self.choices()
-        if choices and value not in choices:
+        if (choices := self.choices()) and value not in choices:
             raise wrong(path, f"is {value!r}{choose(value, choices)}")
 
 

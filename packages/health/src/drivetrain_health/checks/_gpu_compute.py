@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_health.checks._gpus import gpus
 from drivetrain_health.checks._task import CheckFailedError, Found
 
@@ -17,7 +18,7 @@ _SIZE = 4096
 
 
 def measure(task: Task) -> Found:
-    """Multiplies bfloat16 matrices on each GPU; returns `gpu0_compute_tflops` and so on.
+    """Multiplies matrices on each GPU, in bfloat16 if it can; returns `gpu0_compute_tflops` and so on.
 
     Raises:
         NotHereError: There is no GPU.
@@ -31,7 +32,9 @@ def measure(task: Task) -> Found:
 
 
 def _rate(device: torch.device, measure_s: float) -> float:
-    x = torch.ones(_SIZE, _SIZE, device=device, dtype=torch.bfloat16)
+    can = accelerator_of(device).facts(device.index).dtypes
+    dtype = torch.bfloat16 if "bfloat16" in can else torch.float32
+    x = torch.ones(_SIZE, _SIZE, device=device, dtype=dtype)
     product = x @ x
     torch.accelerator.synchronize(device)
     num_products = 0

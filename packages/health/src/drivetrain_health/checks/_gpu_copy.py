@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_health.checks._gpus import gpus
 from drivetrain_health.checks._task import CheckFailedError, Found
 
@@ -17,7 +18,7 @@ _NUM_BYTES = 256 << 20
 
 
 def measure(task: Task) -> Found:
-    """Copies pinned memory; returns `gpu0_from_host_gb_per_s`, `gpu0_to_host_gb_per_s`...
+    """Copies memory, pinned if the GPUs take it; returns `gpu0_from_host_gb_per_s`, `gpu0_to_host_gb_per_s`...
 
     Raises:
         NotHereError: There is no GPU.
@@ -25,8 +26,10 @@ def measure(task: Task) -> Found:
     """
     rates = {}
     devices = gpus()
-    source = torch.arange(_NUM_BYTES // 8).pin_memory()
-    back = torch.zeros_like(source).pin_memory()
+    source = torch.arange(_NUM_BYTES // 8)
+    back = torch.zeros_like(source)
+    if accelerator_of(devices[0]).facts().pinned_memory:
+        source, back = source.pin_memory(), back.pin_memory()
     for device in devices:
         task.note(f"copying to and from {device}")
         there = source.to(device)

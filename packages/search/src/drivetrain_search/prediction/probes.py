@@ -78,6 +78,9 @@ def _product_rate(device: torch.device, dtype: torch.dtype, slice_s: float) -> f
 
 def _traffic_rate(device: torch.device, slice_s: float) -> float:
     size = _TRAFFIC_BYTES[device.type != "cpu"]
+    memory = accelerator_of(device).memory(device.index or 0)
+    # A program may need the rest.
+    size = size if memory is None else min(size, memory[0] // 8)
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
     end = time.perf_counter() + slice_s
