@@ -185,13 +185,14 @@ print(json.dumps([losses, offered, device.graphs, device.streams, device.memory_
 @pytest.mark.parametrize(
     "flags",
     [
-        "bf16=no",
-        "streams=no",
-        "graphs=no",
-        "memory=1GiB",
-        "devices=1",
-        "event_timing=no",
-        "pinned_memory=no",
+        *(
+            pytest.param(flag, marks=pytest.mark.slow)
+            for flag in ("bf16=no", "streams=no", "graphs=no", "memory=1GiB")
+        ),
+        *(
+            pytest.param(flag, marks=pytest.mark.slow)
+            for flag in ("devices=1", "event_timing=no", "pinned_memory=no")
+        ),
         "bf16=no,streams=no,graphs=no,pinned_memory=no,devices=1",
     ],
 )
