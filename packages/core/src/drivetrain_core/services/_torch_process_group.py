@@ -227,10 +227,10 @@ def _default_backend() -> str:
     name = device and dist.Backend.default_device_backend_map.get(device.type)
     if not device or not name or not dist.is_backend_available(name):
         return "gloo"
-    # One device cannot serve two ranks of such a backend.
+    # One GPU cannot serve two ranks of NCCL, and Gloo takes what lies on it.
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     count = torch.accelerator.device_count()
-    if name == "gloo" or ranks <= count:
+    if name != "nccl" or ranks <= count:
         return f"cpu:gloo,{device.type}:{name}"
     logger.warning(
         "%d ranks share %d devices, which %s cannot: using Gloo", ranks, count, name
