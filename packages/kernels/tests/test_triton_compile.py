@@ -147,7 +147,7 @@ def main():
     arguments = parser.parse_args()
     capability = tuple(map(int, arguments.capability.split(".")))
     with triton_compiled_for(capability) as found:
-        refused = _available.triton_missing("cuda")
+        refused = _available.triton_missing("cpu")
         if refused:
             print(json.dumps({"variant": "all", "refused": refused}))
             return
