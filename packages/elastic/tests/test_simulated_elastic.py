@@ -6,13 +6,41 @@ import os
 import signal
 
 import pytest
+import torch
 
+from drivetrain_core import init_process_group
+from drivetrain_elastic._training._gradient_reducer import GradientReducer
 from drivetrain_elastic.testing import LocalJob
+from drivetrain_testing import run_ranks
 
 pytestmark = pytest.mark.simulated_accelerator
 
 ARGUMENTS = ["--dtype", "float64", "--steps", "24", "--bytes", "2000000"]
 DEVICE = "devices=4,op_delay_us=20,copy_delay_us=200,collective_delay_us=30000"
+
+
+def sums_of_late_gradients():
+    group = init_process_group()
+    rank = group.rank()
+    parameter = torch.nn.Parameter(torch.zeros(8, device="sim"))
+    reducer = GradientReducer([parameter])
+    found = []
+    for _ in range(2):
+        reducer.begin(look_for_wish=lambda: rank == 1)
+        reducer.send_with(group)
+        (parameter * (rank + 1)).sum().backward()
+        reducer.finish(group)
+        reducer.show()
+        # An update would read them at once.
+        found.append((parameter.grad.tolist(), reducer.has_news, reducer.has_wish))
+        reducer.settle()
+    return found
+
+
+def test_sums_are_there_once_they_are_waited_for():
+    device = {"SIMULATED_ACCELERATOR": DEVICE}
+    for found in run_ranks(sums_of_late_gradients, 2, process_group=False, env=device):
+        assert found == [([3.0] * 8, False, True)] * 2
 
 
 def losses_of(folder, device, num_workers, *, victims=()):
