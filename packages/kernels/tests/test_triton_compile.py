@@ -194,5 +194,12 @@ def test_gradients_that_are_clipped_are_read_in_vectors(compiled):
     assert all(one["wide_loads"] >= 2 for one in found)
 
 
+def test_device_is_asked_once_for_all_launches():
+    """Each answer of an accelerator is another object, and takes longer than a launch."""
+    from drivetrain_kernels._triton_blocks import device_facts
+
+    assert device_facts(torch.device("cpu")) is device_facts(torch.device("cpu"))
+
+
 if __name__ == "__main__":
     main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from typing import TYPE_CHECKING, TypeVar
@@ -21,7 +22,6 @@ MIN_CAPABILITY = (8, 0)  # the first with bfloat16
 _INTERPRETED = ("cpu", "cuda")
 
 _found: dict[str, str | None] = {}
-_facts: dict[str, AcceleratorFacts | None] = {}
 
 _CallT = TypeVar("_CallT", bound="Callable[..., object]")
 
@@ -116,13 +116,11 @@ def triton_missing(device: str) -> str | None:
     return f"needs compute capability 8.0, got {major}.{minor}"
 
 
+@functools.cache
 def _facts_of(device: str) -> AcceleratorFacts | None:
     """Returns what the first device of a type is; None without one."""
-    if device not in _facts:
-        accelerator = accelerator_of(device)
-        there = accelerator.device_count()
-        _facts[device] = accelerator.facts() if there else None
-    return _facts[device]
+    accelerator = accelerator_of(device)
+    return accelerator.facts() if accelerator.device_count() else None
 
 
 @_constant

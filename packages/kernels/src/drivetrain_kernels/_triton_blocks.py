@@ -8,6 +8,7 @@ Importing this module imports Triton.
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,8 +102,11 @@ def keep_row(seed, row, num_kept_bits, BLOCK: tl.constexpr):
     return bits.to(tl.int64) >= num_kept_bits
 
 
+@functools.cache
 def device_facts(device: torch.device) -> AcceleratorFacts:
     """Returns what a device has, by which kernels are cut to size.
+
+    Each device is asked once: asking takes longer than a launch.
 
     Args:
         device: Where the tensors of a kernel lie.

@@ -18,7 +18,9 @@ _SIZE = 4096
 
 
 def measure(task: Task) -> Found:
-    """Multiplies matrices on each GPU, in bfloat16 if it can; returns `gpu0_compute_tflops` and so on.
+    """Multiplies matrices on each GPU, in bfloat16 if it can.
+
+    Returns `gpu0_compute_tflops` and so on.
 
     Raises:
         NotHereError: There is no GPU.

@@ -18,7 +18,9 @@ _NUM_BYTES = 256 << 20
 
 
 def measure(task: Task) -> Found:
-    """Copies memory, pinned if the GPUs take it; returns `gpu0_from_host_gb_per_s`, `gpu0_to_host_gb_per_s`...
+    """Copies memory to each GPU and back, pinned memory if the GPUs take it.
+
+    Returns `gpu0_from_host_gb_per_s`, `gpu0_to_host_gb_per_s` and so on.
 
     Raises:
         NotHereError: There is no GPU.
