@@ -37,6 +37,8 @@ collect_ignore_glob += [
     if not find_spec(name)
 ]
 
+# Its import changes torch, for all tests of the process.
+collect_ignore_glob += ["packages/comm/src/drivetrain_comm/auto.py"]
 
 # It is imported where it is loaded.
 if "torch.sim" not in sys.modules:

@@ -207,6 +207,20 @@ def test_enable_after_the_group_was_made_says_so(caplog):
     assert [r.getMessage() for r in caplog.records if "came after" in r.getMessage()]
 
 
+def test_stand_in_of_torch_that_sends_nothing_is_left_alone():
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    import drivetrain_comm
+
+    drivetrain_comm.enable()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        assert not isinstance(dist.group.WORLD, TunedProcessGroup)
+        assert dist.get_world_size() == 4
+    finally:
+        dist.destroy_process_group()
+
+
 def strided():
     from drivetrain_comm import _enable
 

@@ -15,7 +15,6 @@ from drivetrain_core._model.names import (
     canonical_names,
     named_modules,
     named_tensors,
-    tied_names,
     unwrap,
 )
 from drivetrain_core.services import (
@@ -150,12 +149,6 @@ def test_tied_tensors_stand_once():
     model[1] = model[0]
     model[2].weight = model[0].weight
     assert list(named_tensors(model)) == ["0.weight", "0.bias", "2.bias"]
-    assert tied_names(model) == {
-        "1.weight": "0.weight",
-        "1.bias": "0.bias",
-        "2.weight": "0.weight",
-    }
-    assert tied_names(nn.Linear(1, 1)) == {}
 
 
 def test_collision_of_wrapper_and_model_is_an_error():

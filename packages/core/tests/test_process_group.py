@@ -199,3 +199,15 @@ def sum_of_ranks():
 @pytest.mark.slow
 def test_launched_ranks_meet_through_the_environment():
     assert run_ranks(sum_of_ranks, 2, process_group=False) == [1.0, 1.0]
+
+
+def test_backends_that_take_their_options_as_torch_hands_them():
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401
+
+    group = TorchProcessGroupFactory("cpu:fake")(
+        dist.HashStore(), 1, 4, timedelta(seconds=30)
+    )
+    assert (group.rank(), group.size()) == (1, 4)
+    x = torch.ones(2)
+    group.allreduce([x]).wait()
+    assert torch.equal(x, torch.ones(2))

@@ -89,8 +89,7 @@ def named_tensors(
 ) -> dict[str, Tensor]:
     """Returns the parameters and buffers of a model by canonical name, each once.
 
-    A tensor with several names (tied weights) stands under the first one; `tied_names`
-    gives the others.
+    A tensor with several names (tied weights) stands under the first one.
 
     Args:
         model: A model, wrapped or not.
@@ -112,31 +111,6 @@ def named_tensors(
     if buffers:
         kinds |= {"buffer", "non-persistent buffer"} if non_persistent else {"buffer"}
     return _each_once(_checked_walk(model), kinds)
-
-
-def tied_names(model: nn.Module) -> dict[str, str]:
-    """Returns, for each further name of a tensor, the first one.
-
-    Args:
-        model: A model, wrapped or not.
-
-    Raises:
-        NamesError: Two tensors have one name, or FSDP1 has flattened the parameters.
-
-    Example:
-        >>> import torch
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-        >>> model[1].weight = model[0].weight
-        >>> tied_names(model)
-        {'1.weight': '0.weight'}
-    """
-    first: dict[int, str] = {}
-    tied: dict[str, str] = {}
-    for _, name, tensor, _ in _checked_walk(model):
-        canonical = first.setdefault(id(tensor), name)
-        if canonical != name:
-            tied[name] = canonical
-    return tied
 
 
 def canonical_names(model: nn.Module) -> dict[str, str]:

@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
+    PrefixStore,
+    Store,
+    _DistributedBackendOptions,
+)
 
 from drivetrain_core._errors import DistributedError
 from drivetrain_core.services._gloo_exit import wait_for_gloo_at_exit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from drivetrain_core.services.process_group import ProcessGroupFactory
 
@@ -69,7 +73,7 @@ class TorchProcessGroupFactory:
         for device, name in self._by_device.items():
             if name not in made:
                 own_store = PrefixStore(f"{name}/", store)
-                made[name] = _maker(name)(own_store, rank, world_size, timeout)
+                made[name] = _make_backend(name, own_store, rank, world_size, timeout)
             group._register_backend(torch.device(device), _kind(name), made[name])  # type: ignore[arg-type]
         group._set_default_backend(_kind(next(iter(self._by_device.values()))))
         return group
@@ -247,7 +251,7 @@ def _parse_backend(backend: str) -> dict[str, str]:
         by_device = dict.fromkeys(_devices() if name == "gloo" else devices, name)
     else:
         by_device = {device.strip(): name.strip() for device, _, name in pairs}
-    known = [*_MAKERS, *(name.lower() for name in dist.Backend._plugins)]
+    known = ["gloo", "nccl", *(name.lower() for name in dist.Backend._plugins)]
     if not by_device or not set(by_device.values()) <= set(known):
         message = (
             f"the backend must be made of {', '.join(known)}, got {backend!r}. For "
@@ -266,18 +270,21 @@ def _kind(name: str) -> dist.ProcessGroup.BackendType:
     return getattr(kinds, name.upper(), kinds.CUSTOM)
 
 
-def _maker(name: str) -> Callable[..., object]:
-    plugin: Any = dist.Backend._plugins.get(name.upper())
-    return _MAKERS.get(name) or plugin.creator_fn
-
-
-def _make_nccl(store: Store, rank: int, world_size: int, timeout: timedelta) -> object:
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return dist.ProcessGroupNCCL(store, rank, world_size, options)
-
-
-_MAKERS: dict[str, Callable[..., object]] = {
-    "gloo": lambda *group: dist.ProcessGroupGloo(*group),
-    "nccl": _make_nccl,
-}
+def _make_backend(
+    name: str, store: Store, rank: int, world_size: int, timeout: timedelta
+) -> object:
+    """Returns one backend of a group, made as torch makes it for a default group."""
+    if name == "gloo":
+        return dist.ProcessGroupGloo(store, rank, world_size, timeout)
+    if name == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, world_size, options)
+    plugin: Any = dist.Backend._plugins[name.upper()]
+    if not plugin.extended_api:
+        return plugin.creator_fn(store, rank, world_size, timeout)
+    group = _DistributedBackendOptions()
+    group.store, group.timeout = store, timeout
+    group.group_rank, group.group_size = rank, world_size
+    group.group_id, group.global_ranks_in_group = "", []
+    return plugin.creator_fn(group, None)

@@ -10,8 +10,6 @@ is.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import compress
-from operator import is_not
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,32 +37,3 @@ class PackedState:
 
     tensors: dict[str, torch.Tensor]
     entries: dict[str, Entry]
-
-    def changed_since(self, earlier: PackedState) -> frozenset[str] | None:
-        """Returns the names of the tensors that are other objects than before.
-
-        What was planned for a tensor that is still the same object (its shape, its
-        dtype, where it lies in memory) still holds.
-
-        Args:
-            earlier: What the same packer has returned before.
-
-        Returns:
-            The names, none where `tensors` is the same dictionary; None if the names
-            or their order differ, so that a plan has to be made anew.
-
-        Example:
-            >>> import torch
-            >>> from drivetrain_core.services import StatePacker
-            >>> packer, weight = StatePacker(), torch.zeros(2)
-            >>> one = packer.pack({"weight": weight, "rng": torch.get_rng_state()})
-            >>> two = packer.pack({"weight": weight, "rng": torch.get_rng_state()})
-            >>> two.changed_since(one)
-            frozenset({'rng'})
-        """
-        if self.tensors is earlier.tensors:
-            return frozenset()
-        if list(self.tensors) != list(earlier.tensors):
-            return None
-        differ = map(is_not, self.tensors.values(), earlier.tensors.values())
-        return frozenset(compress(self.tensors, differ))
