@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from drivetrain_core import init_process_group
+from drivetrain_elastic._observability._step_meter import _DeviceTimer
 from drivetrain_elastic._training._gradient_reducer import GradientReducer
 from drivetrain_elastic.testing import LocalJob
 from drivetrain_testing import run_ranks
@@ -41,6 +42,18 @@ def test_sums_are_there_once_they_are_waited_for():
     device = {"SIMULATED_ACCELERATOR": DEVICE}
     for found in run_ranks(sums_of_late_gradients, 2, process_group=False, env=device):
         assert found == [([3.0] * 8, False, True)] * 2
+
+
+def test_time_of_a_step_is_that_of_what_the_device_has_done():
+    from drivetrain_simulated_accelerator import control
+
+    timer = _DeviceTimer(torch.device("sim"))
+    x = torch.ones(8, device="sim")
+    with control.delays(op_us=20000):
+        timer.begin()
+        x.mul_(2.0)
+        timer.end()
+        assert timer.seconds() >= 0.02
 
 
 def losses_of(folder, device, num_workers, *, victims=()):

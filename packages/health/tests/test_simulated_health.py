@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from drivetrain_core import init_process_group
 from drivetrain_health.checks import (
+    _collectives,
     _gpu_all_to_all,
     _gpu_compute,
     _gpu_copy,
@@ -14,6 +16,7 @@ from drivetrain_health.checks import (
 )
 from drivetrain_health.checks._gpu_exchange import measure as exchange
 from drivetrain_health.checks._task import CheckFailedError, Task
+from drivetrain_testing import run_ranks
 
 pytestmark = pytest.mark.simulated_accelerator
 
@@ -72,6 +75,27 @@ def test_devices_exchange_with_themselves():
         "network_gpu_all_gather_gb_per_s",
         "network_gpu_all_reduce_gb_per_s",
     }
+
+
+def rates_of_late_collectives():
+    group = init_process_group()
+    device = torch.device("sim", group.rank())
+    _collectives._NUM_WORDS = 1 << 10
+    found = _collectives.exchange(
+        group,
+        device,
+        prefix="late",
+        synchronize=lambda: torch.accelerator.synchronize(device),
+    )
+    return found.measures
+
+
+def test_rate_of_collectives_is_that_of_those_that_have_ended(monkeypatch):
+    monkeypatch.setenv("SIMULATED_ACCELERATOR", "devices=2,collective_delay_us=20000")
+    most = 8 * (1 << 10) / 20e-3 / 1e9
+    for rates in run_ranks(rates_of_late_collectives, 2, process_group=False):
+        assert len(rates) == 2
+        assert all(0 < rate <= most for rate in rates.values())
 
 
 def test_lost_device_is_named():

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import drivetrain_kernels
-from drivetrain_kernels import ImplementationError, explain
+from selector_models import mlp
+
+from drivetrain_kernels import ImplementationError, explain, select
 from drivetrain_kernels._explain import OPS, load_op
 
 pytestmark = pytest.mark.simulated_accelerator
@@ -54,3 +56,15 @@ def test_triton_is_refused_there_by_name():
 
     with pytest.raises(ImplementationError, match="needs a CUDA tensor, got sim"):
         swiglu(x, x, impl="triton")
+
+
+def test_candidates_are_timed_by_what_the_device_has_done():
+    from drivetrain_simulated_accelerator import control
+
+    model, batch = mlp().to("sim"), torch.ones(4, 8, device="sim")
+    with control.delays(op_us=3000):
+        found = select(model, [batch], candidates=["backend:aot_eager"], cache=False)
+    times = [trial.step_s for trial in found.trials if trial.step_s]
+    # Three ops forward and three backward, each of which takes three milliseconds.
+    assert len(times) == 2
+    assert min(times) >= 0.018

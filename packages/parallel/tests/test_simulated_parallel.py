@@ -13,6 +13,8 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from drivetrain_core import destroy_process_group, init_process_group
 from drivetrain_parallel.overlap import prefetch_first_unshard
+from drivetrain_parallel.pipeline.costs import measure_costs
+from drivetrain_parallel.pipeline.trace import trace_blocks
 from drivetrain_testing import run_ranks
 
 pytestmark = pytest.mark.simulated_accelerator
@@ -106,3 +108,19 @@ def test_products_use_what_has_arrived():
     for plain, *ours in run_ranks(overlapped, 2, "sim", process_group=False):
         for found in ours:
             torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)
+
+
+def test_blocks_cost_what_the_device_takes_for_them():
+    from drivetrain_simulated_accelerator import control
+
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))).to("sim")
+    batch = torch.ones(4, 8, device="sim")
+
+    def loss_of(model, x):
+        return model(x).square().mean()
+
+    trace = trace_blocks(model, lambda m: loss_of(m, batch))
+    with control.delays(op_us=5000):
+        costs = measure_costs(model, trace, batch, loss_of)
+    # An op forward and one backward at least.
+    assert min(costs.blocks) >= 0.01
