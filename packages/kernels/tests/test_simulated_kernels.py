@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-import drivetrain_kernels
 from selector_models import mlp
 
+import drivetrain_kernels
 from drivetrain_kernels import ImplementationError, explain, select
 from drivetrain_kernels._explain import OPS, load_op
 
