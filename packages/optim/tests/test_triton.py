@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from drivetrain_core.accelerators import AcceleratorFacts, accelerator_of
 from drivetrain_optim import AGD, LAMB
 from drivetrain_optim.algorithms._agd_options import AGD_OPTIONS
 from drivetrain_optim.algorithms._agd_update import agd_scalars, update_loop
@@ -506,13 +507,28 @@ def test_triton_check_finds_wrong_kernels(name, monkeypatch):
     assert " gives other " in _triton.find_fault(DEVICE)
 
 
+def has_capability(monkeypatch, capability):
+    """Lets each CUDA device of a machine that has none say what it is."""
+
+    def facts(index=0):
+        return AcceleratorFacts(
+            type="cuda",
+            name="a GPU",
+            memory_bytes=1 << 36,
+            capability=capability,
+            triton=True,
+        )
+
+    monkeypatch.setattr(accelerator_of("cuda"), "facts", facts)
+
+
 def test_triton_that_fails_its_check_is_reported_once(monkeypatch, caplog):
     def fail(device):
         raise ValueError("no kernel\nfor you")
 
     monkeypatch.setattr(_triton, "_found", {})
     monkeypatch.setattr(_triton, "find_fault", fail)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    has_capability(monkeypatch, (9, 0))
     device = torch.device("cuda", 0)
     monkeypatch.setattr(_triton, "is_capturing", lambda device: True)
     assert "before the graph capture" in _triton.missing_because(device)
@@ -528,8 +544,9 @@ def test_triton_that_fails_its_check_is_reported_once(monkeypatch, caplog):
 def test_triton_needs_a_gpu_with_bfloat16(monkeypatch):
     monkeypatch.setattr(_triton, "_found", {})
     monkeypatch.setattr(_triton, "is_capturing", lambda device: False)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    has_capability(monkeypatch, (7, 5))
     assert "8.0, cuda:0 has 7.5" in _triton.missing_because(torch.device("cuda", 0))
     assert (
-        _triton.missing_because(torch.device("meta")) == "there are no kernels for meta"
+        _triton.missing_because(torch.device("cpu")) == "there are no kernels for cpu"
     )
+    assert "there is no device meta" in _triton.missing_because(torch.device("meta"))
