@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,14 +57,17 @@ def test_time_of_a_step_is_that_of_what_the_device_has_done():
         assert timer.seconds() >= 0.02
 
 
-def losses_of(folder, device, num_workers, *, victims=()):
+def losses_of(folder, device, num_workers, *, victims=(), **options):
     folder.mkdir()
     arguments = [*ARGUMENTS, "--device", device]
+    if options:
+        arguments += ["--log", str(folder / "steps")]
     with LocalJob(
         folder,
         options=["--nproc-per-node", str(num_workers), "--check", "never"],
         arguments=arguments,
         env={"SIMULATED_ACCELERATOR": DEVICE},
+        **options,
     ) as job:
         job.start_node()
         for epoch, victim in enumerate(victims, start=1):
@@ -86,6 +90,18 @@ def test_gradients_are_read_once_they_are_sums(tmp_path):
 def test_worker_that_is_killed_is_replaced(tmp_path):
     expected = losses_of(tmp_path / "cpu", "cpu", 1)
     found = losses_of(tmp_path / "sim", "sim", 2, victims=(1, 0))
+    assert sorted(found) == sorted(expected)
+    for step, loss in expected.items():
+        assert found[step] == pytest.approx(loss, rel=1e-9), step
+
+
+@pytest.mark.slow
+def test_worker_whose_devices_are_lost_is_replaced(tmp_path):
+    expected = losses_of(tmp_path / "cpu", "cpu", 1)
+    mark = tmp_path / "lost"
+    program = [str(Path(__file__).with_name("lost_device.py")), str(mark)]
+    found = losses_of(tmp_path / "sim", "sim", 2, program=program)
+    assert mark.exists()
     assert sorted(found) == sorted(expected)
     for step, loss in expected.items():
         assert found[step] == pytest.approx(loss, rel=1e-9), step

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from drivetrain_core import accelerate
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_search.prediction.probes import measure_rates
 from drivetrain_search.process import meters
 from drivetrain_testing.programs import Blocks, loader, mse, sgd
@@ -94,3 +95,14 @@ def test_flops_of_the_device_wait_for_its_products():
     with control.delays(op_us=OP_US):
         found = meters.peak_flops_per_s(device, dtype, size=64)
     assert found <= 1.1 * 2 * 64**3 / OP_S
+
+
+def test_rate_is_measured_within_what_is_free(monkeypatch):
+    accelerator = accelerator_of("sim")
+    monkeypatch.setattr(accelerator, "memory", lambda index=0: (4 << 20, 1 << 30))
+    device = torch.device("sim", 0)
+    torch.sim.synchronize()
+    before = torch.sim.memory_allocated()
+    meters.reset_peak_memory(device)
+    assert meters.peak_flops_per_s(device, torch.float32) > 0
+    assert meters.peak_memory_bytes(device) - before <= 4 << 20

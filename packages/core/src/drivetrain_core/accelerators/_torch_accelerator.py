@@ -135,7 +135,9 @@ class TorchAccelerator:
         if not torch.distributed.is_available():
             return None
         known: dict[str, str] = torch.distributed.Backend.default_device_backend_map
-        return known.get(self.type)
+        found = known.get(self.type)
+        # Torch's stand-in that sends nothing claims devices that no backend serves.
+        return None if found == "fake" else found
 
     def _function(self, name: str) -> Any:
         try:

@@ -229,7 +229,7 @@ def _default_backend() -> str:
     device = torch.accelerator.current_accelerator(check_available=True)
     # A device is not asked, since that starts it, and this process may fork others.
     name = device and dist.Backend.default_device_backend_map.get(device.type)
-    if not device or not name or not dist.is_backend_available(name):
+    if not device or not name or name == "fake" or not dist.is_backend_available(name):
         return "gloo"
     # One GPU cannot serve two ranks of NCCL, and Gloo takes what lies on it.
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)

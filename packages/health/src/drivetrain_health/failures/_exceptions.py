@@ -29,6 +29,8 @@ _TYPES = {
     # torchrun raises it when it is told to end.
     "SignalException": Clue(FailureClass.KILLED, "sigterm", "", is_echo=True),
     "MemoryError": Clue(FailureClass.OUT_OF_MEMORY, "out-of-memory-host", ""),
+    # What no sign explains may be the program's or the device's: it is tried again.
+    "AcceleratorError": Clue(FailureClass.CRASH, "accelerator-error", ""),
     "OutOfMemoryError": Clue(FailureClass.OUT_OF_MEMORY, "out-of-memory-cuda", ""),
     **dict.fromkeys(
         (

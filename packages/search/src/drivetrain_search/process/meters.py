@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from functools import partial
@@ -167,13 +168,18 @@ def peak_flops_per_s(
     Args:
         device: Where to measure.
         dtype: The number format of the operands.
-        size: Rows of the matrices; by default 1,024 on a CPU and 8,192 elsewhere.
+        size: Rows of the matrices; by default 1,024 on a CPU and 8,192 elsewhere, or
+            fewer that half of its free memory holds.
 
     Example:
         >>> peak_flops_per_s(torch.device("cpu"), torch.float32, size=64) > 0
         True
     """
     n = size or (1024 if device.type == "cpu" else 8192)
+    free, _ = accelerator_of(device).memory(device.index or 0) or (math.inf, 0)
+    # Three matrices, made as float32.
+    while size is None and n > 256 and 2 * 3 * 4 * n * n > free:
+        n //= 2
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
 
     def once() -> float:
