@@ -1,6 +1,6 @@
 // One row of the pointer table: a parameter, its gradient and its state.
 //
-// The table is an array of int64 that Python fills; `_native.py` names its columns
+// The table is an array of int64 that Python fills; `_table.py` names its columns
 // alike.
 #pragma once
 

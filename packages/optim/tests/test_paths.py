@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from drivetrain_optim import AGD, LAMB
 from drivetrain_optim.batched._rounding import round_to_bfloat16_
@@ -238,3 +239,38 @@ def test_where_positive_takes_numbers_and_tensors():
     chosen = where_positive(signs, 2.0, torch.full((3,), 3.0))
     assert chosen.dtype == torch.float64
     assert chosen.tolist() == [2.0, 3.0, 3.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [AGD, LAMB])
+def test_compiled_step_is_the_plain_one(kind):
+    models = []
+    for is_compiled in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(5, 3)
+        optimizer = kind(model.parameters(), lr=0.05)
+        step = optimizer.step
+        if is_compiled:
+            step = torch.compile(step, backend="aot_eager")
+        for number in range(3):
+            optimizer.zero_grad()
+            model(torch.full((4, 5), number + 1.0)).square().sum().backward()
+            step()
+        models.append([p.detach() for p in model.parameters()])
+    assert all(map(torch.equal, *models))
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": False}, {"foreach": True}])
+@pytest.mark.parametrize("kind", [AGD, LAMB])
+@pytest.mark.filterwarnings("error")
+def test_step_on_fake_tensors_tells_the_state_without_its_memory(kind, options):
+    with FakeTensorMode():
+        model = torch.nn.Linear(64, 128)
+        optimizer = kind(model.parameters(), **options)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(4, 64)).sum().backward()
+            optimizer.step()
+    for param in model.parameters():
+        state = optimizer.state[param]
+        assert state["exp_avg"].shape == state["exp_avg_sq"].shape == param.shape

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from drivetrain_optim.batched._hash import mix
 from drivetrain_optim.batched._signature import Signature
 from drivetrain_optim.batched._state import local_part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -143,6 +144,7 @@ class Batch:
     steps: Tensor = field(init=False)
     addresses: list[list[int]] = field(init=False)
     grad_addresses: list[int] = field(init=False)
+    _place: Callable[[Tensor], int] = field(init=False)
     _is_whole: bool = field(init=False)
     _looks: Signature = field(init=False)
     _grad_looks: Signature | None = field(init=False)
@@ -158,7 +160,10 @@ class Batch:
         for state, view in zip(self.states, self._views, strict=True):
             state["step"] = view
         columns = self._columns()
-        self.addresses = [list(map(torch.Tensor.data_ptr, c)) for c in columns]
+        # A fake tensor lies nowhere.
+        is_fake = isinstance(columns[0][0], FakeTensor)
+        self._place = id if is_fake else torch.Tensor.data_ptr
+        self.addresses = [list(map(self._place, column)) for column in columns]
         self._looks = Signature([tensor for column in columns for tensor in column])
         self.grad_addresses = []
         self._grad_looks = None
@@ -173,7 +178,7 @@ class Batch:
             if not all(map(is_, map(_STEP, self.states), self._views)):
                 return False
             columns = self._columns()
-            addresses = [list(map(torch.Tensor.data_ptr, c)) for c in columns]
+            addresses = [list(map(self._place, column)) for column in columns]
         # Someone took a tensor out of the state, or put something else there.
         except (KeyError, TypeError, RuntimeError):
             return False
@@ -199,7 +204,7 @@ class Batch:
             self._grad_looks = Signature(grads)
         elif not self._grad_looks.fits(grads):
             return None
-        self.grad_addresses = list(map(torch.Tensor.data_ptr, grads))
+        self.grad_addresses = list(map(self._place, grads))
         return list(grads)
 
     def local(self, tensors: Iterable[Tensor]) -> list[Tensor]:

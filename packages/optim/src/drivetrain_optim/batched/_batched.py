@@ -7,6 +7,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from drivetrain_optim._errors import HyperparameterError, StateDictError
@@ -104,6 +105,7 @@ class BatchedOptimizer(Optimizer, ABC):
             self.param_groups.pop()
             raise
 
+    @_disable_dynamo
     @torch.no_grad()
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None

@@ -7,6 +7,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from drivetrain_optim._errors import UnsupportedTensorError
 from drivetrain_optim.batched._batch import (
@@ -141,7 +142,7 @@ def make_layout(
             stochastic=group["stochastic_rounding"] and param.dtype is torch.bfloat16,
             sharded=shards_of(param),
             adapts=_adapts(group),
-            step=None if group["capturable"] else kept["step"].item(),
+            step=None if is_unread(group, param) else kept["step"].item(),
         )
         entry = Entry(position, first_index + position, param, kept)
         kinds.setdefault(kind, []).append(entry)
@@ -190,6 +191,11 @@ def step_device(param: Tensor, group: Mapping[str, Any]) -> torch.device:
     return param.device if group["capturable"] else torch.device("cpu")
 
 
+def is_unread(group: Mapping[str, Any], param: Tensor) -> bool:
+    """Whether a step may read no number of a parameter's state: a fake one has none."""
+    return group["capturable"] or isinstance(local_part(param), FakeTensor)
+
+
 def _options_of(group: Mapping[str, Any]) -> tuple[object, ...]:
     return tuple(group.get(name) for name in _OPTIONS)
 
@@ -204,7 +210,7 @@ def choice_for(optimizer: str, group: Mapping[str, Any], param: Tensor) -> Choic
         optimizer,
         foreach=group["foreach"],
         fused=group["fused"],
-        capturable=group["capturable"],
+        capturable=is_unread(group, param),
         device=param.device.type,
         fused_missing=_fused_missing(param),
     )
