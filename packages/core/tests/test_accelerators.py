@@ -151,7 +151,7 @@ def test_package_that_brings_another_device_is_named(distribute):
         "vendor", [("xpu", "vendor_other:other")], module="vendor_other", code=PLUGIN,
         group=ACCELERATORS,
     )  # fmt: skip
-    with pytest.raises(PluginError, match=r"vendor.*no Accelerator of the type 'xpu'"):
+    with pytest.raises(PluginError, match=r"vendor.*an Accelerator of the type 'xpu'"):
         accelerator_of("xpu")
 
 
@@ -160,7 +160,7 @@ def test_package_whose_device_cannot_be_made_is_named(distribute):
         "vendor", [("xpu", "vendor_fails:fails")], module="vendor_fails",
         code="def fails():\n    raise OSError('driver too old')", group=ACCELERATORS,
     )  # fmt: skip
-    with pytest.raises(PluginError, match=r"vendor .*does not make.*driver too old"):
+    with pytest.raises(PluginError, match=r"vendor .*made OSError\(.driver too old"):
         accelerator_of("xpu")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -23,7 +24,13 @@ def test_cuda_keeps_the_contract():
 
 
 def test_type_without_devices_keeps_it():
-    check_accelerator(TorchAccelerator("xpu"))
+    xpu = TorchAccelerator("xpu")
+    check_accelerator(xpu, min_devices=0)
+    with pytest.raises(AssertionError, match="of 1 devices, 0 are found"):
+        check_accelerator(xpu)
+
+
+NUMBERS = itertools.count()
 
 
 def broken(**methods):
@@ -54,6 +61,10 @@ def facts_with(**fields):
         (facts_with(collectives="none_such"), "torch.distributed has"),
         (facts_with(compiler="none_such"), "a backend of torch.compile"),
         (facts_with(type="cuda"), "of the accelerator's type"),
+        (facts_with(dtypes=("float32", "bf16")), "names of torch's floating-point"),
+        (facts_with(dtypes=("float32", "int8")), "names of torch's floating-point"),
+        (facts_with(memory_bytes=1 << 60), "the memory there is"),
+        ({"version": lambda self: str(next(NUMBERS))}, "stays what it is"),
     ],
 )
 def test_broken_accelerator_is_told(methods, clause):

@@ -222,7 +222,9 @@ def _clash(group: str, name: str, found: list[PluginInfo]) -> str:
     if len(forms) == 1:
         return f"{message}. Ask the authors of {found[0].distribution} to declare one"
     choice = " or ".join(repr(form) for form in forms)
-    return f"{message}. Uninstall one of them, or write {choice} where you name it"
+    return (
+        f"{message}. Uninstall one of them, or write {choice} if you name it yourself"
+    )
 
 
 def _unknown(group: str, name: str) -> str:

@@ -26,7 +26,7 @@ from drivetrain_core._data.batch import (
     num_tokens,
     tensors_of,
 )
-from drivetrain_core._errors import ProgramError
+from drivetrain_core._errors import PluginError, ProgramError
 from drivetrain_core._model.blocks import find_blocks
 from drivetrain_core._program import check_batch
 from drivetrain_core.accelerators import accelerator_of
@@ -51,8 +51,13 @@ def default_device() -> torch.device:
 
 def probe_device(device: torch.device) -> DeviceFacts:
     """Returns the facts of one device."""
-    facts = accelerator_of(device).facts(device.index or 0)
-    found = {field.name: getattr(facts, field.name) for field in fields(facts)}
+    accelerator = accelerator_of(device)
+    try:
+        facts = accelerator.facts(device.index or 0)
+        found = {field.name: getattr(facts, field.name) for field in fields(facts)}
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        message = f"{accelerator!r} tells no facts of {device}: {error!r}"
+        raise PluginError(message) from error
     cores = len(os.sched_getaffinity(0))
     return DeviceFacts(**found, num_cores=cores, num_threads=torch.get_num_threads())
 

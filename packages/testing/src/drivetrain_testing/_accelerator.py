@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import mmap
-from typing import TYPE_CHECKING
 
 import torch
 
 from drivetrain_core import DeviceError
-from drivetrain_core.accelerators import Accelerator
+from drivetrain_core.accelerators import Accelerator, AcceleratorFacts
 from drivetrain_testing._clauses import must_raise, require
-
-if TYPE_CHECKING:
-    from drivetrain_core.accelerators import AcceleratorFacts
 
 _ROWS = 64
 _BIG = 1 << 20
 
 
-def check_accelerator(accelerator: Accelerator) -> None:
+def check_accelerator(accelerator: Accelerator, *, min_devices: int = 1) -> None:
     """Checks a kind of device, and each of its devices that is here.
+
+    It cannot see whether importing the accelerator's file has started a device: run it
+    in a process that has done nothing else.
 
     Args:
         accelerator: It, as `accelerator_of` returns it. Devices are used.
+        min_devices: How many must be here: without one hardly anything is checked.
 
     Raises:
         AssertionError: A clause of the contract is broken.
+        Exception: What a method raises that should not.
 
     Example:
         >>> from drivetrain_core.accelerators import accelerator_of
@@ -34,14 +35,16 @@ def check_accelerator(accelerator: Accelerator) -> None:
     require(isinstance(accelerator, Accelerator), "it has all methods of Accelerator")
     before = accelerator.is_initialized()
     count = accelerator.device_count()
-    require(count >= 0, "there are no less than no devices")
+    require(count >= min_devices, f"of {min_devices} devices, {count} are found")
     require(
         accelerator.is_initialized() == before, "to count devices starts none of them"
     )
     for index in (-1, count):
         with must_raise(DeviceError, f"there is no device {index}, and no facts of it"):
             accelerator.facts(index)
-    require(isinstance(accelerator.version(), str), "versions are text")
+    version = accelerator.version()
+    require(isinstance(version, str), "versions are text")
+    require(version == accelerator.version(), "the version stays what it is")
     require(isinstance(accelerator.driver(), str), "versions are text")
     _check_errors(accelerator)
     for index in range(count):
@@ -49,7 +52,7 @@ def check_accelerator(accelerator: Accelerator) -> None:
         facts = accelerator.facts(index)
         _check_facts(accelerator, facts)
         _check_formats(device, facts)
-        _check_memory(accelerator, device)
+        _check_memory(accelerator, device, facts)
         _check_host_memory(accelerator, device, facts)
         if facts.streams:
             _check_streams(accelerator, device, facts)
@@ -73,6 +76,7 @@ def _check_errors(accelerator: Accelerator) -> None:
 
 
 def _check_facts(accelerator: Accelerator, facts: AcceleratorFacts) -> None:
+    require(isinstance(facts, AcceleratorFacts), "facts are AcceleratorFacts")
     require(facts.type == accelerator.type, "the facts are of the accelerator's type")
     require(facts.name, "a device has a name")
     require(facts.memory_bytes > 0, "a device has memory")
@@ -88,13 +92,18 @@ def _check_facts(accelerator: Accelerator, facts: AcceleratorFacts) -> None:
 
 def _check_formats(device: torch.device, facts: AcceleratorFacts) -> None:
     require("float32" in facts.dtypes, "every device computes in float32")
+    formats = [getattr(torch, name, None) for name in facts.dtypes]
+    floats = [isinstance(f, torch.dtype) and f.is_floating_point for f in formats]
+    require(all(floats), "dtypes are names of torch's floating-point formats")
     for name in facts.dtypes:
         ones = torch.ones(_ROWS, _ROWS, dtype=getattr(torch, name), device=device)
         product = (ones @ ones).float().cpu()
         require((product == _ROWS).all(), f"a product in {name} is right")
 
 
-def _check_memory(accelerator: Accelerator, device: torch.device) -> None:
+def _check_memory(
+    accelerator: Accelerator, device: torch.device, facts: AcceleratorFacts
+) -> None:
     index = device.index
     accelerator.synchronize(index)
     accelerator.synchronize()
@@ -102,6 +111,7 @@ def _check_memory(accelerator: Accelerator, device: torch.device) -> None:
     if memory is not None:
         free, total = memory
         require(0 <= free <= total, "free memory is a part of all memory")
+        require(facts.memory_bytes <= 2 * total, "the facts tell the memory there is")
         if device.type != "cpu":
             _check_limit(accelerator, device, total)
     accelerator.reset_peak_memory(index)
@@ -158,6 +168,7 @@ def _check_streams(
     begun, ended = (
         torch.Event(device, enable_timing=facts.event_timing) for _ in range(2)
     )
+    require(side != main, "a new stream is another than the current one")
     require(begun.query(), "an event that was never recorded is done")
     begun.record(main)
     for _ in range(8):
@@ -168,6 +179,11 @@ def _check_streams(
         ended.record(side)
     main.wait_event(ended)
     tripled = doubled + source
+    for _ in range(64):
+        source.add_(1.0)
+    last = main.record_event()
+    accelerator.synchronize(device.index)
+    require(last.query(), "a device that was waited for has nothing left to do")
     ended.synchronize()
     require(ended.query(), "an event that was waited for is done")
     require(

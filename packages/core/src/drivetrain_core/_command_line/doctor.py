@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._errors import PluginError
 from drivetrain_core._plugins import (
+    ACCELERATORS,
     CHECKS,
     COMMANDS,
     OPTIMIZATIONS,
@@ -132,7 +133,7 @@ def _packages() -> tuple[str, str]:
 
 def _plugins() -> list[Check]:
     checks = []
-    for group in (OPTIMIZATIONS, SERVICES, COMMANDS):
+    for group in (OPTIMIZATIONS, SERVICES, COMMANDS, ACCELERATORS):
         for plugin in installed(group):
             name = f"{group.rpartition('.')[2]}: {plugin.name}"
             checks.append(_guarded(name, functools.partial(_load, group, plugin)))

@@ -44,13 +44,16 @@ def _make(device_type: str, plugin: PluginInfo | None) -> Accelerator:
         built_in = _BUILT_IN.get(device_type)
         return built_in() if built_in else TorchAccelerator(device_type)
     make: Any = load_plugin(ACCELERATORS, plugin.qualified_name)
+    cause = None
     try:
         made = make()
     # A vendor's driver may raise anything.
-    except Exception as error:
-        message = f"{plugin} does not make an Accelerator: {error!r}"
-        raise PluginError(message) from error
-    if not isinstance(made, Accelerator) or made.type != device_type:
-        message = f"{plugin} made {made!r}, no Accelerator of the type {device_type!r}"
-        raise PluginError(message)
-    return made
+    except Exception as error:  # noqa: BLE001
+        made = cause = error
+    if isinstance(made, Accelerator) and made.type == device_type:
+        return made
+    message = (
+        f"{plugin} must be a class, or a function, that makes an Accelerator of the type "
+        f"{device_type!r} without arguments; it made {made!r}"
+    )
+    raise PluginError(message) from cause

@@ -14,11 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
-    PrefixStore,
-    Store,
-    _DistributedBackendOptions,
-)
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from drivetrain_core._errors import DistributedError
 from drivetrain_core.services._gloo_exit import wait_for_gloo_at_exit
@@ -283,8 +279,7 @@ def _make_backend(
     plugin: Any = dist.Backend._plugins[name.upper()]
     if not plugin.extended_api:
         return plugin.creator_fn(store, rank, world_size, timeout)
-    group = _DistributedBackendOptions()
+    group: Any = dist.distributed_c10d._DistributedBackendOptions()  # type: ignore[attr-defined]
     group.store, group.timeout = store, timeout
     group.group_rank, group.group_size = rank, world_size
-    group.group_id, group.global_ranks_in_group = "", []
     return plugin.creator_fn(group, None)
