@@ -6,12 +6,18 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from drivetrain_core import accelerate, destroy_process_group, init_process_group
+from drivetrain_core import (
+    ProgramError,
+    accelerate,
+    destroy_process_group,
+    init_process_group,
+)
 from drivetrain_core._data.batch import move_batch
 from drivetrain_core._registry import find
 from drivetrain_core.accelerators import accelerator_of
@@ -214,3 +220,51 @@ def test_plan_follows_what_a_device_lacks(flags):
     assert graphs == ("graphs=no" not in flags)
     assert streams == ("streams=no" not in flags)
     assert memory == 1 << 30
+
+
+def small_program(model):
+    batches = [(torch.ones(4, 8), torch.zeros(4, 1))] * 3
+    return accelerate(
+        model,
+        lambda params: torch.optim.SGD(params, lr=0.1),
+        batches,
+        lambda output, batch: torch.nn.functional.mse_loss(output, batch[1]),
+        strategy=[],
+        device="sim",
+        progress=False,
+    )
+
+
+def test_model_that_is_built_leaves_the_generators_as_they_were():
+    torch.manual_seed(5)
+    expected = torch.rand(4, device="sim").cpu()
+    torch.manual_seed(5)
+    small_program(lambda: torch.nn.Linear(8, 1))
+    assert torch.equal(torch.rand(4, device="sim").cpu(), expected)
+
+
+def test_hooks_and_attributes_of_parameters_go_along_to_the_device():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+    seen = []
+    model[0].weight.register_hook(lambda grad: grad * 0)
+    handle = model[1].weight.register_hook(seen.append)
+    model[1].weight.register_post_accumulate_grad_hook(seen.append)
+    model[1].bias.tag = "mine"
+    before = model[0].weight.detach().clone()
+    accelerated = small_program(model)
+    for batch in accelerated.loader:
+        accelerated.train_step(batch)
+        handle.remove()
+    assert len(seen) == 4
+    assert model[1].bias.tag == "mine"
+    assert torch.equal(model[0].weight.detach().cpu(), before)
+
+
+def test_model_that_cannot_move_stays_whole():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+    kept = weakref.ref(model[1].weight)
+    with pytest.raises(ProgramError, match=r"1\.weight cannot be moved to sim"):
+        small_program(model)
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+    assert kept() is model[1].weight

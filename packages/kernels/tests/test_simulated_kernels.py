@@ -67,3 +67,20 @@ def test_candidates_are_timed_by_what_the_device_has_done():
     # Three ops forward and three backward, each of which takes three milliseconds.
     assert len(times) == 2
     assert min(times) >= 0.018
+
+
+def test_compilers_that_make_no_kernels_there_are_not_tried():
+    model, batch = mlp().to("sim"), torch.ones(4, 8, device="sim")
+    found = select(model, [batch], candidates=["default"], cache=False)
+    reasons = [trial.why for trial in found.trials if trial.name == "default"]
+    assert reasons == ["needs a device that torch.compile makes kernels for, got sim"]
+
+
+def test_replacement_leaves_the_generators_as_they_were():
+    torch.manual_seed(3)
+    expected = torch.rand(4, device="sim").cpu()
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)).to("sim")
+    torch.manual_seed(3)
+    drivetrain_kernels.replace(model, {"layer_norm": "reference"})
+    assert torch.equal(torch.rand(4, device="sim").cpu(), expected)

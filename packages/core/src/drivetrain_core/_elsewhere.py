@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _PACKAGES = "checkpoint cloud comm elastic fabric health kernels memory optim search"
 COMMANDS = {word: f"drivetrain-{word}" for word in _PACKAGES.split()} | {
+    "diff": "drivetrain-search",
     "quickstart": "drivetrain",
     "simulate": "drivetrain-parallel",
 }

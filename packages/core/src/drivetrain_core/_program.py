@@ -15,6 +15,7 @@ from torch import nn
 
 from drivetrain_core._data.batch import tensors_of
 from drivetrain_core._errors import ProgramError
+from drivetrain_core.accelerators._isolated_rng import isolated_rng
 from drivetrain_core.services._lookup import get_service
 
 if TYPE_CHECKING:
@@ -106,8 +107,7 @@ class Program:
                     f"got {type(model).__name__}"
                 )
                 raise ProgramError(message)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.seed)
+            with isolated_rng(self.seed):
                 if self.weights == "build":
                     model = model()
                 else:

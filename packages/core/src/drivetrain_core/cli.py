@@ -29,15 +29,6 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     explain = _add(commands, "explain", "say what a plan does and why", "explain")
     explain.add_argument("plan", help="a plan file")
     explain.add_argument("--json", action="store_true", help="print JSON")
-    diff = _add(commands, "diff", "say how two plans differ", "diff")
-    diff.add_argument("before", help="a plan file")
-    diff.add_argument("after", help="another one")
-    diff.add_argument("--json", action="store_true", help="print JSON")
-    diff.add_argument(
-        "--exit-code",
-        action="store_true",
-        help="end with the status 1 if the strategies differ",
-    )
     text = "what each package offers here, and why not"
     listing = _add(commands, "list", text, "offers")
     listing.add_argument("--json", action="store_true", help="print JSON")

@@ -150,7 +150,11 @@ def compiler_missing(device: str) -> str | None:
     """
     facts = _facts_of(device)
     traces = facts is not None and facts.compiler == "aot_eager"
-    return f"torch.compile makes no kernels for {device}" if traces else None
+    return (
+        f"needs a device that torch.compile makes kernels for, got {device}"
+        if traces
+        else None
+    )
 
 
 @_constant

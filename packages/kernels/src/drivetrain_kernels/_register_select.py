@@ -67,11 +67,13 @@ class CompileSelectOptimization(BaseOptimization):
         """Rejects what cannot compile here, or cannot choose for several ranks."""
         del plan
         choice = config["choice"]
-        if choice != "eager" and not context.device.can_compile:
-            needed = context.device.compiler_needs or "Inductor for this device"
+        if choice != "eager" and (needed := context.device.compiler_needs):
             return Reject(
                 Code.NEEDS_LIBRARY, f"torch.compile needs {needed}", f"install {needed}"
             )
+        if choice != "eager" and not context.device.can_compile:
+            because = f"torch.compile makes no kernels for {context.device.type}"
+            return Reject(Code.NEEDS_DEVICE, because, "leave it out")
         if choice == _AUTO and context.world.size > 1:
             return Reject(
                 Code.NOT_APPLICABLE,

@@ -1,4 +1,4 @@
-"""Options of `drivetrain search`."""
+"""Options of `drivetrain search` and of `drivetrain diff`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,20 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         "--html", metavar="PATH", help="where to write the report, as one HTML page"
     )
     add_script(parser)
+
+
+def populate_diff_parser(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `drivetrain diff`, and sets what it runs."""
+    parser.description = "say how two plans differ"
+    parser.set_defaults(run=deferred("drivetrain_search.plan_diff:run"))
+    parser.add_argument("before", help="a plan file")
+    parser.add_argument("after", help="another one")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--exit-code",
+        action="store_true",
+        help="end with the status 1 if the strategies differ",
+    )
 
 
 def _budget(text: str) -> str:

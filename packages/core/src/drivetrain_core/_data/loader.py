@@ -18,6 +18,7 @@ from torch.utils.data import (
 
 from drivetrain_core._data.batch import batch_size, move_batch, split_batch
 from drivetrain_core._errors import ProgramError
+from drivetrain_core.accelerators._isolated_rng import isolated_rng
 
 if TYPE_CHECKING:
     from drivetrain_core.services.batch_plan import BatchPlan
@@ -104,7 +105,7 @@ def undisturbed(data: Iterable[Any]) -> Iterator[None]:
     # The legacy global state is what data sets in the field draw from.
     python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        with torch.random.fork_rng(devices=[]):
+        with isolated_rng():
             yield
     finally:
         random.setstate(python)

@@ -1,3 +1,4 @@
+from drivetrain_core.accelerators._isolated_rng import isolated_rng as isolated_rng
 from drivetrain_core.accelerators._lookup import accelerator_of as accelerator_of
 from drivetrain_core.accelerators._torch_accelerator import (
     TorchAccelerator as TorchAccelerator,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from drivetrain_core.accelerators import isolated_rng
 from drivetrain_core.scripts import build_script
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def undone(accelerated: Accelerated) -> Iterator[None]:
     """Puts buffers, gradients and random states back that passes within have changed."""
     module = accelerated.module
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    with torch.random.fork_rng(devices=[]):
+    with isolated_rng():
         yield
     with torch.no_grad():
         for name, buffer in module.named_buffers():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from drivetrain_core.accelerators import isolated_rng
 from drivetrain_kernels.replacement._trial_copy import trial_copy
 
 if TYPE_CHECKING:
@@ -119,8 +120,7 @@ def _run(
 ) -> list[Tensor]:
     """Returns the output, and the gradients of input and parameters."""
     leaves = [x.detach().clone().requires_grad_(), *parameters.values()]
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with torch.enable_grad(), isolated_rng(0):
         caller = _Caller(module, standin)
         named = {f"module.{name}": value for name, value in parameters.items()}
         out = torch.func.functional_call(caller, named, (leaves[0],))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from drivetrain_core.accelerators import isolated_rng
 from drivetrain_kernels._errors import (
     ImplementationError,
     ImplementationNameError,
@@ -369,8 +370,7 @@ def _require_same_output(model: nn.Module, handle: Replacement, example: Any) ->
 
 
 def _outputs(model: nn.Module, example: Any) -> list[Tensor]:
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with torch.no_grad(), isolated_rng(0):
         if isinstance(example, Mapping):
             out = model(**example)
         elif isinstance(example, tuple | list):

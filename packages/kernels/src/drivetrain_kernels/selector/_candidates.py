@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from drivetrain_core.accelerators import accelerator_of
+from drivetrain_kernels._available import compiler_missing
 from drivetrain_kernels._errors import SelectionError
 from drivetrain_kernels.replacement._replace import replace
 from drivetrain_kernels.selector._blocks import repeated_blocks
@@ -58,13 +59,15 @@ class Candidate:
             workload: What would run.
             asked: Whether the user named it.
         """
-        if self.needs_graphs:
-            device = workload.device
-            if not accelerator_of(device).facts(device.index or 0).graphs:
-                if not self.by_name_elsewhere:
-                    return f"needs a device that captures graphs, got {device.type}"
-                if not asked:
-                    return f"pays on GPUs, got {device.type}; name it to try it"
+        device = workload.device
+        if self.backend == "inductor" and (missing := compiler_missing(device.type)):
+            return missing
+        facts = accelerator_of(device).facts(device.index or 0)
+        if self.needs_graphs and not facts.graphs:
+            if not self.by_name_elsewhere:
+                return f"needs a device that captures graphs, got {device.type}"
+            if not asked:
+                return f"pays on GPUs, got {device.type}; name it to try it"
         if self.blocks and not (workload.module and repeated_blocks(workload.module)):
             return "there are no repeated blocks"
         if self.kernels and workload.module is None:

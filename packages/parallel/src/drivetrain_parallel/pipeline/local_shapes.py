@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from drivetrain_core.accelerators import isolated_rng
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -54,7 +56,6 @@ def learn_local_shapes(
         device: Where the stages are.
     """
     pending: list[Any] = []
-    devices = [] if device.type == "cpu" else [device]
     for stage in stages:
         index = stage.stage_index
         if not stage.is_first and owner(index - 1) != group.rank():
@@ -74,8 +75,7 @@ def learn_local_shapes(
             torch.zeros(shape, dtype=dtype, device=device)
             for shape, dtype in stage.input_shapes(batch)
         ]
-        apart = torch.random.fork_rng(devices, device_type=device.type)
-        with apart, stage.unchecked():
+        with isolated_rng(), stage.unchecked():
             sent = stage(*received, index=torch.zeros(1, dtype=torch.long))
         shapes = [tuple(tensor.shape) for tensor in sent]
         stage.shapes.learn(index, batch, shapes)

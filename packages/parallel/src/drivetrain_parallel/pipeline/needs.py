@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain_core.accelerators import isolated_rng
 from drivetrain_parallel.pipeline.plan import (
     Boundary,
     ModuleOutput,
@@ -81,7 +82,7 @@ def derive_plan(
     everything = dict.fromkeys(range(1, len(ranges)), modules)
     trial = _plan(trace, ranges, everything, tuple(results), probing=True)
     stages = stages_in_process(whole, trial, loss_of, attributes=whole)
-    with torch.random.fork_rng(devices=[]):
+    with isolated_rng():
         runs = run_in_turn(stages, batch)
     names = {id(p): n for n, p in whole.named_parameters()}
     needs = [

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from drivetrain_core import Code, PlanError
+from drivetrain_core.accelerators import isolated_rng
 from drivetrain_core.extending import map_tensors
 from drivetrain_parallel.pipeline.balance import (
     PipelineCosts,
@@ -122,9 +123,8 @@ def _make_repeatable(
 ) -> list[str]:
     """Turns dropout and its like off, where two runs of the model differ."""
     losses = []
-    with torch.random.fork_rng(devices=[]):
-        for seed in (0, 1):
-            torch.manual_seed(seed)
+    for seed in (0, 1):
+        with isolated_rng(seed):
             losses.append(float(loss_of(whole, batch).detach()))
     if losses[0] == losses[1]:
         return []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain_core.accelerators import isolated_rng
 from drivetrain_parallel.pipeline.plan import PipelinePlan, SharedParameter
 from drivetrain_parallel.pipeline.replicas import shared_copy
 from drivetrain_parallel.pipeline.stage import StageModule, build_stages
@@ -87,10 +88,9 @@ def prove(
         batch: A micro-batch.
         loss_of: Runs the model to its loss.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with isolated_rng(0):
         expected = _without_zeros(step_output(whole, batch, loss_of))
-        torch.manual_seed(0)
+    with isolated_rng(0):
         try:
             stages = stages_in_process(whole, plan, loss_of)
             unsummed = _unsummed(whole, stages, plan)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from drivetrain_core import Code, PlanError
+from drivetrain_core.accelerators import isolated_rng
 from drivetrain_core.extending import tensors_of
 from drivetrain_parallel.pipeline.replicas import copy_structure, replace_module
 from drivetrain_parallel.pipeline.stubs import (
@@ -164,7 +165,7 @@ class BoundaryShapes:
         self._blocks.clear()
         self._modules.clear()
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with torch.no_grad(), isolated_rng():
                 self._loss_of(self._skeleton, batch)
         except StageEnd:
             pass

@@ -13,6 +13,8 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from drivetrain_core.accelerators import isolated_rng
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -76,11 +78,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
-    used = {t.device for t in (*model.parameters(), *model.buffers())}
-    others = [d for d in used if d.type != "cpu" and d != torch.device("meta")]
-    kind = others[0].type if others else "cpu"
     try:
-        with torch.random.fork_rng(others, device_type=kind):
+        with isolated_rng():
             yield
     finally:
         with torch.no_grad():

@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from drivetrain_core._choice import Choice
-from drivetrain_core._plan import Plan
-from drivetrain_core._registry import find
+from drivetrain_core import Choice, Plan
+from drivetrain_core.extending import find
 
 if TYPE_CHECKING:
     import argparse

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from drivetrain_core import Choice, Plan, Reason
-from drivetrain_core._command_line.diff import diff_plans, show_diff
 from drivetrain_core.cli import main
+from drivetrain_search.plan_diff import diff_plans, show_diff
 
 TWO = (Choice("micro_batch", {"num": 2}),)
 FOUR = (Choice("micro_batch", {"num": 4}),)
