@@ -14,20 +14,14 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MODULE = "_extension"
-
-
-def extensions() -> list[str]:
-    """Returns the extension modules of the packages, by their names."""
-    sources = ROOT.glob("packages/*/csrc/bindings.cpp")
-    return sorted(f"drivetrain_{file.parts[-3]}.{MODULE}" for file in sources)
+EXTENSIONS = ("drivetrain_comm.backend._extension", "drivetrain_optim.fused._extension")
 
 
 def stub_of(module: str) -> Path:
     """Returns where the stub of a module lies."""
-    package = module.partition(".")[0]
-    name = package.removeprefix("drivetrain_")
-    return ROOT / "packages" / name / "src" / package / f"{MODULE}.pyi"
+    name = module.partition(".")[0].removeprefix("drivetrain_")
+    file = Path(*module.split(".")).with_suffix(".pyi")
+    return ROOT / "packages" / name / "src" / file
 
 
 def make_stub(module: str) -> str:
@@ -47,7 +41,7 @@ def old_stubs() -> list[str]:
     """Returns the modules that are installed and whose stubs say something else."""
     return [
         module
-        for module in extensions()
+        for module in EXTENSIONS
         if importlib.util.find_spec(module) is not None
         and (
             not stub_of(module).exists()

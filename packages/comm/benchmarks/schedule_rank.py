@@ -29,7 +29,7 @@ def main():
     group = init_process_group(TunedProcessGroupFactory("gloo"))
     rank, world_size = dist.get_rank(), dist.get_world_size()
     programs = [
-        _native.Program(list(s.programs[rank]), s.num_chunks, world_size)
+        _native.make_program(list(s.programs[rank]), s.num_chunks, world_size)
         for s in schedules
     ]
     seconds = [[] for _ in schedules]

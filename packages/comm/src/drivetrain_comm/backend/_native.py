@@ -1,13 +1,8 @@
-"""The native engine: one thread that moves and reduces, called through ctypes.
-
-The library is built with the package and has no link to Python or torch.
-"""
+"""The native engine of this process: one thread that moves and reduces."""
 
 from __future__ import annotations
 
 import atexit
-import ctypes
-import functools
 import os
 import secrets
 import threading
@@ -15,88 +10,29 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from drivetrain_core import DistributedError
-from drivetrain_core.native_library import find_library
+
+_missing: str | None = None
+try:
+    from drivetrain_comm.backend import _extension
+except ModuleNotFoundError:
+    _missing = "the package was installed without a C++ compiler"
+except ImportError as error:
+    _missing = f"its library does not load: {error}"
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from drivetrain_comm.algorithms._steps import Step
-
-# Signals are handled between two waits.
-_TURN_S = 0.5
-_FILE = "drivetrain_comm.so"
-_PREFIX = "drivetrain_comm_v1_"
-
-
-class _Text(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_char * 512),)
-
-    def __str__(self) -> str:
-        return bytes(self.data).decode(errors="replace")
-
-
-class Piece(ctypes.Structure):
-    """Some bytes of a vector.
-
-    Attributes:
-        data: Their address.
-        size: How many.
-    """
-
-    _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_uint64))
-
-
-class Call(ctypes.Structure):
-    """What is asked of the engine; see `Request` in `collective.hpp`."""
-
-    _fields_ = (
-        ("group", ctypes.c_uint64),
-        ("program", ctypes.c_void_p),
-        ("plan", ctypes.c_uint32),
-        ("type", ctypes.c_int32),
-        ("operation", ctypes.c_int32),
-        ("num_channels", ctypes.c_uint32),
-        ("segment_bytes", ctypes.c_uint64),
-        ("factor", ctypes.c_double),
-        ("timeout_s", ctypes.c_double),
-        ("pieces", ctypes.POINTER(Piece)),
-        ("num_pieces", ctypes.c_uint64),
-    )
-
-
-@functools.cache
-def _load() -> tuple[ctypes.CDLL | None, str | None]:
-    """Returns the library, or None and the reason."""
-    file = find_library("drivetrain_comm", _FILE)
-    if file is None:
-        return None, "the package was installed without a C++ compiler"
-    try:
-        library = ctypes.CDLL(str(file))
-    except OSError as error:
-        return None, f"its library does not load: {error}"
-    for name in ("start", "make_program", "submit"):
-        getattr(library, f"{_PREFIX}{name}").restype = ctypes.c_void_p
-    getattr(library, f"{_PREFIX}ended_at_s").restype = ctypes.c_double
-    getattr(library, f"{_PREFIX}add_group").restype = ctypes.c_uint64
-    return library, None
+    from drivetrain_comm.backend._extension import Program, Ticket
 
 
 def missing_because() -> str | None:
     """Returns why there is no engine, or None if there is."""
-    return _load()[1]
+    return _missing
 
 
-def _function(name: str) -> ctypes._NamedFuncPointer:
-    library, reason = _load()
-    if library is None:
-        message = f"drivetrain-comm has no native engine here: {reason}"
-        raise DistributedError(message)
-    function: ctypes._NamedFuncPointer = getattr(library, f"{_PREFIX}{name}")
-    return function
-
-
-class Program:
-    """Steps of one rank, ready for the engine.
+def make_program(steps: Sequence[Step], num_chunks: int, num_ranks: int) -> Program:
+    """Returns the steps of one rank, ready for the engine.
 
     Args:
         steps: What the rank does.
@@ -106,75 +42,14 @@ class Program:
     Raises:
         DistributedError: A step names a rank or a chunk that there is not.
     """
-
-    def __init__(self, steps: Sequence[Step], num_chunks: int, num_ranks: int) -> None:
-        """Hands the steps over."""
-        flat = (ctypes.c_int32 * (3 * len(steps)))()
-        flat[:] = [number for step in steps for number in step]
-        error = _Text()
-        # These are at hand at the interpreter's end, when modules are not.
-        self._owned: ctypes.c_void_p | None = None
-        self._free = _function("free_program")
-        self.handle: int | None = _function("make_program")(
-            flat,
-            ctypes.c_uint64(len(steps)),
-            num_chunks,
-            num_ranks,
-            ctypes.byref(error),
-        )
-        if str(error):
-            raise DistributedError(str(error))
-        self._owned = ctypes.c_void_p(self.handle)
-
-    def __del__(self) -> None:
-        """Lets go of the steps; collectives that use them keep them."""
-        if self._owned is not None:
-            self._free(self._owned)
+    _require()
+    return _extension.Program(steps, num_chunks, num_ranks)
 
 
-class Ticket:
-    """A collective that was handed to the engine. Safe to use from any thread."""
-
-    def __init__(self, handle: int) -> None:
-        """Takes over what the engine returned."""
-        self._handle = ctypes.c_void_p(handle)
-        self._wait = _function("wait")
-        self._ended_at_s = _function("ended_at_s")
-        self._free = _function("free_ticket")
-
-    def wait(self, timeout_s: float) -> str | None:
-        """Waits for the end, without the GIL.
-
-        Returns:
-            Why it failed, an empty string if it did not, or None if it has not ended.
-        """
-        error = _Text()
-        seconds = ctypes.c_double(timeout_s)
-        return (
-            str(error)
-            if self._wait(self._handle, seconds, ctypes.byref(error))
-            else None
-        )
-
-    def finish(self) -> None:
-        """Waits for the end, and lets signals through meanwhile.
-
-        Raises:
-            DistributedError: It failed on some rank.
-        """
-        error = None
-        while error is None:
-            error = self.wait(_TURN_S)
-        if error:
-            raise DistributedError(error)
-
-    def ended_at_s(self) -> float:
-        """When it ended, on the clock of `time.monotonic`."""
-        return float(self._ended_at_s(self._handle))
-
-    def __del__(self) -> None:
-        """Lets go of the ticket; the collective goes on."""
-        self._free(self._handle)
+def _require() -> None:
+    if _missing is not None:
+        message = f"drivetrain-comm has no native engine here: {_missing}"
+        raise DistributedError(message)
 
 
 class Engine:
@@ -194,23 +69,19 @@ class Engine:
 
     def __init__(self, host: str) -> None:
         """Starts the thread."""
+        _require()
         self.host = host
         self.local_name = f"drivetrain-comm-{secrets.token_hex(16)}"
         self.process = os.getpid()
-        port, error = ctypes.c_uint16(), _Text()
         self._lock = threading.RLock()
-        self._handle: ctypes.c_void_p | None = ctypes.c_void_p(
-            _function("start")(
-                host.encode(),
-                self.local_name.encode(),
-                ctypes.byref(port),
-                ctypes.byref(error),
+        try:
+            self._engine: _extension.Engine | None = _extension.Engine(
+                host, self.local_name
             )
-        )
-        if str(error):
+        except DistributedError as error:
             message = f"cannot listen for peers: {error}"
-            raise DistributedError(message)
-        self.port = port.value
+            raise DistributedError(message) from error
+        self.port = self._engine.port
 
     def add_group(
         self, token: bytes, rank: int, world_size: int, buffer_bytes: int
@@ -226,57 +97,80 @@ class Engine:
         Raises:
             DistributedError: The engine has ended.
         """
-        with self._use() as handle:
-            number: int = _function("add_group")(
-                handle, token, rank, world_size, buffer_bytes
-            )
-        return number
+        with self._use() as engine:
+            return engine.add_group(token, rank, world_size, buffer_bytes)
 
     def set_address(
         self, group: int, peer: int, host: str, port: int, local_name: str
     ) -> None:
         """Tells where a peer is; a local name if it is on this host."""
-        with self._use() as handle:
-            _function("set_address")(
-                handle,
-                ctypes.c_uint64(group),
-                peer,
-                host.encode(),
-                ctypes.c_uint16(port),
-                local_name.encode(),
-            )
+        with self._use() as engine:
+            engine.set_address(group, peer, host, port, local_name)
 
-    def submit(self, call: Call) -> Ticket:
-        """Hands a collective over; its memory must live until the ticket's end.
+    def submit(
+        self,
+        group: int,
+        program: Program,
+        plan: int,
+        pieces: Sequence[tuple[int, int]],
+        *,
+        type: int,
+        operation: int,
+        factor: float,
+        num_channels: int,
+        segment_bytes: int,
+        timeout_s: float,
+    ) -> Ticket:
+        """Hands a collective over; `Request` in `collective.hpp` says what each means.
+
+        Args:
+            group: Its number.
+            program: The steps of this rank.
+            plan: A digest of the steps of all ranks.
+            pieces: Address and size of each part of the vector, which must live until
+                the ticket's end.
+            type: Of its elements.
+            operation: What REDUCE does.
+            factor: What a finished sum is multiplied with.
+            num_channels: Connections to each peer.
+            segment_bytes: How much travels at once.
+            timeout_s: After how many seconds the group fails.
 
         Raises:
             DistributedError: The engine has ended, or memory is exhausted.
         """
-        error = _Text()
-        with self._use() as handle:
-            made = _function("submit")(handle, ctypes.byref(call), ctypes.byref(error))
-        if str(error):
-            raise DistributedError(str(error))
-        return Ticket(made)
+        with self._use() as engine:
+            return engine.submit(
+                group,
+                program,
+                plan,
+                pieces,
+                type,
+                operation,
+                factor,
+                num_channels,
+                segment_bytes,
+                timeout_s,
+            )
 
     def fail_group(self, group: int, why: str) -> None:
         """Ends all collectives of a group with an error, on all its ranks."""
-        with suppress(DistributedError), self._use() as handle:
-            _function("fail_group")(handle, ctypes.c_uint64(group), why.encode())
+        with suppress(DistributedError), self._use() as engine:
+            engine.fail_group(group, why)
 
     def remove_group(self, group: int) -> None:
         """Forgets a group and closes its connections; then its memory is free."""
-        with suppress(DistributedError), self._use() as handle:
-            _function("remove_group")(handle, ctypes.c_uint64(group))
+        with suppress(DistributedError), self._use() as engine:
+            engine.remove_group(group)
 
     def stop(self) -> None:
         """Ends the thread; what is called after it does nothing, or raises."""
-        with suppress(DistributedError), self._use() as handle:
-            self._handle = None
-            _function("stop")(handle)
+        with suppress(DistributedError), self._use() as engine:
+            self._engine = None
+            engine.stop()
 
     @contextmanager
-    def _use(self) -> Iterator[ctypes.c_void_p]:
+    def _use(self) -> Iterator[_extension.Engine]:
         """Keeps the engine while it is used.
 
         In the child of a fork there is none, and its locks may be held for ever.
@@ -285,10 +179,10 @@ class Engine:
             message = "the engine belongs to the process before a fork"
             raise DistributedError(message)
         with self._lock:
-            if self._handle is None:
+            if self._engine is None:
                 message = "the engine has ended, as the interpreter does"
                 raise DistributedError(message)
-            yield self._handle
+            yield self._engine
 
 
 _lock = threading.Lock()

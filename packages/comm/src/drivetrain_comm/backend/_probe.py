@@ -16,7 +16,7 @@ import torch
 
 from drivetrain_comm.algorithms import direct
 from drivetrain_comm.algorithms._steps import Kind, Step
-from drivetrain_comm.backend._native import Program
+from drivetrain_comm.backend._native import make_program
 from drivetrain_comm.selection._choice import MOST_STREAMS, Choice
 from drivetrain_comm.selection._cost import Network
 
@@ -167,7 +167,7 @@ class _Probe:
         if self._vector.numel() < size_bytes:
             self._vector = torch.zeros(size_bytes, dtype=torch.uint8)
         tensors = [self._vector[:size_bytes]]
-        program = Program(steps, num_chunks, self._transport.world_size)
+        program = make_program(steps, num_chunks, self._transport.world_size)
         plan = zlib.crc32(f"probe {num_chunks} {num_streams}".encode())
         best = math.inf
         for _ in range(num_tries):

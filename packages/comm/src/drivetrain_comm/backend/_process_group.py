@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from drivetrain_comm._settings import Settings
-    from drivetrain_comm.backend._native import Ticket
+    from drivetrain_comm.backend._extension import Ticket
     from drivetrain_comm.compiler import Schedule
     from drivetrain_comm.selection._cost import Network
     from drivetrain_comm.selection._load import Load

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import socket
 import threading
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from drivetrain_comm.algorithms._steps import Step
+    from drivetrain_comm.backend._extension import Program, Ticket
     from drivetrain_comm.compiler import Schedule
     from drivetrain_comm.selection._choice import Choice
 
@@ -112,14 +112,14 @@ class Transport:
         self.hostnames = ranks.hostnames
         self._store = store
         self._num_told = 0
-        self._kept: list[tuple[_native.Ticket, Sequence[torch.Tensor]]] = []
+        self._kept: list[tuple[Ticket, Sequence[torch.Tensor]]] = []
         self._lock = threading.Lock()
         without = [r for r, member in enumerate(ranks.members) if member.lacks]
         self.lacks = (
             f"rank {without[0]}: {ranks.members[without[0]].lacks}" if without else None
         )
         self.algorithms = (STOCK,) if self.lacks else available(self.hosts)
-        self._programs: dict[str, tuple[_native.Program, int]] = {}
+        self._programs: dict[str, tuple[Program, int]] = {}
         if engine is None or self.lacks:
             logger.warning("collectives stay with torch: %s", self.lacks)
             return
@@ -143,7 +143,7 @@ class Transport:
         operation: str,
         choice: Choice,
         timeout_s: float,
-    ) -> _native.Ticket:
+    ) -> Ticket:
         """Begins to reduce tensors in place, as if they were one vector.
 
         Args:
@@ -170,14 +170,14 @@ class Transport:
 
     def run(
         self,
-        program: _native.Program,
+        program: Program,
         plan: int,
         tensors: Sequence[torch.Tensor],
         operation: str,
         num_streams: int,
         segment_bytes: int,
         timeout_s: float,
-    ) -> _native.Ticket:
+    ) -> Ticket:
         """Begins to carry out any steps; `all_reduce` says the rest.
 
         Args:
@@ -211,24 +211,20 @@ class Transport:
                     "its storage was freed, as FSDP does with parameters not in use"
                 )
                 raise DistributedError(message)
-        pieces = (_native.Piece * len(tensors))(
-            *(_native.Piece(tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
-        )
-        call = _native.Call(
-            self._group,
-            program.handle,
-            plan,
-            _TYPES[dtype],
-            OPERATIONS[operation],
-            num_streams,
-            segment_bytes,
-            factor,
-            timeout_s,
-            ctypes.cast(pieces, ctypes.POINTER(_native.Piece)),
-            len(tensors),
-        )
+        pieces = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
         with self._lock:
-            ticket = self._engine.submit(call)
+            ticket = self._engine.submit(
+                self._group,
+                program,
+                plan,
+                pieces,
+                type=_TYPES[dtype],
+                operation=OPERATIONS[operation],
+                factor=factor,
+                num_channels=num_streams,
+                segment_bytes=segment_bytes,
+                timeout_s=timeout_s,
+            )
             # Whoever called may let go of them, as after an interrupt.
             self._kept[:] = [one for one in self._kept if one[0].wait(0.0) is None]
             self._kept.append((ticket, tensors))
@@ -254,11 +250,11 @@ class Transport:
         if not self.lacks:
             self._close()
 
-    def _program(self, choice: Choice) -> tuple[_native.Program, int]:
+    def _program(self, choice: Choice) -> tuple[Program, int]:
         found = self._programs.get(choice.algorithm)
         if found is None:
             steps, num_chunks = self._steps(choice.algorithm)
-            program = _native.Program(steps, num_chunks, self.world_size)
+            program = _native.make_program(steps, num_chunks, self.world_size)
             digest = zlib.crc32(f"{choice.algorithm} {self.hosts}".encode())
             found = self._programs[choice.algorithm] = program, digest
         program, digest = found

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
-    from drivetrain_comm.backend._native import Ticket
+    from drivetrain_comm.backend._extension import Ticket
     from drivetrain_comm.backend._torch_backend import TorchTicket
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import GradBucket
 
-    from drivetrain_comm.backend._native import Ticket
+    from drivetrain_comm.backend._extension import Ticket
     from drivetrain_comm.backend._process_group import TunedProcessGroup
     from drivetrain_comm.selection._choice import Choice
 

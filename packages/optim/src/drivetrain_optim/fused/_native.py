@@ -12,7 +12,7 @@ import torch
 
 _missing: str | None = None
 try:
-    from drivetrain_optim import _extension
+    from drivetrain_optim.fused import _extension
 except ModuleNotFoundError:
     _missing = "its C++ library was not built when the package was installed"
 except ImportError as error:
