@@ -14,7 +14,11 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-EXTENSIONS = ("drivetrain_comm.backend._extension", "drivetrain_optim.fused._extension")
+EXTENSIONS = (
+    "drivetrain_checkpoint._extension",
+    "drivetrain_comm.backend._extension",
+    "drivetrain_optim.fused._extension",
+)
 
 
 def stub_of(module: str) -> Path:

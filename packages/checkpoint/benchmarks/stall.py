@@ -25,8 +25,6 @@ from workload import (
 from drivetrain_checkpoint import Checkpointer, _native
 from drivetrain_testing import Row
 
-_NO_LIBRARY = (None, "it is left out")
-
 
 def steady(size_mib, most, *, native=True, num_busy=0):
     """A save like the one before it, beside the fastest copy of the same run.
@@ -43,7 +41,7 @@ def steady(size_mib, most, *, native=True, num_busy=0):
         size = sized(size_mib, quick)
         state = make_state(size)
         limit = Alternated(copies(state, Area(size)))
-        without = mock.patch.object(_native, "_load", return_value=_NO_LIBRARY)
+        without = mock.patch.object(_native, "_extension", None)
         stalls = []
         with new_place() as place, _busy(num_busy) as competitors:
             checkpointer = Checkpointer(

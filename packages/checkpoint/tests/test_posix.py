@@ -13,7 +13,7 @@ from drivetrain_checkpoint import (
     list_checkpoints,
     verify,
 )
-from drivetrain_checkpoint._native import Progress, address_of
+from drivetrain_checkpoint._native import Progress
 from drivetrain_checkpoint._storage import posix
 from drivetrain_checkpoint._storage.posix import PosixStorage
 
@@ -106,7 +106,7 @@ def test_file_system_without_direct_writes_gets_others(tmp_path, monkeypatch):
     memory = mmap.mmap(-1, 8192)
     memory[:5000] = b"x" * 5000
     storage = PosixStorage(tmp_path)
-    storage.write(NAME, "a", address_of(memory), 5000, 1, Progress())
+    storage.write(NAME, "a", memoryview(memory)[:5000], 1, Progress())
     assert storage.read(NAME, "a") == b"x" * 5000
 
 

@@ -14,7 +14,7 @@ from drivetrain_checkpoint import (
     list_checkpoints,
     verify,
 )
-from drivetrain_checkpoint._native import Progress, address_of
+from drivetrain_checkpoint._native import Progress
 from drivetrain_checkpoint._storage import remote
 from drivetrain_checkpoint._storage.catalog import list_saved
 from drivetrain_checkpoint._storage.open import open_storage, resolve
@@ -170,7 +170,7 @@ def test_upload_that_is_stopped_leaves_nothing_behind(bucket, options, monkeypat
     monkeypatch.setattr(storage._fs, "call_s3", call)
     monkeypatch.setattr(remote, "_NUM_STREAMS", 1)
     with pytest.raises(StorageError, match=r"cannot write .* cancel"):
-        storage.write(NAME, "a", address_of(memory), size, 1, progress)
+        storage.write(NAME, "a", memoryview(memory)[:size], 1, progress)
     assert uploaded.is_set()
     assert storage.files(NAME) == {}
     uploads = first("list_multipart_uploads", Bucket="bucket")
@@ -188,7 +188,7 @@ def test_every_storage_does_what_the_others_do(tmp_path, kind):
     assert not storage.exists(NAME, "a")
     memory = mmap.mmap(-1, 5000)
     memory[:5000] = bytes(range(250)) * 20
-    sums = storage.write(NAME, "a", address_of(memory), 5000, 1, Progress())
+    sums = storage.write(NAME, "a", memoryview(memory)[:5000], 1, Progress())
     assert len(sums) == 1
     storage.write_small(NAME, "b", b"small")
     storage.commit(NAME, "manifest.json", b"root")
@@ -197,12 +197,12 @@ def test_every_storage_does_what_the_others_do(tmp_path, kind):
     assert storage.read(NAME, "b") == b"small"
     assert storage.ensure_durable(NAME, "manifest.json")
     target = mmap.mmap(-1, 4096)
-    storage.read_into(NAME, "a", address_of(target), 300, 4700)
+    storage.read_into(NAME, "a", memoryview(target)[:300], 4700)
     assert target[:300] == memory[4700:5000]
     with pytest.raises(FileNotFoundError):
         storage.read(NAME, "none")
     with pytest.raises(StorageError, match="ends at byte"):
-        storage.read_into(NAME, "a", address_of(target), 300, 4800)
+        storage.read_into(NAME, "a", memoryview(target)[:300], 4800)
     assert storage.changed_s(NAME) > 0
     assert list_saved(storage) == []  # what was committed is no manifest
     storage.remove(NAME, "manifest.json")

@@ -109,7 +109,7 @@ class Arena:
         Raises:
             MemoryError: The machine has not as much.
         """
-        _native.populate(self.address, self.size_bytes)
+        _native.populate(self._memory)
 
     def holds(self, image_bytes: int, record_bytes: int) -> bool:
         """Whether a generation has room for so much."""

@@ -1,7 +1,4 @@
-"""Native library: copies, checksums and direct writes in C++, or slower in Python.
-
-The library is built with the package and has no link to Python or torch.
-"""
+"""Native functions: copies, checksums and direct writes in C++, or slower in Python."""
 
 from __future__ import annotations
 
@@ -11,16 +8,32 @@ import fcntl
 import functools
 import logging
 import os
-from array import array
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import c_char_p, c_int, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core.native_library import find_library
+from drivetrain_core.native_library import load_extension
+
+_extension: Any
+_extension, _missing = load_extension("drivetrain_checkpoint._extension")
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable, Mapping, Sequence
+    from array import array
+    from collections.abc import Callable, Sequence
+
+    from drivetrain_checkpoint._extension import Progress as Progress  # noqa: PLC0414
+elif _extension is not None:
+    Progress = _extension.Progress
+else:
+
+    @dataclass
+    class Progress:
+        """How far a write is; see the one of the extension module."""
+
+        done: int = 0
+        stop: int = 0
+
 
 logger = logging.getLogger(__name__)
 
@@ -30,65 +43,10 @@ BLOCK_BYTES = 1 << 20
 _WRITE_BYTES = 16 << 20
 _COPY_BYTES = 4 << 20
 
-_FILE = "drivetrain_checkpoint.so"
-_PREFIX = "drivetrain_checkpoint_v1_"
-
-
-class Progress(ctypes.Structure):
-    """How far a write is; any thread may look at it, and stop it.
-
-    Attributes:
-        done: The bytes that were written.
-        stop: Set it to 1, and the write ends with ECANCELED before its next block.
-    """
-
-    _fields_ = (("done", c_uint64), ("stop", c_uint64))
-    done: int
-    stop: int
-
-
-class _WriteResult(ctypes.Structure):
-    _fields_ = (
-        ("error", c_int),
-        ("at", c_uint64),
-        ("was_direct", c_int),
-    )
-
-
-_SIGNATURES: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
-    "checksums": (c_int, (c_void_p, c_uint64, c_uint64, c_int, c_void_p)),
-    "copy": (c_int, (c_void_p, c_uint64, c_int)),
-    "crc32c": (c_uint32, (c_uint32, c_char_p, c_uint64)),
-    "populate": (c_int, (c_void_p, c_uint64)),
-    "read": (c_int, (c_int, c_void_p, c_uint64, c_uint64, c_int)),
-    "write": (
-        _WriteResult,
-        (c_int, c_void_p, c_uint64, c_uint64, c_int, c_void_p, c_void_p),
-    ),
-}
-"""What each function of the library returns, and what it takes."""
-
-
-@functools.cache
-def _load() -> tuple[ctypes.CDLL | None, str | None]:
-    """Returns the library, or None and the reason."""
-    file = find_library("drivetrain_checkpoint", _FILE)
-    if file is None:
-        return None, "the package was installed without a C++ compiler"
-    try:
-        library = ctypes.CDLL(str(file))
-    except OSError as error:
-        return None, f"its library does not load: {error}"
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, f"{_PREFIX}{name}")
-        function.restype, function.argtypes = result, arguments
-        setattr(library, name, function)
-    return library, None
-
 
 def missing_because() -> str | None:
     """Returns why the slower functions in Python are used, or None if they are not."""
-    return _load()[1]
+    return _missing
 
 
 def address_of(memory: mmap.mmap) -> int:
@@ -110,40 +68,35 @@ def copy(
     Raises:
         MemoryError: There is none left.
     """
-    library, _ = _load()
-    if library is None:
-        pieces = [
-            (target + at, source + at, min(_COPY_BYTES, size - at))
-            for source, target, size in zip(sources, targets, sizes, strict=True)
-            for at in range(0, size, _COPY_BYTES)
-        ]
-        with ThreadPoolExecutor(num_threads) as pool:  # memmove lets go of the GIL
-            shares = [pieces[i::num_threads] for i in range(num_threads)]
-            list(pool.map(_move, shares))
+    if _extension is not None:
+        _extension.copy(sources, targets, sizes, num_threads)
         return
-    blocks = array("Q", bytes(24 * len(sources)))
-    blocks[0::3], blocks[1::3], blocks[2::3] = sources, targets, sizes
-    address, _ = blocks.buffer_info()
-    if library.copy(address, len(sources), num_threads):
-        message = f"no memory to copy {len(sources)} blocks"
-        raise MemoryError(message)
+    pieces = [
+        (target + at, source + at, min(_COPY_BYTES, size - at))
+        for source, target, size in zip(sources, targets, sizes, strict=True)
+        for at in range(0, size, _COPY_BYTES)
+    ]
+    with ThreadPoolExecutor(num_threads) as pool:  # memmove lets go of the GIL
+        shares = [pieces[i::num_threads] for i in range(num_threads)]
+        list(pool.map(_move, shares))
 
 
-def populate(address: int, size_bytes: int) -> None:
+def populate(memory: mmap.mmap) -> None:
     """Makes the pages of a mapping present, so that the first copy finds them.
 
     Raises:
         MemoryError: The machine has not as much.
     """
-    library, _ = _load()
-    if library is None:
+    if _extension is None:
         step = 1 << 20
-        for at in range(0, size_bytes, step):
-            ctypes.memset(address + at, 0, min(step, size_bytes - at))
+        for at in range(0, len(memory), step):
+            memory[at : at + step] = memory[at : at + step]
         return
-    if error := library.populate(address, size_bytes):
-        message = f"{size_bytes:,} bytes of memory are not to be had"
-        raise MemoryError(message) from OSError(error, os.strerror(error))
+    try:
+        _extension.populate(memory)
+    except OSError as error:
+        message = f"{len(memory):,} bytes of memory are not to be had"
+        raise MemoryError(message) from error
 
 
 def checksum(data: bytes | bytearray | memoryview) -> int:
@@ -153,39 +106,31 @@ def checksum(data: bytes | bytearray | memoryview) -> int:
         >>> hex(checksum(b"123456789"))
         '0xe3069283'
     """
-    library, _ = _load()
-    if library is None:
+    if _extension is None:
         return _crc32c()(bytes(data))
-    return int(library.crc32c(0, bytes(data), len(data)))
+    found: int = _extension.crc32c(data)
+    return found
 
 
-def checksums(address: int, size_bytes: int, num_threads: int) -> list[int]:
+def checksums(memory: memoryview, num_threads: int) -> list[int]:
     """Returns the CRC-32C of each block of `BLOCK_BYTES` bytes of some memory."""
-    library, _ = _load()
-    if library is None:
-        return [
-            _crc32c()(bytes(_bytes_at(address + at, min(BLOCK_BYTES, size_bytes - at))))
-            for at in range(0, size_bytes, BLOCK_BYTES)
-        ]
-    found = (c_uint32 * (-(-size_bytes // BLOCK_BYTES)))()
-    if library.checksums(address, size_bytes, BLOCK_BYTES, num_threads, found):
-        message = f"no memory to check {size_bytes:,} bytes"
-        raise MemoryError(message)
-    return list(found)
+    if _extension is None:
+        return [checksum(block) for block in parts(memory, BLOCK_BYTES)]
+    found: list[int] = _extension.checksums(memory, BLOCK_BYTES, num_threads)
+    return found
 
 
 def write_file(
-    fd: int, address: int, size_bytes: int, num_threads: int, progress: Progress
+    fd: int, memory: memoryview, num_threads: int, progress: Progress
 ) -> tuple[list[int], bool]:
     """Writes memory to the beginning of an empty file, past the page cache if it can.
 
-    With O_DIRECT set on the descriptor the address must be a multiple of 4096, and the
-    memory up to the next multiple behind its end is read too.
+    With O_DIRECT set on the descriptor the memory must begin at a multiple of 4096, and
+    what lies up to the next multiple behind its end is read too.
 
     Args:
         fd: The file.
-        address: Where the memory begins.
-        size_bytes: How long it is.
+        memory: What is written.
         num_threads: How many threads write.
         progress: How far it is, and whether it is to stop.
 
@@ -196,46 +141,39 @@ def write_file(
     Raises:
         OSError: A write failed, with its error number; ECANCELED if it was stopped.
     """
-    library, _ = _load()
-    if library is None:
-        return _write_in_python(fd, address, size_bytes, progress)
-    found = (c_uint32 * (-(-size_bytes // BLOCK_BYTES)))()
-    place = ctypes.byref(progress)
-    result = library.write(
-        fd, address, size_bytes, BLOCK_BYTES, num_threads, found, place
+    if _extension is None:
+        return _write_in_python(fd, memory, progress)
+    found: tuple[list[int], bool] = _extension.write_file(
+        fd, memory, BLOCK_BYTES, num_threads, progress
     )
-    if result.error:
-        message = f"{os.strerror(result.error)} at byte {result.at:,}"
-        raise OSError(result.error, message)
-    return list(found), bool(result.was_direct)
+    return found
 
 
-def read_file(
-    fd: int, address: int, size_bytes: int, at: int, num_threads: int
-) -> None:
-    """Reads part of a file into memory.
+def read_file(fd: int, memory: memoryview, at: int, num_threads: int) -> None:
+    """Fills memory from part of a file.
 
     Args:
         fd: The file.
-        address: Where the memory begins.
-        size_bytes: How much is read.
+        memory: What is filled.
         at: Where in the file it begins.
         num_threads: How many threads read.
 
     Raises:
         OSError: A read failed; EIO if the file ends before.
     """
-    library, _ = _load()
-    if library is None:
-        view = _bytes_at(address, size_bytes)
-        done = 0
-        while done < size_bytes:
-            if not (got := os.preadv(fd, [view[done:]], at + done)):
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            done += got
+    if _extension is not None:
+        _extension.read_file(fd, memory, at, num_threads)
         return
-    if error := library.read(fd, address, size_bytes, at, num_threads):
-        raise OSError(error, os.strerror(error))
+    done = 0
+    while done < len(memory):
+        if not (got := os.preadv(fd, [memory[done:]], at + done)):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        done += got
+
+
+def parts(memory: memoryview, part_bytes: int) -> list[memoryview]:
+    """Returns memory in parts of so many bytes."""
+    return [memory[at : at + part_bytes] for at in range(0, len(memory), part_bytes)]
 
 
 def _move(pieces: Sequence[tuple[int, int, int]]) -> None:
@@ -244,26 +182,21 @@ def _move(pieces: Sequence[tuple[int, int, int]]) -> None:
 
 
 def _write_in_python(
-    fd: int, address: int, size_bytes: int, progress: Progress
+    fd: int, memory: memoryview, progress: Progress
 ) -> tuple[list[int], bool]:
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-    sums = []
-    for start in range(0, size_bytes, _WRITE_BYTES):
+    sums, at = [], 0
+    for block in parts(memory, _WRITE_BYTES):
         if progress.stop:
             raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
-        size = min(_WRITE_BYTES, size_bytes - start)
-        sums += checksums(address + start, size, 1)
-        block, done = _bytes_at(address + start, size), 0
-        while done < size:
-            done += os.pwrite(fd, block[done:], start + done)
-        progress.done += size
+        sums += checksums(block, 1)
+        done = 0
+        while done < len(block):
+            done += os.pwrite(fd, block[done:], at + done)
+        at += len(block)
+        progress.done += len(block)
     return sums, False
-
-
-def _bytes_at(address: int, size_bytes: int) -> memoryview:
-    array_type = ctypes.c_char * size_bytes
-    return memoryview(array_type.from_address(address)).cast("B")
 
 
 @functools.cache

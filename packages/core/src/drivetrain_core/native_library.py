@@ -1,11 +1,31 @@
-"""Compiled libraries of packages, found where they were installed."""
+"""Compiled parts of packages, found where they were installed."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
-__all__ = ["find_library"]
+__all__ = ["find_library", "load_extension"]
+
+
+def load_extension(module: str) -> tuple[Any, str | None]:
+    """Returns an extension module, or None and why it is not there.
+
+    Args:
+        module: Its name.
+
+    Example:
+        >>> load_extension("drivetrain_core.no_such_module")
+        (None, 'the package was installed without a C++ compiler')
+    """
+    try:
+        return importlib.import_module(module), None
+    except ModuleNotFoundError:
+        return None, "the package was installed without a C++ compiler"
+    except ImportError as error:
+        return None, f"its library does not load: {error}"
 
 
 def find_library(package: str, file: str) -> Path | None:

@@ -167,12 +167,12 @@ class Persister:
         if self.ensure_committed(manifest.step, manifest.save_id, under):
             return None  # a daemon before this one has done it
         arena, generation = pending.arena, pending.generation
-        address = arena.address + generation.image_at
+        memory = arena.view(generation.image_at, manifest.size_bytes)
         if self.local is not None:
             text = bytes(arena.view(generation.record_at, generation.record_bytes))
-            self.local.keep(manifest, address, text, _NUM_WRITERS, progress)
+            self.local.keep(manifest, memory, text, _NUM_WRITERS, progress)
         text = self._written_before(storage, name, manifest) or write_rank(
-            storage, manifest, address, _NUM_WRITERS, progress
+            storage, manifest, memory, _NUM_WRITERS, progress
         )
         entry = dataclasses.asdict(RankFile.of(manifest.rank, text))
         self._queue.report(manifest.save_id, manifest.rank, entry)

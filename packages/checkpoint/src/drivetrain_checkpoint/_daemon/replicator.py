@@ -149,8 +149,7 @@ class Replicator:
                     done += os.sendfile(sock.fileno(), arena.fd, at + done, part - done)
                 at += part
                 progress.done += part
-            address = arena.address + generation.image_at
-            sums = _native.checksums(address, size, 1)
+            sums = _native.checksums(arena.view(generation.image_at, size), 1)
             if "ok" not in connection.ask({"crc32c": sums}):
                 message = "it refuses the replica"
                 raise DaemonError(message)

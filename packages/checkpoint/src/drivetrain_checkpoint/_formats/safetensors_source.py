@@ -65,12 +65,13 @@ class _File(ShardSource):
 
     def read(self, start: int, size_bytes: int) -> memoryview:
         """Returns bytes of the file."""
-        memory = mmap.mmap(-1, max(1, size_bytes))
-        with as_storage_error("read", self._path):
-            address = _native.address_of(memory)
-            with self._path.open("rb", buffering=0) as file:
-                _native.read_file(file.fileno(), address, size_bytes, start, 2)
-        return memoryview(memory)[:size_bytes]
+        memory = memoryview(mmap.mmap(-1, max(1, size_bytes)))[:size_bytes]
+        with (
+            as_storage_error("read", self._path),
+            self._path.open("rb", buffering=0) as file,
+        ):
+            _native.read_file(file.fileno(), memory, start, 2)
+        return memory
 
 
 class SafetensorsSource:

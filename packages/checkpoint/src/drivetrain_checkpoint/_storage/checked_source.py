@@ -91,19 +91,18 @@ class StorageSource(ShardSource):
         end = min(-(-(start + size_bytes) // block) * block, self.manifest.size_bytes)
         if end <= at:
             return memoryview(b"")
-        memory = mmap.mmap(-1, end - at)
-        address = _native.address_of(memory)
+        memory = memoryview(mmap.mmap(-1, end - at))
         try:
-            self._storage.read_into(self._name, self._file, address, end - at, at)
+            self._storage.read_into(self._name, self._file, memory, at)
         except FileNotFoundError as error:
             message = f"{self.where} is missing"
             raise CorruptCheckpointError(message) from error
-        found = _native.checksums(address, end - at, 2)
+        found = _native.checksums(memory, 2)
         stated = self.manifest.crc32c[first : first + len(found)]
         for index, (is_now, was) in enumerate(zip(found, stated, strict=True), first):
             if is_now != was:
                 raise CorruptCheckpointError(self._damage(index))
-        return memoryview(memory)[start - at : start - at + size_bytes]
+        return memory[start - at : start - at + size_bytes]
 
     def spans(self, num_blocks: int) -> Iterator[tuple[int, int]]:
         """Yields where runs of so many blocks begin in the file, and how long they are."""

@@ -85,7 +85,7 @@ class LocalStore:
     def keep(
         self,
         manifest: RankManifest,
-        address: int,
+        memory: memoryview,
         record: bytes,
         num_threads: int,
         progress: Progress,
@@ -97,7 +97,7 @@ class LocalStore:
         """
         storage, record_file = self._storage, _record_file(manifest.rank)
         try:
-            write_rank(storage, manifest, address, num_threads, progress)
+            write_rank(storage, manifest, memory, num_threads, progress)
             name = folder_name(manifest.step, manifest.save_id)
             storage.commit(name, record_file, record)
             names = sorted(storage.names(), key=storage.changed_s)

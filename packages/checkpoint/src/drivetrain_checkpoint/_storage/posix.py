@@ -47,8 +47,7 @@ class PosixStorage(Storage):
         self,
         name: str,
         file: str,
-        address: int,
-        size_bytes: int,
+        memory: memoryview,
         num_threads: int,
         progress: Progress,
     ) -> list[int]:
@@ -57,9 +56,7 @@ class PosixStorage(Storage):
         with as_storage_error("write", path):
             fd = _create(path)
             try:
-                sums, _ = _native.write_file(
-                    fd, address, size_bytes, num_threads, progress
-                )
+                sums, _ = _native.write_file(fd, memory, num_threads, progress)
                 os.fsync(fd)
             finally:
                 os.close(fd)
@@ -126,16 +123,14 @@ class PosixStorage(Storage):
             except NotADirectoryError as error:
                 raise FileNotFoundError(*error.args) from error
 
-    def read_into(
-        self, name: str, file: str, address: int, size_bytes: int, at: int
-    ) -> None:
+    def read_into(self, name: str, file: str, memory: memoryview, at: int) -> None:
         """Reads on several threads."""
         path = self.root / name / file
         with (
             as_storage_error("read", path, may_miss=True),
             path.open("rb", buffering=0) as stream,
         ):
-            _native.read_file(stream.fileno(), address, size_bytes, at, _READERS)
+            _native.read_file(stream.fileno(), memory, at, _READERS)
 
     def changed_s(self, name: str) -> float:
         times = [stat.st_mtime for stat in self._stats(name).values()]

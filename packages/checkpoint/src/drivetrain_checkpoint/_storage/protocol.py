@@ -47,8 +47,7 @@ class Storage(Protocol):
         self,
         name: str,
         file: str,
-        address: int,
-        size_bytes: int,
+        memory: memoryview,
         num_threads: int,
         progress: Progress,
     ) -> list[int]:
@@ -89,10 +88,8 @@ class Storage(Protocol):
         """Returns a small file."""
         ...
 
-    def read_into(
-        self, name: str, file: str, address: int, size_bytes: int, at: int
-    ) -> None:
-        """Reads part of a file into memory."""
+    def read_into(self, name: str, file: str, memory: memoryview, at: int) -> None:
+        """Fills memory from part of a file."""
         ...
 
     def changed_s(self, name: str) -> float:

@@ -8,9 +8,9 @@ another name, and it is renamed into place.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
+import itertools
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ from drivetrain_checkpoint._storage.protocol import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from drivetrain_checkpoint._native import Progress
 
@@ -74,21 +74,20 @@ class RemoteStorage(Storage):
         self,
         name: str,
         file: str,
-        address: int,
-        size_bytes: int,
+        memory: memoryview,
         num_threads: int,
         progress: Progress,
     ) -> list[int]:
         """Sends memory in parts: several at once to S3, else one after the other."""
         path = self._path(name, file)
-        sums = _native.checksums(address, size_bytes, num_threads)
+        sums = _native.checksums(memory, num_threads)
         with _failing("write", path):
             self._make_folder(name)
-            if size_bytes > _PART_BYTES and hasattr(self._fs, "call_s3"):
-                self._write_to_s3(path, address, size_bytes, progress)
+            if len(memory) > _PART_BYTES and hasattr(self._fs, "call_s3"):
+                self._write_to_s3(path, memory, progress)
             else:
                 with self._fs.open(path, "wb", block_size=_PART_BYTES) as stream:
-                    for part in _parts(address, size_bytes, _PART_BYTES):
+                    for part in _native.parts(memory, _PART_BYTES):
                         _check(progress)
                         stream.write(part)
                         progress.done += len(part)
@@ -121,23 +120,20 @@ class RemoteStorage(Storage):
             content: bytes = self._fs.cat_file(path)
             return content
 
-    def read_into(
-        self, name: str, file: str, address: int, size_bytes: int, at: int
-    ) -> None:
+    def read_into(self, name: str, file: str, memory: memoryview, at: int) -> None:
         """Reads several parts at once."""
         path = self._path(name, file)
         with _failing("read", path, may_miss=True):
-            starts = range(at, at + size_bytes, _PART_BYTES)
-            ends = [min(s + _PART_BYTES, at + size_bytes) for s in starts]
 
-            def read(start: int, end: int) -> None:
-                part = self._fs.cat_file(path, start=start, end=end)
-                if len(part) != end - start:
+            def read(start: int, to: memoryview) -> None:
+                part = self._fs.cat_file(path, start=start, end=start + len(to))
+                if len(part) != len(to):
                     raise OSError(errno.EIO, f"it ends at byte {start + len(part):,}")
-                ctypes.memmove(address + start - at, part, len(part))
+                to[:] = part
 
             with ThreadPoolExecutor(_NUM_STREAMS) as pool:
-                list(pool.map(read, starts, ends))
+                rooms = _native.parts(memory, _PART_BYTES)
+                list(pool.map(read, itertools.count(at, _PART_BYTES), rooms))
 
     def changed_s(self, name: str) -> float:
         times = [0.0]
@@ -186,19 +182,15 @@ class RemoteStorage(Storage):
             for e in entries
         }
 
-    def _write_to_s3(
-        self, path: str, address: int, size_bytes: int, progress: Progress
-    ) -> None:
+    def _write_to_s3(self, path: str, memory: memoryview, progress: Progress) -> None:
         call = self._fs.call_s3
         bucket, key, _ = self._fs.split_path(path)
         where = {"Bucket": bucket, "Key": key}
         upload = call("create_multipart_upload", **where)["UploadId"]
-        size = max(_PART_BYTES, -(-size_bytes // _MOST_PARTS))
+        size = max(_PART_BYTES, -(-len(memory) // _MOST_PARTS))
 
-        def send(number: int) -> dict[str, object]:
+        def send(number: int, part: memoryview) -> dict[str, object]:
             _check(progress)
-            at = (number - 1) * size
-            part = next(_parts(address + at, min(size, size_bytes - at), size))
             sent = call(
                 "upload_part",
                 **where,
@@ -211,7 +203,8 @@ class RemoteStorage(Storage):
 
         try:
             with ThreadPoolExecutor(_NUM_STREAMS) as pool:
-                parts = list(pool.map(send, range(1, -(-size_bytes // size) + 1)))
+                whole = _native.parts(memory, size)
+                parts = list(pool.map(send, itertools.count(1), whole))
             call(
                 "complete_multipart_upload",
                 **where,
@@ -227,9 +220,3 @@ class RemoteStorage(Storage):
 def _check(progress: Progress) -> None:
     if progress.stop:
         raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
-
-
-def _parts(address: int, size_bytes: int, part_bytes: int) -> Iterator[memoryview]:
-    for at in range(0, size_bytes, part_bytes):
-        size = min(part_bytes, size_bytes - at)
-        yield memoryview((ctypes.c_char * size).from_address(address + at)).cast("B")

@@ -26,7 +26,7 @@ _NUM_WRITERS = 2
 def write_rank(
     storage: Storage,
     manifest: RankManifest,
-    address: int,
+    memory: memoryview,
     num_threads: int,
     progress: Progress,
 ) -> bytes:
@@ -35,7 +35,7 @@ def write_rank(
     Args:
         storage: The storage.
         manifest: The manifest, without checksums.
-        address: Where the content of the file lies in memory.
+        memory: The content of the file.
         num_threads: How many threads write.
         progress: How far it is, and whether it is to stop.
 
@@ -43,8 +43,8 @@ def write_rank(
         StorageError: The storage fails, or the save was given up.
     """
     name = folder_name(manifest.step, manifest.save_id)
-    file, size = tensor_file(manifest.rank), manifest.size_bytes
-    sums = storage.write(name, file, address, size, num_threads, progress)
+    file = tensor_file(manifest.rank)
+    sums = storage.write(name, file, memory, num_threads, progress)
     if progress.stop:
         message = "it was given up"
         raise StorageError(message)
@@ -73,7 +73,7 @@ def write_rank_aside(
     with tempfile.TemporaryFile() as file:
         with as_storage_error("make", "a temporary file"):
             os.posix_fallocate(file.fileno(), 0, size)
-        memory = mmap.mmap(file.fileno(), size)
-        fill(memoryview(memory))
-        address, progress = _native.address_of(memory), _native.Progress()
-        return write_rank(storage, manifest, address, _NUM_WRITERS, progress)
+        memory = memoryview(mmap.mmap(file.fileno(), size))
+        fill(memory)
+        whole, progress = memory[: manifest.size_bytes], _native.Progress()
+        return write_rank(storage, manifest, whole, _NUM_WRITERS, progress)

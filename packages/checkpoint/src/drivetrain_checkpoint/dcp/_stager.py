@@ -136,7 +136,7 @@ class _Generation:
         if self._memory is None or len(self._memory) < size_bytes:
             self._link = None  # what is registered is given back before it is unmapped
             self._memory = mmap.mmap(-1, max(mmap.PAGESIZE, size_bytes))
-            _native.populate(_native.address_of(self._memory), len(self._memory))
+            _native.populate(self._memory)
         # An array of ctypes, since neither a mapping nor a view of it says who holds it.
         lease = (ctypes.c_char * len(self._memory)).from_buffer(self._memory)
         self._lease = weakref.ref(lease)

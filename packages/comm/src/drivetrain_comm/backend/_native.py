@@ -10,20 +10,18 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from drivetrain_core import DistributedError
-
-_missing: str | None = None
-try:
-    from drivetrain_comm.backend import _extension
-except ModuleNotFoundError:
-    _missing = "the package was installed without a C++ compiler"
-except ImportError as error:
-    _missing = f"its library does not load: {error}"
+from drivetrain_core.native_library import load_extension
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from drivetrain_comm.algorithms._steps import Step
+    from drivetrain_comm.backend import _extension
     from drivetrain_comm.backend._extension import Program, Ticket
+
+    _missing: str | None
+else:
+    _extension, _missing = load_extension("drivetrain_comm.backend._extension")
 
 
 def missing_because() -> str | None:

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 # Its OpenMP is what the extension uses.
 import torch
 
-_missing: str | None = None
-try:
-    from drivetrain_optim.fused import _extension
-except ModuleNotFoundError:
-    _missing = "its C++ library was not built when the package was installed"
-except ImportError as error:
-    _missing = f"its library does not load: {error}"
+from drivetrain_core.native_library import load_extension
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from drivetrain_optim.fused import _extension
+
+    _missing: str | None
+else:
+    _extension, _missing = load_extension("drivetrain_optim.fused._extension")
 
 
 def missing_because() -> str | None:
