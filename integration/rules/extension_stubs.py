@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 EXTENSIONS = (
     "drivetrain_checkpoint._extension",
     "drivetrain_comm.backend._extension",
+    "drivetrain_memory._extension",
     "drivetrain_optim.fused._extension",
 )
 

@@ -45,11 +45,6 @@ Function* find(void* library, const std::string& name) {
   return reinterpret_cast<Function*>(found);
 }
 
-struct Problem {
-  std::int32_t failure;
-  char text[2044];
-};
-
 void* stream(std::uintptr_t number) { return reinterpret_cast<void*>(number); }
 
 }  // namespace
@@ -69,18 +64,15 @@ int main(int, char** arguments) {
       find<void(int, Id, std::function<bool(void*)>)>(library, torch + "begin_pool");
   const auto end = find<void(int, Id)>(library, torch + "end_pool");
   const auto release = find<void(int, Id)>(library, torch + "release_pool");
-  const auto configure =
-      find<void(std::uint64_t, double, std::int32_t, const char*, Problem*)>(
-          library, "drivetrain_memory_v1_configure");
+  const auto configure = find<void(std::uint64_t, double, bool, const char*)>(
+      library, "drivetrain_memory_configure");
   const auto count = find<std::uint64_t(int)>(driver, "fake_cuda_count");
   const auto set = find<void(std::uint64_t, int, int)>(driver, "fake_cuda_configure");
   const auto chunks = [&] { return count(0); };
 
   // Both devices are one in truth, and get half of it each.
   set(128 * kMiB, 2, 1);
-  Problem problem{};
-  configure(64 * kMiB, -1.0, 0, arguments[2], &problem);
-  expect(problem.failure == 0, "configured before the first use");
+  configure(64 * kMiB, -1.0, false, arguments[2]);
 
   expect(allocate(0, 0, nullptr) == nullptr, "no bytes are no memory");
   auto* first = static_cast<char*>(allocate(10 * kMiB, 0, nullptr));
@@ -88,10 +80,15 @@ int main(int, char** arguments) {
   std::size_t size = 0;
   expect(base(first + 5 * kMiB, &size) == first && size == 10 * kMiB,
          "the base of an address is its block");
-  configure(64 * kMiB, -1.0, 0, arguments[2], &problem);
-  expect(problem.failure != 0, "not configured again while in use");
-
   bool refused = false;
+  try {
+    configure(64 * kMiB, -1.0, false, arguments[2]);
+  } catch (const std::exception&) {
+    refused = true;
+  }
+  expect(refused, "not configured again while in use");
+
+  refused = false;
   try {
     allocate(100 * kMiB, 0, nullptr);
   } catch (const c10::OutOfMemoryError& error) {

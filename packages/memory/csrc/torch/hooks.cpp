@@ -1,11 +1,8 @@
-// What PyTorch's pluggable allocator calls. Unlike the rest of the C interface, these
-// functions throw where PyTorch expects it.
+#include "hooks.hpp"
 
-#include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <functional>
-#include <utility>
+#include <string>
 
 #include "../error.hpp"
 #include "devices.hpp"
@@ -100,4 +97,19 @@ DRIVETRAIN_HOOK void drivetrain_memory_torch_release_pool(
       found.allocator.release_graph(*graph);
     }
   });
+}
+
+DRIVETRAIN_HOOK void drivetrain_memory_configure(std::uint64_t capacity,
+                                                 double headroom, bool peers,
+                                                 const char* library) {
+  Devices::of_process().configure({Options{capacity, headroom, 0}, peers, library, 0});
+}
+
+DRIVETRAIN_HOOK void drivetrain_memory_keep_history(std::uint64_t most) {
+  Devices::of_process().keep_history(most);
+}
+
+DRIVETRAIN_HOOK Allocator* drivetrain_memory_of_device(int number) {
+  Devices::Device* device = Devices::of_process().find(number);
+  return device == nullptr ? nullptr : &device->allocator;
 }

@@ -9,8 +9,7 @@ from drivetrain_memory._errors import DeviceError, MemoryUseError
 from drivetrain_memory._limits import require_headroom
 from drivetrain_memory._native import (
     CUDA_LIBRARY,
-    configure_hooks,
-    hook,
+    extension,
     library_path,
     num_cuda_devices,
 )
@@ -92,7 +91,7 @@ def enable(
     if num_cuda_devices(cuda_library) == 0:
         message = "the CUDA driver shows no device"
         raise DeviceError(message)
-    configure_hooks(
+    extension().configure(
         capacity=capacity_bytes or 0,
         headroom=-1.0 if headroom is None else headroom,
         peers=peers,
@@ -145,9 +144,10 @@ def _pluggable() -> Any:
         str(library_path()), _ALLOCATE, _FREE
     )
     inner = allocator.allocator()  # type: ignore[no-untyped-call]
+    addresses = extension().hooks()
     for setter, name in _HOOKS.items():
         if hasattr(inner, setter):
-            getattr(inner, setter)(hook(name))
+            getattr(inner, setter)(addresses[name])
         elif name == "record_stream":
             message = (
                 f"PyTorch {torch.__version__} tells its allocators nothing of other "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,9 +12,10 @@ from drivetrain_memory._limits import (
     require_capacity,
     require_headroom,
 )
-from drivetrain_memory._native import call
+from drivetrain_memory._native import extension
 
 if TYPE_CHECKING:
+    from drivetrain_memory import _extension
     from drivetrain_memory.trace._format import Trace
 
 _MIB = 2**20
@@ -48,16 +48,6 @@ _COUNTS = (
     "flushes",
     "stream_waits",
 )
-
-
-class _Replayed(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_uint64) for name in ("served", *_COUNTS, "num_segment_events")
-    )
-
-
-class _SegmentEvent(ctypes.Structure):
-    _fields_ = (("bytes", ctypes.c_int64), ("stream", ctypes.c_uint64))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +100,9 @@ def replay(
         >>> replay(trace, "expandable", capacity_bytes=live * 5 // 4).finished
         False
     """
-    found, calls, _ = _play(trace, model, capacity_bytes, headroom, 0)
+    found = _play(trace, model, capacity_bytes, headroom)
+    steps = trace.num_steps + 1
+    calls = [*found.calls_by_step, *[0] * steps][:steps]
     return Replayed(
         finished=found.served == len(trace.events),
         calls_by_step=tuple(calls),
@@ -147,43 +139,23 @@ def segment_events(
             f"{', '.join(_IN_SEGMENTS)}"
         )
         raise MemoryUseError(message)
-    room = len(trace.events)
-    while True:
-        found, _, segments = _play(trace, model, capacity_bytes, None, room)
-        if found.num_segment_events <= room:
-            kept = segments[: found.num_segment_events]
-            return [(one.bytes, one.stream) for one in kept]
-        room = found.num_segment_events
+    return _play(trace, model, capacity_bytes, None).segment_events
 
 
 def _play(
-    trace: Trace, model: str, capacity_bytes: int, headroom: float | None, room: int
-) -> tuple[_Replayed, ctypes.Array[ctypes.c_uint64], ctypes.Array[_SegmentEvent]]:
+    trace: Trace, model: str, capacity_bytes: int, headroom: float | None
+) -> _extension.Replayed:
     if model not in MODELS:
         message = f"there is no model {model!r}; there are {', '.join(MODELS)}"
         raise MemoryUseError(message)
     require_capacity(capacity_bytes)
     require_headroom(headroom)
     number, chunk = MODELS[model]
-    found = _Replayed()
-    steps = trace.num_steps + 1
-    calls = (ctypes.c_uint64 * steps)()
-    segments = (_SegmentEvent * room)()
-    call(
-        "replay",
-        ctypes.c_void_p(trace.events.ctypes.data),
-        ctypes.c_uint64(len(trace.events)),
-        number,
-        ctypes.c_uint64(capacity_bytes),
-        ctypes.c_uint64(chunk),
-        ctypes.c_double(-1.0 if headroom is None else headroom),
-        ctypes.byref(found),
-        calls,
-        ctypes.c_uint64(steps),
-        segments,
-        ctypes.c_uint64(room),
+    given = -1.0 if headroom is None else headroom
+    found: _extension.Replayed = extension().replay(
+        trace.events, number, capacity_bytes, chunk, given
     )
-    return found, calls, segments
+    return found
 
 
 def ample_bytes(trace: Trace) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import pickle
 from pathlib import Path
@@ -18,14 +17,20 @@ from drivetrain_memory._limits import (
     require_headroom,
     require_integer,
 )
-from drivetrain_memory._native import NativeAllocator, call, null_driver, of_device
+from drivetrain_memory._native import (
+    NativeAllocator,
+    extension,
+    null_driver,
+    of_device,
+)
 from drivetrain_memory.trace._format import Operation
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-    from drivetrain_memory._native import BlockInfo, HistoryEntry, Inspector
+    from drivetrain_memory._extension import BlockInfo, HistoryEntry
+    from drivetrain_memory._native import Inspector
     from drivetrain_memory.trace._format import Trace
 
 _MOST_DEVICES = 64
@@ -123,7 +128,7 @@ def keep_history(entries: int) -> None:
         MemoryUseError: It is no whole number, or less than 0.
     """
     require_integer("a number of entries", entries, 0, MOST_NUMBER)
-    call("keep_all_history", ctypes.c_uint64(entries))
+    extension().keep_history(entries)
 
 
 def _of_devices() -> Iterator[tuple[int, Inspector]]:

@@ -1,0 +1,42 @@
+// The C interface of the library that PyTorch loads. Its allocators are those of this
+// process, whoever asks.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+namespace drivetrain {
+class Allocator;
+}
+
+extern "C" {
+
+// What PyTorch's pluggable allocator calls. These functions throw where PyTorch expects
+// it.
+void* drivetrain_memory_torch_allocate(std::size_t size, int device, void* stream);
+void drivetrain_memory_torch_free(void* at, std::size_t size, int device, void* stream);
+void drivetrain_memory_torch_record_stream(void* at, void* stream);
+void drivetrain_memory_torch_reset();
+void drivetrain_memory_torch_limit(double part, int device);
+void* drivetrain_memory_torch_base(void* at, std::size_t* size);
+void drivetrain_memory_torch_begin_pool(int device,
+                                        std::pair<std::uint64_t, std::uint64_t> id,
+                                        std::function<bool(void*)> filter);
+void drivetrain_memory_torch_end_pool(int device,
+                                      std::pair<std::uint64_t, std::uint64_t> id);
+void drivetrain_memory_torch_release_pool(int device,
+                                          std::pair<std::uint64_t, std::uint64_t> id);
+
+// How the hooks make their allocators. Throws MisuseError where they did so already.
+void drivetrain_memory_configure(std::uint64_t capacity, double headroom, bool peers,
+                                 const char* library);
+
+// Every allocator that the hooks use, or will, keeps the last entries of what happens.
+void drivetrain_memory_keep_history(std::uint64_t most);
+
+// The allocator that the hooks use for a device; null before they did.
+drivetrain::Allocator* drivetrain_memory_of_device(int device);
+}
