@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
-CSRC = Path(__file__).parents[1] / "csrc"
+from drivetrain_memory import _native
+
+PACKAGE = Path(__file__).parents[1]
+CSRC = PACKAGE / "csrc"
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what is marked `faults`, unless `-m` asks for it."""
+    """Leaves out what is marked `faults`, unless `-m` asks for it; skips without a library."""
+    if _native._missing is not None:
+        lacks = pytest.mark.skip(reason=f"there is no allocator: {_native._missing}")
+        for item in items:
+            if PACKAGE in item.path.parents:
+                item.add_marker(lacks)
     if "faults" in (config.getoption("markexpr", default="") or ""):
         return
     long = [item for item in items if item.get_closest_marker("faults")]
