@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER")
     arguments = parser.parse_args(argv)
     races, rows, bad = read_races(ROOT), [], 0
-    for number in arguments.numbers or range(len(races)):
+    every_number = arguments.numbers or range(len(races))
+    for number in every_number if arguments.repeats else []:
         fault, tests = races[number]
         with planted(fault, ROOT):
             codes = [run(tests) for _ in range(arguments.repeats)]

@@ -288,3 +288,14 @@ def test_torchrun_agents_end_when_their_node_leaves_and_when_the_job_is_stopped(
     assert "the job has ended: it has been seen" in runs.text()
     assert "this node leaves: x" in runs.text()
     assert "Traceback" not in runs.text()
+
+
+def test_handler_is_known_to_torchrun_whatever_is_imported_first():
+    program = (
+        "import drivetrain_elastic._agent._torchrun_rendezvous;"
+        "from torch.distributed.elastic.rendezvous import registry;"
+        "print('drivetrain' in registry.handler_registry._registry)"
+    )
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("True\n", "")

@@ -41,8 +41,6 @@ from drivetrain_elastic._observability._sections import TORCHRUN_AGENT
 from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from drivetrain_elastic._membership._torchrun_end import AgentEnd
 
 logger = logging.getLogger(__name__)
@@ -53,12 +51,15 @@ _LAST_CALL_S = 5.0
 _GOODBYE_S = 2.0
 
 
-def rendezvous_creator() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """Returns what makes the handler; torchrun calls this by its entry point."""
-    return _create
+def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
+    """Returns the handler of an agent of torchrun.
 
+    Args:
+        parameters: What the command line says.
 
-def _create(parameters: RendezvousParameters) -> RendezvousHandler:
+    Raises:
+        ProgramError: The master's address or the job's token is missing.
+    """
     config = parameters.config
     token_file = config.get("token_file")
     token = os.environ.get("DRIVETRAIN_ELASTIC_TOKEN")
