@@ -313,12 +313,7 @@ def torch(session: nox.Session, version: str) -> None:
     pip brings a torch with CUDA, of some gigabytes, which runs without a GPU.
     """
     # One of a machine may hold torch at the version that it has.
-    session.env["PIP_CONSTRAINT"] = os.devnull
-    if version == "2.11.0":
-        # Triton's interpreter of that time takes no later one.
-        constraint = Path(session.create_tmp(), "numpy.txt")
-        constraint.write_text("numpy<2.4\n")
-        session.env["PIP_CONSTRAINT"] = str(constraint)
+    session.env["PIP_CONSTRAINT"] = f"{ROOT}/integration/constraints/torch_{version}.txt"
     install_for_tests(session, version)
     run_tests(session)
 

@@ -9,7 +9,9 @@ import torch
 
 from drivetrain_core import DeviceError, PluginError
 from drivetrain_core._plugins import ACCELERATORS
+from drivetrain_core._probe import probe_device
 from drivetrain_core.accelerators import TorchAccelerator, accelerator_of
+from drivetrain_core.native_library import load_extension
 
 
 def test_cpu_is_a_device_like_others():
@@ -174,3 +176,28 @@ def test_vendors_words_for_no_memory_are_understood():
     assert xpu.is_out_of_memory(RuntimeError("NPU out of memory. Tried to allocate"))
     assert not xpu.is_out_of_memory(MemoryError())
     assert accelerator_of("cpu").is_out_of_memory(MemoryError())
+
+
+@pytest.mark.parametrize("facts", ["{}", "{}['name']"])
+def test_package_that_tells_no_facts_is_named(distribute, facts):
+    code = (
+        "from drivetrain_core.accelerators import TorchAccelerator\n"
+        "class Own(TorchAccelerator):\n"
+        "    def __init__(self): super().__init__('xpu')\n"
+        f"    def facts(self, index=0): return {facts}\n"
+    )
+    module = f"vendor_tells_{len(facts)}"
+    distribute(
+        "vendor", [("xpu", f"{module}:Own")], module=module, code=code,
+        group=ACCELERATORS,
+    )  # fmt: skip
+    with pytest.raises(PluginError, match=rf"{module}.*tells no facts of xpu:0"):
+        probe_device(torch.device("xpu", 0))
+
+
+def test_extension_that_does_not_load_says_why(distribute):
+    code = "import no_such_library"
+    distribute("vendor", [], module="vendor_extension", code=code)
+    found, because = load_extension("vendor_extension")
+    assert found is None
+    assert because == "its library does not load: No module named 'no_such_library'"

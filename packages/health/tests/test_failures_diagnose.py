@@ -200,3 +200,9 @@ def test_any_text_gives_a_diagnosis(output, kernel, code, error):
     assert found.node in {"", "n"}
     assert found.cause
     assert found.reason.isprintable()
+
+
+def test_error_of_a_device_that_nothing_explains_is_tried_again():
+    error = ErrorRecord("torch.AcceleratorError", "the device sim:0 is lost")
+    found = diagnose(Evidence(worker="a", node="n", exit_code=1, error=error))
+    assert (found.failure_class, found.node) == ("crash", "n")

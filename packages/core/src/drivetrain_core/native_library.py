@@ -18,13 +18,15 @@ def load_extension(module: str) -> tuple[Any, str | None]:
 
     Example:
         >>> load_extension("drivetrain_core.no_such_module")
-        (None, 'the package was installed without a C++ compiler')
+        (None, "the package was installed without a C++ compiler or Python's headers")
     """
     try:
         return importlib.import_module(module), None
-    except ModuleNotFoundError:
-        return None, "the package was installed without a C++ compiler"
     except ImportError as error:
+        # What the module itself imports may be missing, too.
+        if isinstance(error, ModuleNotFoundError) and error.name == module:
+            because = "without a C++ compiler or Python's headers"
+            return None, f"the package was installed {because}"
         return None, f"its library does not load: {error}"
 
 

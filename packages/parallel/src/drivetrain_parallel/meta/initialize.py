@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from drivetrain_core import ProgramError
+from drivetrain_core.accelerators import isolated_rng
 from drivetrain_core.extending import find_blocks
 
 if TYPE_CHECKING:
@@ -103,13 +104,11 @@ def draw_weights(
     named = list(_inner_first(model, part))
     taken = _materialize([module for _, module in named], device)
     try:
-        apart = torch.random.fork_rng(_accelerators(device), device_type=device.type)
-        with apart, torch.no_grad():
-            for name, module in named:
-                initialize = given or _own(model, name, module)
-                if initialize is None:
-                    continue
-                torch.manual_seed(_seed(seed, name))
+        for name, module in named:
+            initialize = given or _own(model, name, module)
+            if initialize is None:
+                continue
+            with isolated_rng(_seed(seed, name)), torch.no_grad():
                 initialize(module)
         found = {}
         for name, module in named:
@@ -200,7 +199,3 @@ def _has_none(name: str, module: nn.Module, own: str) -> str:
 def _seed(seed: int, name: str) -> int:
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
-
-
-def _accelerators(device: torch.device) -> list[torch.device]:
-    return [] if device.type == "cpu" else [device]
