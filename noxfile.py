@@ -313,7 +313,7 @@ def torch(session: nox.Session, version: str) -> None:
     pip brings a torch with CUDA, of some gigabytes, which runs without a GPU.
     """
     # One of a machine may hold torch at the version that it has.
-    session.env["PIP_CONSTRAINT"] = f"{ROOT}/integration/constraints/torch_{version}.txt"
+    session.env["PIP_CONSTRAINT"] = f"{ROOT}/integration/constraints/{version}.txt"
     install_for_tests(session, version)
     run_tests(session)
 
