@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from drivetrain_checkpoint import Checkpointer, load
@@ -37,6 +38,12 @@ def nested(**options):
     return torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], **options)
 
 
+def freed():
+    tensor = torch.ones(3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 @pytest.fixture
 def checkpointer(tmp_path):
     found = Checkpointer(tmp_path / "run", job="states")
@@ -51,10 +58,12 @@ def checkpointer(tmp_path):
         (lambda: torch.ones(3, device="meta"), TypeError, "{} is on the meta device"),
         (nested, TypeError, "{} is a nested tensor"),
         (lambda: nested(layout=torch.jagged), TypeError, "{} is a nested tensor"),
+        (lambda: TwoTensor(torch.ones(3), torch.ones(3)), TypeError, "{}, a TwoTensor"),
+        (freed, TypeError, "{}, a Tensor, has no memory: it was freed"),
         (lambda: {"a": looped()}, ValueError, r"{}\.a contains itself, as {}\.a\.1"),
         (lambda: [Level.HIGH], TypeError, r"{}\.0 is of type Level.*save its value"),
     ],
-    ids=["meta", "nested", "jagged", "cycle", "enum"],
+    ids=["meta", "nested", "jagged", "wrapper", "freed", "cycle", "enum"],
 )
 def test_state_without_a_form_is_refused_by_name(
     checkpointer, name, make, error, message
@@ -79,6 +88,7 @@ def unwritable():
         inference = torch.zeros(3)
     return {
         "expanded": torch.zeros(1).expand(3),
+        "freed": freed(),
         "inference": inference,
         "meta": torch.zeros(3, device="meta"),
     }
@@ -96,10 +106,12 @@ def test_tensors_that_cannot_be_written_are_told_before_any_is(checkpointer, whe
     told = [one.split(",")[0] for one in caught.value.mismatches]
     assert told == [
         "'expanded' is expanded",
+        "'freed' has no memory: it was freed",
         "'inference' is an inference tensor",
         "'meta' is on the meta device",
     ]
     assert into["fine"].tolist() == [0, 0, 0]
+    # What lies within plain data is put in its place, whatever was there.
     data = {"data": unwritable()}
     checkpointer.restore(data)
     assert all(tensor.tolist() == [1, 1, 1] for tensor in data["data"].values())
@@ -111,7 +123,7 @@ def test_load_tells_of_tensors_that_cannot_be_written(checkpointer, tmp_path):
     into = {"fine": torch.zeros(3), **unwritable()}
     with pytest.raises(CheckpointError) as caught:
         load(tmp_path / "run", into)
-    assert len(caught.value.mismatches) == 3
+    assert len(caught.value.mismatches) == 4
     assert into["fine"].tolist() == [0, 0, 0]
     into["fine"] = torch.zeros(1).expand(3)
     with pytest.raises(CheckpointException, match="'fine' is expanded"):

@@ -399,10 +399,15 @@ def refuses():
         it.all_reduce(
             [torch.ones(2, dtype=torch.int32)], "AVG", Choice(algorithm="direct"), 5.0
         )
-    freed = torch.ones(3, 2)
+    freed, fake = torch.ones(3, 2), torch._to_functional_tensor(torch.ones(2))
     freed.untyped_storage().resize_(0)
-    with pytest.raises(DistributedError, match=r"shape \(3, 2\) .* has no memory"):
-        it.all_reduce([freed], "SUM", Choice(algorithm="direct"), 5.0)
+    for tensor, why in (
+        (freed, r"shape \(3, 2\), has no memory: it was freed"),
+        (fake, "no memory of its own"),
+        (torch.ones(2, device="meta"), "lies on meta"),
+    ):
+        with pytest.raises(TypeError, match=why):
+            it.all_reduce([tensor], "SUM", Choice(algorithm="direct"), 5.0)
     dist_barrier(it)
 
 

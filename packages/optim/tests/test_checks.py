@@ -139,6 +139,21 @@ def test_sparse_gradient_is_refused_and_nothing_changes(foreach):
     assert len(optimizer.state) == 2
 
 
+@pytest.mark.parametrize("of_gradient", [False, True])
+@pytest.mark.parametrize("num_steps", [0, 2])
+@pytest.mark.parametrize("foreach", [False, None])
+def test_tensor_whose_memory_was_freed_is_refused(foreach, num_steps, of_gradient):
+    odd = torch.nn.Parameter(torch.ones(64))
+    _, optimizer = linear(foreach=foreach)
+    optimizer.add_param_group({"params": [("odd", odd)]})
+    odd.grad = torch.ones(64)
+    for _ in range(num_steps):
+        optimizer.step()
+    (odd.grad if of_gradient else odd).untyped_storage().resize_(0)
+    with pytest.raises(UnsupportedTensorError, match=r"odd of shape \(64,\).* freed"):
+        optimizer.step()
+
+
 def test_complex_gradient_is_refused_and_nothing_changes():
     model, optimizer = linear()
     odd = torch.nn.Parameter(torch.zeros(2))

@@ -16,6 +16,7 @@ from drivetrain_checkpoint._layout.tensor_layout import (
     TensorLayout,
     shape_of,
 )
+from drivetrain_core.native_library import without_memory
 from drivetrain_core.services import TensorSpec
 
 if TYPE_CHECKING:
@@ -138,8 +139,8 @@ def check_savable(name: str, tensor: Tensor) -> None:
     """Raises unless a tensor has values, laid out as a checkpoint holds them.
 
     Raises:
-        TypeError: It is on the meta device, nested, sparse, quantized, or of a dtype
-            that safetensors has not.
+        TypeError: It is on the meta device, nested, sparse, quantized, of a dtype
+            that safetensors has not, or has no memory of its own.
 
     Example:
         >>> check_savable("model.bias", torch.ones(2, device="meta"))
@@ -165,6 +166,10 @@ to_empty(), and initialize it, before it is saved
             f"{name} is {tensor.dtype}, {tensor.layout}, which a checkpoint cannot "
             "hold; convert it to a dense tensor of a plain dtype"
         )
+        raise TypeError(message)
+    is_whole = getattr(tensor, "is_cpu", False) and not hasattr(tensor, "to_local")
+    if is_whole and (why := without_memory(tensor)):
+        message = f"{name}, a {type(tensor).__name__}, {why}"
         raise TypeError(message)
 
 

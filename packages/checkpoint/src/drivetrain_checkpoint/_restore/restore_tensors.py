@@ -23,6 +23,7 @@ from drivetrain_checkpoint._restore.read_plan import (
     plan_copies,
 )
 from drivetrain_checkpoint._restore.write_blocks import BlockWriter
+from drivetrain_core.native_library import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,7 +105,7 @@ class _MemoryCopies:
             first = copy.ours[0].start if copy.ours else 0
             at = first * (copy.size_bytes // rows)
             self._sources.append(source.address(copy.start))
-            self._targets.append(target.data_ptr() + at)
+            self._targets.append(address_of(target, "a target") + at)
             self._sizes.append(copy.size_bytes)
         return is_run
 

@@ -18,6 +18,7 @@ from drivetrain_checkpoint._layout.partition import (
     local_block,
 )
 from drivetrain_checkpoint._layout.safetensors_layout import plan_safetensors
+from drivetrain_core.native_library import address_of
 from drivetrain_core.services.plain_json import to_json
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class SavePlan:
         for slot in self.image.slots:
             block = self._blocks[slot.name]
             (plain if is_plain_memory(block) else others).append((block, slot))
-        self.sources = array("Q", [block.data_ptr() for block, _ in plain])
+        self.sources = array("Q", [address_of(t, slot.name) for t, slot in plain])
         self.offsets = array("Q", [slot.start for _, slot in plain])
         self.sizes = array("Q", [slot.size_bytes for _, slot in plain])
         # What one copy of memory cannot do: on a device, or with gaps.

@@ -17,6 +17,7 @@ from drivetrain_comm.backend._address import find_address, host_identity
 from drivetrain_comm.backend._rendezvous import PROTOCOL, Member, rendezvous
 from drivetrain_comm.selection._choice import SCHEDULE, STOCK, available, steps_of
 from drivetrain_core import DistributedError
+from drivetrain_core.native_library import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -201,17 +202,7 @@ class Transport:
                 with torch.no_grad():
                     torch._foreach_mul_(list(tensors), factor)
                 factor = 1.0
-        for tensor in tensors:
-            if tensor.device.type != "cpu":
-                message = f"a tensor lies on {tensor.device}, and not in this memory"
-                raise DistributedError(message)
-            if tensor.nbytes and not tensor.data_ptr():
-                message = (
-                    f"a tensor of shape {tuple(tensor.shape)} and {dtype} has no memory: "
-                    "its storage was freed, as FSDP does with parameters not in use"
-                )
-                raise DistributedError(message)
-        pieces = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
+        pieces = [(address_of(tensor, "a tensor"), tensor.nbytes) for tensor in tensors]
         with self._lock:
             ticket = self._engine.submit(
                 self._group,

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from drivetrain_core.native_library import without_memory
+
 
 def unwritable(tensor: torch.Tensor) -> str:
     """Returns why a tensor cannot be restored in place, and what to do; "" if it can.
@@ -33,6 +35,8 @@ def unwritable(tensor: torch.Tensor) -> str:
             "is an inference tensor, which only torch.inference_mode() may change: give "
             "a clone() of it, or restore in that mode"
         )
+    if local.is_cpu and (why := without_memory(local)):
+        return why
     sizes = zip(local.shape, local.stride(), strict=True)
     if local.numel() and any(size > 1 and not stride for size, stride in sizes):
         return "is expanded, so that its elements share memory: give a clone() of it"

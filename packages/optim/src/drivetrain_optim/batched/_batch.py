@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from drivetrain_optim.batched._hash import mix
 from drivetrain_optim.batched._signature import Signature
-from drivetrain_optim.batched._state import local_part
+from drivetrain_optim.batched._state import is_freed, local_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -205,6 +205,8 @@ class Batch:
         elif not self._grad_looks.fits(grads):
             return None
         self.grad_addresses = list(map(self._place, grads))
+        if 0 in self.grad_addresses and any(map(is_freed, grads)):
+            return None
         return list(grads)
 
     def local(self, tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -111,6 +111,19 @@ def is_plain(tensor: Tensor) -> bool:
     )
 
 
+def is_freed(tensor: Tensor) -> bool:
+    """Whether the memory of a tensor was given back; to read it ends the process.
+
+    Example:
+        >>> parameter = torch.ones(2)
+        >>> _ = parameter.untyped_storage().resize_(0)
+        >>> is_freed(parameter)
+        True
+    """
+    is_empty = tensor.numel() == 0 or tensor.layout is not torch.strided
+    return not is_empty and tensor.untyped_storage().nbytes() == 0
+
+
 def load_moments(
     state: Mapping[str, Any],
     *,

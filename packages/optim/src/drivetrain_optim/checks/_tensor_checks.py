@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain_optim._errors import NonFiniteGradientError, UnsupportedTensorError
-from drivetrain_optim.batched._state import local_part
+from drivetrain_optim.batched._state import is_freed, local_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,8 @@ def params_with_gradients(
     """Returns the group's parameters that have a gradient, each dense and real.
 
     Raises:
-        UnsupportedTensorError: A gradient is sparse or complex.
+        UnsupportedTensorError: A gradient is sparse or complex, or it or its parameter
+            was freed.
     """
     params = []
     for position, param in enumerate(group["params"]):
@@ -71,6 +72,14 @@ def params_with_gradients(
                 f"{name} of shape {tuple(param.shape)} is "
                 f"{grad.dtype if dense else grad.layout}; nothing was stepped. Use "
                 "sparse=False in the embedding, or another optimizer for this parameter"
+            )
+            raise UnsupportedTensorError(message)
+        if any(is_freed(local_part(tensor)) for tensor in (param, grad)):
+            name = parameter_names(index, group)[position]
+            message = (
+                f"{optimizer}: the storage of parameter {name} of shape "
+                f"{tuple(param.shape)}, or of its gradient, was freed, as FSDP does "
+                "with parameters that are not in use; nothing was stepped"
             )
             raise UnsupportedTensorError(message)
         params.append(param)
