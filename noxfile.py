@@ -99,7 +99,8 @@ def provide_torch(session: nox.Session, version: str) -> list[str]:
         version, file = str(found).split(maxsplit=1)
         folder = Path(file).parents[1]
     else:
-        folder = session.cache_dir / f"torch-{version}-{sys.implementation.cache_tag}"
+        tag = session.python or sys.implementation.cache_tag
+        folder = session.cache_dir / f"torch-{version}-{tag}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         # Two sessions may begin at once.
@@ -503,24 +504,24 @@ def docs(session: nox.Session) -> None:
     session.run(*sphinx, "-b", "doctest", "docs/_build/doctest", *session.posargs)
 
 
-@nox.session(reuse_venv=False)
+@nox.session(reuse_venv=False, python=["3.11", "3.12", "3.13"])
 def build(session: nox.Session) -> None:
     """Builds all wheels and sdists, and runs the sdists' tests on the wheels alone.
 
     `-- core` runs those of a package; what else is given goes to pytest.
     """
     session.install(*group("build"))
-    made = ROOT / "dist"
+    made = ROOT / "dist" / str(session.python)
     shutil.rmtree(made, ignore_errors=True)
     for package in PACKAGES:
         # The wheel is built from the sdist, which proves that the sdist is complete.
         session.run("python", "-m", "build", "-o", str(made), f"packages/{package}")
-    needs = [str(r) for r in third_party(extras=True)]
-    session.install(
-        *provide_torch(session), *needs, *group("test"), *group("test-extra")
-    )
-    names = [PACKAGES[p]["project"]["name"] for p in PACKAGES]
-    session.install("--no-index", "--no-deps", "-f", str(made), *names)
+    for wheel in made.glob("*-linux_*.whl"):
+        session.run("auditwheel", "repair", "-w", str(made), str(wheel))
+        wheel.unlink()
+    needs = [*group("test"), *group("test-extra"), *map(str, third_party(extras=True))]
+    session.install(*provide_torch(session, TORCH), *needs)
+    session.install("--no-index", "--no-deps", *map(str, made.glob("*.whl")))
     session.run("pip", "check")
     unpacked = Path(session.create_tmp())
     for sdist in made.glob("*.tar.gz"):
@@ -529,12 +530,11 @@ def build(session: nox.Session) -> None:
     options = [option for option in session.posargs if option not in PACKAGES]
     for sdist in sorted(unpacked.glob("*/tests")):
         name = sdist.parent.name.rpartition("-")[0].removeprefix("drivetrain_")
-        if asked and name not in asked:
-            continue
         with session.chdir(sdist.parent):
-            config = ["-c", str(ROOT / "pyproject.toml"), "--rootdir=."]
-            select = ["-m", "not gpu and not multigpu and not interpreter", "tests"]
-            session.run(*PYTEST, *SIDE_BY_SIDE, *config, *select, *options)
+            select = ["-c", str(ROOT / "pyproject.toml"), "--rootdir=.", "tests"]
+            select += ["-m", "not gpu and not multigpu and not interpreter"]
+            if name in (asked or [name]):
+                session.run(*PYTEST, *SIDE_BY_SIDE, *select, *options)
 
 
 @nox.session

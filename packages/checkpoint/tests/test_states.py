@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.testing._internal.two_tensor import TwoTensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.testing._internal.two_tensor import TwoTensor
 
 from drivetrain_checkpoint import Checkpointer, load
 from drivetrain_checkpoint.adapters._objects import hold, release

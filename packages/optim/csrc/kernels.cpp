@@ -11,6 +11,13 @@ namespace {
 
 constexpr std::int64_t kTile = 1024;
 
+// ARM has had half precision before C++ compilers knew it by the other name.
+#ifdef __ARM_FP16_FORMAT_IEEE
+using Half = __fp16;
+#else
+using Half = _Float16;
+#endif
+
 float bits_to_float(std::uint32_t bits) {
   float value;
   __builtin_memcpy(&value, &bits, sizeof value);
@@ -79,7 +86,7 @@ class Tile {
         break;
       }
       case Dtype::f16: {
-        const _Float16* from = static_cast<const _Float16*>(base) + start;
+        const Half* from = static_cast<const Half*>(base) + start;
         for (std::int64_t i = 0; i < n; ++i) buffer_[i] = static_cast<T>(from[i]);
         break;
       }
@@ -125,8 +132,8 @@ void store(const T* values, void* base, Dtype dtype, std::int64_t start, std::in
       break;
     }
     case Dtype::f16: {
-      _Float16* to = static_cast<_Float16*>(base) + start;
-      for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<_Float16>(values[i]);
+      Half* to = static_cast<Half*>(base) + start;
+      for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<Half>(values[i]);
       break;
     }
   }
