@@ -127,7 +127,7 @@ def test_plan_is_frozen_and_hashable():
 def test_module_needs_no_torch():
     code = (
         "import sys, drivetrain_core.services as s; s.BatchPlan; s.CapacityNotice; "
-        "s.Checkpointer; s.ProcessGroupFactory; s.StateSource; s.ClusterSpec; "
+        "s.Checkpointer; s.ProcessGroupFactory; s.ClusterSpec; "
         "s.get_service; sys.exit('torch' in sys.modules)"
     )
     env = {"PYTHONPATH": ":".join(sys.path)}

@@ -12,7 +12,6 @@ from drivetrain_core._plugins import SERVICES, clear_plugin_cache, installed
 from drivetrain_core.services import (
     DcpCheckpointer,
     LocalNotices,
-    ModelState,
     TorchProcessGroupFactory,
     get_service,
     service_factory,
@@ -22,7 +21,6 @@ FALLBACKS = {
     "checkpointer": DcpCheckpointer,
     "notices": LocalNotices,
     "process_group": TorchProcessGroupFactory,
-    "state_source": ModelState,
 }
 
 

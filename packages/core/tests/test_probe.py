@@ -178,9 +178,9 @@ LOADERS = {
     ),
     "weighted": (
         DataLoader(ROWS, sampler=WeightedRandomSampler([1.0] * 4, 4)),
-        "iterable",
+        "indexed",
     ),
-    "own batches": (DataLoader(ROWS, batch_sampler=[[0, 1], [2, 3]]), "iterable"),
+    "own batches": (DataLoader(ROWS, batch_sampler=[[0, 1], [2, 3]]), "indexed"),
     "no batches": (DataLoader(ROWS, batch_size=None), "iterable"),
     "stream": (DataLoader(Stream(), batch_size=2), "iterable"),
     "subclass": (Own(ROWS, batch_size=2), "iterable"),

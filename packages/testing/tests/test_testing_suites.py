@@ -18,9 +18,7 @@ from drivetrain_core.services import (
     DcpCheckpointer,
     LocalNotices,
     Membership,
-    ModelState,
     RankBatch,
-    TensorPart,
     TorchProcessGroupFactory,
     local_cluster,
 )
@@ -34,7 +32,6 @@ from drivetrain_testing import (
     check_membership_listener,
     check_notice_source,
     check_process_group_factory,
-    check_state_source,
 )
 from drivetrain_testing._clauses import must_raise, require
 
@@ -243,82 +240,6 @@ def test_broken_cluster_spec_is_found(spec_type, clause):
     spec = local_cluster()
     with breaks(clause):
         check_cluster_spec(spec_type(name=spec.name, nodes=spec.nodes))
-
-
-# State sources
-
-
-class Prefixed(ModelState):
-    def __init__(self, model, optimizer):
-        super().__init__(model, optimizer)
-        self._wrapped = isinstance(model, torch.nn.DataParallel)
-
-    def parts(self):
-        prefix = "module." if self._wrapped else ""
-        return tuple(
-            dataclasses.replace(part, name=prefix + part.name)
-            for part in super().parts()
-        )
-
-
-class Copying(ModelState):
-    def parts(self):
-        return tuple(
-            dataclasses.replace(part, local=part.local.clone())
-            for part in super().parts()
-        )
-
-
-class Doubled(ModelState):
-    def parts(self):
-        parts = super().parts()
-        return (*parts, parts[0])
-
-
-class WithoutScalars(ModelState):
-    def scalars(self):
-        return {}
-
-
-class Accepting(ModelState):
-    def prepare(self, specs):
-        present = {part.name for part in self.parts()}
-        super().prepare(s for s in specs if "up." in s.name and s.name not in present)
-
-
-class WrongOffset(ModelState):
-    def parts(self):
-        return tuple(
-            TensorPart(
-                name=part.name,
-                global_shape=part.global_shape,
-                dtype=part.dtype,
-                offset=(0,) * len(part.offset),
-                local=part.local,
-            )
-            for part in super().parts()
-        )
-
-
-@pytest.mark.parametrize(
-    ("source_type", "clause"),
-    [
-        (Prefixed, "DataParallel leaves no trace"),
-        (Copying, "writes into the live model"),
-        (Doubled, "each tensor is there once"),
-        (WithoutScalars, "the whole state"),
-        (Accepting, "prepare makes a place"),
-    ],
-)
-def test_broken_state_source_is_found(source_type, clause):
-    with breaks(clause):
-        check_state_source(source_type, world_size=1)
-
-
-@pytest.mark.slow
-def test_state_source_that_mistakes_its_shard_is_found():
-    with breaks("is the block of the whole at its offset"):
-        check_state_source(WrongOffset)
 
 
 # Checkpointers

@@ -10,11 +10,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from drivetrain_core._accelerated import Accelerated
 from drivetrain_core._choice import Choice, Phase
-from drivetrain_core._data.loader import DeviceLoader, rank_loader
+from drivetrain_core._data.loader import DeviceLoader
+from drivetrain_core._data.rank_loader import AgreedLoader, rank_loader
 from drivetrain_core._errors import Code, DrivetrainError, PlanError, ProgramError
 from drivetrain_core._model.meta_model import move_to
 from drivetrain_core._optimizer.master_weights import MasterWeightOptimizer
 from drivetrain_core._registry import find
+from drivetrain_core._rendezvous_store import Notes
 from drivetrain_core._state import TrainingState
 from drivetrain_core._step import TrainStep
 from drivetrain_core.mesh_shape import asks_for_mesh, mesh_of
@@ -138,6 +140,10 @@ def finish(program: Program, state: TrainingState, plan: Plan) -> Accelerated:
             global_batch=batch_size,
             num_micro_batches=state.num_micro_batches,
         )
+        if state.context.world.size > 1:
+            notes = Notes("data")
+            data_rank, seed = state.data_rank, program.seed
+            state.loader = AgreedLoader(state.loader, data_rank, seed, notes)
         if state.device.type != "cpu" and state.context.loop.sample_on_host:
             state.loader = DeviceLoader(state.loader, state.device)
         scheduler = program.scheduler(optimizer) if program.scheduler else None

@@ -95,9 +95,11 @@ class LoopFacts:
         owns_step: Whether the user drives training through `train_step`.
         optimizer: The optimizer's class name, empty when there is none.
         optimizer_options: The names of its options, such as `fused`.
-        loader: `torch` for a plain `DataLoader` that can be rebuilt, `sharded` for
-            one that splits the data over ranks already, else `iterable`.
+        loader: `torch` for a plain `DataLoader` that can be rebuilt, `indexed` for one
+            with a sampler of its own, `sharded` for one that splits the data over ranks
+            already (its sampler has `num_replicas`), else `iterable`.
         loader_workers: Worker processes of the loader.
+        open_handle: The type of an open file or connection that the data set holds.
         sample_on_host: Whether batches come from host memory.
     """
 
@@ -106,6 +108,7 @@ class LoopFacts:
     optimizer_options: frozenset[str] = frozenset()
     loader: str = "iterable"
     loader_workers: int = 0
+    open_handle: str = ""
     sample_on_host: bool = True
 
 

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from drivetrain_core._context import (
     BatchFacts,
@@ -26,6 +32,7 @@ from drivetrain_core._data.batch import (
     num_tokens,
     tensors_of,
 )
+from drivetrain_core._data.open_handles import open_handle
 from drivetrain_core._errors import PluginError, ProgramError
 from drivetrain_core._model.blocks import find_blocks
 from drivetrain_core._program import check_batch
@@ -104,15 +111,23 @@ def probe_loop(
 ) -> LoopFacts:
     """Returns the facts of the user's optimizer and loader."""
     loader, workers = "iterable", 0
+    names = ("dataset", "sampler", "batch_sampler")
+    parts = [data, *(getattr(data, name, None) for name in names)]
+    if any(
+        hasattr(part, "num_replicas") or "Distributed" in type(part).__name__
+        for part in parts
+    ):
+        loader = "sharded"
     # Only the class itself: a subclass may yield what its arguments do not tell.
-    if type(data) is DataLoader:
-        sampler = type(data.sampler).__name__
-        plain = sampler in {"RandomSampler", "SequentialSampler"}
-        batched = type(data.batch_sampler).__name__ == "BatchSampler"
-        if "Distributed" in sampler:
-            loader = "sharded"
-        elif plain and batched:
+    elif type(data) is DataLoader:
+        plain = type(data.sampler) in (RandomSampler, SequentialSampler)
+        batched = type(data.batch_sampler) is BatchSampler
+        if plain and batched:
             loader = "torch"
+        elif data.batch_sampler is not None and not isinstance(
+            data.dataset, IterableDataset
+        ):
+            loader = "indexed"
         workers = data.num_workers
     return LoopFacts(
         owns_step=owns_step,
@@ -120,6 +135,7 @@ def probe_loop(
         optimizer_options=frozenset(source.defaults),
         loader=loader,
         loader_workers=workers,
+        open_handle=open_handle(getattr(data, "dataset", None)),
         sample_on_host=all(t.device.type == "cpu" for t in tensors_of(batch)),
     )
 

@@ -53,6 +53,33 @@ def rendezvous_store(name: str) -> tuple[Store, str]:
     return _current.store, f"{name}/{_current.rounds}"
 
 
+class Notes:
+    """What ranks tell one another without waiting: the last note of each.
+
+    Every rank of the default process group makes one alike.
+
+    Args:
+        name: What it is about.
+    """
+
+    def __init__(self, name: str) -> None:
+        import torch.distributed as dist
+
+        self._store, key = rendezvous_store(name)
+        self._keys = [f"{key}/{rank}" for rank in range(dist.get_world_size())]
+        self._mine = self._keys[dist.get_rank()]
+
+    def write(self, note: str) -> None:
+        """Puts a note in place of this rank's last one."""
+        self._store.set(self._mine, note)
+
+    def read(self) -> list[str] | None:
+        """Returns the notes of all ranks, or None until each has written one."""
+        if not self._store.check(self._keys):
+            return None
+        return [note.decode() for note in self._store.multi_get(self._keys)]
+
+
 def _opened(default: Store) -> Store:
     """Opens the store on rank 0 and joins it elsewhere; all ranks do, or none."""
     import torch.distributed as dist

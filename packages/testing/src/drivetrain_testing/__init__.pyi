@@ -39,9 +39,6 @@ from drivetrain_testing._process_group import (
 from drivetrain_testing._processes import RankError as RankError
 from drivetrain_testing._processes import is_alive as is_alive
 from drivetrain_testing._processes import run_ranks as run_ranks
-from drivetrain_testing._state_source import (
-    check_state_source as check_state_source,
-)
 from drivetrain_testing._triton_ahead import SHARED_MEMORY as SHARED_MEMORY
 from drivetrain_testing._triton_ahead import TritonCode as TritonCode
 from drivetrain_testing._triton_ahead import compile_apart as compile_apart

@@ -57,11 +57,19 @@ class DataLoading(BaseOptimization):
     ) -> Ok | Reject:
         """Rejects loaders that cannot be rebuilt, and pinning without a device."""
         del plan
-        if context.loop.loader != "torch":
+        workers, loop = config["workers"], context.loop
+        if loop.loader != "torch":
             return Reject(
                 Code.NOT_APPLICABLE,
                 "the data is no plain torch.utils.data.DataLoader",
                 "pass a DataLoader with a map-style dataset",
+            )
+        if workers and loop.open_handle and not loop.loader_workers:
+            return Reject(
+                Code.CONFLICT,
+                f"the data set holds an open {loop.open_handle}, whose position forked workers "
+                "share, so that they would read one another's samples",
+                "open it in __getitem__, when a worker first needs it",
             )
         if config["pin_memory"] and not context.device.pinned_memory:
             because = f"{context.device.name} has no use for pinned memory"
@@ -91,5 +99,7 @@ class DataLoading(BaseOptimization):
             num_workers=workers,
             pin_memory=bool(config["pin_memory"]),
             prefetch_factor=prefetch if workers else None,
-            persistent_workers=workers > 0,
+            # Workers that stay would not see what the loop changes in the data set, and
+            # pass over the draw of each pass from the generator.
+            persistent_workers=workers > 0 and state.loader.persistent_workers,
         )

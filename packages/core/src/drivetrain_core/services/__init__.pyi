@@ -6,7 +6,6 @@ from drivetrain_core.services._local_group import new_local_group as new_local_g
 from drivetrain_core.services._lookup import ServiceFactory as ServiceFactory
 from drivetrain_core.services._lookup import get_service as get_service
 from drivetrain_core.services._lookup import service_factory as service_factory
-from drivetrain_core.services._model_state import ModelState as ModelState
 from drivetrain_core.services._plan_restoration import (
     plan_restoration as plan_restoration,
 )
@@ -68,6 +67,5 @@ from drivetrain_core.services.state_entry import is_partial as is_partial
 from drivetrain_core.services.state_entry import merge_entries as merge_entries
 from drivetrain_core.services.state_packer import StatePacker as StatePacker
 from drivetrain_core.services.state_packer import pack_state as pack_state
-from drivetrain_core.services.state_source import StateSource as StateSource
-from drivetrain_core.services.state_source import TensorPart as TensorPart
-from drivetrain_core.services.state_source import TensorSpec as TensorSpec
+from drivetrain_core.services.tensor_spec import TensorPart as TensorPart
+from drivetrain_core.services.tensor_spec import TensorSpec as TensorSpec

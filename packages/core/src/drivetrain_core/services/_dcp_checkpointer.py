@@ -30,7 +30,7 @@ from drivetrain_core.services.packed_state import RECORD, PackedState
 from drivetrain_core.services.safe_dcp import read_index, read_into
 from drivetrain_core.services.state_entry import is_partial, merge_entries
 from drivetrain_core.services.state_packer import pack_state
-from drivetrain_core.services.state_source import TensorSpec
+from drivetrain_core.services.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     import os

@@ -32,7 +32,6 @@ _FALLBACKS = {
         "_torch_process_group:TorchProcessGroupFactory",
         "process_group:ProcessGroupFactory",
     ),
-    "state_source": ("_model_state:ModelState", "state_source:StateSource"),
 }
 
 
@@ -83,7 +82,7 @@ def get_service(name: str, *args: Any, **kwargs: Any) -> Any:
 
     Args:
         name: `checkpointer`, `cloud_notices`, `model_layout`, `notices`, `plan_search`,
-            `process_group`, `state_source`, or what an installed package declares;
+            `process_group`, or what an installed package declares;
             `distribution:name` picks one of several providers, and
             `drivetrain-core:name` the fallback.
         *args: What the provider is called with.

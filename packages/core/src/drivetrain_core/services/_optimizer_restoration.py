@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services._optimizer_state import OptimizerState
     from drivetrain_core.services.packed_state import Entry
-    from drivetrain_core.services.state_source import TensorSpec
+    from drivetrain_core.services.tensor_spec import TensorSpec
 
 _GROUPS = "param_groups"
 

@@ -13,7 +13,7 @@ from drivetrain_core._errors import NamesError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from drivetrain_core.services.state_source import TensorSpec
+    from drivetrain_core.services.tensor_spec import TensorSpec
 
 _GROUPS = "param_groups"
 _OWN = "parameter"
@@ -85,14 +85,6 @@ class OptimizerState:
             if isinstance(value, torch.Tensor):
                 found[name] = value.detach()
         return found
-
-    def scalars(self) -> dict[str, object]:
-        """Returns all values that are no tensors by name, options of groups first."""
-        return {
-            name: value
-            for name, value in self._items()
-            if not isinstance(value, torch.Tensor)
-        }
 
     def groups(self) -> list[list[str]]:
         """Returns the names of the parameters of each group, in order."""

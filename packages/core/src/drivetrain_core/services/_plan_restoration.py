@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 
     from drivetrain_core.services.packed_state import Entry
-    from drivetrain_core.services.state_source import TensorSpec
+    from drivetrain_core.services.tensor_spec import TensorSpec
 
 # What is here, and what in the checkpoint: an object may take what was saved as data, and
 # data be replaced by an object's state.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from drivetrain_core.services.state_source import TensorSpec
+    from drivetrain_core.services.tensor_spec import TensorSpec
 
 _NUM_LINES = 50
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from drivetrain_core.services.packed_state import Entry
     from drivetrain_core.services.restoration import Restoration
-    from drivetrain_core.services.state_source import TensorSpec
+    from drivetrain_core.services.tensor_spec import TensorSpec
 
 _PARTIAL = "is_partial"
 

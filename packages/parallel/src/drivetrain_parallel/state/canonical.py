@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.tensor import DTensor
 
-from drivetrain_core.services.state_source import TensorPart
+from drivetrain_core.services.tensor_spec import TensorPart
 from drivetrain_parallel.tensor.canonical import canonical_slices
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain_core.extending import named_modules, named_parts
 from drivetrain_core.services.chunked_tensor import Chunk, ChunkedTensor
-from drivetrain_core.services.state_source import TensorSpec
+from drivetrain_core.services.tensor_spec import TensorSpec
 from drivetrain_parallel.tensor.local_view import packed_of, part_name
 
 if TYPE_CHECKING:

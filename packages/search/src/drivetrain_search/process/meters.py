@@ -13,7 +13,6 @@ import torch
 
 from drivetrain_core import Measurement
 from drivetrain_core.accelerators import accelerator_of
-from drivetrain_core.extending import num_prepared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +45,7 @@ def measure_steps(
     """
     device = accelerated.device
     # While nothing trained, workers have prepared batches, which hide their real pace.
-    for _ in range(num_prepared(accelerated.loader)):
+    for _ in range(_num_prepared(accelerated.loader)):
         next(batches)
     run = _queued_steps if accelerated.context.device.event_timing else _waiting_steps
     reset_peak_memory(device)
@@ -209,3 +208,10 @@ def peak_memory_bytes(device: torch.device) -> int:
     It is 0 for a device that counts none.
     """
     return accelerator_of(device).peak_memory(device.index or 0) or 0
+
+
+def _num_prepared(loader: Any) -> int:
+    """Returns how many batches the workers of a loader may hold ready."""
+    workers = getattr(loader, "num_workers", 0)
+    each = getattr(loader, "prefetch_factor", 0)
+    return workers * each if isinstance(workers, int) and isinstance(each, int) else 0
