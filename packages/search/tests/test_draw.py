@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from drivetrain_core._data.cycle import cycle
-from drivetrain_core._data.loader import rank_loader, rebuild_loader
+from drivetrain_core._data.rank_loader import rank_loader, rebuild_loader
 from drivetrain_core.services.batch_plan import BatchPlan
 from drivetrain_search.draw import draw, is_repeatable
 

@@ -7,7 +7,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from drivetrain_core._data.batch import batch_size, split_batch, tensors_of
 from drivetrain_core._data.loader import WrappedLoader, rebuild_loader
@@ -100,11 +100,10 @@ class RankBatches(_Part):
 
     def __len__(self) -> int:
         """Returns how many batches this rank gets."""
-        batches = self._data
-        length = len(batches)
-        if getattr(batches, "drop_last", True):
+        batches, length = self._data, len(self._data)
+        if not isinstance(batches, BatchSampler) or batches.drop_last:
             return length
-        tail = len(batches.sampler) % batches.batch_size
+        tail = len(batches.sampler) % batches.batch_size  # type: ignore[arg-type]
         # Of a last batch with too few rows, no rank gets one.
         rows = _rows(tail, self._plan, self._rank)
         return length - (tail > 0 and rows.start == rows.stop)
@@ -178,7 +177,8 @@ def _digest(batch: Any) -> int:
     for tensor in tensors:
         if tensor.layout is torch.strided and not tensor.is_nested:
             flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-            digest = zlib.crc32(flat.flatten().view(torch.uint8).numpy(), digest)
+            values: Any = flat.flatten().view(torch.uint8).numpy()
+            digest = zlib.crc32(values, digest)
     return digest
 
 

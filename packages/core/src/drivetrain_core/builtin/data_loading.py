@@ -89,7 +89,11 @@ class DataLoading(BaseOptimization):
         )
 
     def apply(self, state: TrainingState, config: Config) -> None:
-        """Replaces the loader by an equal one with the new settings."""
+        """Replaces the loader by an equal one with the new settings.
+
+        Workers do not outlive a pass unless the user said so: others would not see what
+        the loop changes in the data set.
+        """
         workers = config["workers"]
         prefetch = config["prefetch_factor"]
         assert isinstance(workers, int)
@@ -99,7 +103,4 @@ class DataLoading(BaseOptimization):
             num_workers=workers,
             pin_memory=bool(config["pin_memory"]),
             prefetch_factor=prefetch if workers else None,
-            # Workers that stay would not see what the loop changes in the data set, and
-            # pass over the draw of each pass from the generator.
-            persistent_workers=workers > 0 and state.loader.persistent_workers,
         )

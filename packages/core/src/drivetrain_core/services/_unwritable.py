@@ -35,7 +35,9 @@ def unwritable(tensor: torch.Tensor) -> str:
             "is an inference tensor, which only torch.inference_mode() may change: give "
             "a clone() of it, or restore in that mode"
         )
-    if local.is_cpu and (why := without_memory(local)):
+    # Blocks of a tensor lie in the memory of others.
+    is_whole = local.is_cpu and not hasattr(local, "local_chunks")
+    if is_whole and (why := without_memory(local)):
         return why
     sizes = zip(local.shape, local.stride(), strict=True)
     if local.numel() and any(size > 1 and not stride for size, stride in sizes):
