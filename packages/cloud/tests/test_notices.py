@@ -32,7 +32,7 @@ from drivetrain_cloud.notices import (
 )
 from drivetrain_cloud.notices.sighting import seconds_until, wall_time
 from drivetrain_cloud.notices.watch import next_notice
-from drivetrain_core.services import CapacityNotice, LocalNotices
+from drivetrain_core.services import CapacityNotice
 
 DATE = "Mon, 05 Jan 2026 18:00:00 GMT"
 
@@ -365,20 +365,11 @@ def test_a_listener_that_fails_hears_the_next_notice(caplog):
     assert "nobody took note" in caplog.text
 
 
-def test_notices_reach_the_listeners_of_this_process():
-    notices, found = LocalNotices(), queue.Queue()
-
-    class Listener:
-        def on_notice(self, notice):
-            found.put(notice)
-
-        def on_membership(self, membership):
-            """Nothing is said of it here."""
-
-    notices.subscribe(Listener())
+def test_notices_reach_whoever_is_told():
+    found = queue.Queue()
     with FakeCloud() as fake:
         fake.reclaim(30)
-        watch = NoticeWatch(Aws(fake.url), "node-3", notices.publish, interval_s=0.01)
+        watch = NoticeWatch(Aws(fake.url), "node-3", found.put, interval_s=0.01)
         with watch:
             notice = found.get(timeout=60)
     assert isinstance(notice, CapacityNotice)

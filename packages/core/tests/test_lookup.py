@@ -11,17 +11,24 @@ from drivetrain_core._errors import PluginError
 from drivetrain_core._plugins import SERVICES, clear_plugin_cache, installed
 from drivetrain_core.services import (
     DcpCheckpointer,
-    LocalNotices,
+    NoCloud,
     TorchProcessGroupFactory,
+    _lookup,
     get_service,
     service_factory,
 )
 
 FALLBACKS = {
     "checkpointer": DcpCheckpointer,
-    "notices": LocalNotices,
     "process_group": TorchProcessGroupFactory,
 }
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    """A service of core's that no installed package provides."""
+    both = "cloud_notices:NoCloud", "cloud_notices:CloudNotices"
+    monkeypatch.setitem(_lookup._FALLBACKS, "notices", both)
 
 
 @pytest.fixture
@@ -63,7 +70,8 @@ def test_provider_is_preferred_and_named(provide, caplog):
         {"notices": "make"},
         "class Source:\n"
         "    def __init__(self, size): self.size = size\n"
-        "    def subscribe(self, listener): return lambda: None\n"
+        "    def check(self, source): pass\n"
+        "    def open(self, source, node, publish): pass\n"
         "make = Source\n",
     )
     caplog.set_level("INFO")
@@ -75,11 +83,11 @@ def test_provider_is_preferred_and_named(provide, caplog):
 
 def test_fallback_can_be_asked_for(provide):
     provide("acme-notices", {"notices": "make"}, "make = None")
-    assert isinstance(get_service("drivetrain-core:notices"), LocalNotices)
+    assert isinstance(get_service("drivetrain-core:notices"), NoCloud)
 
 
 def test_two_providers_clash_until_one_is_named(provide):
-    code = "class Source:\n    def subscribe(self, listener): ...\n"
+    code = "class Source:\n    def check(self): ...\n    def open(self): ...\n"
     provide("acme-a", {"notices": "Source"}, code)
     provide("acme-b", {"notices": "Source"}, code)
     with pytest.raises(PluginError, match="'acme-a:notices' or 'acme-b:notices'"):
@@ -89,7 +97,7 @@ def test_two_providers_clash_until_one_is_named(provide):
 
 def test_provider_that_breaks_the_protocol_is_an_error(provide):
     provide("acme-bad", {"notices": "make"}, "make = dict")
-    with pytest.raises(PluginError, match="does not follow NoticeSource"):
+    with pytest.raises(PluginError, match="does not follow CloudNotices"):
         get_service("notices")
 
 

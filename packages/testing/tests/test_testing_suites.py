@@ -16,8 +16,6 @@ from drivetrain_core.services import (
     BatchPlan,
     ClusterSpec,
     DcpCheckpointer,
-    LocalNotices,
-    Membership,
     RankBatch,
     TorchProcessGroupFactory,
     local_cluster,
@@ -25,12 +23,9 @@ from drivetrain_core.services import (
 from drivetrain_core.services._checkpoint_folder import Folder
 from drivetrain_core.services._dcp_checkpointer import DurableSave
 from drivetrain_testing import (
-    RecordingListener,
     check_batch_plan,
     check_checkpointer,
     check_cluster_spec,
-    check_membership_listener,
-    check_notice_source,
     check_process_group_factory,
 )
 from drivetrain_testing._clauses import must_raise, require
@@ -135,84 +130,10 @@ def test_batch_plan_that_takes_anything_is_found():
         check_batch_plan(Lax)
 
 
-# Notices
-
-
 @pytest.fixture(autouse=True)
 def quiet(caplog):
     """The suites make listeners fail; that is logged, and not of interest here."""
     caplog.set_level(logging.CRITICAL)
-
-
-class Mute(LocalNotices):
-    def publish(self, event):
-        pass
-
-
-class Forgetful(LocalNotices):
-    def subscribe(self, listener):
-        self._membership, self._notices = None, {}
-        return super().subscribe(listener)
-
-
-class Sticky(LocalNotices):
-    def subscribe(self, listener):
-        super().subscribe(listener)
-        return lambda: None
-
-
-class Backwards(LocalNotices):
-    def publish(self, event):
-        if isinstance(event, Membership):
-            self._membership = None
-        super().publish(event)
-
-
-@pytest.mark.parametrize(
-    ("source_type", "clause"),
-    [
-        (Mute, "hears every event"),
-        (Forgetful, "new listener hears the membership"),
-        (Sticky, "unsubscribed hears no more|not newer is left out"),
-        (Backwards, "not newer is left out"),
-    ],
-)
-def test_broken_notice_source_is_found(source_type, clause):
-    def make():
-        source = source_type()
-        return source, source.publish
-
-    with breaks(clause):
-        check_notice_source(make, timeout_s=0.2)
-
-
-class Deaf:
-    def on_notice(self, notice):
-        pass
-
-
-class Raising(RecordingListener):
-    def on_notice(self, notice):
-        if notice.withdrawn:
-            raise ValueError(notice)
-
-
-class Slow(RecordingListener):
-    def on_membership(self, membership):
-        self.wait_for(1, timeout_s=5)
-
-
-@pytest.mark.parametrize(
-    ("listener_type", "clause"),
-    [
-        (Deaf, "has on_notice and on_membership"),
-        (Raising, "raises nothing"),
-        (Slow, "returns at once"),
-    ],
-)
-def test_broken_listener_is_found(listener_type, clause):
-    with breaks(clause):
-        check_membership_listener(listener_type, quick_s=0.1)
 
 
 # Cluster descriptions

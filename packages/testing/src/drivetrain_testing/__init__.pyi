@@ -5,11 +5,6 @@ from drivetrain_testing._bars import run_bars as run_bars
 from drivetrain_testing._bars import slow as slow
 from drivetrain_testing._bars import surroundings as surroundings
 from drivetrain_testing._batch_plan import check_batch_plan as check_batch_plan
-from drivetrain_testing._capacity import RecordingListener as RecordingListener
-from drivetrain_testing._capacity import (
-    check_membership_listener as check_membership_listener,
-)
-from drivetrain_testing._capacity import check_notice_source as check_notice_source
 from drivetrain_testing._checkpointer import (
     check_checkpointer as check_checkpointer,
 )

@@ -11,7 +11,7 @@ from drivetrain_testing._clauses import require
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from drivetrain_core.services.capacity import CapacityNotice
+    from drivetrain_core.services.capacity_notice import CapacityNotice
 
 
 def check_cloud_notices(

@@ -22,11 +22,7 @@ from drivetrain_core.services._unwritable import unwritable as unwritable
 from drivetrain_core.services._whole_file import write_whole as write_whole
 from drivetrain_core.services.batch_plan import BatchPlan as BatchPlan
 from drivetrain_core.services.batch_plan import RankBatch as RankBatch
-from drivetrain_core.services.capacity import CapacityNotice as CapacityNotice
-from drivetrain_core.services.capacity import LocalNotices as LocalNotices
-from drivetrain_core.services.capacity import Membership as Membership
-from drivetrain_core.services.capacity import MembershipListener as MembershipListener
-from drivetrain_core.services.capacity import NoticeSource as NoticeSource
+from drivetrain_core.services.capacity_notice import CapacityNotice as CapacityNotice
 from drivetrain_core.services.checkpointer import Checkpointer as Checkpointer
 from drivetrain_core.services.checkpointer import SaveHandle as SaveHandle
 from drivetrain_core.services.chunked_tensor import Chunk as Chunk

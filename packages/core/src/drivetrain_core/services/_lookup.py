@@ -26,7 +26,6 @@ _FALLBACKS = {
         "cloud_notices:CloudNotices",
     ),
     "model_layout": ("model_layout:NoModelLayout", "model_layout:ModelLayout"),
-    "notices": ("capacity:LocalNotices", "capacity:NoticeSource"),
     "plan_search": ("plan_search:NoPlanSearch", "plan_search:PlanSearch"),
     "process_group": (
         "_torch_process_group:TorchProcessGroupFactory",
@@ -81,7 +80,7 @@ def get_service(name: str, *args: Any, **kwargs: Any) -> Any:
     Which one it is, and why, is logged.
 
     Args:
-        name: `checkpointer`, `cloud_notices`, `model_layout`, `notices`, `plan_search`,
+        name: `checkpointer`, `cloud_notices`, `model_layout`, `plan_search`,
             `process_group`, or what an installed package declares;
             `distribution:name` picks one of several providers, and
             `drivetrain-core:name` the fallback.
@@ -92,8 +91,8 @@ def get_service(name: str, *args: Any, **kwargs: Any) -> Any:
         PluginError: Nobody provides it, two packages do, or the provider is broken.
 
     Example:
-        >>> get_service("drivetrain-core:notices")  # doctest: +ELLIPSIS
-        <drivetrain_core.services.capacity.LocalNotices object at 0x...>
+        >>> get_service("drivetrain-core:cloud_notices")  # doctest: +ELLIPSIS
+        <drivetrain_core.services.cloud_notices.NoCloud object at 0x...>
     """
     factory = service_factory(name)
     logger.info("%s from %s: %s", name, factory.provider, factory.because)

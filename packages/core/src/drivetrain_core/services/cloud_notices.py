@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from drivetrain_core.services.capacity import CapacityNotice
+    from drivetrain_core.services.capacity_notice import CapacityNotice
 
 
 class NoticeWatch(Protocol):
