@@ -142,6 +142,61 @@ def test_master_weights_follow_a_scheduler_and_survive_a_state_dict():
         restored.load_state_dict({"inner": {}, "masters": []})
 
 
+def load(model):
+    model.load_state_dict({"weight": torch.full((1, 4), 3.0)})
+
+
+def average(model):
+    torch.nn.utils.vector_to_parameters(
+        torch.full((4,), 3.0).bfloat16(), model.parameters()
+    )
+
+
+def fill(model):
+    torch.nn.init.constant_(model.weight, 3.0)
+
+
+@pytest.mark.parametrize("change", [load, average, fill])
+def test_master_weights_take_over_what_was_loaded(change):
+    model = torch.nn.Linear(4, 1, bias=False, dtype=torch.bfloat16)
+    optimizer = MasterWeightOptimizer(
+        dict(model.named_parameters()), lambda named: torch.optim.SGD(named.values())
+    )
+    for _ in range(3):
+        change(model)
+        for _ in range(2):
+            model.weight.grad = torch.ones_like(model.weight)
+            optimizer.step()
+        assert model.weight.tolist() == [[3.0] * 4]
+        assert optimizer.masters["weight"].tolist() == [[pytest.approx(2.998)] * 4]
+
+
+def test_masters_that_were_restored_with_their_weights_keep_their_bits():
+    weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+    optimizer = MasterWeightOptimizer(
+        {"weight": weight}, lambda named: torch.optim.SGD(named.values(), lr=0.0)
+    )
+    with torch.no_grad():
+        weight.copy_(torch.full((2,), 1.001))
+        optimizer.masters["weight"].copy_(torch.full((2,), 1.001))
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    assert optimizer.masters["weight"].tolist() == [pytest.approx(1.001)] * 2
+
+
+def test_masters_have_what_the_user_set_on_the_weights():
+    weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+    weight._no_weight_decay = True
+    found = []
+
+    def build(named):
+        found.extend(getattr(one, "_no_weight_decay", False) for one in named.values())
+        return torch.optim.SGD(named.values())
+
+    MasterWeightOptimizer({"weight": weight}, build)
+    assert found == [True]
+
+
 def test_master_weights_leave_fp32_weights_alone():
     net = nn.Sequential(nn.Linear(2, 2).bfloat16(), nn.Linear(2, 2))
     source = OptimizerSource.of(lambda ps: torch.optim.SGD(ps, lr=0.1), net)

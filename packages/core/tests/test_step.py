@@ -16,6 +16,7 @@ from drivetrain_core import (
     ProgramError,
     Slot,
     _registry,
+    accelerate,
     register,
 )
 
@@ -191,6 +192,44 @@ def test_loss_that_is_wrong_is_one_error_and_changes_nothing(built, loss, words)
         accelerated.train_step(next(iter(accelerated.loader)))
     for name, tensor in accelerated.module.state_dict().items():
         assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize("broken_part", ["loss", "optimizer"])
+def test_a_batch_that_fails_leaves_nothing_for_the_next(broken_part):
+    def weights(fails):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        step = iter(range(9))
+
+        def loss(output, batch):
+            # The second of two parts, of which the first has left its gradient.
+            if fails and broken_part == "loss" and next(step) == 1:
+                message = "bad sample"
+                raise ValueError(message)
+            return output.square().mean()
+
+        class Refusing(torch.optim.SGD):
+            def step(self, closure=None):
+                if fails and broken_part == "optimizer" and next(step) == 0:
+                    message = "bad sample"
+                    raise ValueError(message)
+                super().step(closure)
+
+        data = [torch.randn(4, 3) for _ in range(2)]
+        accelerated = accelerate(
+            model,
+            lambda p: Refusing(p, lr=0.1),
+            data,
+            loss,
+            strategy={"micro_batch": 2},
+        )
+        if fails:
+            with pytest.raises(ValueError, match="bad sample"):
+                accelerated.train_step(data[0])
+        accelerated.train_step(data[1])
+        return model.weight.detach()
+
+    assert torch.equal(weights(fails=True), weights(fails=False))
 
 
 def test_loss_may_come_from_the_model(built, program):

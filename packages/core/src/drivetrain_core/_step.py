@@ -98,10 +98,15 @@ class TrainStep:
         """
         if self.watch is not None and not self.watch.step():
             self.watch = None
-        loss = self.accumulate(batch)
-        if self._two_pass is not None:
-            self.second_pass(batch)
-        self.optimizer_step()
+        try:
+            loss = self.accumulate(batch)
+            if self._two_pass is not None:
+                self.second_pass(batch)
+            self.optimizer_step()
+        except BaseException:
+            # A loop may leave the batch out: the next one has its own gradient alone.
+            self._optimizer.zero_grad(set_to_none=True)
+            raise
         return loss
 
     def accumulate(self, batch: Any) -> torch.Tensor:

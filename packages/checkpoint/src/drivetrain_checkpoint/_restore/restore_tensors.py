@@ -91,6 +91,7 @@ class _MemoryCopies:
 
     def __init__(self) -> None:
         self._sources, self._targets, self._sizes = array("Q"), array("Q"), array("Q")
+        self._written: list[Tensor] = []
 
     def add(self, copy: BlockCopy, source: Any, target: Tensor) -> bool:
         """Adds a copy, if it is one run of bytes here and there."""
@@ -107,12 +108,16 @@ class _MemoryCopies:
             self._sources.append(source.address(copy.start))
             self._targets.append(address_of(target, "a target") + at)
             self._sizes.append(copy.size_bytes)
+            if not target.is_inference():
+                self._written.append(target)
         return is_run
 
     def run(self) -> None:
         """Makes the copies."""
         threads = torch.get_num_threads()
         _native.copy(self._sources, self._targets, self._sizes, threads)
+        # Who keeps a copy of a tensor must be able to tell that it is another now.
+        torch.autograd.graph.increment_version(self._written)
 
 
 def _shared_digest(save: LocatedSave, reads: Sequence[Read]) -> str | None:

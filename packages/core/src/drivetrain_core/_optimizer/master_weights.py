@@ -17,7 +17,9 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
 
     A bf16 weight has 8 bits of mantissa: an update under 1/256 of it is lost. The
     inner optimizer therefore owns fp32 masters; gradients are cast up to them, and
-    the masters are cast down to the model after each step. `param_groups` and `state`
+    the masters are cast down to the model after each step. A weight that was changed in
+    between, such as by loading others, is taken over: not what is written through its
+    `.data`, which torch does not count as a change. `param_groups` and `state`
     are the inner optimizer's, so learning-rate schedulers work unchanged.
 
     Args:
@@ -53,6 +55,8 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
                 master = torch.nn.Parameter(
                     weight.detach().float(), requires_grad=weight.requires_grad
                 )
+                # A factory may go by what the user has set on it.
+                vars(master).update(vars(weight))
                 self.master_weights.append((weight, master))
                 self.masters[name] = master
             else:
@@ -62,6 +66,22 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         super().__init__(self.inner.param_groups, self.inner.defaults)
         self.param_groups = self.inner.param_groups
         self.state = self.inner.state
+        self._settled = self._looks()
+
+    def _looks(self) -> list[tuple[int, ...]]:
+        """Returns what of each weight, and of its master, is another once it changes."""
+        local = [(_local(w), _local(m)) for w, m in self.master_weights]
+        return [(m._version, w._version, w.data_ptr()) for w, m in local]
+
+    def _follow(self) -> None:
+        """Takes over weights that were loaded, or changed otherwise, since the last step.
+
+        Where the master was changed too, both were restored, and the master has more.
+        """
+        pairs = zip(self.master_weights, self._settled, self._looks(), strict=True)
+        for (weight, master), before, now in pairs:
+            if before[0] == now[0] and before != now:
+                master.copy_(weight)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -70,6 +90,7 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._follow()
         live = [(w, m) for w, m in self.master_weights if w.grad is not None]
         for weight, master in self.master_weights:
             master.grad = None if weight.grad is None else weight.grad.float()
@@ -80,6 +101,7 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
             torch._foreach_copy_(weights, [_local(master) for _, master in live])
         for _, master in self.master_weights:
             master.grad = None
+        self._settled = self._looks()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -109,6 +131,7 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         for (weight, master), saved in zip(self.master_weights, masters, strict=True):
             master.copy_(saved)
             weight.copy_(saved)
+        self._settled = self._looks()
 
 
 def _local(tensor: Any) -> Tensor:
