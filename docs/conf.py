@@ -37,6 +37,7 @@ public_modules += [
         "commands",
         "extending",
         "lazy",
+        "machine_limits",
         "moved_commands",
         "native_library",
         "numerics.guard",

@@ -37,6 +37,7 @@ from drivetrain_core._errors import PluginError, ProgramError
 from drivetrain_core._model.blocks import find_blocks
 from drivetrain_core._program import check_batch
 from drivetrain_core.accelerators import accelerator_of
+from drivetrain_core.machine_limits import num_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,8 +66,9 @@ def probe_device(device: torch.device) -> DeviceFacts:
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         message = f"{accelerator!r} tells no facts of {device}: {error!r}"
         raise PluginError(message) from error
-    cores = len(os.sched_getaffinity(0))
-    return DeviceFacts(**found, num_cores=cores, num_threads=torch.get_num_threads())
+    return DeviceFacts(
+        **found, num_cores=num_cores(), num_threads=torch.get_num_threads()
+    )
 
 
 def probe_model(model: nn.Module) -> ModelFacts:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from drivetrain_core import Code, Plan, PlanError, Rejected, SearchError, Slot
+from drivetrain_core import (
+    Code,
+    Plan,
+    PlanError,
+    Rejected,
+    SearchError,
+    Slot,
+    machine_limits,
+)
 from drivetrain_core.extending import describe, failures, require_usable
 from drivetrain_search.cache.cache import TrialCache
 from drivetrain_search.cache.cache_key import cache_key
@@ -131,7 +139,7 @@ def search(
         )
         capacity = context.device.memory_bytes
         if on_cpu:
-            free = psutil.virtual_memory().available
+            free = machine_limits.memory().available
             capacity = int(_LEAVE_FREE * free / world.local_size)
         predictor = Predictor(
             forecaster,

@@ -10,9 +10,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 
+from drivetrain_core import machine_limits
 from drivetrain_core.accelerators._torch_accelerator import TorchAccelerator
 from drivetrain_core.accelerators.facts import AcceleratorFacts
 
@@ -36,7 +36,7 @@ class CpuAccelerator(TorchAccelerator):
         return AcceleratorFacts(
             type=self.type,
             name=_name(),
-            memory_bytes=psutil.virtual_memory().total,
+            memory_bytes=machine_limits.memory().total,
             collectives=self._collectives(),
             compiler_needs="" if compiler else "a C++ compiler",
         )
@@ -46,9 +46,8 @@ class CpuAccelerator(TorchAccelerator):
         return torch.backends.cpu.get_cpu_capability()
 
     def memory(self, index: int = 0) -> tuple[int, int]:  # noqa: ARG002
-        """Returns free and total bytes of this machine."""
-        found = psutil.virtual_memory()
-        return found.available, found.total
+        """Returns free and total bytes of this machine, or of the container."""
+        return machine_limits.memory()
 
     def peak_memory(self, index: int = 0) -> int:  # noqa: ARG002
         """Returns the peak of this process's resident memory."""

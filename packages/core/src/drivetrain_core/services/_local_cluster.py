@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from drivetrain_core import machine_limits
 from drivetrain_core.accelerators import accelerator_of
 from drivetrain_core.services.cluster_spec import (
     ClusterSpec,
@@ -33,8 +34,9 @@ def local_cluster(*, use_torch: bool | None = None) -> ClusterSpec:
         >>> local_cluster(use_torch=False).nodes[0].devices.type
         'cpu'
     """
-    memory = psutil.virtual_memory().total
-    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 0
+    memory = machine_limits.memory().total
+    physical = psutil.cpu_count(logical=False) or machine_limits.num_cores()
+    cores = min(physical, machine_limits.num_cores())
     wanted = "torch" in sys.modules if use_torch is None else use_torch
     device = _accelerator(import_module("torch")) if wanted else None
     if device is None:

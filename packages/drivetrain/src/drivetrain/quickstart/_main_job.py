@@ -43,6 +43,7 @@ from drivetrain.quickstart._speed_up import speed_up
 from drivetrain.quickstart._table import fast_grid, kill_grid, to_markdown, to_rich
 from drivetrain.quickstart._verdict import fast, hard_to_kill
 from drivetrain_core import MissingLibraryError, ProgramError
+from drivetrain_core.machine_limits import num_cores
 from drivetrain_core.scripts import search_script
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ class MainJob:
         limit_s = self._job.limits.job_s
         text = f"the same training with {_NUM_WORKERS} workers, one of which is killed"
         heading(self._console, "c", f"{text}: at most {limit_s:.0f} s")
-        share = len(os.sched_getaffinity(0)) // _NUM_WORKERS
+        share = num_cores() // _NUM_WORKERS
         num_threads = max(1, min(torch.get_num_threads(), share))
         carried = carry_over(
             plan.choices,

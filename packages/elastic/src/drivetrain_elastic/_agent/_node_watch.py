@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from drivetrain_core import machine_limits
 from drivetrain_elastic._agent._diagnostician import clean_text
 from drivetrain_elastic._agent._use import Use, UseMeter
 from drivetrain_elastic.decisions.alerts import (
@@ -154,7 +155,7 @@ class NodeWatch:
             self._alert(alert)
 
     def _judge(self) -> None:
-        memory = psutil.virtual_memory()
+        memory = machine_limits.memory()
         reading = NodeReading(
             memory_share=1.0 - memory.available / memory.total,
             shared_memory_share=_share_of("/dev/shm"),
@@ -190,7 +191,7 @@ class NodeWatch:
         with self._bearing("processors"):
             found.cpu_share = psutil.cpu_percent() / 100
         with self._bearing("memory"):
-            memory = psutil.virtual_memory()
+            memory = machine_limits.memory()
             found.memory_used = memory.total - memory.available
             found.memory_total = memory.total
         if self._use is not None:

@@ -6,6 +6,7 @@ import argparse
 import os
 
 from drivetrain_core.commands import deferred, integer, number
+from drivetrain_core.machine_limits import num_cores
 from drivetrain_elastic._commands._address_options import address, addresses
 
 
@@ -232,5 +233,5 @@ def _num_workers(text: str) -> int:
         message = "gpu: this machine has none that torch can use"
         raise argparse.ArgumentTypeError(message)
     if text == "cpu" or not num_gpus:
-        return os.cpu_count() or 1
+        return num_cores()
     return num_gpus

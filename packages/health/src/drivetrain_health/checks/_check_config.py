@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain_core import ProgramError
+from drivetrain_core.machine_limits import num_cores
 from drivetrain_health.checks._checks import CHECKS
 from drivetrain_health.decisions.node_results import NodeCheckConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +45,7 @@ class CheckConfig:
     limit_s: float = 30.0
     round_s: float = 180.0
     join_s: float = 60.0
-    num_threads: int = field(default_factory=_num_cores)
+    num_threads: int = field(default_factory=num_cores)
     memory_bytes: int = 4 << 30
     folder: str | None = field(default_factory=tempfile.gettempdir)
     address: str | None = None

@@ -13,10 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 import drivetrain_core
-from drivetrain_core import Code, DrivetrainError, Measurement, Plan, ProgramError
+from drivetrain_core import (
+    Code,
+    DrivetrainError,
+    Measurement,
+    Plan,
+    ProgramError,
+    machine_limits,
+)
 from drivetrain_core.extending import describe
 from drivetrain_core.numerics.guard import Observation
 from drivetrain_core.numerics.pace import FIRST_STEPS
@@ -176,7 +181,7 @@ class TrialRunner:
     def _memory_limit(self) -> int | None:
         if not self.on_cpu:
             return None
-        return int(psutil.virtual_memory().available * 0.95 / self.world_size)
+        return int(machine_limits.memory().available * 0.95 / self.world_size)
 
 
 class Session:
