@@ -314,6 +314,12 @@ def test_meshes_that_do_not_fit_have_a_reason(shape, changes, code, words):
     ("changes", "words"),
     [
         ({"global_batch": 0}, "global_batch must be an integer of at least 1, got 0"),
+        ({"weight_bytes": 0}, "weight_bytes must be an integer of at least 1, got 0"),
+        ({"gathered_bytes": -2}, "gathered_bytes must be .* at least 1, got -2"),
+        ({"gradient_bytes": 2.5}, "gradient_bytes must be .* at least 1, got 2.5"),
+        ({"reduce_bytes": -4}, "reduce_bytes must be .* at least 1, got -4"),
+        ({"optimizer_bytes": -8}, "optimizer_bytes must be .* at least 0, got -8"),
+        ({"logit_bytes": -1}, "logit_bytes must be .* at least 0, got -1"),
         ({"micro_batch": 1.5}, "micro_batch must be an integer"),
         ({"schedule": "2f2b"}, "schedule must be one of gpipe, 1f1b"),
         ({"checkpointing": "some"}, "checkpointing must be one of none"),

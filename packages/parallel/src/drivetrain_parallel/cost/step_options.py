@@ -16,6 +16,15 @@ _SHARES = (
     "overlap_data",
     "overlap_context",
 )
+# A plain optimizer keeps nothing, and a head may keep no logits.
+_LEAST_BYTES = {
+    "weight_bytes": 1,
+    "gathered_bytes": 1,
+    "gradient_bytes": 1,
+    "reduce_bytes": 1,
+    "optimizer_bytes": 0,
+    "logit_bytes": 0,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,9 +96,9 @@ class StepOptions:
     def __post_init__(self) -> None:
         """Checks every value."""
         for name in ("global_batch", "micro_batch", "stages_per_rank"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                self._refuse(name, f"an integer of at least 1, got {value!r}")
+            self._require_integer(name, 1)
+        for name, least in _LEAST_BYTES.items():
+            self._require_integer(name, least)
         for name, known in (
             ("schedule", tuple(SCHEDULES)),
             ("checkpointing", CHECKPOINTING),
@@ -108,6 +117,11 @@ class StepOptions:
                 "reduce_rate_share",
                 f"above 0 and at most 1, got {self.reduce_rate_share!r}",
             )
+
+    def _require_integer(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if type(value) is not int or value < least:
+            self._refuse(name, f"an integer of at least {least}, got {value!r}")
 
     @staticmethod
     def _refuse(name: str, rule: str) -> None:
