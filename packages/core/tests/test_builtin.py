@@ -10,12 +10,19 @@ import pytest
 import torch
 from torch import nn
 
-from drivetrain_core import BlockFacts, Code, LoopFacts, Phase, WorldFacts
+from drivetrain_core import (
+    BlockFacts,
+    Code,
+    LoopFacts,
+    Phase,
+    WorldFacts,
+    accelerate,
+)
 from drivetrain_core._choice import Ok, Reject
 from drivetrain_core._model.blocks import find_blocks
 from drivetrain_core._registry import find
 from drivetrain_core.builtin import BUILTINS, precision
-from drivetrain_testing import check_optimization
+from drivetrain_testing import check_optimization, run_ranks
 from drivetrain_testing._optimization import ToyModel
 
 SLOW = {"compile"}
@@ -364,3 +371,33 @@ def test_checkpoint_refuses_batch_norm_which_would_count_a_step_twice(context):
     model = dataclasses.replace(context.model, has_batch_norm=True)
     changed = dataclasses.replace(context, model=model)
     assert "statistics twice" in refused("activation_checkpoint", changed).because
+
+
+def unfreezes(num_parts):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    data = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(4)]
+    parts = [("micro_batch", num_parts)] if num_parts > 1 else []
+    done = accelerate(
+        model,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        data,
+        lambda output, batch: nn.functional.mse_loss(output, batch[1]),
+        strategy=["ddp", *parts] if torch.distributed.is_initialized() else parts,
+        progress=False,
+    )
+    for epoch in range(2):
+        for batch in done.loader:
+            done.train_step(batch)
+        model[0].requires_grad_(epoch == 0)
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_layer_that_is_unfrozen_later_is_averaged_over_ranks(num_parts):
+    alone = unfreezes(num_parts)
+    for found in run_ranks(unfreezes, 2, num_parts):
+        for one, other in zip(alone, found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

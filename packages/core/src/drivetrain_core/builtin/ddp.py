@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain_core._choice import (
@@ -79,8 +80,24 @@ class Ddp(BaseOptimization):
             # What DDP.no_sync sets; read by the next forward and backward.
             replica.require_backward_grad_sync = enabled
 
+        _average_when_unfrozen(replica)
         state.model = replica
         state.set_gradient_sync = sync
+
+
+def _average_when_unfrozen(replica: DistributedDataParallel) -> None:
+    """Averages gradients of parameters that are frozen now, which DDP never looks at."""
+
+    def average(parameter: torch.Tensor) -> None:
+        if replica.require_backward_grad_sync and parameter.grad is not None:
+            parameter.grad /= replica.process_group.size()
+            torch.distributed.all_reduce(parameter.grad, group=replica.process_group)
+
+    frozen = [p for p in replica.parameters() if not p.requires_grad]
+    for parameter in filter(torch.Tensor.is_floating_point, frozen):
+        parameter.requires_grad_(True)
+        parameter.register_post_accumulate_grad_hook(average)
+        parameter.requires_grad_(False)
 
 
 def needs_world(context: Context, parts: int | None = None) -> Ok | Reject:
