@@ -41,6 +41,35 @@ def test_split_refuses_sizes_that_do_not_add_up():
         split_batch(torch.arange(5), (2, 2))
 
 
+def images(*widths):
+    return [torch.full((3, width, 2), float(width)) for width in widths]
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        ((images(4, 5, 6, 7), [{"label": torch.tensor(i)} for i in range(4)]), 4),
+        ({"images": images(4, 5), "names": ["a", "b"]}, 2),
+        ((images(4, 5, 6, 7), torch.arange(4)), 4),
+        # Columns, however their shapes differ: maps of several scales, two languages.
+        (([torch.zeros(8, 4, 4), torch.zeros(8, 2, 2)], torch.zeros(8)), 8),
+        ([torch.zeros(8, 20), torch.zeros(8, 17)], 8),
+        ((images(4, 4), torch.zeros(3)), 3),
+    ],
+)
+def test_list_of_unequal_samples_is_counted_by_its_length(batch, size):
+    assert batch_size(batch) == size
+
+
+def test_list_of_unequal_samples_is_cut_between_them():
+    batch = (images(4, 5, 6), [{"label": i} for i in range(3)], torch.arange(3))
+    (one, _, labels), (rest, targets, _) = split_batch(batch, (1, 2))
+    assert [image.shape[1] for image in one] == [4]
+    assert [image.shape[1] for image in rest] == [5, 6]
+    assert labels.tolist() == [0]
+    assert targets == [{"label": 1}, {"label": 2}]
+
+
 @pytest.mark.parametrize("batch", [None, 3, "text", {}, [], torch.tensor(1.0)])
 def test_batch_without_a_batched_tensor_is_refused(batch):
     with pytest.raises(ProgramError, match="batch dimension"):

@@ -2,8 +2,8 @@
 
 A batch is a tensor, or a tuple, list, named tuple, mapping or dataclass of batches.
 Divided is every tensor whose first dimension is the batch's size, and every tuple or
-list without a tensor, such as texts, that is as long. Anything else goes to each part
-whole.
+list that is as long and holds no such tensor: texts, or images of several sizes. Anything
+else goes to each part whole.
 """
 
 from __future__ import annotations
@@ -102,14 +102,38 @@ def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
 def batch_size(batch: Any) -> int:
     """Returns the first dimension of the batch's first tensor.
 
+    Where a list in the batch holds samples of several shapes, it is the list's length.
+
     Raises:
         ProgramError: The batch holds no tensor with a dimension.
+
+    Example:
+        >>> import torch
+        >>> images = [torch.zeros(3, width, 8) for width in (8, 9, 10, 11)]
+        >>> batch_size((torch.zeros(2, 3), torch.zeros(2))), batch_size((images, []))
+        (2, 4)
     """
+    if not _is_tensor(batch) and (number := _num_listed(batch)):
+        return number
     for tensor in tensors_of(batch):
         if tensor.ndim:
             return int(tensor.shape[0])
     message = f"a batch must hold a tensor with a batch dimension, got {type(batch)!r}"
     raise ProgramError(message)
+
+
+def _num_listed(batch: Any) -> int:
+    """Returns how many samples stand in a list of the batch, one by one; 0 if none do."""
+    fields = _fields(batch) if _is_record(batch) else batch
+    values = list(fields.values()) if isinstance(fields, Mapping) else fields
+    columns = values if isinstance(values, list | tuple) else ()
+    rows = {column.shape[:1] for column in columns if _is_tensor(column)}
+    for column in columns:
+        if isinstance(column, list):
+            shapes = {part.shape for part in column if _is_tensor(part)}
+            if len(shapes) > 1 and rows.isdisjoint(shape[:1] for shape in shapes):
+                return len(column)
+    return 0
 
 
 def batch_signature(batch: Any) -> str:
@@ -173,7 +197,7 @@ def _parts(batch: Any, whole: int, sizes: tuple[int, ...]) -> list[Any]:
             return _rows(batch, sizes)
         return [batch] * len(sizes)
     if isinstance(batch, tuple | list):
-        if len(batch) == whole and _holds_rows(batch):
+        if len(batch) == whole and _holds_rows(batch, whole):
             ends = list(itertools.accumulate(sizes))
             starts = (0, *ends)
             return [batch[i:j] for i, j in zip(starts, ends, strict=False)]
@@ -211,9 +235,9 @@ def _rows(tensor: torch.Tensor, sizes: tuple[int, ...]) -> list[torch.Tensor]:
     return [part.to_sparse(layout=tensor.layout) for part in parts]
 
 
-def _holds_rows(batch: Sequence[Any]) -> bool:
-    columns = hasattr(batch, "_fields") or next(tensors_of(batch), None) is not None
-    return not columns
+def _holds_rows(batch: Sequence[Any], whole: int) -> bool:
+    divided = any(tensor.shape[:1] == (whole,) for tensor in tensors_of(batch))
+    return not divided and not hasattr(batch, "_fields")
 
 
 def _named_parts(

@@ -96,7 +96,7 @@ def _average_when_unfrozen(replica: DistributedDataParallel) -> None:
     frozen = [p for p in replica.parameters() if not p.requires_grad]
     for parameter in filter(torch.Tensor.is_floating_point, frozen):
         parameter.requires_grad_(True)
-        parameter.register_post_accumulate_grad_hook(average)
+        parameter.register_post_accumulate_grad_hook(average)  # type: ignore[no-untyped-call]
         parameter.requires_grad_(False)
 
 
