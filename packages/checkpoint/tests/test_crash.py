@@ -149,3 +149,21 @@ def test_storage_that_fails_is_told_and_the_next_save_works(tmp_path):
     weights.fill_(3)
     assert checkpointer.save(3, {"weights": weights, "position": 3}).wait(60)
     assert [s.step for s in list_checkpoints(folder)] == [1, 3]
+
+
+PREWARMED = """
+import sys, torch
+from drivetrain_checkpoint import Checkpointer
+
+checkpointer = Checkpointer(sys.argv[1], job="prewarmed")
+checkpointer.prewarm({"weights": torch.zeros(50_000_000)})
+checkpointer.stop_daemon(at_once=True)
+"""
+
+
+@pytest.mark.slow
+def test_script_ends_well_while_its_memory_is_prewarmed(tmp_path):
+    command = [sys.executable, "-c", PREWARMED, str(tmp_path)]
+    for _ in range(3):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr

@@ -83,6 +83,39 @@ def test_model_without_memory_is_refused_by_name(checkpointer):
         checkpointer.save(1, {"model": nn.Linear(2, 2, device="meta")})
 
 
+def moved(tensor):
+    tensor.resize_(1_000_000).fill_(2)
+    tensor.resize_(3)
+
+
+def replaced(tensor):
+    tensor.untyped_storage().resize_(0)
+    tensor.untyped_storage().resize_(4_000_000)
+    tensor.fill_(2)
+
+
+@pytest.mark.parametrize("change", [moved, replaced, torch.Tensor.share_memory_])
+def test_tensor_whose_memory_moved_is_saved_from_where_it_lies(checkpointer, change):
+    state = {"x": torch.ones(3), "y": torch.ones(3)}
+    assert checkpointer.save(1, state).wait(60)
+    change(state["x"])
+    state["x"].fill_(2)
+    assert checkpointer.save(2, state).wait(60)
+    into = {"x": torch.zeros(3), "y": torch.zeros(3)}
+    assert checkpointer.restore(into) == 2
+    assert (into["x"].tolist(), into["y"].tolist()) == ([2] * 3, [1] * 3)
+
+
+def test_tensor_that_is_freed_between_saves_is_named(checkpointer):
+    state = {"x": torch.ones(3), "y": torch.ones(3)}
+    assert checkpointer.save(1, state).wait(60)
+    state["y"].untyped_storage().resize_(0)
+    with pytest.raises(TypeError, match=r"y, a Tensor .*it was freed"):
+        checkpointer.save(2, state)
+    into = {"x": torch.zeros(3)}
+    assert checkpointer.restore(into) == 1
+
+
 def unwritable():
     with torch.inference_mode():
         inference = torch.zeros(3)

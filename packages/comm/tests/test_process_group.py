@@ -261,3 +261,31 @@ def strided():
 def test_tensors_whose_elements_lie_apart():
     for found in run_ranks(strided, 2, process_group=False):
         assert found == [[0, 6, 2, 8, 4, 10], [2, 2], [12, 2, 12], 12]
+
+
+def waits_in_a_forked_child():
+    from drivetrain_comm import _enable
+
+    _enable.enable(algorithm="direct")
+    dist.init_process_group("gloo")
+    tensor = torch.ones(4)
+    work = dist.all_reduce(tensor, async_op=True)
+    child = os.fork()
+    if child == 0:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            os._exit(3 if "before a fork" in str(error) else 4)
+        os._exit(5)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    work.wait()
+    return status, tensor.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_work_that_was_begun_before_a_fork_is_refused_in_the_child():
+    assert (
+        run_ranks(waits_in_a_forked_child, 2, process_group=False)
+        == [(3, [2.0] * 4)] * 2
+    )

@@ -399,6 +399,9 @@ def refuses():
         it.all_reduce(
             [torch.ones(2, dtype=torch.int32)], "AVG", Choice(algorithm="direct"), 5.0
         )
+    both = [torch.ones(2), torch.ones(2, dtype=torch.float64)]
+    with pytest.raises(TypeError, match=r"got torch\.float32 and torch\.float64"):
+        it.all_reduce(both, "SUM", Choice(algorithm="direct"), 5.0)
     freed, fake = torch.ones(3, 2), torch._to_functional_tensor(torch.ones(2))
     freed.untyped_storage().resize_(0)
     for tensor, why in (

@@ -62,12 +62,12 @@ def test_list_of_unequal_samples_is_counted_by_its_length(batch, size):
 
 
 def test_list_of_unequal_samples_is_cut_between_them():
-    batch = (images(4, 5, 6), [{"label": i} for i in range(3)], torch.arange(3))
-    (one, _, labels), (rest, targets, _) = split_batch(batch, (1, 2))
-    assert [image.shape[1] for image in one] == [4]
-    assert [image.shape[1] for image in rest] == [5, 6]
-    assert labels.tolist() == [0]
-    assert targets == [{"label": 1}, {"label": 2}]
+    # As many as an image has channels.
+    batch = (images(4, 5, 6), [{"label": i} for i in range(3)])
+    (one, label), (rest, labels) = split_batch(batch, (1, 2))
+    assert [image.shape for image in one] == [(3, 4, 2)]
+    assert [image.shape for image in rest] == [(3, 5, 2), (3, 6, 2)]
+    assert (label, labels) == ([{"label": 0}], [{"label": 1}, {"label": 2}])
 
 
 @pytest.mark.parametrize("batch", [None, 3, "text", {}, [], torch.tensor(1.0)])

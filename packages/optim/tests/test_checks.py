@@ -139,6 +139,28 @@ def test_sparse_gradient_is_refused_and_nothing_changes(foreach):
     assert len(optimizer.state) == 2
 
 
+@pytest.mark.parametrize("name", ["exp_avg", "master"])
+def test_state_whose_memory_was_freed_is_refused(name):
+    weight = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+    optimizer = AGD([weight], lr=0.1, master_weights=True)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    optimizer.state[weight][name].untyped_storage().resize_(0)
+    with pytest.raises(StateDictError, match=f"does not fit it: {name} was freed"):
+        optimizer.step()
+
+
+def test_negated_master_is_refused():
+    weight = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+    optimizer = AGD([weight], lr=0.1, master_weights=True)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    state = optimizer.state[weight]
+    state["master"] = torch._neg_view(-state["master"])
+    with pytest.raises(StateDictError, match="master is a view that negates"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("of_gradient", [False, True])
 @pytest.mark.parametrize("num_steps", [0, 2])
 @pytest.mark.parametrize("foreach", [False, None])

@@ -89,7 +89,8 @@ class RankMemory:
                 did not wait.
         """
         assert self._arena is not None
-        self._warming = _in_thread(self._arena.populate)
+        # An interpreter must not end under a thread that is in native code.
+        self._warming = _in_thread(self._arena.populate, daemon=False)
         if wait:
             self._warming.result()
 

@@ -11,6 +11,8 @@ import json
 from array import array
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from drivetrain_checkpoint._layout.partition import (
     check_savable,
     is_plain_memory,
@@ -66,7 +68,7 @@ class SavePlan:
     def renew(self, tensors: Mapping[str, Tensor]) -> bool:
         """Takes over tensors that are laid out like those before.
 
-        A tensor that is the same object lies where it lay.
+        A tensor that is the same object is laid out as it was; its memory may be another.
 
         Returns:
             Whether they are; if not, a new plan must be made.
@@ -76,6 +78,7 @@ class SavePlan:
         """
         before = self._tensors
         if tensors is before:
+            self._follow_sources()
             return True
         if tensors.keys() != before.keys():
             return False
@@ -93,11 +96,17 @@ class SavePlan:
         self._tensors = tensors
         if not changed.keys().isdisjoint(self._blocks):
             self._find_sources()
+        self._follow_sources()
         return True
 
     def versions(self) -> int:
         """Returns a number that grows when one of the tensors is changed in place."""
         return sum(block._version for block in self._blocks.values())
+
+    def _follow_sources(self) -> None:
+        """Finds the sources anew where the memory of a tensor was moved, or freed."""
+        if array("Q", map(torch.Tensor.data_ptr, self._plain)) != self.sources:
+            self._find_sources()
 
     def _find_sources(self) -> None:
         plain: list[tuple[Tensor, Slot]] = []
@@ -106,6 +115,7 @@ class SavePlan:
             block = self._blocks[slot.name]
             (plain if is_plain_memory(block) else others).append((block, slot))
         self.sources = array("Q", [address_of(t, slot.name) for t, slot in plain])
+        self._plain = [block for block, _ in plain]
         self.offsets = array("Q", [slot.start for _, slot in plain])
         self.sizes = array("Q", [slot.size_bytes for _, slot in plain])
         # What one copy of memory cannot do: on a device, or with gaps.

@@ -13,7 +13,7 @@ from drivetrain_core import DistributedError
 from drivetrain_core.native_library import load_extension
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from drivetrain_comm.algorithms._steps import Step
     from drivetrain_comm.backend import _extension
@@ -185,6 +185,8 @@ class Engine:
 
 _lock = threading.Lock()
 _engines: dict[str, Engine] = {}
+after_stop: list[Callable[[], object]] = []
+"""What is called at the interpreter's end, once no collective can be under way."""
 
 
 def engine(host: str) -> Engine:
@@ -204,3 +206,5 @@ def _stop() -> None:
             if one.process == os.getpid():
                 one.stop()
         _engines.clear()
+    for call in after_stop:
+        call()

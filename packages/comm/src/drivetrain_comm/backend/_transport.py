@@ -191,6 +191,9 @@ class Transport:
             timeout_s: After how many seconds the group fails.
         """
         dtype = tensors[0].dtype
+        if others := {tensor.dtype for tensor in tensors} - {dtype}:
+            message = f"one collective takes one dtype, got {dtype} and {others.pop()}"
+            raise TypeError(message)
         if not is_supported(dtype, operation):
             message = f"{operation} of {dtype} is not reduced here; use torch's backend"
             raise DistributedError(message)
@@ -218,7 +221,8 @@ class Transport:
             )
             # Whoever called may let go of them, as after an interrupt.
             self._kept[:] = [one for one in self._kept if one[0].wait(0.0) is None]
-            self._kept.append((ticket, tensors))
+            # By their memory, since they may be given another.
+            self._kept.append((ticket, [tensor.detach() for tensor in tensors]))
         return ticket
 
     def tell(self, text: str, timeout: timedelta) -> str:

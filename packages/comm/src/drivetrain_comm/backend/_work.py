@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._distributed_c10d import Work
 
+from drivetrain_comm.backend import _native
 from drivetrain_core import DistributedError
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ class EngineWork(Work):
         self._future: torch.futures.Future[Any] | None = None
         self._last = last
         self._lock = threading.Lock()
+        self._process = os.getpid()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits for the end.
@@ -53,8 +57,12 @@ class EngineWork(Work):
             timeout: How long; by default until the time-out of the group.
 
         Raises:
-            DistributedError: It failed on some rank, or has not ended in this time.
+            DistributedError: It failed on some rank, has not ended in this time, or was
+                begun before a fork, in the process that this one was forked from.
         """
+        if self._process != os.getpid():
+            message = "the collective belongs to the process before a fork"
+            raise DistributedError(message)
         seconds = timeout.total_seconds() if timeout else 0.0
         if seconds <= 0:
             self._ticket.finish()
@@ -116,6 +124,7 @@ class Notifier:
         """Starts nothing yet."""
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        _notifiers.add(self)
 
     def tell(
         self,
@@ -159,6 +168,25 @@ class Notifier:
     def close(self) -> None:
         """Ends the thread, after what is queued."""
         self._queue.put(None)
+
+    def join(self) -> None:
+        """Ends the thread, and waits until it has ended."""
+        self.close()
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(_END_S)
+
+
+_END_S = 5.0
+_notifiers: weakref.WeakSet[Notifier] = weakref.WeakSet()
+
+
+def _join_notifiers() -> None:
+    """Ends all threads, so that the interpreter does not end under one in native code."""
+    for notifier in list(_notifiers):
+        notifier.join()
+
+
+_native.after_stop.append(_join_notifiers)
 
 
 def _run(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:

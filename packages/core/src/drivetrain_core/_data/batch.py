@@ -185,11 +185,15 @@ def split_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     if sum(sizes) != whole:
         message = f"parts of {tuple(sizes)} samples do not make up a batch of {whole}"
         raise ProgramError(message)
-    return _parts(batch, whole, tuple(sizes))
+    is_listed = not _is_tensor(batch) and _num_listed(batch) > 0
+    return _parts(batch, whole, tuple(sizes), int(is_listed))
 
 
-def _parts(batch: Any, whole: int, sizes: tuple[int, ...]) -> list[Any]:
-    """Splits each tensor once, and puts the structure around each part."""
+def _parts(batch: Any, whole: int, sizes: tuple[int, ...], level: int) -> list[Any]:
+    """Splits each tensor once, and puts the structure around each part.
+
+    Where lists hold the samples one by one, the level is 1, and 2 inside the batch.
+    """
     if len(sizes) == 1:
         return [batch]
     if _is_tensor(batch):
@@ -197,19 +201,19 @@ def _parts(batch: Any, whole: int, sizes: tuple[int, ...]) -> list[Any]:
             return _rows(batch, sizes)
         return [batch] * len(sizes)
     if isinstance(batch, tuple | list):
-        if len(batch) == whole and _holds_rows(batch, whole):
+        if len(batch) == whole and (level == 2 or _holds_rows(batch, whole)):
             ends = list(itertools.accumulate(sizes))
             starts = (0, *ends)
             return [batch[i:j] for i, j in zip(starts, ends, strict=False)]
-        columns = [_parts(part, whole, sizes) for part in batch]
+        columns = [_parts(part, whole, sizes, level and 2) for part in batch]
         rows = zip(*columns, strict=True) if columns else [()] * len(sizes)
         if hasattr(batch, "_fields"):
             return [type(batch)(*row) for row in rows]
         return [type(batch)(row) for row in rows]
     if isinstance(batch, Mapping):
-        return [_like(batch, row) for row in _named_parts(batch, whole, sizes)]
+        return [_like(batch, row) for row in _named_parts(batch, whole, sizes, level)]
     if _is_record(batch):
-        rows_of_fields = _named_parts(_fields(batch), whole, sizes)
+        rows_of_fields = _named_parts(_fields(batch), whole, sizes, level)
         return [_with_fields(batch, row) for row in rows_of_fields]
     return [batch] * len(sizes)
 
@@ -241,12 +245,11 @@ def _holds_rows(batch: Sequence[Any], whole: int) -> bool:
 
 
 def _named_parts(
-    named: Mapping[Any, Any], whole: int, sizes: tuple[int, ...]
+    named: Mapping[Any, Any], whole: int, sizes: tuple[int, ...], level: int
 ) -> list[dict[Any, Any]]:
-    columns = {key: _parts(part, whole, sizes) for key, part in named.items()}
+    parts = {k: _parts(part, whole, sizes, level and 2) for k, part in named.items()}
     return [
-        {key: column[index] for key, column in columns.items()}
-        for index in range(len(sizes))
+        {key: part[index] for key, part in parts.items()} for index in range(len(sizes))
     ]
 
 

@@ -162,9 +162,11 @@ def _unfit_because(
     """Returns why a kernel cannot read a gradient or a state, or None if it can."""
     grad = local_part(param.grad, like=param)  # type: ignore[arg-type]
     there = [kept[name] for name in moments if name in kept]
-    if not all(map(is_plain, [grad, *map(local_part, there)])):
+    masters = [kept["master"]] if "master" in kept else []
+    if not all(map(is_plain, [grad, *map(local_part, [*there, *masters])])):
         return (
-            "a gradient or a moment is a view or a wrapper, which kernels cannot read"
+            "a gradient, a moment or a master is a view or a wrapper, which kernels "
+            "cannot read"
         )
     if grad.dtype not in DTYPE_CODES:
         return f"there are no kernels for gradients in {grad.dtype}"

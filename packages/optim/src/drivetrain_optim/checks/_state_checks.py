@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain_optim._errors import StateDictError
+from drivetrain_optim.batched._state import is_freed, local_part
 from drivetrain_optim.checks._tensor_checks import parameter_names
 
 if TYPE_CHECKING:
@@ -114,6 +115,10 @@ def _misfit(value: object, param: Tensor, *, scalar: bool, moves: bool) -> str |
         return f"is no tensor but {type(value).__name__}"
     if scalar:
         return None if value.numel() == 1 else f"has shape {tuple(value.shape)}"
+    if is_freed(local_part(value)):
+        return "was freed"
+    if value.is_neg():
+        return "is a view that negates"
     if value.shape != param.shape:
         return f"has shape {tuple(value.shape)}"
     if value.device != param.device and not moves:
