@@ -14,6 +14,7 @@ import nccl_tuner
 import schedules
 import startup
 from buckets import buckets
+from calls import calls
 from kills import kills
 from losses import losses
 from tuner import ablation, tuner
@@ -33,6 +34,7 @@ TABLE = [
     *links.BARS,
     *startup.TABLE,
     ("losses", "fp64 <= 1e-9 relative in 200 steps", losses),
+    ("engine-call", "<= 1.5 x Gloo's, until its end", calls),
     *schedules.BARS,
     *nccl_tuner.BARS,
     ("gpu-overhead", "<= 1% of a step", gpu.overhead),
