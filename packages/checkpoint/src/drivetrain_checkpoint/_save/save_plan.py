@@ -96,7 +96,8 @@ class SavePlan:
         self._tensors = tensors
         if not changed.keys().isdisjoint(self._blocks):
             self._find_sources()
-        self._follow_sources()
+        else:
+            self._follow_sources()
         return True
 
     def versions(self) -> int:
@@ -105,7 +106,7 @@ class SavePlan:
 
     def _follow_sources(self) -> None:
         """Finds the sources anew where the memory of a tensor was moved, or freed."""
-        if array("Q", map(torch.Tensor.data_ptr, self._plain)) != self.sources:
+        if list(map(torch.Tensor.data_ptr, self._plain)) != self._addresses:
             self._find_sources()
 
     def _find_sources(self) -> None:
@@ -114,7 +115,8 @@ class SavePlan:
         for slot in self.image.slots:
             block = self._blocks[slot.name]
             (plain if is_plain_memory(block) else others).append((block, slot))
-        self.sources = array("Q", [address_of(t, slot.name) for t, slot in plain])
+        self._addresses = [address_of(tensor, slot.name) for tensor, slot in plain]
+        self.sources = array("Q", self._addresses)
         self._plain = [block for block, _ in plain]
         self.offsets = array("Q", [slot.start for _, slot in plain])
         self.sizes = array("Q", [slot.size_bytes for _, slot in plain])
