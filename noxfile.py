@@ -92,6 +92,8 @@ def third_party(*, extras: bool) -> list[Requirement]:
 
 def provide_torch(session: nox.Session, version: str) -> list[str]:
     """Shows one shared torch to the environment, and returns pip's arguments for it."""
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(str(session.run("python", "-c", where, silent=True)).strip())
     python = os.environ.get("DRIVETRAIN_TORCH")
     if python:
         code = "import torch; print(torch.__version__.split('+')[0], torch.__file__)"
@@ -99,8 +101,7 @@ def provide_torch(session: nox.Session, version: str) -> list[str]:
         version, file = str(found).split(maxsplit=1)
         folder = Path(file).parents[1]
     else:
-        tag = session.python or sys.implementation.cache_tag
-        folder = session.cache_dir / f"torch-{version}-{tag}"
+        folder = session.cache_dir / f"torch-{version}-{site.parent.name}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         # Two sessions may begin at once.
@@ -110,8 +111,6 @@ def provide_torch(session: nox.Session, version: str) -> list[str]:
             shutil.rmtree(part, ignore_errors=True)
             session.install("--target", str(part), f"torch=={version}")
             part.rename(folder)
-    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = Path(str(session.run("python", "-c", where, silent=True)).strip())
     (site / "shared_torch.pth").write_text(f"{folder.resolve()}\n")
     constraint = site / "shared_torch.txt"
     constraint.write_text(f"torch=={version}\n")

@@ -272,11 +272,14 @@ def waits_in_a_forked_child():
     work = dist.all_reduce(tensor, async_op=True)
     child = os.fork()
     if child == 0:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            os._exit(3 if "before a fork" in str(error) else 4)
-        os._exit(5)
+        for ask in (work.wait, work.get_future):
+            try:
+                ask()
+            except RuntimeError as error:
+                if "before a fork" in str(error):
+                    continue
+            os._exit(5)
+        os._exit(3)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     work.wait()
     return status, tensor.tolist()

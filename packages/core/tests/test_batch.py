@@ -51,9 +51,28 @@ def images(*widths):
         ((images(4, 5, 6, 7), [{"label": torch.tensor(i)} for i in range(4)]), 4),
         ({"images": images(4, 5), "names": ["a", "b"]}, 2),
         ((images(4, 5, 6, 7), torch.arange(4)), 4),
+        # As torchvision's references collate: tuple(zip(*samples)).
+        (
+            (
+                tuple(images(4, 5)),
+                ({"label": torch.zeros(1)}, {"label": torch.zeros(2)}),
+            ),
+            2,
+        ),
+        ({"ids": [torch.zeros(5), torch.zeros(7), torch.zeros(6)]}, 3),
         # Columns, however their shapes differ: maps of several scales, two languages.
         (([torch.zeros(8, 4, 4), torch.zeros(8, 2, 2)], torch.zeros(8)), 8),
         ([torch.zeros(8, 20), torch.zeros(8, 17)], 8),
+        ({"pair": (torch.zeros(8, 20), torch.zeros(8, 17))}, 8),
+        (
+            (
+                (torch.zeros(8, 2), torch.zeros(8, 3)),
+                [torch.zeros(8, 1), torch.zeros(8)],
+            ),
+            8,
+        ),
+        ({"x": torch.zeros(9, 4), "edges": [torch.zeros(2, 5), torch.zeros(2, 7)]}, 9),
+        (([torch.zeros(8, 3), torch.tensor(1.0)], torch.zeros(8)), 8),
         ((images(4, 4), torch.zeros(3)), 3),
     ],
 )

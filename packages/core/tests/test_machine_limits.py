@@ -33,7 +33,7 @@ def cgroups(tmp_path, monkeypatch):
     return write
 
 
-V2 = "0::/pod/work\n"
+V2 = "0::/pod/job\n"
 V1 = "4:memory:/pod\n3:cpu,cpuacct:/pod\n1:name=systemd:/\n0::/\n"
 
 
@@ -44,7 +44,7 @@ V1 = "4:memory:/pod\n3:cpu,cpuacct:/pod\n1:name=systemd:/\n0::/\n"
         ("", {"memory.max": GB}, 12 * GB, 16 * GB, 8),
         (V2, {"memory.max": 2 * GB, "memory.current": GB}, GB, 2 * GB, 8),
         (V2, {"pod/memory.max": 4 * GB, "memory.max": "max"}, 4 * GB, 4 * GB, 8),
-        (V2, {"pod/work/memory.max": "max", "memory.max": 99 * GB}, 12 * GB, 16 * GB, 8),
+        (V2, {"pod/job/memory.max": "max", "memory.max": 99 * GB}, 12 * GB, 16 * GB, 8),
         (
             V2,
             {
@@ -55,6 +55,16 @@ V1 = "4:memory:/pod\n3:cpu,cpuacct:/pod\n1:name=systemd:/\n0::/\n"
             *(GB, 2 * GB, 8),
         ),
         (V2, {"memory.max": GB, "memory.current": 2 * GB}, 0, GB, 8),
+        (
+            V2,
+            {
+                "pod/memory.max": 2 * GB,
+                "pod/memory.current": GB // 2,
+                "memory.max": 4 * GB,
+                "memory.current": 4 * GB - 5,
+            },
+            *(5, 2 * GB, 8),
+        ),
         (V2, {"pod/cpu.max": "150000 100000"}, 12 * GB, 16 * GB, 1),
         (V2, {"cpu.max": "400000 100000", "pod/cpu.max": "max 100000"}, *(12 * GB, 16 * GB, 4)),
         (V2, {"cpu.max": "1000 100000"}, 12 * GB, 16 * GB, 1),
@@ -63,7 +73,7 @@ V1 = "4:memory:/pod\n3:cpu,cpuacct:/pod\n1:name=systemd:/\n0::/\n"
             {
                 "memory/pod/memory.limit_in_bytes": 3 * GB,
                 "memory/pod/memory.usage_in_bytes": 2 * GB,
-                "memory/pod/memory.stat": f"cache 1\ntotal_inactive_file {GB}",
+                "memory/pod/memory.stat": f"inactive_file 1\ntotal_inactive_file {GB}",
                 "cpu,cpuacct/pod/cpu.cfs_quota_us": 200000,
                 "cpu,cpuacct/pod/cpu.cfs_period_us": 100000,
             },

@@ -183,6 +183,15 @@ def test_wsam_sparse_gradients_are_refused_in_the_second_pass(unchanged):
         wsam.step()
 
 
+def test_wsam_parameter_that_is_freed_between_the_passes_is_refused():
+    wsam, params = make()
+    backward(params)
+    wsam.first_step()
+    params[0].untyped_storage().resize_(0)
+    with pytest.raises(UnsupportedTensorError, match="freed"):
+        wsam.second_step()
+
+
 def test_wsam_sparse_gradient_can_be_mended_before_the_step():
     wsam, params = make()
     backward(params)

@@ -40,12 +40,12 @@ def memory() -> Memory:
     available, total = int(found.available), int(found.total)
     for folder in _folders("memory"):
         limit = _number(folder, "memory.max", "memory.limit_in_bytes")
-        if limit is None or limit >= total:
-            continue
-        used = _number(folder, "memory.current", "memory.usage_in_bytes") or 0
-        # Pages of files that nobody uses are given back when they are needed.
-        used -= min(used, _unused_pages(folder))
-        available, total = min(available, max(0, limit - used)), limit
+        if limit is not None:
+            used = _number(folder, "memory.current", "memory.usage_in_bytes") or 0
+            # Pages of files that nobody uses are given back when they are needed.
+            used -= min(used, _unused_pages(folder))
+            # A wide group around a narrow one may be the fuller of both.
+            available, total = min(available, max(0, limit - used)), min(total, limit)
     return Memory(available, total)
 
 
@@ -81,11 +81,10 @@ def _folders(controller: str) -> Iterator[Path]:
 
 
 def _unused_pages(folder: Path) -> int:
-    for line in _read(folder / "memory.stat").splitlines():
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
+    lines = _read(folder / "memory.stat").splitlines()
+    found = dict(line.split(" ", 1) for line in lines)
+    # In v1 the shorter name leaves out the groups inside, which the use counts.
+    return int(found.get("total_inactive_file", found.get("inactive_file", 0)))
 
 
 def _number(folder: Path, *names: str) -> int | None:

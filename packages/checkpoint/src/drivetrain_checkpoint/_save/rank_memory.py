@@ -89,8 +89,7 @@ class RankMemory:
                 did not wait.
         """
         assert self._arena is not None
-        # An interpreter must not end under a thread that is in native code.
-        self._warming = _in_thread(self._arena.populate, daemon=False)
+        self._warming = _in_thread(self._arena.populate)
         if wait:
             self._warming.result()
 
@@ -150,8 +149,7 @@ class RankMemory:
         if not self._overlap:
             publish()
             return None
-        # Not a daemon thread: a script that ends waits for the copy of its last save.
-        self._staging = _in_thread(publish, daemon=False)
+        self._staging = _in_thread(publish)
         return self._staging
 
     def _connect(self, arena: Arena, plan: SavePlan) -> None:
@@ -199,8 +197,12 @@ def _check_unchanged(before: int, now: int) -> None:
         raise StorageError(message)
 
 
-def _in_thread(work: Callable[[], None], *, daemon: bool = True) -> Future[None]:
-    """Runs something in a thread that ends with it."""
+def _in_thread(work: Callable[[], None]) -> Future[None]:
+    """Runs something in a thread that ends with it.
+
+    A script that ends waits for it: for the copy of its last save, and because an
+    interpreter must not end under a thread that is in native code.
+    """
     future: Future[None] = Future()
 
     def run() -> None:
@@ -211,5 +213,5 @@ def _in_thread(work: Callable[[], None], *, daemon: bool = True) -> Future[None]
         except BaseException as error:  # noqa: BLE001
             future.set_exception(error)
 
-    threading.Thread(target=run, daemon=daemon).start()
+    threading.Thread(target=run).start()
     return future

@@ -60,9 +60,7 @@ class EngineWork(Work):
             DistributedError: It failed on some rank, has not ended in this time, or was
                 begun before a fork, in the process that this one was forked from.
         """
-        if self._process != os.getpid():
-            message = "the collective belongs to the process before a fork"
-            raise DistributedError(message)
+        self._require_own_process()
         seconds = timeout.total_seconds() if timeout else 0.0
         if seconds <= 0:
             self._ticket.finish()
@@ -94,12 +92,23 @@ class EngineWork(Work):
         return self._result
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Returns a future of the result."""
+        """Returns a future of the result.
+
+        Raises:
+            DistributedError: It was begun before a fork; see `wait`.
+        """
+        self._require_own_process()
         if self._future is None:
             self._future = torch.futures.Future()
             pair = self._future, self._result
             self._notifier.tell(self._ticket, [pair], first=self._complete)
         return self._future
+
+    def _require_own_process(self) -> None:
+        # Neither the engine nor the notifier has a thread in the child of a fork.
+        if self._process != os.getpid():
+            message = "the collective belongs to the process before a fork"
+            raise DistributedError(message)
 
     def _ended(self) -> str | None:
         error = self._ticket.wait(0.0)

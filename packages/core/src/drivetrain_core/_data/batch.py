@@ -110,8 +110,10 @@ def batch_size(batch: Any) -> int:
     Example:
         >>> import torch
         >>> images = [torch.zeros(3, width, 8) for width in (8, 9, 10, 11)]
-        >>> batch_size((torch.zeros(2, 3), torch.zeros(2))), batch_size((images, []))
-        (2, 4)
+        >>> batch_size((torch.zeros(2, 3), torch.zeros(2)))
+        2
+        >>> batch_size((images, ["a", "b", "c", "d"]))
+        4
     """
     if not _is_tensor(batch) and (number := _num_listed(batch)):
         return number
@@ -127,12 +129,18 @@ def _num_listed(batch: Any) -> int:
     fields = _fields(batch) if _is_record(batch) else batch
     values = list(fields.values()) if isinstance(fields, Mapping) else fields
     columns = values if isinstance(values, list | tuple) else ()
-    rows = {column.shape[:1] for column in columns if _is_tensor(column)}
-    for column in columns:
-        if isinstance(column, list):
-            shapes = {part.shape for part in column if _is_tensor(part)}
-            if len(shapes) > 1 and rows.isdisjoint(shape[:1] for shape in shapes):
-                return len(column)
+    rows = {len(column) for column in columns if _is_tensor(column) and column.ndim}
+    heads = {tensor.shape[:1] for tensor in tensors_of(batch)}
+    lists = [c for c in columns if isinstance(c, list | tuple)]
+    # Without a tensor of their own that tells, something else must: columns are alike.
+    texts = {len(c) for c in lists if next(tensors_of(c), None) is None}
+    for column in (c for c in lists if not hasattr(c, "_fields")):
+        shapes = {part.shape for part in column if _is_tensor(part)}
+        told = rows - {n for shape in shapes for n in shape[:1]}
+        if not rows:
+            told = texts if len(heads) == 1 else {len(column)}
+        if len(shapes) > 1 and len(column) in told:
+            return len(column)
     return 0
 
 
@@ -185,8 +193,7 @@ def split_batch(batch: Any, sizes: Sequence[int]) -> list[Any]:
     if sum(sizes) != whole:
         message = f"parts of {tuple(sizes)} samples do not make up a batch of {whole}"
         raise ProgramError(message)
-    is_listed = not _is_tensor(batch) and _num_listed(batch) > 0
-    return _parts(batch, whole, tuple(sizes), int(is_listed))
+    return _parts(batch, whole, tuple(sizes), int(_num_listed(batch) > 0))
 
 
 def _parts(batch: Any, whole: int, sizes: tuple[int, ...], level: int) -> list[Any]:

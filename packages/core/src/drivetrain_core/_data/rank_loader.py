@@ -68,7 +68,7 @@ class _Part:
         self._stream = RandomStream(seed)
         self._last: Any = None
 
-    def _parts(self, size_of: Callable[[Any], int]) -> Iterator[tuple[Any, slice]]:
+    def _parts(self, size_of: Callable[[Any], int]) -> Iterator[tuple[Any, int, slice]]:
         lost = 0
         for batch in self._stream.drawn(self._data):
             if lost:
@@ -83,7 +83,7 @@ class _Part:
             lost = 0 if size in (self._plan.global_batch, in_all) else size
             self._last = batch
             if rows.stop > rows.start:
-                yield batch, rows
+                yield batch, size, rows
 
     def order(self) -> int:
         """Returns a digest of the last global batch, the same on all ranks."""
@@ -95,7 +95,7 @@ class RankBatches(_Part):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yields the indices."""
-        for indices, rows in self._parts(len):
+        for indices, _, rows in self._parts(len):
             yield indices[rows]
 
     def __len__(self) -> int:
@@ -114,8 +114,8 @@ class RankSlices(_Part):
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the rows."""
-        for batch, rows in self._parts(batch_size):
-            sizes = (rows.start, rows.stop - rows.start, batch_size(batch) - rows.stop)
+        for batch, size, rows in self._parts(batch_size):
+            sizes = (rows.start, rows.stop - rows.start, size - rows.stop)
             yield split_batch(batch, sizes)[1]
 
     def __len__(self) -> int:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from drivetrain_optim._errors import StepOrderError
-from drivetrain_optim.batched._state import local_part
+from drivetrain_optim._errors import StepOrderError, UnsupportedTensorError
+from drivetrain_optim.batched._state import is_freed, local_part
 from drivetrain_optim.checks._tensor_checks import params_with_gradients
 from drivetrain_optim.wsam._perturb import Rounding, norms_squared, perturb_, sums
 
@@ -116,6 +116,12 @@ class Pass:
         """Puts weights and statistics back, bit for bit, and frees the saved ones."""
         if self.saved is not None:
             weights = local_parts(self.firsts)
+            if any(map(is_freed, weights)):
+                message = (
+                    "WSAM: the storage of a parameter was freed between the two passes; "
+                    "nothing was put back"
+                )
+                raise UnsupportedTensorError(message)
             if weights:
                 torch._foreach_copy_(weights, self.saved)
             self.saved = None
