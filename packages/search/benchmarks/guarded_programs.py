@@ -27,14 +27,12 @@ from drivetrain_core._plan import Plan
 from drivetrain_core._probe import make_context
 from drivetrain_core._program import Program
 from drivetrain_core.numerics.guard import compare
-from drivetrain_core.numerics.observe import (
-    FIRST_STEPS,
-    TRAJECTORY_STEPS,
-    observe,
-)
+from drivetrain_core.numerics.observation import FIRST_STEPS
 from drivetrain_search.draw import draw, is_repeatable
+from drivetrain_search.process.pace import TRAJECTORY_STEPS
 from drivetrain_search.process.payload import Payload
 from drivetrain_search.process.rank import _rank_part
+from drivetrain_search.process.trajectory import observe_trajectory
 from drivetrain_search.verify import structure_of
 
 BATCH = 16
@@ -270,7 +268,7 @@ def look(payload, choices, *, baseline=False, trajectory=False):
         repeatable = baseline and is_repeatable(
             accelerated.loader, program.data, seed=program.seed
         )
-        return observe(
+        return observe_trajectory(
             accelerated,
             [_rank_part(batch, accelerated, cpu) for batch in payload.guard_batches],
             seed=program.seed,

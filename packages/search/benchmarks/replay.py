@@ -32,9 +32,9 @@ from drivetrain_core._compose import complete
 from drivetrain_core._errors import Code
 from drivetrain_core._plan import describe
 from drivetrain_core.budget import Budget
-from drivetrain_core.numerics.observation import Observation
-from drivetrain_core.numerics.pace import FIRST_STEPS, passes_within
+from drivetrain_core.numerics.observation import FIRST_STEPS, Observation
 from drivetrain_search.options import SearchOptions
+from drivetrain_search.process.pace import passes_within
 from drivetrain_search.process.trial import Failure, Look, Outrun
 from drivetrain_search.progress import SilentProgress
 from drivetrain_search.run import Search

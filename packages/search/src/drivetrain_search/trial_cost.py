@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain_core import Slot
 from drivetrain_core.extending import find
-from drivetrain_core.numerics.pace import FIRST_STEPS
+from drivetrain_core.numerics.observation import FIRST_STEPS
 from drivetrain_search.phase_shares import fits_beside
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from drivetrain_core import Choice, Code, Numerics, Ok, Reject, Slot
 from drivetrain_core.extending import arrange, describe, find, numerics_of
 from drivetrain_core.numerics.guard import compare
-from drivetrain_core.numerics.pace import FIRST_STEPS
+from drivetrain_core.numerics.observation import FIRST_STEPS
 from drivetrain_search.process.trial import Failure, Look
 
 if TYPE_CHECKING:

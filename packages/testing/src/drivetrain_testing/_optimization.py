@@ -294,7 +294,7 @@ def _check_behaviour(
 ) -> None:
     def watch(accelerated: Accelerated) -> Any:
         batches = list(accelerated.loader)[:3]
-        return observe(accelerated, batches, seed=0, noise=False)
+        return observe(accelerated, batches, seed=0)
 
     verdict = compare(watch(plain), watch(changed), numerics_of(choices))
     reason = verdict.because if isinstance(verdict, Reject) else ""

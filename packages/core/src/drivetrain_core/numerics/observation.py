@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Accounting", "Observation", "ParameterUsage"]
+__all__ = ["FIRST_STEPS", "Accounting", "Observation", "ParameterUsage"]
+
+FIRST_STEPS = 3
+"""Steps that every trial is observed on."""
 
 _Values = Mapping[str, tuple[float, ...]]
 

@@ -1,51 +1,50 @@
-"""Takes the guard's observation of a built program."""
+"""Takes the guard's observation of a built program.
+
+`observe` is all of it for few steps. What watches a program for longer puts it together
+from `observe_steps` and `with_parameter_usage`, and trains on in between.
+"""
 
 from __future__ import annotations
 
-import statistics
-import time
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from drivetrain_core._data.batch import batch_size, map_tensors
-from drivetrain_core.accelerators import accelerator_of
+from drivetrain_core._data.batch import batch_size
 from drivetrain_core.numerics import parameter_usage
 from drivetrain_core.numerics.checksum import gathered, row_checksums
 from drivetrain_core.numerics.observation import (
+    FIRST_STEPS,
     Accounting,
     Observation,
     ParameterUsage,
-)
-from drivetrain_core.numerics.pace import (
-    ALL_PASSES,
-    FIRST_STEPS,
-    TRAJECTORY_STEPS,
-    passes_within,
 )
 from drivetrain_core.numerics.parameter_usage import without_dropout
 from drivetrain_core.numerics.view import View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from drivetrain_core._accelerated import Accelerated
 
 __all__ = [
-    "FIRST_STEPS",
-    "TRAJECTORY_STEPS",
-    "nudge",
+    "Gradient",
+    "Travel",
+    "mean_loss",
     "observe",
-    "passes_seconds",
-    "timed_passes",
+    "observe_steps",
+    "sampled_buffers",
+    "seeded_loss",
+    "whole_model",
+    "with_parameter_usage",
     "without_dropout",
 ]
 
 _VALUES_IN_ALL = 65_536
 _VALUES_A_TENSOR = 512
-_NUDGE = 4.0
 
 
 def observe(
@@ -53,12 +52,8 @@ def observe(
     batches: Sequence[Any],
     *,
     seed: int,
-    noise: bool,
     num_steps: int = FIRST_STEPS,
-    drawn: tuple[tuple[int, ...], ...] = (),
-    is_repeatable: bool = True,
-    until_s: float | None = None,
-    watch: Callable[[Sequence[float]], None] | None = None,
+    steers: bool = True,
 ) -> Observation:
     """Trains on the batches and returns how the program behaved.
 
@@ -66,212 +61,147 @@ def observe(
         accelerated: The built program; it is trained, as in real use.
         batches: This rank's batches, one a step, and again from the first.
         seed: Random seed of the first pass.
-        noise: Whether to measure how much loss and gradient depend on chance.
-        num_steps: Steps in all at most; never less than the first ones.
-        drawn: What the loader yielded, as `draw` returns it.
-        is_repeatable: Whether it yields the same again.
-        until_s: When it shall be done, in `time.monotonic` seconds: passes beyond the
-            first steps fill the time until then. None to make them all.
-        watch: Told what each of the first steps took so far, after each of them; what
-            it raises ends the observation.
+        num_steps: Steps to train for, at least one.
+        steers: Whether to look in further passes at what dropout, clipping and a
+            learning rate of zero do.
+    """
+    steps = [batches[i % len(batches)] for i in range(num_steps)]
+    with without_dropout(whole_model(accelerated)):
+        seen = observe_steps(accelerated, steps, Travel(accelerated), seed=seed)
+    return with_parameter_usage(accelerated, seen, steps[0], seed=seed, steers=steers)
+
+
+def observe_steps(
+    accelerated: Accelerated,
+    batches: Sequence[Any],
+    travel: Travel,
+    *,
+    seed: int,
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Observation:
+    """Trains for the first steps and returns what they did; call it without dropout.
+
+    Args:
+        accelerated: The built program, before its first step.
+        batches: This rank's batches, one a step.
+        travel: Made just before.
+        seed: Random seed of the first pass.
+        around: Entered around each step.
     """
     view, step = View(accelerated), accelerated.train_step
-    module = _Together(accelerated.models())
-    num_steps = max(num_steps, FIRST_STEPS)
-    steps = [batches[i % len(batches)] for i in range(num_steps)]
-    clock = _StepClock(accelerated.device, watch)
     evaluating = set().union(*map(parameter_usage.evaluating, accelerated.models()))
     modes = frozenset(view.united(dict.fromkeys(evaluating, True)))
-    has_dropout = bool(parameter_usage.dropouts(module))
-    # On the host: the device may have no room for the parameters twice.
-    origin = _origin(accelerated) if noise else None
-    with without_dropout(module):
-        watched = parameter_usage.trained(accelerated)
-        start, sums = _samples(view, watched), parameter_usage.checksums(watched)
-        torch.manual_seed(seed)
-        clock.start()
-        with _counted(step) as counter:
-            losses = [_mean(step.accumulate(steps[0]))]
-        gradient = _Gradient.of(view)
-        step.second_pass(steps[0])
+    sums = parameter_usage.checksums(travel.tensors)
+    torch.manual_seed(seed)
+    with around():
+        with _counted(step) as counts:
+            losses = [mean_loss(step.accumulate(batches[0]))]
+        gradient = Gradient.of(accelerated)
+        step.second_pass(batches[0])
         step.optimizer_step()
-        clock.stop()
-        rates = [parameter_usage.rates(accelerated.optimizer)]
-        for batch in steps[1:FIRST_STEPS]:
-            clock.start()
-            losses.append(_mean(step(batch)))
-            clock.stop()
-            rates.append(parameter_usage.rates(accelerated.optimizer))
-        moved = _changed(view, sums, parameter_usage.checksums(watched))
-        updates = _travel(start, _samples(view, watched))
-        buffers = _buffers(view)
-        counted = getattr(accelerated.scheduler, "last_epoch", None)
-        passes = ALL_PASSES
-        if until_s is not None:
-            passes = passes_within(
-                clock.steps_until(until_s),
-                has_dropout=has_dropout,
-                may_sway=origin is not None,
-            )
-        steps = steps[: passes.steps]
-        losses += [_mean(step(batch)) for batch in steps[FIRST_STEPS:]]
-        longer = len(steps) > FIRST_STEPS
-        journey = _travel(start, _samples(view, watched)) if longer else {}
-        loss_noise, gradient_noise = 0.0, 0.0
-        if noise and passes.noise:
-            loss_noise, gradient_noise = _noise(
-                accelerated, steps[0], seed, passes.noise
-            )
-    apart = parameter_usage.apart(view)
-    stir = _stir(accelerated, steps[0], seed)
-    poked = _poke(accelerated, steps[0], seed)
-    swayed = _Swayed()
-    if origin is not None and passes.is_swayed:
-        swayed = _swayed(accelerated, origin, steps, seed)
+    rates = [parameter_usage.rates(accelerated.optimizer)]
+    for batch in batches[1:]:
+        with around():
+            losses.append(mean_loss(step(batch)))
+        rates.append(parameter_usage.rates(accelerated.optimizer))
+    counted = getattr(accelerated.scheduler, "last_epoch", None)
     return Observation(
         losses=tuple(losses),
         norms=gradient.norms,
         samples=gradient.samples,
-        moved=moved,
-        buffers=buffers,
-        updates=updates,
-        journey=journey,
-        noise=loss_noise,
-        gradient_noise=gradient_noise,
-        swayed=swayed.losses,
-        swayed_updates=swayed.updates,
-        swayed_journey=swayed.journey,
-        swayed_buffers=swayed.buffers,
+        moved=_changed(view, sums, parameter_usage.checksums(travel.tensors)),
+        buffers=sampled_buffers(accelerated),
+        updates=travel.so_far(),
         accounting=Accounting(
-            **counter.total(view.copies),
-            drawn=drawn,
-            is_repeatable=is_repeatable,
+            **_totals(counts, view.copies),
             world_size=accelerated.context.world.size,
             num_micro_batches=step._num_micro_batches,
         ),
         liveness=ParameterUsage(
-            ties=_ties(accelerated),
-            apart=apart,
-            foreign=parameter_usage.foreign(accelerated),
             evaluating=modes,
-            stir=stir,
             rates=tuple(rates),
             last_epoch=counted if isinstance(counted, int) else None,
-            clipped_norm=poked.clipped_norm,
-            rests=poked.rests,
         ),
     )
 
 
-def nudge(accelerated: Accelerated) -> None:
-    """Moves each weight by up to four units in its last place, the same on all ranks.
-
-    What follows shows how far rounding alone takes a program. Sharded weights stay as
-    they are.
-
-    Args:
-        accelerated: The built program, before its first step.
-    """
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for tensor in parameter_usage.trained(accelerated).values():
-            if not tensor.is_floating_point() or hasattr(tensor, "full_tensor"):
-                continue
-            drift = 2.0 * torch.rand(tensor.shape, generator=generator) - 1.0
-            unit = torch.finfo(tensor.dtype).eps
-            tensor.mul_((1.0 + _NUDGE * unit * drift).to(tensor))
-
-
-class _StepClock:
-    """Times the first steps, the same on every rank.
+def with_parameter_usage(
+    accelerated: Accelerated,
+    seen: Observation,
+    batch: Any,
+    *,
+    seed: int,
+    steers: bool = True,
+) -> Observation:
+    """Returns an observation with what trains in the program now, and what it obeys.
 
     Args:
-        device: Where the steps run.
-        watch: Told the seconds of the steps so far after each.
+        accelerated: The built program, after the steps that were observed.
+        seen: What they did.
+        batch: This rank's batch for further passes.
+        seed: Their random seed.
+        steers: Whether to make them: they show what dropout, clipping and a learning
+            rate of zero do.
     """
-
-    def __init__(
-        self,
-        device: torch.device,
-        watch: Callable[[Sequence[float]], None] | None,
-    ) -> None:
-        self._wait = accelerator_of(device).synchronize
-        self._watch = watch
-        self._started_s = 0.0
-        self._seconds: list[float] = []
-
-    def start(self) -> None:
-        self._started_s = self._now_s()
-
-    def stop(self) -> None:
-        self._seconds.append(max(gathered(self._now_s() - self._started_s)))
-        if self._watch is not None:
-            self._watch(self._seconds)
-
-    def steps_until(self, until_s: float) -> float:
-        """Returns how many more such steps fit; the first one also warmed up."""
-        left_s = float(min(gathered(until_s - self._now_s())))
-        return max(left_s, 0.0) / max(statistics.median(self._seconds[1:]), 1e-9)
-
-    def _now_s(self) -> float:
-        self._wait()
-        return time.monotonic()
+    usage = replace(
+        seen.liveness,
+        ties=_ties(accelerated),
+        apart=parameter_usage.apart(View(accelerated)),
+        foreign=parameter_usage.foreign(accelerated),
+    )
+    if steers:
+        stir = _stir(accelerated, batch, seed)
+        poked = _poke(accelerated, batch, seed)
+        usage = replace(
+            usage, stir=stir, clipped_norm=poked.clipped_norm, rests=poked.rests
+        )
+    return replace(seen, liveness=usage)
 
 
-@contextmanager
-def timed_passes(
-    accelerated: Accelerated, told: Callable[[float], None] | None = None
-) -> Iterator[list[float]]:
-    """Times the passes over batches inside; yields the seconds of each so far.
+class Travel:
+    """How far some values of what the optimizer steps have gone since this was made.
 
     Args:
         accelerated: The built program.
-        told: Called with the seconds of each pass.
+
+    Attributes:
+        tensors: What the optimizer steps, by the names on this rank.
     """
-    step: Any = accelerated.train_step
-    accumulate, wait = step.accumulate, accelerator_of(accelerated.device).synchronize
-    times: list[float] = []
 
-    def timed(batch: Any) -> torch.Tensor:
-        start = time.perf_counter()
-        loss: torch.Tensor = accumulate(batch)
-        wait()
-        times.append(time.perf_counter() - start)
-        if told is not None:
-            told(times[-1])
-        return loss
+    def __init__(self, accelerated: Accelerated) -> None:
+        """Keeps these values."""
+        self.tensors = parameter_usage.trained(accelerated)
+        self._view = View(accelerated)
+        self._start = _samples(self._view, self.tensors)
 
-    step.accumulate = timed
-    try:
-        yield times
-    finally:
-        step.accumulate = accumulate
+    def so_far(self) -> dict[str, tuple[float, ...]]:
+        """Returns the way of each tensor, by the names of the model as written."""
+        end = _samples(self._view, self.tensors)
+        return {
+            name: tuple(b - a for a, b in zip(values, end[name], strict=True))
+            for name, values in self._start.items()
+        }
 
 
-def passes_seconds(times: Sequence[float]) -> float:
-    """Returns what passes took in all, without what was compiled in some of them.
+class Gradient(NamedTuple):
+    """The gradient of each parameter.
 
-    Args:
-        times: Seconds of each pass; more than the median is not the pass itself.
-
-    Example:
-        >>> passes_seconds([9.0, 0.5, 0.25, 0.5])
-        1.75
+    Attributes:
+        norms: Its norm, by the name in the model as written.
+        samples: Some of its values, always at the same places.
     """
-    if not times:
-        return 0.0
-    usual = statistics.median(times)
-    return sum(min(seconds, usual) for seconds in times)
-
-
-class _Gradient(NamedTuple):
-    """The gradient of each parameter: its norm, and some of its values."""
 
     norms: dict[str, float]
     samples: dict[str, tuple[float, ...]]
 
     @classmethod
-    def of(cls, view: View) -> _Gradient:
+    def of(cls, accelerated: Accelerated) -> Gradient:
+        """Returns the gradients that a built program has now.
+
+        Args:
+            accelerated: The built program, after a pass.
+        """
+        view = View(accelerated)
         # One after the other: all of them together may not fit a second time.
         named = view.gradients()
         number = view.number(named)
@@ -282,156 +212,70 @@ class _Gradient(NamedTuple):
             samples[name] = _picked(whole, number)
         return cls(view.united(norms), view.united(samples))
 
-    def away_from(self, other: _Gradient) -> float:
-        """Returns the largest relative difference of a parameter that matters."""
-        floor = 1e-3 * max(self.norms.values(), default=0.0)
-        gaps = [0.0]
-        for name, norm in self.norms.items():
-            if norm > floor and name in other.norms:
-                a = torch.tensor(self.samples[name])
-                b = torch.tensor(other.samples[name])
-                gaps.append(abs(norm - other.norms[name]) / norm)
-                gaps.append(1.0 - float(torch.cosine_similarity(a, b, dim=0)))
-        return max(gaps)
-
-
-class _Counter:
-    """What goes through the forward on this rank."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.content = 0
-
-    def add(self, batch: Any) -> None:
-        self.rows += batch_size(batch)
-        self.content += int(row_checksums(batch).sum())
-
-    def total(self, copies: int) -> dict[str, int]:
-        """Returns the sums over all ranks; nothing where ranks share samples.
-
-        Args:
-            copies: How many ranks read each sample.
-        """
-        if copies > 1:
-            return {}
-        parts = gathered((self.rows, self.content))
-        return {
-            "rows": sum(rows for rows, _ in parts),
-            "content": sum(content for _, content in parts) % 2**63,
-        }
-
 
 @contextmanager
-def _counted(step: Any) -> Iterator[_Counter]:
-    """Counts the samples that the step sends through its forward inside."""
-    counter = _Counter()
-    with _before_each_forward(step, counter.add):
-        yield counter
+def _counted(step: Any) -> Iterator[list[tuple[int, int]]]:
+    """Counts what the step sends through its forward inside.
 
+    Yields the rows and a checksum of each micro-batch so far, on this rank.
+    """
+    forward, found = step._forward, []
 
-@contextmanager
-def _before_each_forward(step: Any, call: Callable[[Any], None]) -> Iterator[None]:
-    """Shows each micro-batch to a function before the step's forward gets it."""
-    forward = step._forward
-
-    def calling(model: torch.nn.Module, batch: Any) -> Any:
-        call(batch)
+    def counting(model: torch.nn.Module, batch: Any) -> Any:
+        found.append((batch_size(batch), int(row_checksums(batch).sum())))
         return forward(model, batch)
 
-    step._forward = calling
+    step._forward = counting
     try:
-        yield
+        yield found
     finally:
         step._forward = forward
 
 
-def _noise(
-    accelerated: Accelerated, batch: Any, seed: int, passes: int
-) -> tuple[float, float]:
-    """Returns how far loss and gradient are apart under another and the same seed."""
-    found = []
-    for again in (seed, seed + 1, seed)[:passes]:
-        loss = _pass(accelerated, batch, again)
-        found.append((loss, _Gradient.of(View(accelerated))))
-        accelerated.optimizer.zero_grad(set_to_none=True)
-    (first, gradient), *others = found
-    return (
-        max(abs(loss - first) for loss, _ in others) / max(abs(first), 1e-30),
-        max(gradient.away_from(other) for _, other in others),
-    )
+def _totals(found: Sequence[tuple[int, int]], copies: int) -> dict[str, Any]:
+    """Returns the sums over all ranks; nothing where ranks share samples.
+
+    Args:
+        found: Rows and checksum of each micro-batch on this rank.
+        copies: How many ranks read each sample.
+    """
+    if copies > 1:
+        return {}
+    every = [part for parts in gathered(found) for part in parts]
+    return {
+        "rows": sum(rows for rows, _ in every),
+        "content": sum(content for _, content in every) % 2**63,
+    }
 
 
 def _stir(accelerated: Accelerated, batch: Any, seed: int) -> float | None:
     """Returns how much dropout changes the loss from seed to seed."""
-    if not parameter_usage.dropouts(_Together(accelerated.models())):
+    if not parameter_usage.dropouts(whole_model(accelerated)):
         return None
     losses = []
     for other in (seed, seed + 1):
-        losses.append(_pass(accelerated, batch, other))
+        losses.append(seeded_loss(accelerated, batch, other))
         accelerated.optimizer.zero_grad(set_to_none=True)
     return abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-30)
 
 
 def _poke(accelerated: Accelerated, batch: Any, seed: int) -> parameter_usage.Poked:
-    with without_dropout(_Together(accelerated.models())):
-        _pass(accelerated, batch, seed)
+    with without_dropout(whole_model(accelerated)):
+        seeded_loss(accelerated, batch, seed)
         accelerated.train_step.second_pass(batch)
         return parameter_usage.poke(accelerated)
 
 
-def _origin(accelerated: Accelerated) -> dict[str, Any] | None:
-    """Returns a copy of all state; None if it cannot be had, or not be put back."""
-    if any(hasattr(p, "full_tensor") for p in accelerated.module.parameters()):
-        return None
-    try:
-        return _on_host(accelerated.state_dict())
-    except Exception:  # noqa: BLE001
-        # An optimizer of others may have no state dict: bounds are not widened then.
-        return None
+def seeded_loss(accelerated: Accelerated, batch: Any, seed: int) -> float:
+    """Returns the loss of a pass under a random seed; it leaves its gradients.
 
-
-@dataclass(frozen=True, slots=True)
-class _Swayed:
-    """The program's own run from weights that were rounded to bfloat16."""
-
-    losses: tuple[float, ...] = ()
-    updates: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    journey: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    buffers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-
-
-def _swayed(
-    accelerated: Accelerated, origin: dict[str, Any], steps: Sequence[Any], seed: int
-) -> _Swayed:
-    """Trains from the start again, with weights rounded to bfloat16."""
-    try:
-        accelerated.load_state_dict(origin)
-    except Exception:  # noqa: BLE001
-        # As above; nothing is observed after this.
-        return _Swayed()
-    watched = parameter_usage.trained(accelerated)
-    with torch.no_grad():
-        for tensor in watched.values():
-            tensor.copy_(tensor.cpu().bfloat16().to(tensor.dtype))
-    view = View(accelerated)
-    start, step = _samples(view, watched), accelerated.train_step
-    with without_dropout(accelerated.module):
-        torch.manual_seed(seed)
-        losses = [_mean(step(batch)) for batch in steps[:FIRST_STEPS]]
-        updates, buffers = _travel(start, _samples(view, watched)), _buffers(view)
-        losses += [_mean(step(batch)) for batch in steps[FIRST_STEPS:]]
-    journey = _travel(start, _samples(view, watched))
-    return _Swayed(tuple(losses), updates, journey, buffers)
-
-
-def _on_host(state: dict[str, Any]) -> dict[str, Any]:
-    copied: dict[str, Any] = map_tensors(lambda t: t.detach().cpu().clone(), state)
-    return copied
-
-
-def _pass(accelerated: Accelerated, batch: Any, seed: int) -> float:
+    Args:
+        accelerated: The built program.
+        batch: This rank's batch.
+        seed: The seed.
+    """
     torch.manual_seed(seed)
-    return _mean(accelerated.train_step.accumulate(batch))
+    return mean_loss(accelerated.train_step.accumulate(batch))
 
 
 def _changed(
@@ -442,16 +286,13 @@ def _changed(
     return frozenset(name for names in gathered(mine) for name in names)
 
 
-def _travel(
-    start: Mapping[str, Sequence[float]], end: Mapping[str, Sequence[float]]
-) -> dict[str, tuple[float, ...]]:
-    return {
-        name: tuple(b - a for a, b in zip(values, end[name], strict=True))
-        for name, values in start.items()
-    }
+def sampled_buffers(accelerated: Accelerated) -> dict[str, tuple[float, ...]]:
+    """Returns some values of each buffer, always at the same places.
 
-
-def _buffers(view: View) -> dict[str, tuple[float, ...]]:
+    Args:
+        accelerated: The built program.
+    """
+    view = View(accelerated)
     real = {n: b for n, b in view.buffers().items() if not b.is_complex()}
     return _samples(view, real)
 
@@ -465,12 +306,13 @@ def _samples(
     )
 
 
-class _Together(torch.nn.Module):
-    """What a rank has of a model, to be looked through as one module."""
+def whole_model(accelerated: Accelerated) -> torch.nn.Module:
+    """Returns what a rank has of a model, to be looked through as one module.
 
-    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
-        super().__init__()
-        self.models = torch.nn.ModuleList(models)
+    Args:
+        accelerated: The built program.
+    """
+    return torch.nn.ModuleList(accelerated.models())
 
 
 def _ties(accelerated: Accelerated) -> tuple[tuple[str, ...], ...]:
@@ -497,8 +339,12 @@ def _picked(tensor: torch.Tensor, num_tensors: int) -> tuple[float, ...]:
     return tuple(flat[places.to(flat.device)].tolist())
 
 
-def _mean(loss: torch.Tensor) -> float:
-    """Returns the mean over ranks, which is the loss of the global batch."""
+def mean_loss(loss: torch.Tensor) -> float:
+    """Returns the mean over ranks, which is the loss of the global batch.
+
+    Args:
+        loss: That of this rank's part.
+    """
     value = loss.detach().float().clone()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.all_reduce(value)

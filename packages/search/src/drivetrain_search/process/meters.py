@@ -1,4 +1,4 @@
-"""Meters: step times, floating-point operations, peak speed, and peak memory."""
+"""Meters: times of steps and passes, floating-point operations, peak speed and memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 import time
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,10 @@ import torch
 
 from drivetrain_core import Measurement
 from drivetrain_core.accelerators import accelerator_of
+from drivetrain_core.numerics.checksum import gathered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from drivetrain_core import Accelerated
 
@@ -215,3 +217,88 @@ def _num_prepared(loader: Any) -> int:
     workers = getattr(loader, "num_workers", 0)
     each = getattr(loader, "prefetch_factor", 0)
     return workers * each if isinstance(workers, int) and isinstance(each, int) else 0
+
+
+@contextmanager
+def timed_passes(
+    accelerated: Accelerated, told: Callable[[float], None] | None = None
+) -> Iterator[list[float]]:
+    """Times the passes over batches inside; yields the seconds of each so far.
+
+    Args:
+        accelerated: The built program.
+        told: Called with the seconds of each pass.
+    """
+    step: Any = accelerated.train_step
+    accumulate, wait = step.accumulate, accelerator_of(accelerated.device).synchronize
+    times: list[float] = []
+
+    def timed(batch: Any) -> torch.Tensor:
+        start = time.perf_counter()
+        loss: torch.Tensor = accumulate(batch)
+        wait()
+        times.append(time.perf_counter() - start)
+        if told is not None:
+            told(times[-1])
+        return loss
+
+    step.accumulate = timed
+    try:
+        yield times
+    finally:
+        step.accumulate = accumulate
+
+
+def passes_seconds(times: Sequence[float]) -> float:
+    """Returns what passes took in all, without what was compiled in some of them.
+
+    Args:
+        times: Seconds of each pass; more than the median is not the pass itself.
+
+    Example:
+        >>> passes_seconds([9.0, 0.5, 0.25, 0.5])
+        1.75
+    """
+    if not times:
+        return 0.0
+    usual = statistics.median(times)
+    return sum(min(seconds, usual) for seconds in times)
+
+
+class StepClock:
+    """Times the first steps, the same on every rank.
+
+    Args:
+        device: Where the steps run.
+        watch: Told the seconds of the steps so far after each.
+    """
+
+    def __init__(
+        self, device: torch.device, watch: Callable[[list[float]], None] | None
+    ) -> None:
+        """Has timed none so far."""
+        self._wait = accelerator_of(device).synchronize
+        self._watch = watch
+        self._seconds: list[float] = []
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Times the step inside."""
+        started_s = self._now_s()
+        yield
+        self._seconds.append(max(gathered(self._now_s() - started_s)))
+        if self._watch is not None:
+            self._watch(self._seconds)
+
+    def steps_until(self, until_s: float) -> float:
+        """Returns how many more such steps fit; the first one also warmed up.
+
+        Args:
+            until_s: When they shall be done, in `time.monotonic` seconds.
+        """
+        left_s = float(min(gathered(until_s - self._now_s())))
+        return max(left_s, 0.0) / max(statistics.median(self._seconds[1:]), 1e-9)
+
+    def _now_s(self) -> float:
+        self._wait()
+        return time.monotonic()

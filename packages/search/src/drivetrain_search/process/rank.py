@@ -28,17 +28,12 @@ from drivetrain_core.extending import (
 )
 from drivetrain_core.mesh_shape import asks_for_mesh
 from drivetrain_core.numerics.checksum import gathered
-from drivetrain_core.numerics.observe import (
-    TRAJECTORY_STEPS,
-    nudge,
-    observe,
-    passes_seconds,
-    timed_passes,
-)
 from drivetrain_core.services.batch_plan import BatchPlan
 from drivetrain_search.draw import draw, is_repeatable
 from drivetrain_search.process import meters
 from drivetrain_search.process.channel import tell
+from drivetrain_search.process.pace import TRAJECTORY_STEPS
+from drivetrain_search.process.trajectory import nudge, observe_trajectory
 from drivetrain_search.stopping import is_outrun
 
 if TYPE_CHECKING:
@@ -137,7 +132,7 @@ def run_rank(
     yield {
         "event": "ready",
         "observation": seen.observation and seen.observation.to_dict(),
-        "setup_s": max(0.0, now - started - passes_seconds(seen.passes_s)),
+        "setup_s": max(0.0, now - started - meters.passes_seconds(seen.passes_s)),
         "flops": seen.flops and seen.flops * world,
         "step_s": min(seen.passes_s),
     }
@@ -218,8 +213,8 @@ def _observed(
 
     if look["nudges"]:
         nudge(accelerated)
-    with timed_passes(accelerated, told) as times:
-        observation = observe(
+    with meters.timed_passes(accelerated, told) as times:
+        observation = observe_trajectory(
             accelerated,
             parts,
             seed=program.seed,
@@ -241,7 +236,7 @@ def _warmed(
 ) -> _Seen:
     """Trains for the first steps of a program that is not looked at."""
     batches = iter(cycle(accelerated.loader))
-    with timed_passes(accelerated, told) as times:
+    with meters.timed_passes(accelerated, told) as times:
         for _ in range(num_steps):
             accelerated.train_step(next(batches))
     return _Seen(None, batches, None, times)

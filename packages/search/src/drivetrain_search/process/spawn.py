@@ -38,7 +38,7 @@ _IMPORTED = (
     "torch.distributed.fsdp",
     "drivetrain_core._build",
     "drivetrain_search.process.payload",
-    "drivetrain_core.numerics.observe",
+    "drivetrain_search.process.trajectory",
 )
 
 _DUMP_WAIT_S = 0.7

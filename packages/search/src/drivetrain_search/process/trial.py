@@ -24,7 +24,7 @@ from drivetrain_core import (
 )
 from drivetrain_core.extending import describe
 from drivetrain_core.numerics.guard import Observation
-from drivetrain_core.numerics.pace import FIRST_STEPS
+from drivetrain_core.numerics.observation import FIRST_STEPS
 from drivetrain_search.process.payload import import_path
 from drivetrain_search.process.spawn import Processes, RankFailure, meeting_place
 from drivetrain_search.stopping import USUAL_NOISE

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivetrain_core.numerics.pace import (
+from drivetrain_core.numerics.observation import FIRST_STEPS
+from drivetrain_search.process.pace import (
     ALL_PASSES,
-    FIRST_STEPS,
     TRAJECTORY_STEPS,
     passes_within,
 )

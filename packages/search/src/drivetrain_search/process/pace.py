@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-FIRST_STEPS = 3
-"""Steps that every trial is observed on."""
+from drivetrain_core.numerics.observation import FIRST_STEPS
 
 TRAJECTORY_STEPS = 14
 """Steps of the baseline at most, and of a plan that is to be chosen."""
