@@ -150,11 +150,8 @@ def with_parameter_usage(
         foreign=parameter_usage.foreign(accelerated),
     )
     if steers:
-        stir = _stir(accelerated, batch, seed)
-        poked = _poke(accelerated, batch, seed)
-        usage = replace(
-            usage, stir=stir, clipped_norm=poked.clipped_norm, rests=poked.rests
-        )
+        usage = replace(usage, stir=_stir(accelerated, batch, seed))
+        usage = replace(usage, **_poke(accelerated, batch, seed)._asdict())
     return replace(seen, liveness=usage)
 
 
