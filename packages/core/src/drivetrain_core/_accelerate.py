@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from drivetrain_core._arguments import check_arguments, check_limits, read_device
-from drivetrain_core._build import finish, prepare
+from drivetrain_core._build import build
 from drivetrain_core._compose import (
     Strategy,
     complete,
@@ -29,7 +29,8 @@ from drivetrain_core._data.cycle import first_batches, guard_batches
 from drivetrain_core._data.loader import undisturbed
 from drivetrain_core._errors import Code, PlanError, PluginError, ProgramError
 from drivetrain_core._layout import agreed_layout
-from drivetrain_core._model.meta_model import is_meta_model
+from drivetrain_core._model.meta_model import is_meta_model, move_to
+from drivetrain_core._model.snapshot import ModelSnapshot
 from drivetrain_core._optimizer.source import OptimizerFactory, OptimizerSource
 from drivetrain_core._partial import read_partial
 from drivetrain_core._plan import Plan, Rejected
@@ -41,6 +42,7 @@ from drivetrain_core._probe import (
 )
 from drivetrain_core._program import ForwardFunction, LossFunction, Program
 from drivetrain_core._ranks import agree, decide, require_same
+from drivetrain_core._rehearsal import UNCHECKED, Rehearsal, needs_rehearsal
 from drivetrain_core._scripts.overrides import current_overrides
 from drivetrain_core._scripts.replay import begin_call, current_script, remember_plan
 from drivetrain_core.budget import Budget
@@ -87,6 +89,7 @@ def accelerate(
     cache: bool | str | os.PathLike[str] = True,
     ship: Literal["auto", "pickle", "replay"] = "auto",
     on_error: Literal["raise", "fallback"] = "raise",
+    check: bool = True,
     cluster: ClusterSpec | str | os.PathLike[str] | None = None,
     device: torch.device | str | None = None,
     plan_out: str | os.PathLike[str] | None = None,
@@ -144,6 +147,11 @@ def accelerate(
             be done.
         on_error: `raise`, or `fallback`: drop an item of a given strategy that cannot
             be used, with a warning, and record it in the plan.
+        check: Whether a plan that is given is rehearsed before it is applied: a step of
+            it and one of the program as written, on a few samples of the first batch, must
+            have the same loss, gradients, updates and buffers, within what the plan
+            declares. What was seen stands in the plan as `guard`, with
+            `{"checked": False}` where nothing was looked at.
         cluster: A description of the cluster, or its path; it must fit the ranks that
             were launched.
         device: Where to train; this rank's accelerator by default, else the CPU.
@@ -166,8 +174,8 @@ def accelerate(
         An `Accelerated`, which unpacks to model, optimizer and loader.
 
     Raises:
-        PlanError: A given strategy cannot be used here; nothing was changed. Or an
-            optimization failed while it was applied.
+        PlanError: A given strategy cannot be used here, or it trains something else than
+            the program. The model is as it was, but for its device.
         ProgramError: The model, data, optimizer or loss is not usable.
         SearchError: The program cannot be measured.
         DistributedError: Ranks disagree, or no process group stands.
@@ -285,21 +293,21 @@ def accelerate(
         return chosen
 
     plan = decide(find_plan, world, limits.seconds)
-    # Every rank checks on its own facts before any rank changes its model.
-    agree(lambda: require_usable(plan.choices, context), world, "check")
+    read = _Read(program, module, source, context, batches)
+    checks = None if searches or override.replay is not None else check
+    while True:
+        try:
+            plan, accelerated = _applied(read, plan, target, checks=checks)
+            break
+        except PlanError as error:
+            if on_error == "raise" or searches:
+                raise
+            plan = _without(plan, error, context)
     if plan_out is not None and world.rank == 0:
         if searches and not plan.may_replace(plan_out):
             logger.warning("%s keeps what an earlier search measured", plan_out)
         else:
             logger.info("plan written to %s", plan.save(plan_out))
-    layout = agreed_layout(program, module, batches[0], plan.choices, context.world)
-    # In two parts, so that a rank that fails alone leaves none waiting for it.
-    state = agree(
-        lambda: prepare(program, module, source, plan, context, target, layout),
-        world,
-        "prepare",
-    )
-    accelerated = agree(lambda: finish(program, state, plan), world, "finish")
     accelerated.report = report
     remember_plan(call, plan)
     if plan.made.get("device") == context.summary()["device"]:
@@ -362,6 +370,42 @@ def _read(
     )
     _require_cluster(cluster, context)
     return _Read(program, module, source, context, batches)
+
+
+def _applied(
+    read: _Read, plan: Plan, target: torch.device, *, checks: bool | None
+) -> tuple[Plan, Accelerated]:
+    """Returns the program with a plan applied, and the plan with what its check saw.
+
+    Args:
+        read: What there is before a plan.
+        plan: The plan.
+        target: Where to train.
+        checks: Whether to check it; None where it was checked, and `guard` stands.
+
+    Raises:
+        PlanError: It cannot be, or a step of it is not the program's. The model is as it
+            was, but for its device.
+    """
+    program, module, source, context, batches = read
+    world = context.world
+    # Every rank checks on its own facts before any rank changes its model.
+    agree(lambda: require_usable(plan.choices, context), world, "check")
+    layout = agreed_layout(program, module, batches[0], plan.choices, world)
+    snapshot = ModelSnapshot(agree(lambda: move_to(module, target), world, "move"))
+    try:
+        if checks is not None and needs_rehearsal(plan, context):
+            seen: Mapping[str, Any] = UNCHECKED
+            if checks and program.weights == "build" and not source.needs_closure:
+                rehearsal = Rehearsal(
+                    program, module, source, context, target, batches[0]
+                )
+                seen = rehearsal.check(plan, layout)
+            plan = dataclasses.replace(plan, guard=plan.guard or seen)
+        return plan, build(program, module, source, plan, context, target, layout)
+    except BaseException:
+        snapshot.restore()
+        raise
 
 
 class _Replayed:
@@ -428,27 +472,37 @@ def _completed(plan: Plan, context: Context, on_error: str) -> Plan:
 
     One that was named by hand is from here on that of this program.
     """
-    choices, dropped = complete(plan.choices, context), []
-    while on_error == "fallback":
-        found = problems(choices, context)
-        if not found:
-            break
-        choice, reject = found[0]
-        logger.warning("%s is dropped: %s", choice, reject.because)
-        dropped.append(
-            Rejected(
-                plan=str(choice),
-                code=reject.code,
-                because=reject.because,
-                fix=reject.fix,
-            )
-        )
-        choices = complete([c for c in choices if c != choice], context)
-    return dataclasses.replace(
+    plan = dataclasses.replace(
         plan,
-        choices=choices,
+        choices=complete(plan.choices, context),
         fingerprint=plan.fingerprint or context.fingerprint(),
-        rejected=(*plan.rejected, *dropped),
+    )
+    while on_error == "fallback" and (found := problems(plan.choices, context)):
+        choice, reject = found[0]
+        error = PlanError(
+            reject.code, choice.name, because=reject.because, fix=reject.fix
+        )
+        plan = _without(plan, error, context)
+    return plan
+
+
+def _without(plan: Plan, error: PlanError, context: Context) -> Plan:
+    """Returns a plan without the choice that an error is about, or else its last one.
+
+    Raises:
+        PlanError: The same, where nothing is left to drop.
+    """
+    named = [c for c in plan.choices if c.name == error.optimization]
+    dropped = (named or list(plan.choices[-1:]))[-1:]
+    kept = complete([c for c in plan.choices if c not in dropped], context)
+    if kept == plan.choices:
+        raise error
+    logger.warning("%s is dropped: %s", *dropped, error.because)
+    rejected = Rejected(
+        plan=str(dropped[0]), code=error.code, because=error.because, fix=error.fix
+    )
+    return dataclasses.replace(
+        plan, choices=kept, guard={}, rejected=(*plan.rejected, rejected)
     )
 
 

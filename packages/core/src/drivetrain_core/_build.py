@@ -15,11 +15,12 @@ from drivetrain_core._data.rank_loader import AgreedLoader, rank_loader
 from drivetrain_core._errors import Code, DrivetrainError, PlanError, ProgramError
 from drivetrain_core._model.meta_model import move_to
 from drivetrain_core._optimizer.master_weights import MasterWeightOptimizer
+from drivetrain_core._ranks import agree
 from drivetrain_core._registry import find
 from drivetrain_core._rendezvous_store import Notes
 from drivetrain_core._state import TrainingState
 from drivetrain_core._step import TrainStep
-from drivetrain_core.mesh_shape import asks_for_mesh, mesh_of
+from drivetrain_core.mesh_shape import data_part
 from drivetrain_core.services.batch_plan import BatchPlan
 
 if TYPE_CHECKING:
@@ -43,14 +44,20 @@ def build(
     device: torch.device,
     layout: LayoutPlan | None = None,
 ) -> Accelerated:
-    """Returns the program with a plan applied: `prepare` and `finish` in one.
+    """Returns the program with a plan applied: `prepare` and `finish` on all ranks.
+
+    It is in two parts, so that a rank that fails alone leaves none waiting for it.
 
     Raises:
         PlanError: An optimization failed. Global settings are put back; the model is
             not to be used any further.
     """
-    state = prepare(program, model, source, plan, context, device, layout)
-    return finish(program, state, plan)
+    state = agree(
+        lambda: prepare(program, model, source, plan, context, device, layout),
+        context.world,
+        "prepare",
+    )
+    return agree(lambda: finish(program, state, plan), context.world, "finish")
 
 
 def prepare(
@@ -79,10 +86,7 @@ def prepare(
         PlanError: An optimization failed, as in `build`.
     """
     world = context.world
-    data_size, data_rank = world.size, world.rank
-    if asks_for_mesh(plan.choices):
-        shape = mesh_of(plan.choices, world.size)
-        data_size, data_rank = shape.data_size, shape.data_rank(world.rank)
+    data_size, data_rank = data_part(plan.choices, world.size, world.rank)
     whole = BatchPlan(
         world_size=data_size,
         global_batch=context.batch.size,

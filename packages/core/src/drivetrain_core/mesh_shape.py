@@ -173,6 +173,22 @@ def asks_for_mesh(choices: Sequence[Choice]) -> bool:
     return any(choice.name == "mesh" for choice in choices)
 
 
+def data_part(choices: Sequence[Choice], world_size: int, rank: int) -> tuple[int, int]:
+    """Returns how many parts a plan makes of a global batch for the ranks, and this one's.
+
+    Example:
+        >>> from drivetrain_core import Choice
+        >>> data_part([Choice("mesh", {"tensor": 2})], 4, 3)
+        (2, 1)
+        >>> data_part([], 4, 3)
+        (4, 3)
+    """
+    if not asks_for_mesh(choices):
+        return world_size, rank
+    shape = mesh_of(choices, world_size)
+    return shape.data_size, shape.data_rank(rank)
+
+
 def mesh_of(choices: Sequence[Choice], world_size: int) -> MeshShape:
     """Returns how many ranks there are along each axis.
 

@@ -52,7 +52,8 @@ class RandomStream:
         put_random_states(outside)
 
     @contextmanager
-    def _in_place(self) -> Iterator[None]:
+    def in_place(self) -> Iterator[None]:
+        """Draws from these states inside, and goes on from there the next time."""
         outside = random_states()
         put_random_states(self._states)
         try:
@@ -63,11 +64,11 @@ class RandomStream:
 
     def drawn(self, data: Iterable[Any]) -> Iterator[Any]:
         """Yields what an iterable yields, drawn under these states."""
-        with self._in_place():
+        with self.in_place():
             items = iter(data)
         end = object()
         while True:
-            with self._in_place():
+            with self.in_place():
                 item = next(items, end)
             if item is end:
                 return

@@ -1,0 +1,229 @@
+"""Rehearses a plan: one step as written and one under it, before the model is changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain_core._build import build
+from drivetrain_core._choice import Phase, Reject
+from drivetrain_core._compose import numerics_of
+from drivetrain_core._context import WorldFacts
+from drivetrain_core._data.batch import batch_size, map_tensors, split_batch
+from drivetrain_core._data.random_stream import RandomStream
+from drivetrain_core._errors import Code, DrivetrainError, PlanError
+from drivetrain_core._model.snapshot import ModelSnapshot
+from drivetrain_core._plan import Plan
+from drivetrain_core._ranks import agree
+from drivetrain_core._registry import find
+from drivetrain_core.accelerators._isolated_rng import isolated_rng
+from drivetrain_core.mesh_shape import data_part
+from drivetrain_core.numerics.checksum import gathered
+from drivetrain_core.numerics.guard import compare, differences
+from drivetrain_core.numerics.observe import observe
+from drivetrain_core.services.batch_plan import BatchPlan
+
+if TYPE_CHECKING:
+    from drivetrain_core._context import Context
+    from drivetrain_core._optimizer.source import OptimizerSource
+    from drivetrain_core._program import Program
+    from drivetrain_core.numerics.observation import Observation
+    from drivetrain_core.services.model_layout import LayoutPlan
+
+logger = logging.getLogger(__name__)
+
+_FIX = "leave it out, or pass check=False to train what it makes of the program"
+_SPREAD = 0.02
+_FIRST, _LAST = Phase.MODEL_SWAP, Phase.SCHEDULE
+
+UNCHECKED = {"checked": False}
+"""What the `guard` of a plan says that was not held to the program."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rehearsal:
+    """What a plan is rehearsed with.
+
+    The program as written trains on a batch that is cut small, on each rank alone; then
+    the plan does, on the same samples and from the same weights, all ranks together.
+    Weights that are all equal, such as gates that start at zero, are drawn for it: they
+    would hide what is wrong. Afterwards the model is what it was.
+
+    Args:
+        program: The user's program.
+        module: Its model, on its device.
+        source: The recipe of its optimizer.
+        context: The facts.
+        device: Where to train.
+        batch: A global batch.
+    """
+
+    program: Program
+    module: torch.nn.Module
+    source: OptimizerSource
+    context: Context
+    device: torch.device
+    batch: Any
+
+    def check(self, plan: Plan, layout: LayoutPlan | None) -> dict[str, Any]:
+        """Returns how far the plan is from the program, as a plan's `guard` holds it.
+
+        Args:
+            plan: The plan.
+            layout: What each axis of its mesh does to the model.
+
+        Raises:
+            PlanError: It cannot be applied, its step fails where the program's does not,
+                or loss, gradients, updates or buffers are not those of the program.
+        """
+        snapshot = ModelSnapshot(self.module, values=True)
+        try:
+            return self._check(plan, layout, snapshot)
+        finally:
+            snapshot.restore()
+
+    def _check(
+        self, plan: Plan, layout: LayoutPlan | None, snapshot: ModelSnapshot
+    ) -> dict[str, Any]:
+        world = self.context.world
+        batch = self.batch
+        if world.size > 1:
+            batch = gathered(batch if world.rank == 0 else None)[0]
+        alone = dataclasses.replace(self.context, world=WorldFacts())
+
+        def written(rows: int, seed: int = 0) -> Observation:
+            self._start(snapshot)
+            return self._observed(Plan(), alone, None, _first(batch, rows), seed)
+
+        ranks, rank = data_part(plan.choices, world.size, world.rank)
+        size = batch_size(batch)
+        rows = _rows(size, ranks, plan)
+        try:
+            try:
+                expected = written(rows)
+            except Exception:  # noqa: BLE001
+                rows = size  # A part of the batch may be none of the program's.
+                expected = written(rows)
+        except Exception as error:  # noqa: BLE001
+            # It is the program's own, and is met where the program is run.
+            logger.warning("%s is not checked, since as written: %s", plan, error)
+            return UNCHECKED
+        split = BatchPlan(world_size=ranks, global_batch=rows)
+        sizes = [split.for_rank(one).size for one in range(ranks)]
+        self._start(snapshot)
+        part = split_batch(_first(batch, rows), sizes)[rank]
+        found = self._observed(plan, self.context, layout, part)
+        if world.size > 1:  # Each rank has sent all samples through the program.
+            expected = dataclasses.replace(expected, accounting=found.accounting)
+        numerics = numerics_of(plan.choices)
+        verdict = compare(expected, found, numerics)
+        if isinstance(verdict, Reject):
+            # What is random about the program itself is held against no plan.
+            own = differences(expected, written(rows, seed=1))
+            noise = max(own["worst_grad_rel"], 1.0 - own["smallest_cosine"])
+            noisy = dataclasses.replace(
+                expected, noise=own["loss_rel"], gradient_noise=noise
+            )
+            verdict = compare(noisy, found, numerics)
+        if isinstance(verdict, Reject):
+            because = f"a step of it is none of the program's: {verdict.because}"
+            raise PlanError(Code.NUMERICS, str(plan), because=because, fix=_FIX)
+        return differences(expected, found)
+
+    def _start(self, snapshot: ModelSnapshot) -> None:
+        """Gives the model the weights of the rehearsal, the same on all ranks."""
+        snapshot.restore()
+        generator = torch.Generator().manual_seed(self.program.seed)
+        for tensor in self.module.parameters():
+            tensor.grad = None
+            values = tensor.detach()
+            if not values.is_floating_point() or values.numel() < 2:
+                continue
+            if bool((values == values.flatten()[0]).all()):
+                drawn = torch.randn(values.shape, generator=generator)
+                values.add_(_SPREAD * drawn.to(values))
+        if self.context.world.size > 1:
+            for tensor in (*self.module.parameters(), *self.module.buffers()):
+                torch.distributed.broadcast(tensor.detach(), 0)
+
+    def _observed(
+        self,
+        plan: Plan,
+        context: Context,
+        layout: LayoutPlan | None,
+        batch: Any,
+        seed: int = 0,
+    ) -> Observation:
+        """Trains a step under a plan and returns what it did.
+
+        Raises:
+            PlanError: It cannot be applied, or its step fails.
+        """
+        try:
+            return self._trained(plan, context, layout, batch, seed + self.program.seed)
+        except DrivetrainError:
+            raise
+        except Exception as error:
+            traceback.clear_frames(error.__traceback__)
+            raise PlanError(
+                Code.ERROR,
+                str(plan),
+                because=f"its step fails, where the program's does not: "
+                f"{type(error).__name__}: {error}",
+                fix=_FIX,
+            ) from error
+        finally:
+            gc.collect()  # DDP's hooks on parameters live as long as it does.
+
+    def _trained(
+        self,
+        plan: Plan,
+        context: Context,
+        layout: LayoutPlan | None,
+        batch: Any,
+        seed: int,
+    ) -> Observation:
+        program, device = self.program, self.device
+        source = dataclasses.replace(self.source, hooks={})
+        batch = map_tensors(lambda tensor: tensor.to(device).clone(), batch)
+        with isolated_rng(seed), RandomStream(seed).in_place():
+            built = build(program, self.module, source, plan, context, device, layout)
+
+            def step() -> Observation:
+                return observe(built, [batch], seed=seed, num_steps=1, steers=False)
+
+            try:
+                return agree(step, context.world, "rehearse")
+            finally:
+                built.close()
+
+
+def needs_rehearsal(plan: Plan, context: Context) -> bool:
+    """Returns whether a plan runs the program otherwise than as written."""
+    phases = [find(choice.name).phase for choice in plan.choices]
+    return context.world.size > 1 or any(_FIRST <= p <= _LAST for p in phases)
+
+
+def _rows(size: int, ranks: int, plan: Plan) -> int:
+    """Returns how many samples of a batch are enough: few, and as many for each part."""
+    parts = ranks
+    for choice in plan.choices:
+        if choice.name == "compile":
+            return (
+                size  # It would be compiled for another shape, and once more for this.
+            )
+        if choice.name == "micro_batch" and isinstance(choice.config["num"], int):
+            parts *= choice.config["num"]
+    few = max(2, size // (4 * parts)) * parts
+    # Ranks know the weights of their uneven parts of a full batch alone.
+    return size if few > size or size % ranks else few
+
+
+def _first(batch: Any, rows: int) -> Any:
+    size = batch_size(batch)
+    return batch if rows == size else split_batch(batch, [rows, size - rows])[0]
