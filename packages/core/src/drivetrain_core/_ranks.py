@@ -79,13 +79,13 @@ def share(
         try:
             found = find()
         except BaseException as error:
-            store.set(key, json.dumps({"error": _describe(error)}))
+            store.set(key, json.dumps({"error": describe_error(error)}))
             raise
         store.set(key, json.dumps({"found": found}))
         return found
     answer = _wait(store, key, limit_s, f"rank 0 to {what}")
     if "error" in answer:
-        raise _as_error(answer["error"], 0)
+        raise rebuild_error(answer["error"], "rank 0")
     shared: dict[str, Any] = answer["found"]
     return shared
 
@@ -111,7 +111,7 @@ def agree(action: Callable[[], _T], world: WorldFacts, name: str) -> _T:
     verdict: dict[str, Any] = {}
     if mine is not None:
         # The first to fail is the cause; what peers raise after it is its echo.
-        verdict = {"error": _describe(mine), "turn": store.add(f"{key}/failed", 1)}
+        verdict = {"error": describe_error(mine), "turn": store.add(f"{key}/failed", 1)}
     store.set(f"{key}/{world.rank}", json.dumps(verdict))
     if mine is not None and (verdict["turn"] == 1 or not isinstance(mine, Exception)):
         raise mine
@@ -124,9 +124,9 @@ def agree(action: Callable[[], _T], world: WorldFacts, name: str) -> _T:
             break
     if failed:
         rank, cause = failed[min(failed)]
-        if isinstance(mine, PlanError) and _describe(mine) == cause:
+        if isinstance(mine, PlanError) and describe_error(mine) == cause:
             raise mine
-        raise _as_error(cause, rank) from mine
+        raise rebuild_error(cause, f"rank {rank}") from mine
     return result  # type: ignore[return-value]
 
 
@@ -168,7 +168,13 @@ def _wait(store: Store, key: str, seconds: float, what: str) -> dict[str, Any]:
     return answer
 
 
-def _describe(error: BaseException) -> dict[str, str]:
+def describe_error(error: BaseException) -> dict[str, str]:
+    """Returns what an error says, for JSON.
+
+    Example:
+        >>> describe_error(OSError("no room"))
+        {'type': 'OSError', 'message': 'no room'}
+    """
     parts = {"type": type(error).__name__, "message": str(error)}
     if isinstance(error, PlanError):
         parts |= {
@@ -180,13 +186,23 @@ def _describe(error: BaseException) -> dict[str, str]:
     return parts
 
 
-def _as_error(parts: dict[str, str], rank: int) -> Exception:
+def rebuild_error(parts: dict[str, str], who: str) -> Exception:
+    """Returns the error to raise where another process has failed.
+
+    Args:
+        parts: What `describe_error` has returned there.
+        who: That process.
+
+    Example:
+        >>> rebuild_error({"type": "OSError", "message": "no room"}, "rank 1")
+        DistributedError('rank 1 failed with OSError: no room')
+    """
     if "code" in parts:
         return PlanError(
             Code(parts["code"]),
             parts["optimization"],
-            because=f"on rank {rank}: {parts['because']}",
+            because=f"on {who}: {parts['because']}",
             fix=parts["fix"],
         )
-    message = f"rank {rank} failed with {parts['type']}: {parts['message']}"
+    message = f"{who} failed with {parts['type']}: {parts['message']}"
     return DistributedError(message)

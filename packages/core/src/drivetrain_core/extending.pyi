@@ -48,6 +48,8 @@ from drivetrain_core._processes.child_process import NewProcess as NewProcess
 from drivetrain_core._processes.fork_server import MARKER as MARKER
 from drivetrain_core._processes.fork_server import die_with as die_with
 from drivetrain_core._program import Program as Program
+from drivetrain_core._ranks import describe_error as describe_error
+from drivetrain_core._ranks import rebuild_error as rebuild_error
 from drivetrain_core._registry import available as available
 from drivetrain_core._registry import failures as failures
 from drivetrain_core._registry import find as find

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from drivetrain_core.services import get_service
+from drivetrain_search.job_search import search_once
 from drivetrain_search.options import read_options
 from drivetrain_search.process.payload import Payload
 from drivetrain_search.progress import ConsoleProgress, SilentProgress
@@ -13,11 +17,13 @@ from drivetrain_search.run import search
 
 if TYPE_CHECKING:
     from drivetrain_core import Plan
-    from drivetrain_core.services import SearchProgress, SearchRequest
+    from drivetrain_core.services import JobStore, SearchProgress, SearchRequest
     from drivetrain_search.report.report import Report
 
 
 _NUM_STANDARD = 3
+# How often this process has asked for the plan of a program.
+_num_asked: Counter[str] = Counter()
 
 
 class TrialSearch:
@@ -26,7 +32,12 @@ class TrialSearch:
     def search(self, request: SearchRequest) -> tuple[Plan, Report]:
         """Returns the plan, and what was tried.
 
+        In a job whose processes have a store and no process group yet, one of them
+        searches; the plan of the others comes with a report that has no trials.
+
         Raises:
+            DistributedError: Another process of the job searches, and has not ended in
+                time or has failed.
             PlanError: What is required cannot be used here, or cannot be sent to a trial.
             ProgramError: The program itself does not train.
             SearchError: The program cannot be measured.
@@ -35,9 +46,18 @@ class TrialSearch:
         # Libraries draw from it when they are imported.
         state = random.getstate()
         try:
-            return self._search(request)
+            return self._search_once(request)
         finally:
             random.setstate(state)
+
+    def _search_once(self, request: SearchRequest) -> tuple[Plan, Report]:
+        """Searches, or takes the plan of another process of the job."""
+        job_store: JobStore = get_service("job_store")
+        with job_store.open() as store:
+            if store is None or request.context.world.size > 1:
+                return self._search(request)
+            key, limit_s = _key(request), request.budget.seconds
+            return search_once(store, key, lambda: self._search(request), limit_s)
 
     def _search(self, request: SearchRequest) -> tuple[Plan, Report]:
         payload = Payload(
@@ -61,6 +81,16 @@ class TrialSearch:
         )
         written = tuple(request.written)
         return search(payload, written, options, _progress(request))
+
+
+def _key(request: SearchRequest) -> str:
+    """Returns the name of a search, the same in all processes that run the script."""
+    asked = request.partial, request.require, request.budget, request.changes_algorithm
+    names = sorted(request.allow or ()), sorted(request.deny)
+    facts = request.context.fingerprint(), request.context.loop.optimizer, asked, names
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    _num_asked[digest] += 1
+    return f"plan_search/{digest}/{_num_asked[digest]}"
 
 
 def _open_standard_descriptors() -> None:

@@ -37,6 +37,8 @@ from drivetrain_core.services.cluster_spec import Nic as Nic
 from drivetrain_core.services.cluster_spec import NodeGroup as NodeGroup
 from drivetrain_core.services.cluster_spec import Price as Price
 from drivetrain_core.services.cluster_spec import Switch as Switch
+from drivetrain_core.services.job_store import JobStore as JobStore
+from drivetrain_core.services.job_store import NoJobStore as NoJobStore
 from drivetrain_core.services.model_layout import AppliedLayout as AppliedLayout
 from drivetrain_core.services.model_layout import DeviceRates as DeviceRates
 from drivetrain_core.services.model_layout import DividedLoss as DividedLoss

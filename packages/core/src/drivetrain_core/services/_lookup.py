@@ -25,6 +25,7 @@ _FALLBACKS = {
         "cloud_notices:NoCloud",
         "cloud_notices:CloudNotices",
     ),
+    "job_store": ("job_store:NoJobStore", "job_store:JobStore"),
     "model_layout": ("model_layout:NoModelLayout", "model_layout:ModelLayout"),
     "plan_search": ("plan_search:NoPlanSearch", "plan_search:PlanSearch"),
     "process_group": (
@@ -80,8 +81,8 @@ def get_service(name: str, *args: Any, **kwargs: Any) -> Any:
     Which one it is, and why, is logged.
 
     Args:
-        name: `checkpointer`, `cloud_notices`, `model_layout`, `plan_search`,
-            `process_group`, or what an installed package declares;
+        name: `checkpointer`, `cloud_notices`, `job_store`, `model_layout`,
+            `plan_search`, `process_group`, or what an installed package declares;
             `distribution:name` picks one of several providers, and
             `drivetrain-core:name` the fallback.
         *args: What the provider is called with.

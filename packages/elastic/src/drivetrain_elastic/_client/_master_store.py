@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic._client._master_client import MasterClient
 
+# The first part of keys whose values are in the journal once they are set; numbers that
+# are added to are not, and a key that is deleted comes back with the next master.
+KEPT = "kept"
+
 _TIMEOUT = timedelta(minutes=5)
 # The master is asked anew, so that one that was started again knows who waits.
 _LONGEST_WAIT_S = 5.0
@@ -27,7 +31,7 @@ class MasterStore(Store):
 
     Whoever has not the job's token can neither read nor write it. Keys live in the
     master's memory: those of worlds that are over are forgotten, and so are all when the
-    master dies.
+    master dies, but for values that were set under `KEPT`.
 
     Args:
         client: Of the master.

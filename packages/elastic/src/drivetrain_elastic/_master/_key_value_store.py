@@ -6,6 +6,9 @@ import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from drivetrain_elastic._client._master_store import KEPT
+from drivetrain_elastic.journal import Record
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -36,6 +39,23 @@ class KeyValueStore:
     def __len__(self) -> int:
         """Returns how many keys there are."""
         return len(self._values)
+
+    def replay(self, record: Record) -> bool:
+        """Takes a record of the journal; returns whether it was one of these."""
+        if record.kind == "key":
+            key, text = record.body
+            self._values[key] = text.encode("latin-1")
+        return record.kind == "key"
+
+    def dump(self) -> list[Record]:
+        """Returns records that take the place of all that were written."""
+        return [
+            self.record_of(key) for key in self._values if key.startswith(f"{KEPT}/")
+        ]
+
+    def record_of(self, key: str) -> Record:
+        """Returns a key and its value, any bytes, as text that JSON can hold."""
+        return Record("key", [key, self._values[key].decode("latin-1")])
 
     def set(self, key: str, value: bytes) -> None:
         """Sets a value and wakes those who wait for it."""

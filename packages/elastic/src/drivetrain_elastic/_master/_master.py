@@ -146,12 +146,12 @@ class Master:
             )
             # In a thread: the lease is renewed meanwhile.
             await asyncio.to_thread(
-                _replay, self._journal, datasets, events, node_manager
+                _replay, self._journal, datasets, events, node_manager, store
             )
             datasets.begin()
             node_manager.begin()
             self._servicer = servicer = MasterServicer(
-                store, datasets, events, node_manager, self.incarnation
+                store, writer, datasets, events, node_manager, self.incarnation
             )
             with contextlib.ExitStack() as stack:
                 if self.metrics is not None:
@@ -239,12 +239,12 @@ async def _expire(datasets: Datasets, writer: JournalWriter) -> None:
             await datasets.expire(())
 
 
-def _replay(
-    journal: Journal, datasets: Datasets, events: EventLog, node_manager: NodeManager
-) -> None:
+_Keeper = Datasets | EventLog | NodeManager | KeyValueStore
+
+
+def _replay(journal: Journal, *keepers: _Keeper) -> None:
     """Brings back what the masters before this one had written."""
     records = journal.records()
-    keepers = datasets, events, node_manager
     for record in records:
         if not any(one.replay(record) for one in keepers):
             message = f"the journal has a record of a kind unknown here: {record.kind}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from drivetrain_core import DrivetrainError
+from drivetrain_elastic._client._master_store import KEPT
 from drivetrain_elastic._master._graceful_shutdown import (
     GracefulShutdown,
     MasterEndsError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic._master._datasets import Datasets
     from drivetrain_elastic._master._events import EventLog
+    from drivetrain_elastic._master._journal_writer import JournalWriter
     from drivetrain_elastic._master._key_value_store import KeyValueStore
     from drivetrain_elastic._master._node_manager import NodeManager
     from drivetrain_elastic.decisions.shards import DatasetState, Lease
@@ -63,6 +65,7 @@ class MasterServicer:
 
     Args:
         store: Of keys and values, in which ranks find each other.
+        writer: Of the journal, for keys that are kept.
         datasets: What is dealt out.
         events: What happened.
         node_manager: Who is there.
@@ -72,12 +75,14 @@ class MasterServicer:
     def __init__(
         self,
         store: KeyValueStore,
+        writer: JournalWriter,
         datasets: Datasets,
         events: EventLog,
         node_manager: NodeManager,
         incarnation: int,
     ) -> None:
         self._store = store
+        self._writer = writer
         self._datasets = datasets
         self._events = events
         self._node_manager = node_manager
@@ -137,6 +142,7 @@ class MasterServicer:
     async def SetKey(self, request: pb.KeyValue, _: Any) -> pb.Done:  # noqa: N802
         """Sets a value."""
         self._store.set(request.key, request.value)
+        await self._keep(request.key)
         return pb.Done()
 
     @_with_status
@@ -163,6 +169,8 @@ class MasterServicer:
     ) -> pb.KeyValue:
         """Sets a value if it is what is expected."""
         value = self._store.compare_set(request.key, request.expected, request.desired)
+        if value == request.desired:
+            await self._keep(request.key)
         return pb.KeyValue(key=request.key, value=value)
 
     @_with_status
@@ -174,6 +182,10 @@ class MasterServicer:
     async def CountKeys(self, request: pb.Key, _: Any) -> pb.Number:  # noqa: N802
         """Counts the keys that begin so."""
         return pb.Number(number=self._store.count(request.key))
+
+    async def _keep(self, key: str) -> None:
+        if key.startswith(f"{KEPT}/"):
+            await self._writer.append([self._store.record_of(key)])
 
     @_with_status
     async def OpenDataset(  # noqa: N802

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,12 +10,13 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from drivetrain_core.services import get_service
 from drivetrain_elastic._client._master_client import MasterClient, address_and_token
-from drivetrain_elastic._client._master_store import MasterStore
+from drivetrain_elastic._client._master_store import KEPT, MasterStore
+from drivetrain_elastic._client._rendezvous_store import RendezvousStore
 from drivetrain_elastic._membership._agent_membership import AgentMembership
 from drivetrain_elastic._membership._single_process import SingleProcessMembership
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch.distributed.distributed_c10d import Store
 
@@ -56,6 +58,26 @@ def connect() -> Connection:
         beat_s=float(os.environ["DRIVETRAIN_ELASTIC_BEAT_S"]),
     )
     return Connection(membership, MasterStore(client), _factory)
+
+
+class MasterJobStore:
+    """The service `job_store`: what the master of an agent's job keeps in its journal."""
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Store | None]:
+        """Gives the store; None where no agent has started this process.
+
+        Raises:
+            ProgramError: The agent is there, but not where the master is.
+        """
+        if "DRIVETRAIN_ELASTIC_AGENT" not in os.environ:
+            yield None
+            return
+        with MasterClient(*address_and_token(), patience_s=_PATIENCE_S) as client:
+            store = RendezvousStore(MasterStore(client), KEPT)
+            # What others set is asked for, each time.
+            store.forget()
+            yield store
 
 
 def _factory() -> ProcessGroupFactory:
