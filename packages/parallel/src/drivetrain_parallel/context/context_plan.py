@@ -21,6 +21,7 @@ from drivetrain_core.extending import find_blocks, repeated_blocks
 from drivetrain_core.numerics.parameter_usage import without_dropout
 from drivetrain_parallel.collective_channel import CollectiveChannel, rehearse
 from drivetrain_parallel.context.context_blocks import share_sequence
+from drivetrain_parallel.proof.copies import proof_copy
 from drivetrain_parallel.proof.outputs import StepOutput, compare, step_output
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def plan_context_parallel(
         PlanError: The model has no list of blocks, its attention is none of torch's
             own, its heads or positions are too few, or no split computes the same.
     """
+    model, batch = proof_copy(model, batch, loss_of)
     facts = find_blocks(model)
     if facts is None:
         msg = f"{type(model).__name__} has no list of repeated blocks"

@@ -17,6 +17,7 @@ from drivetrain_parallel.expert.expert_layers import (
     expert_parameters,
     share_experts,
 )
+from drivetrain_parallel.proof.copies import proof_copy
 from drivetrain_parallel.proof.outputs import StepOutput, compare, step_output
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def plan_expert_parallel(
         PlanError: The model has no such layer, the degree does not divide the experts,
             or what comes out is not the same.
     """
+    model, batch = proof_copy(model, batch, loss_of)
     candidates = {
         name: module
         for name, module in model.named_modules()

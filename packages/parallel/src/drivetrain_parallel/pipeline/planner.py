@@ -18,13 +18,14 @@ from drivetrain_parallel.pipeline.balance import (
 )
 from drivetrain_parallel.pipeline.costs import count_costs, measure_costs
 from drivetrain_parallel.pipeline.needs import derive_plan, keep_all
-from drivetrain_parallel.pipeline.replicas import shadow
+from drivetrain_parallel.pipeline.replicas import shadow, shared_copy
 from drivetrain_parallel.pipeline.sequential import (
     find_shared,
     prove,
     stages_in_process,
 )
 from drivetrain_parallel.pipeline.trace import BlockTrace, trace_blocks
+from drivetrain_parallel.proof.copies import proof_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,11 +71,14 @@ def plan_pipeline(
         ([(0, 2), (2, 4)], True)
     """
     _check(model, num_stages)
-    whole = shadow(model)
-    on_meta = any(p.is_meta for p in whole.parameters())
+    on_meta = any(p.is_meta for p in model.parameters())
     if on_meta:
         batch = map_tensors(lambda t: t.to("meta"), batch)
+    copied, batch = proof_copy(model, batch, loss_of)
+    whole = shadow(copied)
     notes = [] if on_meta else _make_repeatable(whole, batch, loss_of)
+    # What modules keep of a run must not be there when stages run.
+    unrun = shared_copy(whole)
     trace = _traced(whole, batch, loss_of, num_stages)
     if costs is None:
         costs = (
@@ -91,7 +95,9 @@ def plan_pipeline(
             fix="give one cost for each block, or leave them out to have them measured",
         )
     ranges = balance(costs, num_stages, cuts=trace.cuts)
-    plan = _best(whole, trace, ranges, batch, loss_of, verify=verify and not on_meta)
+    plan = _best(
+        whole, unrun, trace, ranges, batch, loss_of, verify=verify and not on_meta
+    )
     return replace(
         plan,
         costs=stage_costs(costs, ranges),
@@ -125,7 +131,7 @@ def _make_repeatable(
     losses = []
     for seed in (0, 1):
         with isolated_rng(seed):
-            losses.append(float(loss_of(whole, batch).detach()))
+            losses.append(float(loss_of(shared_copy(whole), batch).detach()))
     if losses[0] == losses[1]:
         return []
     whole.eval()
@@ -156,6 +162,7 @@ def _traced(
 
 def _best(
     whole: nn.Module,
+    unrun: nn.Module,
     trace: BlockTrace,
     ranges: tuple[tuple[int, int], ...],
     batch: Any,
@@ -187,7 +194,7 @@ def _best(
         except Exception as error:  # noqa: BLE001 - the model's code may raise anything
             wrong.append(f"{type(error).__name__}: {error}")
             continue
-        reason = prove(whole, plan, batch, loss_of) if verify else ""
+        reason = prove(whole, plan, batch, loss_of, unrun=unrun) if verify else ""
         if not reason:
             notes = () if make == "least" else (_shares_all(wrong[0]),)
             return replace(plan, notes=notes)

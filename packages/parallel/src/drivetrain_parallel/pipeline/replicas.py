@@ -1,49 +1,11 @@
-"""Copies of a model's structure whose tensors are given: shared, empty or on meta.
-
-`copy.deepcopy` copies every weight. The copies here have modules of their own, which
-may be replaced and hooked, around tensors that cost nothing.
-"""
+"""Copies of a model whose tensors are shared, empty or on meta."""
 
 from __future__ import annotations
-
-import copy
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from drivetrain_core import Code, PlanError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-def copy_structure(
-    module: nn.Module,
-    parameter: Callable[[nn.Parameter], nn.Parameter],
-    buffer: Callable[[torch.Tensor], torch.Tensor],
-) -> nn.Module:
-    """Returns a copy of a module whose tensors are made by functions, ties kept.
-
-    Args:
-        module: What is copied; it stays as it is.
-        parameter: Returns the copy's parameter for each of the module's.
-        buffer: Returns the copy's buffer for each of the module's.
-
-    Raises:
-        PlanError: The module holds something that cannot be copied.
-    """
-    memo: dict[int, object] = {id(p): parameter(p) for p in module.parameters()}
-    memo.update({id(b): buffer(b) for b in module.buffers()})
-    try:
-        return copy.deepcopy(module, memo)
-    except Exception as error:  # whatever an attribute's own copy function raises
-        raise PlanError(
-            Code.NOT_APPLICABLE,
-            "pipeline",
-            because=f"{type(module).__name__} cannot be copied: {error}",
-            fix="keep what cannot be copied out of the model's attributes",
-        ) from error
+from drivetrain_parallel.proof.copies import copy_structure
 
 
 def shadow(model: nn.Module) -> nn.Module:
@@ -80,11 +42,7 @@ def meta_twin(module: nn.Module) -> nn.Module:
         >>> meta_twin(nn.Linear(2, 3))(torch.ones(5, 2, device="meta")).shape
         torch.Size([5, 3])
     """
-    return copy_structure(
-        module,
-        lambda p: nn.Parameter(p.detach().to("meta"), requires_grad=False),
-        lambda b: b.detach().to("meta"),
-    )
+    return without_memory(module).requires_grad_(False)
 
 
 def without_memory(module: nn.Module) -> nn.Module:

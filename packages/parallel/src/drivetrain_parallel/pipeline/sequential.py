@@ -79,6 +79,8 @@ def prove(
     plan: PipelinePlan,
     batch: Any,
     loss_of: Callable[[nn.Module, Any], torch.Tensor],
+    *,
+    unrun: nn.Module | None = None,
 ) -> str:
     """Returns what is wrong with a plan, empty if its stages compute what they should.
 
@@ -87,12 +89,14 @@ def prove(
         plan: The plan.
         batch: A micro-batch.
         loss_of: Runs the model to its loss.
+        unrun: A structure that has not run, around the same parameters, of which the
+            stages are made; the model as it is when None.
     """
     with isolated_rng(0):
         expected = _without_zeros(step_output(whole, batch, loss_of))
     with isolated_rng(0):
         try:
-            stages = stages_in_process(whole, plan, loss_of)
+            stages = stages_in_process(unrun or whole, plan, loss_of)
             unsummed = _unsummed(whole, stages, plan)
             if unsummed:
                 return unsummed

@@ -16,7 +16,7 @@ from torch import nn
 from drivetrain_core import Code, PlanError
 from drivetrain_core.accelerators import isolated_rng
 from drivetrain_core.extending import tensors_of
-from drivetrain_parallel.pipeline.replicas import copy_structure, replace_module
+from drivetrain_parallel.pipeline.replicas import replace_module
 from drivetrain_parallel.pipeline.stubs import (
     PlaceholderBlock,
     Relay,
@@ -26,6 +26,7 @@ from drivetrain_parallel.pipeline.stubs import (
     zeros_like_twin,
 )
 from drivetrain_parallel.pipeline.tree import tensor_at
+from drivetrain_parallel.proof.copies import copy_structure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import Code, PlanError
+from drivetrain_parallel.proof.copies import proof_copy
 from drivetrain_parallel.tensor.areas import areas_by_kind
 from drivetrain_parallel.tensor.candidates import Candidate, area_candidates
 from drivetrain_parallel.tensor.coverage import coverage_of, gathered_for_coverage
@@ -87,6 +88,7 @@ def plan_tensor_parallel(
     if degree < 2:
         because = f"tensor parallelism needs two ranks or more, got {degree}"
         raise PlanError(Code.CONFIG, "tensor", because=because)
+    model, batch = proof_copy(model, batch, loss_of)
     flow = trace_flow(model, batch, loss_of)
     lists = find_block_lists(model)
     trial = Trial(model, batch, loss_of, lists, verify=verify)

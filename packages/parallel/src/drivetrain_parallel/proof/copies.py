@@ -1,0 +1,115 @@
+"""Copies of a model whose tensors are given, and those that plans are proven on.
+
+`copy.deepcopy` copies every weight. The copies here have modules of their own, which
+may be replaced and hooked, around tensors that cost nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from drivetrain_core import Code, PlanError
+from drivetrain_core.accelerators import isolated_rng
+from drivetrain_core.extending import map_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def copy_structure(
+    module: nn.Module,
+    parameter: Callable[[nn.Parameter], nn.Parameter],
+    buffer: Callable[[torch.Tensor], torch.Tensor],
+) -> nn.Module:
+    """Returns a copy of a module whose tensors are made by functions, ties kept.
+
+    Args:
+        module: What is copied; it stays as it is.
+        parameter: Returns the copy's parameter for each of the module's.
+        buffer: Returns the copy's buffer for each of the module's.
+
+    Raises:
+        PlanError: The module holds something that cannot be copied.
+    """
+    memo: dict[int, object] = {id(p): parameter(p) for p in module.parameters()}
+    memo.update({id(b): buffer(b) for b in module.buffers()})
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:  # whatever an attribute's own copy function raises
+        raise PlanError(
+            Code.NOT_APPLICABLE,
+            "mesh",
+            because=f"{type(module).__name__} cannot be copied: {error}",
+            fix="keep what cannot be copied out of the model's attributes",
+        ) from error
+
+
+def proof_copy(
+    model: nn.Module,
+    batch: Any,
+    loss_of: Callable[[nn.Module, Any], torch.Tensor],
+) -> tuple[nn.Module, Any]:
+    """Returns a copy of a model, and a batch, whose values hide nothing.
+
+    Gates and last layers that start at zero keep what lies behind them out of the loss
+    and out of every gradient, and experts that start alike may be exchanged. In the copy
+    such values are drawn, the same ones each time. All others share the model's memory.
+
+    Args:
+        model: The model; it is left as it is.
+        batch: What it is proven on.
+        loss_of: Returns the loss of a model on a batch.
+
+    Returns:
+        The copy and the batch; with the values as given where the model does not run on
+        drawn ones, or its loss is not finite then.
+
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> _ = nn.init.zeros_(layer.weight)
+        >>> copied, _ = proof_copy(layer, torch.eye(2), lambda m, b: m(b).sum())
+        >>> bool((copied.weight != 0).all()), layer.weight.tolist()
+        (True, [[0.0, 0.0]])
+    """
+    generator = torch.Generator().manual_seed(0)
+    drawn = {
+        id(p): _drawn(p.detach(), generator, zeros=True) for p in model.parameters()
+    }
+    samples = map_tensors(lambda t: _drawn(t, generator, zeros=False), batch)
+    with contextlib.suppress(Exception), isolated_rng():  # The model's own code.
+        if bool(loss_of(_with_values(model, drawn), samples).isfinite()):
+            return _with_values(model, drawn), samples
+    return _with_values(model, {}), batch
+
+
+def _with_values(model: nn.Module, values: dict[int, torch.Tensor]) -> nn.Module:
+    def parameter(old: nn.Parameter) -> nn.Parameter:
+        value = values.get(id(old), old.detach())
+        new = nn.Parameter(value, requires_grad=old.requires_grad)
+        new.__dict__.update(vars(old))
+        return new
+
+    return copy_structure(model, parameter, torch.Tensor.clone)
+
+
+def _drawn(
+    tensor: torch.Tensor, generator: torch.Generator, *, zeros: bool
+) -> torch.Tensor:
+    """Returns a tensor with others for values that are all alike, or for all zeros."""
+    plain = tensor.layout is torch.strided and tensor.element_size() > 1
+    if tensor.is_meta or not plain or not tensor.is_floating_point():
+        return tensor
+    rows = tensor.dim() > 0 and len(tensor) > 1
+    first = tensor[:1] if rows else tensor.flatten()[:1]
+    hides = (tensor == first).all() & (tensor.numel() > 1)
+    hides = hides | (tensor == 0) if zeros else hides
+    if not bool(hides.any()):
+        return tensor
+    scale = tensor.shape[-1] ** -0.5 if tensor.dim() > 1 else 0.1
+    noise = torch.randn(tensor.shape, generator=generator).mul_(scale).to(tensor)
+    return torch.where(hides, tensor + noise, tensor)

@@ -1,0 +1,178 @@
+"""Meshes are proven on values that hide nothing, and on copies that are the model's."""
+
+import mesh_programs as programs
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as f
+
+from drivetrain_core._choice import Choice
+from drivetrain_core._errors import Code, PlanError
+from drivetrain_core._program import Program
+from drivetrain_parallel.planning import plan_parallel
+from drivetrain_parallel.proof.copies import proof_copy
+from drivetrain_parallel.tensor import Style
+
+WIDTH = programs.WIDTH
+
+
+def planned(model, *, data=None, **axes):
+    """Returns the plan of a model on a mesh of two ranks."""
+    program = Program(
+        model=lambda: model,
+        optimizer=programs.sgd,
+        data=programs.batches(),
+        loss=programs.loss,
+    )
+    batch = programs.batches()[0] if data is None else data
+    return plan_parallel(model, batch, program.loss_of, [Choice("mesh", axes)], 2)
+
+
+class Gated(programs.Block):
+    """Adds something that two factors of zero keep out of loss and gradients."""
+
+    def __init__(self, memory):
+        super().__init__(mixes=False)
+        self.one, self.two = (nn.Parameter(torch.zeros(WIDTH)) for _ in "ab")
+        self.memory = memory
+        self.index = len(memory)
+        memory.append(torch.zeros(()))
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y + self.one * self.two * self.more(x)
+
+
+class MeanOfPositions(Gated):
+    def more(self, x):
+        return x.mean(1, keepdim=True)
+
+
+class NormOfFeatures(Gated):
+    def __init__(self, memory):
+        super().__init__(memory)
+        self.rise, self.fall = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+
+    def more(self, x):
+        return self.fall(f.rms_norm(self.rise(x), (self.rise(x).shape[-1],)))
+
+
+class FirstInLast(Gated):
+    def more(self, x):
+        self.memory[self.index] = x.detach().mean()
+        return self.memory[0]
+
+
+class MeanOfTokens(programs.Experts):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = (nn.Parameter(torch.zeros(WIDTH)) for _ in "ab")
+
+    def forward(self, tokens, index, weights):
+        out = super().forward(tokens, index, weights)
+        return out + self.one * self.two * tokens.mean(0)
+
+
+def gated(kind):
+    torch.manual_seed(0)
+    model, memory = programs.Model(), []
+    model.blocks = nn.ModuleList(kind(memory) for _ in range(4))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "axis"),
+    [(MeanOfPositions, "context"), (FirstInLast, "pipeline")],
+)
+def test_a_mesh_is_not_proven_on_gates_that_start_at_zero(kind, axis):
+    model = gated(kind)
+    with pytest.raises(PlanError, match="does not compute") as caught:
+        planned(model, **{axis: 2})
+    assert caught.value.code is Code.NUMERICS
+    assert not any(block.one.any() or block.two.any() for block in model.blocks)
+
+
+def test_matrices_behind_gates_of_zero_are_not_divided_wrongly():
+    styles = planned(gated(NormOfFeatures), tensor=2).tensor.modules
+    assert styles["blocks.0.up"].style is Style.COLWISE
+    rise = styles.get("blocks.0.rise")
+    assert rise is None or rise.style is Style.COLWISE_GATHERED
+
+
+def test_experts_behind_gates_of_zero_are_not_shared_wrongly():
+    model = programs.Model(mixes=True)
+    for block in model.blocks:
+        block.mlp.experts = MeanOfTokens()
+    with pytest.raises(PlanError, match="does not compute"):
+        planned(model, expert=2)
+
+
+def test_experts_that_start_alike_are_told_apart():
+    model = programs.Experts()
+    with torch.no_grad():
+        model.up.copy_(model.up[:1].clone().expand_as(model.up))
+    given = torch.randn(3, WIDTH), torch.tensor([[0], [1], [2]]), torch.ones(3, 1)
+    copied, _ = proof_copy(model, given, lambda m, b: m(*b).sum())
+    assert not torch.equal(copied.up[0], copied.up[1])
+    assert torch.equal(model.up[0], model.up[1])
+
+
+def small(**values):
+    model = nn.Module()
+    for name, value in values.items():
+        setattr(model, name, nn.Parameter(value))
+    return model
+
+
+def total(model, batch):
+    return sum(p.sum() for p in model.parameters()) + batch.sum()
+
+
+def test_a_proof_copy_draws_what_is_constant_and_shares_the_rest():
+    torch.manual_seed(0)
+    model = small(
+        scale=torch.ones(3),
+        shift=torch.zeros(1),
+        temperature=torch.ones(1),
+        table=torch.cat([torch.zeros(1, 4), torch.randn(2, 4)]),
+        drawn=torch.randn(2, 2),
+        low=torch.zeros(2, dtype=torch.bfloat16),
+    )
+    model.scale.requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    copied, batch = proof_copy(model, torch.ones(2, 3), total)
+    again, same = proof_copy(model, torch.ones(2, 3), total)
+    assert len(copied.scale.unique()) == 3
+    assert not copied.scale.requires_grad
+    assert bool(copied.shift.all() & copied.low.all() & copied.table[0].all())
+    assert torch.equal(copied.table[1:], model.table[1:])
+    assert copied.temperature.data_ptr() == model.temperature.data_ptr()
+    assert copied.drawn.data_ptr() == model.drawn.data_ptr()
+    assert len(batch.unique()) == 6
+    assert torch.equal(batch, same)
+    for name, value in again.state_dict().items():
+        assert torch.equal(value, copied.state_dict()[name])
+        assert torch.equal(model.state_dict()[name], before[name])
+
+
+def infinite(model, batch):
+    return total(model, batch) + (model.shift != 0).sum() * torch.inf
+
+
+def refuses(model, batch):
+    if model.shift.any():
+        raise ValueError
+    return total(model, batch)
+
+
+@pytest.mark.parametrize("loss_of", [infinite, refuses])
+def test_a_model_that_needs_its_constants_is_proven_with_them(loss_of):
+    model, batch = small(shift=torch.zeros(2)), torch.ones(2)
+    copied, same = proof_copy(model, batch, loss_of)
+    assert not copied.shift.any()
+    assert torch.equal(same, batch)
+
+
+def test_whole_numbers_of_a_batch_stay():
+    model, batch = small(shift=torch.zeros(2)), torch.ones(2, dtype=torch.long)
+    assert proof_copy(model, batch, total)[1] is batch
