@@ -42,6 +42,9 @@ class Inner(nn.Module):
         self.heads, self.act = heads, F.{act}
         self.config = type("Config", (), {{}})()
         self.config.eps = {eps}
+        self._config = type("Config", (), {{}})()
+        self._config._times = {times}
+        self._private = {private}
     def forward(self, x):
         return self._helper(x)
     def _helper(self, x):
@@ -60,7 +63,16 @@ class f(nn.Module):
     def forward(self, x):
         return self.inner(x) {after}
 """
-USUAL = {"act": "gelu", "eps": 1, "static": 1, "factor": 2, "heads": 2, "after": ""}
+USUAL = {
+    "act": "gelu",
+    "eps": 1,
+    "static": 1,
+    "factor": 2,
+    "heads": 2,
+    "after": "",
+    "times": 1,
+    "private": 1,
+}
 
 
 @pytest.mark.parametrize("changed", USUAL)
@@ -78,6 +90,8 @@ def test_weights_and_mode_do_not_count():
     before = hash_code(model)
     model.weight.data += 1
     assert hash_code(model.eval()) == before
+    model.register_forward_hook(lambda *_: None).remove()
+    assert hash_code(model) == before
 
 
 @pytest.mark.parametrize(

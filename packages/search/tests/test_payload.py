@@ -82,6 +82,15 @@ def test_generators_come_back_with_their_state(payload, tmp_path):
     assert torch.equal(got.generator.get_state(), state)
 
 
+def test_modules_of_a_class_of_their_own_travel_by_name(payload, tmp_path):
+    # By value, as that of a script does.
+    backend, scope = torch.backends.mkldnn, {"__name__": "__main__"}
+    scope["used"] = backend
+    exec("def loss(output, batch): return used", scope)  # noqa: S102
+    read = read_payload(write_payload(payload(loss=scope["loss"]), tmp_path))
+    assert read.program.loss(None, None) is backend
+
+
 def test_payload_comes_back_as_it_was(payload, tmp_path):
     sent = payload(max_grad_norm=1.5, seed=7)
     path = write_payload(sent, tmp_path)

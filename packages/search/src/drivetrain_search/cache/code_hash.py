@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _KNOWN = {*sys.stdlib_module_names, "drivetrain_core", "numpy", "torch"}
 # A program that calls more than this is told apart by what was reached first.
 _MOST = 5_000
+# What every module has, such as its hooks and whether it trains.
+_OF_ALL_MODULES = frozenset(vars(nn.Module()))
 
 
 def hash_code(*values: object) -> str:
@@ -89,13 +91,13 @@ def _parts(value: object) -> Iterator[str | tuple[object]]:
         yield from _class(value)
     elif isinstance(value, nn.Module):
         for name, module in value.named_modules():
-            yield f"{name}={_settings(vars(module))}"
+            yield f"{name}={_settings(module)}"
             yield (type(module),)
             own = sorted(vars(module).items())
             yield from ((part,) for _, part in own if _is_code(part))
     else:
         yield (type(value),)
-        yield _settings(getattr(value, "__dict__", {}))
+        yield _settings(value)
 
 
 def _function(function: FunctionType) -> Iterator[str | tuple[object]]:
@@ -182,14 +184,16 @@ def _is_plain(value: object, depth: int = 3) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _settings(values: dict[str, Any], *, deep: bool = True) -> str:
-    """Returns the plain values of a mapping, and those of the plain objects in it."""
+def _settings(owner: object, *, deep: bool = True) -> str:
+    """Returns the plain values of an object, and those of the plain objects in it."""
     found: dict[str, Any] = {}
-    for name, value in values.items():
-        if str(name).startswith("_") or name == "training":
+    for name, value in getattr(owner, "__dict__", {}).items():
+        # Of torch's own classes, what is private only follows from what is not.
+        is_private = str(name).startswith("_") and _is_known(type(owner))
+        if is_private or name in _OF_ALL_MODULES:
             continue
         if _is_plain(value):
             found[str(name)] = value
         elif deep and hasattr(value, "__dict__") and not isinstance(value, nn.Module):
-            found[str(name)] = _settings(vars(value), deep=False)
+            found[str(name)] = _settings(value, deep=False)
     return json.dumps(found, sort_keys=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import importlib
 import io
 import logging
 import os
@@ -38,6 +39,7 @@ from drivetrain_core.extending import (
     run_script,
     step_hooks,
 )
+from drivetrain_search.process.mapped_arrays import reduce_mapped
 from drivetrain_search.process.modules_by_value import provide_modules
 from drivetrain_search.process.torch_settings import apply_settings, read_settings
 
@@ -154,12 +156,30 @@ def _to_replay(payload: Payload, program: Program, because: str) -> Payload:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # It has no types.
-    """Writes random generators so that they are read among fake tensors too."""
+    """Writes what cloudpickle does not, or not well.
+
+    Random generators are read among fake tensors too; arrays of a file are mapped from it
+    again; modules of a class of their own, such as `torch.backends.cudnn`, are imported.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
+        mapped = reduce_mapped(obj) if type(obj) is np.memmap else None
+        if mapped is not None:
+            return mapped
+        if _is_imported(obj):
+            return importlib.import_module, (obj.__name__,)
         if type(obj) is torch.Generator:
             return _generator, (str(obj.device), obj.get_state().numpy().tobytes())
         return super().reducer_override(obj)
+
+
+def _is_imported(value: object) -> bool:
+    # Not by `isinstance`, at which objects that load lazily do so.
+    if types.ModuleType not in type(value).__mro__[1:]:
+        return False
+    name = vars(value).get("__name__")
+    by_value = cloudpickle.list_registry_pickle_by_value()
+    return sys.modules.get(str(name)) is value and name not in by_value
 
 
 def _generator(device: str, state: bytes) -> torch.Generator:
@@ -294,7 +314,7 @@ class _Nowhere(io.RawIOBase):
 def _why_not_picklable(value: object) -> str:
     try:
         # Nothing is kept: what is pickled may be large.
-        cloudpickle.Pickler(_Nowhere()).dump(value)
+        _Pickler(_Nowhere()).dump(value)
     except Exception as error:  # noqa: BLE001
         # Pickling runs the user's code: it may raise anything.
         return f"{type(error).__name__}: {error}"
