@@ -315,15 +315,16 @@ def test_verify_leaves_no_process_group_behind():
 @pytest.mark.slow
 def test_plan_is_confirmed_for_blocks_that_only_look_alike():
     class Late(Counting):
-        """Weighs features by one another, all of them, if it has one head."""
+        """Weighs features by one another, all of them, if it is the fourth."""
 
         def forward(self, x, **kwargs):
-            if self.num_heads > 1:
+            if self.layer_idx < 3:
                 return super().forward(x, **kwargs)
             return self.out(self.v(x) * self.q(x).softmax(-1) + self.k(x))
 
     model = make(Late, blocks=4, ffn=0)
-    model.blocks[3].attention.num_heads = 1
+    for number, block in enumerate(model.blocks):
+        block.attention.layer_idx = number
     with pytest.raises(PlanError, match="it is not exact for this model") as info:
         planned(model)
     assert info.value.code == "NUMERICS"

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import copy
+import io
+import marshal
+import pickle
+import re
 from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
 
+import torch
 from torch import nn
 
 from drivetrain_core.extending import block_run
+
+# Under such names blocks know their own number, which is another in each.
+_NUMBER = re.compile(r"(idx|index|_id|_number|^layer)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,58 @@ def find_block_lists(model: nn.Module) -> BlockLists:
     return found
 
 
+class _Settings(pickle.Pickler):
+    """Writes down all of a block but the values of its tensors."""
+
+    number = 0
+
+    def reducer_override(self, value: Any) -> Any:
+        """Returns what stands for tensors, modules and code."""
+        if isinstance(value, torch.Tensor):
+            return tuple, ((str(value.dtype), value.requires_grad, *value.shape),)
+        if isinstance(value, FunctionType):
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+            code = marshal.dumps(value.__code__)
+            return object, (), (code, value.__defaults__, value.__kwdefaults__, cells)
+        if not isinstance(value, nn.Module):
+            return NotImplemented
+        own = dict(vars(value))
+        for name, of_module in vars(value).items():
+            if "_hooks" in name:  # By numbers that count up.
+                own[name] = list(of_module.values())
+            elif type(of_module) is int and _NUMBER.search(name):
+                own[name] = of_module - self.number
+        return object, (), (repr(type(value)), own)
+
+
+def settings_of(block: nn.Module, number: int) -> object:
+    """Returns something that is equal for blocks which differ in their weights alone.
+
+    Args:
+        block: Any module; its attributes are looked at, and what its functions hold.
+        number: Its place among its like, which it may know.
+
+    Returns:
+        The number itself where the block holds what cannot be looked at.
+
+    Example:
+        >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+        >>> settings_of(one, 0) == settings_of(other, 1)
+        True
+        >>> other.scale = 0.5
+        >>> settings_of(one, 0) == settings_of(other, 1)
+        False
+    """
+    written = io.BytesIO()
+    settings = _Settings(written)
+    settings.number = number
+    try:
+        settings.dump(block)
+    except Exception:  # noqa: BLE001 - attributes may refuse in any way
+        return number
+    return written.getvalue()
+
+
 def num_needed(model: nn.Module, lists: BlockLists) -> dict[str, int]:
     """Returns how many first blocks of each list show all kinds of block there are.
 
@@ -89,11 +151,11 @@ def num_needed(model: nn.Module, lists: BlockLists) -> dict[str, int]:
     """
     needed = {}
     for container, keys in lists.containers.items():
-        seen: set[tuple[object, ...]] = set()
+        seen: set[object] = set()
         last = 1
         for index, key in enumerate(keys):
             block = model.get_submodule(container).get_submodule(key)
-            kind = tuple((n, tuple(p.shape)) for n, p in block.named_parameters())
+            kind = settings_of(block, index)
             if kind not in seen:
                 seen.add(kind)
                 last = index

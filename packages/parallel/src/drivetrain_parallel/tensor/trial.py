@@ -78,7 +78,7 @@ class Trial:
         self._present = {name for name, _ in self._model.named_modules()}
         size = sum(p.numel() for p in model.parameters())
         is_short = len(self._present) < len(list(model.named_modules()))
-        fits = verify and size <= _MAX_WHOLE and not is_meta
+        fits = verify and size <= _MAX_WHOLE
         self._whole = model if is_short and fits else None
 
     def _refer(self) -> StepOutput | None:
@@ -96,12 +96,12 @@ class Trial:
     def confirm(self, plan: TensorPlan) -> None:
         """Raises a `PlanError` unless a plan is exact for all blocks of the model.
 
-        Blocks that look alike may still differ, in a number that they hold. A model
-        that is too large for this is not asked.
+        Blocks that look alike may still differ, in what they do by their number. A
+        model that is too large for this is not asked.
         """
         if self._whole is None:
             return
-        whole = _float(copy.deepcopy(self._whole))
+        whole = _float(give_values(copy.deepcopy(self._whole)))
         verdict = verify_tensor_plan(whole, self._batch, self._loss_of, plan)
         if not verdict.is_exact:
             raise _inexact(_SLOT, verdict)
