@@ -42,10 +42,10 @@ from drivetrain_core._probe import (
 )
 from drivetrain_core._program import ForwardFunction, LossFunction, Program
 from drivetrain_core._ranks import agree, decide, require_same
-from drivetrain_core._rehearsal import UNCHECKED, Rehearsal, needs_rehearsal
 from drivetrain_core._scripts.overrides import current_overrides
 from drivetrain_core._scripts.replay import begin_call, current_script, remember_plan
 from drivetrain_core.budget import Budget
+from drivetrain_core.numerics.rehearsal import UNCHECKED, Rehearsal, needs_rehearsal
 from drivetrain_core.objective import Objective, read_objective
 from drivetrain_core.services._gloo_exit import wait_for_gloo_at_exit
 from drivetrain_core.services._lookup import get_service

@@ -108,6 +108,7 @@ def prepare(
             program.seed,
         ),
         loss_of=program.loss_of,
+        returns_loss=program.loss is None,
         data_size=data_size,
         data_rank=data_rank,
         layout_plan=layout,

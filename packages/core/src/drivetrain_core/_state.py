@@ -39,6 +39,7 @@ class TrainingState:
         num_micro_batches: Forward and backward passes of one optimizer step.
         mesh: The device mesh, once a parallel optimization made one.
         loss_of: Returns the loss of a model on a batch, as the program computes it.
+        returns_loss: Whether the model itself computes the loss.
         data_size: Parts that a global batch is split into over the ranks.
         data_rank: Which of them this rank reads.
         layout_plan: What each axis of a mesh does to the model, if there is one.
@@ -58,6 +59,7 @@ class TrainingState:
     num_micro_batches: int = 1
     mesh: torch.distributed.device_mesh.DeviceMesh | None = None
     loss_of: Callable[[nn.Module, Any], torch.Tensor]
+    returns_loss: bool = False
     data_size: int = 1
     data_rank: int = 0
     layout_plan: LayoutPlan | None = None

@@ -37,7 +37,10 @@ class Precision(BaseOptimization):
     `bf16_autocast` keeps fp32 weights and casts around each product; `bf16_params`
     keeps bf16 weights with fp32 masters in the optimizer (under FSDP2: fp32 shards,
     bf16 when gathered, fp32 reduction). The model's outputs are always cast to fp32,
-    so the loss is computed in fp32. BatchNorm keeps its fp32 weights and statistics.
+    so the loss is computed in fp32. Buffers stay as they are, such as tables of
+    frequencies and moving averages, and so do the weights of BatchNorm. A model that has
+    such buffers, or computes its own loss, runs under autocast as well, which computes
+    losses in fp32.
     """
 
     name = "precision"
@@ -105,11 +108,18 @@ class Precision(BaseOptimization):
         if dtype == "bf16_autocast":
             wrap_forward(state.module, _autocast(state.device.type))
         else:
+            weighted = [m for m in state.module.modules() if _is_converted(m)]
             # FSDP2 casts when it gathers and keeps fp32 shards, which are the masters.
             if not state.is_planned("fsdp"):
-                _convert(state.module)
+                _convert(weighted, torch.bfloat16)
+                state.undo.append(lambda: _convert(weighted, torch.float32))
                 state.optimizer_source = state.optimizer_source.with_master_weights()
-            wrap_forward(state.module, _cast_ends)
+            if state.returns_loss or any(map(_keeps_fp32, state.module.modules())):
+                for module in weighted:
+                    wrap_forward(module, _cast_inputs)
+                wrap_forward(state.module, _autocast(state.device.type))
+            else:
+                wrap_forward(state.module, _cast_ends)
 
 
 def _has_bf16(context: Context) -> bool:
@@ -167,26 +177,52 @@ def _autocast(device_type: str) -> Any:
     return around
 
 
-def _cast_ends(forward: Forward) -> Forward:
-    def down(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.bfloat16() if tensor.dtype == torch.float32 else tensor
-
+def _cast_inputs(forward: Forward) -> Forward:
     def run(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = map_tensors(down, args), map_tensors(down, kwargs)
+        # Back in fp32, once the plan is closed, the module takes what it took before.
+        own = next(self.parameters(recurse=False), None)
+        if own is not None and own.dtype == torch.bfloat16:
+            args, kwargs = map_tensors(_down, args), map_tensors(_down, kwargs)
+        return forward(self, *args, **kwargs)
+
+    return run
+
+
+def _cast_ends(forward: Forward) -> Forward:
+    def run(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if any(p.dtype == torch.bfloat16 for p in self.parameters()):
+            args, kwargs = map_tensors(_down, args), map_tensors(_down, kwargs)
         return _to_fp32(forward(self, *args, **kwargs))
 
     return run
 
 
-def _convert(model: torch.nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-            continue
+def _down(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.bfloat16() if tensor.dtype == torch.float32 else tensor
+
+
+def _keeps_fp32(module: torch.nn.Module) -> bool:
+    """Returns whether a module has fp32 buffers that its users may combine with others."""
+    buffers = module.buffers(recurse=False)
+    return not _is_batch_norm(module) and any(map(torch.is_floating_point, buffers))
+
+
+def _is_batch_norm(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+
+
+def _is_converted(module: torch.nn.Module) -> bool:
+    """Returns whether a module's own parameters are kept in bf16."""
+    own = next(module.parameters(recurse=False), None)
+    return own is not None and not _is_batch_norm(module)
+
+
+def _convert(modules: Iterable[torch.nn.Module], dtype: torch.dtype) -> None:
+    """Gives the floating parameters of modules another format, each in its place.
+
+    Tied parameters stay one object then.
+    """
+    for module in modules:
         for parameter in module.parameters(recurse=False):
-            if parameter.dtype == torch.float32:
-                # In place, so that tied parameters stay one object.
-                parameter.data = parameter.data.bfloat16()
-        for key, buffer in module.named_buffers(recurse=False):
-            if buffer.dtype == torch.float32:
-                persistent = key not in module._non_persistent_buffers_set
-                module.register_buffer(key, buffer.bfloat16(), persistent=persistent)
+            if parameter.dtype in (torch.float32, torch.bfloat16):
+                parameter.data = parameter.data.to(dtype)
