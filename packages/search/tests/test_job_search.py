@@ -98,7 +98,7 @@ def test_one_searches_and_all_get_its_plan(store, waits):
         assert none.chosen == plan.choices
         assert (none.trials, none.stopped) == (
             (),
-            "another process of this job has searched",
+            job_search._THERE,
         )
         assert none.table().row_count == 0
 

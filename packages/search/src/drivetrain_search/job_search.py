@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _BEAT_S, _LEASE_S, _SLACK_S, _LOOK_S = 1.0, 10.0, 120.0, 2.0
 _WHO = "another process of this job"
+_THERE = f"{_WHO} has searched"
 
 
 def search_once(
@@ -61,11 +62,7 @@ def search_once(
         if "plan" in state:
             plan = Plan.from_dict(state["plan"])
             return plan, Report(
-                trials=(),
-                chosen=plan.choices,
-                seconds=0.0,
-                stopped=f"{_WHO} has searched",
-                plan=plan,
+                trials=(), chosen=plan.choices, seconds=0.0, stopped=_THERE, plan=plan
             )
         if "error" in state and not is_new:
             raise rebuild_error(state["error"], _WHO)
@@ -112,7 +109,7 @@ def _await_end(store: Store, place: str, limit_s: float) -> None:
     Raises:
         DistributedError: It lives, and has not ended in time.
     """
-    logger.info("another process of this job searches; this one waits for its plan")
+    logger.info("%s searches; this one waits for its plan", _WHO)
     beats, beat_s, end_s = -1, 0.0, time.monotonic() + limit_s
     while (now_s := time.monotonic()) < end_s:
         count = store.add(f"{place}/beats", 0)
@@ -124,7 +121,7 @@ def _await_end(store: Store, place: str, limit_s: float) -> None:
             store.wait([f"{place}/end"], timedelta(seconds=_LOOK_S))
             return
     message = (
-        f"waited {limit_s:.0f} s for another process of this job to find a plan; give "
-        "accelerate a longer budget=, or a plan as strategy="
+        f"waited {limit_s:.0f} s for {_WHO} to find a plan; give accelerate a longer "
+        "budget=, or a plan as strategy="
     )
     raise DistributedError(message)

@@ -166,20 +166,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # It has no types.
         mapped = reduce_mapped(obj) if type(obj) is np.memmap else None
         if mapped is not None:
             return mapped
-        if _is_imported(obj):
+        # Not by `isinstance`, at which objects that load lazily do so.
+        if types.ModuleType in type(obj).__mro__[1:] and _is_imported(obj):
             return importlib.import_module, (obj.__name__,)
         if type(obj) is torch.Generator:
             return _generator, (str(obj.device), obj.get_state().numpy().tobytes())
         return super().reducer_override(obj)
 
 
-def _is_imported(value: object) -> bool:
-    # Not by `isinstance`, at which objects that load lazily do so.
-    if types.ModuleType not in type(value).__mro__[1:]:
-        return False
-    name = vars(value).get("__name__")
+def _is_imported(module: types.ModuleType) -> bool:
     by_value = cloudpickle.list_registry_pickle_by_value()
-    return sys.modules.get(str(name)) is value and name not in by_value
+    name = module.__name__
+    return sys.modules.get(name) is module and name not in by_value
 
 
 def _generator(device: str, state: bytes) -> torch.Generator:
