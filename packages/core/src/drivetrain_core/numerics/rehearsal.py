@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import logging
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,7 @@ from drivetrain_core.numerics.observe import observe
 from drivetrain_core.services.batch_plan import BatchPlan
 
 if TYPE_CHECKING:
+    from drivetrain_core._accelerated import Accelerated
     from drivetrain_core._context import Context
     from drivetrain_core._optimizer.source import OptimizerSource
     from drivetrain_core._program import Program
@@ -148,8 +150,8 @@ class Rehearsal:
                 drawn = torch.randn(values.shape, generator=generator)
                 values.add_(_SPREAD * drawn.to(values))
         if self.context.world.size > 1:
-            for tensor in (*self.module.parameters(), *self.module.buffers()):
-                torch.distributed.broadcast(tensor.detach(), 0)
+            for held in (*self.module.parameters(), *self.module.buffers()):
+                torch.distributed.broadcast(held.detach(), 0)
 
     def _observed(
         self,
@@ -164,43 +166,36 @@ class Rehearsal:
         Raises:
             PlanError: It cannot be applied, or its step fails.
         """
-        try:
-            return self._trained(plan, context, layout, batch, seed + self.program.seed)
-        except DrivetrainError:
-            raise
-        except Exception as error:
-            traceback.clear_frames(error.__traceback__)
-            raise PlanError(
-                Code.ERROR,
-                str(plan),
-                because=f"its step fails, where the program's does not: "
-                f"{type(error).__name__}: {error}",
-                fix=_FIX,
-            ) from error
-        finally:
-            gc.collect()  # DDP's hooks on parameters live as long as it does.
-
-    def _trained(
-        self,
-        plan: Plan,
-        context: Context,
-        layout: LayoutPlan | None,
-        batch: Any,
-        seed: int,
-    ) -> Observation:
+        seed += self.program.seed
         program, device = self.program, self.device
         source = dataclasses.replace(self.source, hooks={})
         batch = map_tensors(lambda tensor: tensor.to(device).clone(), batch)
+
         with isolated_rng(seed), RandomStream(seed).in_place():
             built = build(program, self.module, source, plan, context, device, layout)
-
-            def step() -> Observation:
-                return observe(built, [batch], seed=seed, num_steps=1, steers=False)
-
+            step = partial(_step, built, batch, seed)
             try:
                 return agree(step, context.world, "rehearse")
             finally:
                 built.close()
+                del built, step
+                gc.collect()  # DDP's hooks on parameters live as long as it does.
+
+
+def _step(built: Accelerated, batch: Any, seed: int) -> Observation:
+    try:
+        return observe(built, [batch], seed=seed, num_steps=1, steers=False)
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)
+        if not built.plan.choices or isinstance(error, DrivetrainError):
+            raise
+        because = (
+            "its step fails, where the program's does not: "
+            f"{type(error).__name__}: {error}"
+        )
+        raise PlanError(
+            Code.ERROR, str(built.plan), because=because, fix=_FIX
+        ) from error
 
 
 def needs_rehearsal(plan: Plan, context: Context) -> bool:
@@ -219,7 +214,7 @@ def _rows(size: int, ranks: int, plan: Plan) -> int:
             )
         if choice.name == "micro_batch" and isinstance(choice.config["num"], int):
             parts *= choice.config["num"]
-    few = max(2, size // (4 * parts)) * parts
+    few = max(2, size // (2 * parts)) * parts
     # Ranks know the weights of their uneven parts of a full batch alone.
     return size if few > size or size % ranks else few
 

@@ -1,0 +1,73 @@
+"""A model is put back as the very objects that it was made of."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from drivetrain_core._model.snapshot import ModelSnapshot
+
+
+def model():
+    torch.manual_seed(0)
+    found = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    found.kept, found.table = [1], {"a": [2]}
+    found[0].weight.mark = "mine"
+    return found
+
+
+def test_values_attributes_and_formats_come_back():
+    module = model()
+    weight = module[0].weight
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    snapshot = ModelSnapshot(module, values=True)
+    module(torch.randn(4, 3)).sum().backward()
+    weight.mark, weight.other = "yours", 1
+    module.kept.append(2)
+    module.table["a"].append(3)
+    module.eval().forward = lambda x: x
+    module[0].register_forward_hook(lambda *_: None)
+    module[0].weight = nn.Parameter(torch.ones(3, 3))
+    with torch.no_grad():
+        weight.data = weight.data.bfloat16()
+        weight.zero_()
+        module[1].running_mean += 1
+    for _ in range(2):
+        snapshot.restore()
+        assert module[0].weight is weight
+        for name, value in module.state_dict().items():
+            assert value.dtype == before[name].dtype
+            assert torch.equal(value, before[name])
+        assert vars(weight) == {"mark": "mine"}
+        assert (module.kept, module.table) == ([1], {"a": [2]})
+        assert module.training
+        assert "forward" not in vars(module)
+        assert not module[0]._forward_hooks
+        assert weight.grad is None
+
+
+def test_hooks_on_parameters_stay_those_of_the_user():
+    module, seen = model(), []
+    weight = module[0].weight
+    handle = weight.register_hook(lambda _: seen.append("mine"))
+    snapshot = ModelSnapshot(module)
+    weight.register_hook(lambda _: seen.append("other"))
+    weight.register_post_accumulate_grad_hook(lambda _: seen.append("after"))
+    module[0].bias.register_hook(lambda _: seen.append("bias"))
+    snapshot.restore()
+    module(torch.randn(4, 3)).sum().backward()
+    assert seen == ["mine"]
+    handle.remove()
+    module(torch.randn(4, 3)).sum().backward()
+    assert seen == ["mine"]
+
+
+def test_classes_and_tied_parameters_come_back():
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    module[1].weight = module[0].weight
+    snapshot = ModelSnapshot(module, values=True)
+    module.__class__ = type("Other", (nn.Sequential,), {})
+    module[1].weight = nn.Parameter(torch.zeros(3, 3))
+    snapshot.restore()
+    assert type(module) is nn.Sequential
+    assert module[1].weight is module[0].weight
