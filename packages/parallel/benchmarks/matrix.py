@@ -110,7 +110,7 @@ def cell(name, mesh):
 
 def parts_of(accelerated):
     """Returns this rank's part of each gradient, and the axes that it is shared along."""
-    from drivetrain_parallel.state.canonical import aliases_of, canonical_parts
+    from drivetrain_parallel.state.canonical import aliases_of
 
     aliases = aliases_of(accelerated.parallel_plan)
     parts, shared = [], {}
@@ -130,6 +130,39 @@ def parts_of(accelerated):
             cut = [axis for axis, p in where if not p.is_replicate()]
             shared[part.name] = "_".join(cut)
     return parts, shared
+
+
+def canonical_parts(model, tensors, aliases):
+    """Returns what a rank has of tensors that belong to the parameters of a model.
+
+    Args:
+        model: This rank's model, or a stage of it.
+        tensors: One for each of some parameters, such as its gradient, of its shape
+            and layout, by the parameter's name in the model.
+        aliases: The first name of parameters that a stage holds under another one.
+    """
+    from torch.distributed.tensor import DTensor
+
+    from drivetrain_core.services.tensor_spec import TensorPart
+    from drivetrain_parallel.tensor.canonical import canonical_slices
+
+    slices, found = canonical_slices(model), []
+    for name, tensor in tensors.items():
+        local, offset = tensor, (0,) * tensor.dim()
+        if isinstance(tensor, DTensor):
+            local = tensor.to_local()
+            offset = tuple(tensor.__create_chunk_list__()[0].offsets)
+        whole = slices[name]
+        found.append(
+            TensorPart(
+                name=aliases.get(whole.name, whole.name),
+                global_shape=tuple(whole.global_shape),
+                dtype=tensor.dtype,
+                offset=tuple(a + b for a, b in zip(whole.offset, offset, strict=True)),
+                local=local,
+            )
+        )
+    return found
 
 
 def whole_gradients(results, name):

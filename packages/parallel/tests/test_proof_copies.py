@@ -1,5 +1,7 @@
 """Meshes are proven on values that hide nothing, and on copies that are the model's."""
 
+from functools import partial
+
 import mesh_programs as programs
 import pytest
 import torch
@@ -176,3 +178,73 @@ def test_a_model_that_needs_its_constants_is_proven_with_them(loss_of):
 def test_whole_numbers_of_a_batch_stay():
     model, batch = small(shift=torch.zeros(2)), torch.ones(2, dtype=torch.long)
     assert proof_copy(model, batch, total)[1] is batch
+
+
+class Bound(programs.Block):
+    """Runs a layer by way of a function that is bound to it, and to no copy of it."""
+
+    def __init__(self, bind):
+        super().__init__(mixes=False)
+        self.run = bind(self.up)
+
+    def forward(self, x):
+        return super().forward(x) + self.down(self.run(x))
+
+
+def in_closure(layer):
+    return lambda x: layer(x)
+
+
+def in_default(layer):
+    def run(x, layer=layer):
+        return layer(x)
+
+    return run
+
+
+def bound(bind):
+    torch.manual_seed(0)
+    model = programs.Model()
+    model.blocks = nn.ModuleList(Bound(bind) for _ in range(4))
+    return model
+
+
+@pytest.mark.parametrize("axis", ["tensor", "pipeline", "context"])
+@pytest.mark.parametrize("bind", [in_closure, in_default])
+def test_functions_that_are_bound_to_modules_are_refused(axis, bind):
+    model = bound(bind)
+    with pytest.raises(PlanError, match=r"model's own 'blocks.*up") as caught:
+        planned(model, **{axis: 2})
+    assert caught.value.code is Code.NOT_APPLICABLE
+    assert "self" in caught.value.fix
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_experts_in_functions_that_are_bound_to_them_are_refused():
+    model = programs.Model(mixes=True)
+    head = model.head
+    model.head.forward = lambda x: f.linear(x, head.weight)
+    with pytest.raises(PlanError, match="model's own"):
+        planned(model, expert=2)
+
+
+def of_layer(layer):
+    return layer.forward
+
+
+@pytest.mark.parametrize("bind", [of_layer, lambda layer: partial(of_layer(layer))])
+def test_methods_that_are_bound_to_modules_are_copied_with_them(bind):
+    assert planned(bound(bind), pipeline=2).pipeline.is_verified
+
+
+def test_a_mesh_of_data_axes_takes_functions_that_are_bound_to_modules():
+    assert planned(bound(in_closure), shard=2).pipeline is None
+
+
+def test_planning_leaves_no_gradients():
+    model = programs.Model(mixes=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for axis in ("pipeline", "context", "expert"):
+        planned(model, **{axis: 2})
+    assert all(bool((p.grad == 1).all()) for p in model.parameters())

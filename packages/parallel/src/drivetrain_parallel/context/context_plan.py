@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,12 +55,7 @@ class ContextPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain data."""
-        return {
-            "degree": self.degree,
-            "container": self.container,
-            "hidden": self.hidden,
-            "split": dict(self.split),
-        }
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ContextPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,11 +47,7 @@ class ExpertPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain data."""
-        return {
-            "degree": self.degree,
-            "layers": list(self.layers),
-            "num_experts": self.num_experts,
-        }
+        return {**asdict(self), "layers": list(self.layers)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ExpertPlan:

@@ -69,6 +69,10 @@ def proof_copy(
         The copy and the batch; with the values as given where the model does not run on
         drawn ones, or its loss is not finite then.
 
+    Raises:
+        PlanError: The copy computes with parameters of the model itself, which a
+            function holds; functions are not copied.
+
     Example:
         >>> layer = nn.Linear(2, 1)
         >>> _ = nn.init.zeros_(layer.weight)
@@ -81,10 +85,35 @@ def proof_copy(
         id(p): _drawn(p.detach(), generator, zeros=True) for p in model.parameters()
     }
     samples = map_tensors(lambda t: _drawn(t, generator, zeros=False), batch)
-    with contextlib.suppress(Exception), isolated_rng():  # The model's own code.
-        if bool(loss_of(_with_values(model, drawn), samples).isfinite()):
-            return _with_values(model, drawn), samples
+    with isolated_rng():
+        with contextlib.suppress(Exception):  # The model's own code.
+            loss = loss_of(_with_values(model, drawn), samples)
+            if bool(loss.isfinite()):
+                _require_copied(model, loss)
+                return _with_values(model, drawn), samples
+        _require_copied(model, loss_of(_with_values(model, {}), batch))
     return _with_values(model, {}), batch
+
+
+def _require_copied(model: nn.Module, loss: torch.Tensor) -> None:
+    """Refuses a model if the loss of its copy depends on its own parameters."""
+    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not own or not loss.requires_grad:
+        return
+    # Nothing runs backwards unless it leads to one of them.
+    found: Any = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
+    held = [
+        name for name, gradient in zip(own, found, strict=True) if gradient is not None
+    ]
+    if held:
+        raise PlanError(
+            Code.NOT_APPLICABLE,
+            "mesh",
+            because=f"the loss of a copy of {type(model).__name__} depends on the "
+            f"model's own {held[0]!r}, which is no parameter of the copy",
+            fix="call modules by way of self, and hold no function that is bound to one "
+            "of them, such as a lambda",
+        )
 
 
 def _with_values(model: nn.Module, values: dict[int, torch.Tensor]) -> nn.Module:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch.distributed.tensor import DTensor
-
-from drivetrain_core.services.tensor_spec import TensorPart
 from drivetrain_parallel.tensor.canonical import canonical_slices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from torch import Tensor, nn
+    from torch import nn
 
     from drivetrain_parallel.parallel_plan import ParallelPlan
 
@@ -52,37 +49,3 @@ def canonical_names_of(
         for model in models
         for name, one in canonical_slices(model).items()
     }
-
-
-def canonical_parts(
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    aliases: Mapping[str, str] | None = None,
-) -> list[TensorPart]:
-    """Returns the parts of tensors that belong to the parameters of a model.
-
-    Args:
-        model: This rank's model, or a stage of it.
-        tensors: One for each of some parameters, such as its gradient, of its shape
-            and layout, by the parameter's name in the model.
-        aliases: The first name of parameters that a stage holds under another one.
-    """
-    slices, aliases = canonical_slices(model), aliases or {}
-    found = []
-    for name, tensor in tensors.items():
-        local, offset = tensor, (0,) * tensor.dim()
-        if isinstance(tensor, DTensor):
-            local = tensor.to_local()
-            chunk = tensor.__create_chunk_list__()[0]  # type: ignore[no-untyped-call]
-            offset = tuple(chunk.offsets)
-        whole = slices[name]
-        found.append(
-            TensorPart(
-                name=aliases.get(whole.name, whole.name),
-                global_shape=tuple(whole.global_shape),
-                dtype=tensor.dtype,
-                offset=tuple(a + b for a, b in zip(whole.offset, offset, strict=True)),
-                local=local,
-            )
-        )
-    return found

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from drivetrain_core import Code, PlanError
 from drivetrain_core.numerics.parameter_usage import without_dropout
 from drivetrain_parallel.tensor.styles import feature_dims, is_transposed
 
@@ -99,9 +98,6 @@ def trace_flow(
         model: On any device, `meta` included; it is not changed.
         batch: One batch on that device.
         loss_of: Returns the loss of (model, batch).
-
-    Raises:
-        PlanError: The loss depends on a tensor that is none of the model's.
     """
     model = copy.deepcopy(model)
     for parameter in model.parameters():
@@ -111,17 +107,6 @@ def trace_flow(
     with without_dropout(model), tracer.hooked(model):
         loss = loss_of(model, batch)
     return tracer.flow(loss, names)
-
-
-def _unknown_parameter(parameter: torch.Tensor) -> PlanError:
-    return PlanError(
-        Code.NOT_APPLICABLE,
-        "tensor",
-        because="the loss of a copy of the model depends on a tensor of shape "
-        f"{tuple(parameter.shape)} that is no parameter of the copy",
-        fix="register it as a parameter, and hold no function that is bound to one "
-        "of the model's modules",
-    )
 
 
 class _Mark(torch.autograd.Function):
@@ -233,9 +218,8 @@ class _Tracer:
             for name, nodes in self._inputs.items()
             if nodes
         }
-        for _, parameter in used:
-            if id(parameter) not in names:
-                raise _unknown_parameter(parameter)
+        # Others are not trained, such as those of a network in the loss.
+        used = [(node, p) for node, p in used if id(p) in names]
         regions = []
         for root in dict.fromkeys(writers.values()):
             parameters = dict.fromkeys(

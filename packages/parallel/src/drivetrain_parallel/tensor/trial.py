@@ -75,9 +75,8 @@ class Trial:
                 raise _no_few_blocks(error) from error
             self._model = _float(copy.deepcopy(model))
             self._reference = self._refer()
-        self._present = {name for name, _ in self._model.named_modules()}
         size = sum(p.numel() for p in model.parameters())
-        is_short = len(self._present) < len(list(model.named_modules()))
+        is_short = len(list(self._model.modules())) < len(list(model.modules()))
         fits = verify and size <= _MAX_WHOLE
         self._whole = model if is_short and fits else None
 
@@ -109,10 +108,9 @@ class Trial:
     def __call__(self, plan: TensorPlan) -> Verdict:
         """Returns whether a plan is exact, or, unverified, whether it runs."""
         program = self._model, self._batch, self._loss_of
-        here = _restricted(plan, self._present)
         if self.verify:
-            return verify_tensor_plan(*program, here, reference=self._reference)
-        verdict = run_tensor_plan(*program, here)
+            return verify_tensor_plan(*program, plan, reference=self._reference)
+        verdict = run_tensor_plan(*program, plan)
         return replace(verdict, is_exact=verdict.has_run)
 
 
@@ -122,16 +120,6 @@ def _inexact(what: str, verdict: Verdict) -> PlanError:
         what,
         because=f"it is not exact for this model: {verdict.because}",
         fix="" if what == "tensor" else f"leave {what} out",
-    )
-
-
-def _restricted(plan: TensorPlan, present: set[str]) -> TensorPlan:
-    return replace(
-        plan,
-        modules={k: v for k, v in plan.modules.items() if k in present},
-        attributes={k: v for k, v in plan.attributes.items() if k in present},
-        entries={k: v for k, v in plan.entries.items() if k in present},
-        head_inputs={k: v for k, v in plan.head_inputs.items() if k in present},
     )
 
 
