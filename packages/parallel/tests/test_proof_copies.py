@@ -12,7 +12,7 @@ from drivetrain_core._choice import Choice
 from drivetrain_core._errors import Code, PlanError
 from drivetrain_core._program import Program
 from drivetrain_parallel.planning import plan_parallel
-from drivetrain_parallel.proof.copies import proof_copy
+from drivetrain_parallel.proof.copies import proof_copy, with_values
 from drivetrain_parallel.tensor import Style
 
 WIDTH = programs.WIDTH
@@ -92,6 +92,15 @@ def test_a_mesh_is_not_proven_on_gates_that_start_at_zero(kind, axis):
         planned(model, **{axis: 2})
     assert caught.value.code is Code.NUMERICS
     assert not any(block.one.any() or block.two.any() for block in model.blocks)
+
+
+def test_a_pipeline_is_not_proven_on_what_blocks_keep_of_an_earlier_run():
+    model = gated(FirstInLast)
+    for name, parameter in model.named_parameters():
+        if not parameter.any() or name.endswith(("norm", "bias")):
+            nn.init.normal_(parameter)
+    with pytest.raises(PlanError, match="does not compute"):
+        planned(model, pipeline=2)
 
 
 def test_matrices_behind_gates_of_zero_are_not_divided_wrongly():
@@ -248,3 +257,66 @@ def test_planning_leaves_no_gradients():
     for axis in ("pipeline", "context", "expert"):
         planned(model, **{axis: 2})
     assert all(bool((p.grad == 1).all()) for p in model.parameters())
+
+
+class KeepsLoss(programs.Block):
+    """Keeps a tensor of its forward, for which the model, or nobody, asks."""
+
+    def __init__(self):
+        super().__init__(mixes=False)
+        self.kept = {}
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.kept["balance"] = [x.square().mean()]
+        self.balance = self.kept["balance"][0]
+        return x
+
+
+class AddsLosses(programs.Model):
+    def forward(self, ids):
+        return super().forward(ids) * (1 + sum(b.balance for b in self.blocks))
+
+
+def keeping(kind):
+    torch.manual_seed(0)
+    model = kind()
+    model.blocks = nn.ModuleList(KeepsLoss() for _ in range(4))
+    model(programs.batches()[0][0])
+    return model
+
+
+@pytest.mark.parametrize("axis", ["tensor", "pipeline", "context"])
+def test_a_model_that_keeps_tensors_of_its_forward_is_divided(axis):
+    model = keeping(programs.Model)
+    before = model.blocks[0].balance
+    assert getattr(planned(model, **{axis: 2}), axis) is not None
+    assert model.blocks[0].balance is before
+
+
+def test_a_model_that_adds_up_losses_of_its_blocks_is_divided_along_tensor():
+    assert planned(keeping(AddsLosses), tensor=2).tensor.is_verified
+
+
+@pytest.mark.parametrize("axis", ["pipeline", "context"])
+def test_losses_of_blocks_that_would_be_other_ones_are_refused(axis):
+    with pytest.raises(PlanError, match="does not compute"):
+        planned(keeping(AddsLosses), **{axis: 2})
+
+
+def test_experts_that_keep_a_tensor_are_shared():
+    model = programs.Model(mixes=True)
+    model.blocks[0].mlp.register_forward_hook(
+        lambda module, _args, output: setattr(module, "last", output.sum())
+    )
+    model(programs.batches()[0][0])
+    assert planned(model, expert=2).expert.layers
+
+
+def test_copies_have_nothing_of_what_a_forward_computed():
+    model = small(scale=torch.ones(2))
+    model.kept = (model.scale * 2, model.scale.detach())
+    copied = with_values(model)
+    assert copied.kept[0].isnan().all()
+    assert copied.kept[0].is_leaf
+    assert torch.equal(copied.kept[1], torch.ones(2))

@@ -19,6 +19,7 @@ from drivetrain_parallel.meta.flow_mode import FlowMode
 from drivetrain_parallel.micro_batches import micro_batches_of
 from drivetrain_parallel.parallel_plan import ParallelPlan
 from drivetrain_parallel.pipeline import plan_pipeline, stages_per_rank
+from drivetrain_parallel.proof.copies import with_values
 from drivetrain_parallel.proof.give_values import give_values
 from drivetrain_parallel.proof.in_place import ConstantParameters
 from drivetrain_parallel.proof.rng_guard import (
@@ -128,7 +129,10 @@ def _planned(
     num = micro_batches_of(choices, shape.pipeline, batch_size(batch), shape.data_size)
     rows = max(1, batch_size(batch) // (shape.data_size * num))
     micro = split_batch(batch, _cut(batch_size(batch), rows))[0]
-    _require_constant_state(model, micro, plain_loss)
+    # What modules keep of a run must not be in what is proven.
+    copied = {"tensor", "context", "expert", "pipeline"} & shape.used().keys()
+    probed = with_values(model) if copied else model
+    _require_constant_state(probed, micro, plain_loss)
     if shape.tensor > 1:
         wanted = {
             option: True for option, name in _TENSOR_OPTIONS.items() if name in names
@@ -170,7 +174,7 @@ def _planned(
         if shape.context > 1:
             _require_same_blocks(model, parts["pipeline"])
         if is_meta_model(model):
-            _prove_few_stages(model, micro, plain_loss, parts["pipeline"])
+            _prove_few_stages(with_values(model), micro, plain_loss, parts["pipeline"])
     return ParallelPlan(shape=shape, **parts)
 
 

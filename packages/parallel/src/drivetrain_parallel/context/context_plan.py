@@ -8,7 +8,6 @@ process before any rank starts.
 
 from __future__ import annotations
 
-import copy
 import itertools
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from drivetrain_core.extending import find_blocks, repeated_blocks
 from drivetrain_core.numerics.parameter_usage import without_dropout
 from drivetrain_parallel.collective_channel import CollectiveChannel, rehearse
 from drivetrain_parallel.context.context_blocks import share_sequence
-from drivetrain_parallel.proof.copies import proof_copy
+from drivetrain_parallel.proof.copies import proof_copy, with_values
 from drivetrain_parallel.proof.outputs import StepOutput, compare, step_output
 
 if TYPE_CHECKING:
@@ -225,7 +224,7 @@ def _verdict(
     expected: StepOutput,
 ) -> str:
     """Returns why a plan does not compute the same; empty if it does."""
-    models = [copy.deepcopy(model) for _ in range(plan.degree)]
+    models = [with_values(model) for _ in range(plan.degree)]
 
     def act(exchange: CollectiveChannel) -> StepOutput:
         mine = models[exchange.rank]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from drivetrain_parallel.expert.expert_layers import (
     expert_parameters,
     share_experts,
 )
-from drivetrain_parallel.proof.copies import proof_copy
+from drivetrain_parallel.proof.copies import proof_copy, with_values
 from drivetrain_parallel.proof.outputs import StepOutput, compare, step_output
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ def _verdict(
     parts = split_batch(batch, [size // plan.degree] * plan.degree)
     # As data parallel computes it: some losses are no mean over samples.
     expected = [step_output(model, part, loss_of) for part in parts]
-    models = [copy.deepcopy(model) for _ in parts]
+    models = [with_values(model) for _ in parts]
 
     def act(exchange: CollectiveChannel) -> StepOutput:
         mine = models[exchange.rank]

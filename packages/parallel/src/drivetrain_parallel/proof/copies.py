@@ -8,17 +8,38 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from drivetrain_core import Code, PlanError
 from drivetrain_core.accelerators import isolated_rng
 from drivetrain_core.extending import map_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+
+class _ForgetsRuns(TorchFunctionMode):
+    """Inside, copies of what a forward has computed have no history and no values.
+
+    Torch copies no such tensor. A copy with its values could pass for one that computes
+    them anew.
+    """
+
+    def __init__(self, buffer: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._buffer = buffer
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:
+            return self._buffer(torch.full_like(args[0].detach(), torch.nan))
+        return func(*args, **(kwargs or {}))
 
 
 def copy_structure(
@@ -39,7 +60,8 @@ def copy_structure(
     memo: dict[int, object] = {id(p): parameter(p) for p in module.parameters()}
     memo.update({id(b): buffer(b) for b in module.buffers()})
     try:
-        return copy.deepcopy(module, memo)
+        with _ForgetsRuns(buffer):
+            return copy.deepcopy(module, memo)
     except Exception as error:  # whatever an attribute's own copy function raises
         raise PlanError(
             Code.NOT_APPLICABLE,
@@ -87,12 +109,12 @@ def proof_copy(
     samples = map_tensors(lambda t: _drawn(t, generator, zeros=False), batch)
     with isolated_rng():
         with contextlib.suppress(Exception):  # The model's own code.
-            loss = loss_of(_with_values(model, drawn), samples)
+            loss = loss_of(with_values(model, drawn), samples)
             if bool(loss.isfinite()):
                 _require_copied(model, loss)
-                return _with_values(model, drawn), samples
-        _require_copied(model, loss_of(_with_values(model, {}), batch))
-    return _with_values(model, {}), batch
+                return with_values(model, drawn), samples
+        _require_copied(model, loss_of(with_values(model), batch))
+    return with_values(model), batch
 
 
 def _require_copied(model: nn.Module, loss: torch.Tensor) -> None:
@@ -116,7 +138,16 @@ def _require_copied(model: nn.Module, loss: torch.Tensor) -> None:
         )
 
 
-def _with_values(model: nn.Module, values: dict[int, torch.Tensor]) -> nn.Module:
+def with_values(
+    model: nn.Module, values: Mapping[int, torch.Tensor] = MappingProxyType({})
+) -> nn.Module:
+    """Returns a copy with parameters of its own, by default on the model's memory.
+
+    Args:
+        model: What is copied; it stays as it is.
+        values: Others for some of its parameters, by their `id`.
+    """
+
     def parameter(old: nn.Parameter) -> nn.Parameter:
         value = values.get(id(old), old.detach())
         new = nn.Parameter(value, requires_grad=old.requires_grad)
