@@ -71,3 +71,16 @@ def test_classes_and_tied_parameters_come_back():
     snapshot.restore()
     assert type(module) is nn.Sequential
     assert module[1].weight is module[0].weight
+
+
+def test_buffers_that_take_no_copy_are_left_alone():
+    module = nn.Linear(2, 2)
+    module.register_buffer("wide", torch.zeros(1).expand(3))
+    with torch.inference_mode():
+        module.register_buffer("fixed", torch.ones(2))
+    module.register_buffer("sparse", torch.eye(2).to_sparse())
+    snapshot = ModelSnapshot(module, values=True)
+    module.sparse.mul_(3)
+    snapshot.restore()
+    assert torch.equal(module.sparse.to_dense(), torch.eye(2))
+    assert module.wide.tolist() == [0.0] * 3

@@ -10,7 +10,6 @@ import os
 import signal
 import stat
 import threading
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 
 from drivetrain_core import Choice, Code, Measurement
 from drivetrain_search.cache import cache as module
-from drivetrain_search.cache.cache import TrialCache, cache_folder, would_repeat
+from drivetrain_search.cache.cache import TrialCache, would_repeat
 from drivetrain_search.process.trial import explain_exit
 from drivetrain_search.report.record import TrialRecord
 
@@ -464,23 +463,6 @@ def test_trial_of_another_search_is_seen_at_once(folder):
 # Where it is
 
 
-def test_folder_is_the_first_that_is_named(monkeypatch):
-    assert cache_folder({"DRIVETRAIN_CACHE_DIR": "a", "XDG_CACHE_HOME": "b"}) == Path(
-        "a"
-    )
-    assert cache_folder({"XDG_CACHE_HOME": "b"}) == Path("b/drivetrain/search")
-    monkeypatch.setenv("HOME", "/h")
-    assert cache_folder({}) == Path("/h/.cache/drivetrain/search")
-
-
-def test_folder_without_a_home_is_a_temporary_one(monkeypatch):
-    def no_home():
-        raise RuntimeError("no home")
-
-    monkeypatch.setattr(Path, "home", no_home)
-    assert f"drivetrain-{os.geteuid()}" in str(cache_folder({}))
-
-
 def test_open_reads_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("DRIVETRAIN_CACHE_DIR", str(tmp_path))
-    assert TrialCache.open(None, KEY).path == tmp_path / f"{KEY}.jsonl"
+    assert TrialCache.open(None, KEY).path == tmp_path / "search" / f"{KEY}.jsonl"

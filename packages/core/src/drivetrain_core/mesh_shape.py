@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from drivetrain_core._choice import Choice
 
-__all__ = ["AXES", "DATA_AXES", "MeshShape", "asks_for_mesh", "mesh_of"]
+__all__ = ["AXES", "DATA_AXES", "MeshShape", "asks_for_mesh", "data_part", "mesh_of"]
 
 DATA_AXES = ("replicate", "shard", "expert")
 """The axes along which ranks have different samples."""

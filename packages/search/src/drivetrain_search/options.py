@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +10,10 @@ from drivetrain_core import Code, PlanError
 from drivetrain_core.budget import Budget
 from drivetrain_core.extending import AUTO, Partial, candidates_of, read_strategy
 from drivetrain_core.objective import Objective, throughput
-from drivetrain_search.cache.cache import cache_folder
+from drivetrain_core.services import cache_folder
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Collection, Mapping, Sequence
 
     from drivetrain_core import Choice, Context
@@ -99,7 +99,7 @@ def read_options(
     _require_consistent(fixed, named, given, others["deny"])
     folder = None
     if cache is not False:
-        folder = cache_folder(os.environ) if cache is True else Path(cache)
+        folder = cache_folder() / "search" if cache is True else Path(cache)
     return SearchOptions(
         allow=allow,
         fixed=fixed,

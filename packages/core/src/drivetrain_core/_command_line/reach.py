@@ -8,8 +8,9 @@ or from a library that nobody knows here, may come to anything, and is left to t
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 import sys
-import sysconfig
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 _OURS = "drivetrain"
 _MOST_FILES = 400
-_IMPORTED = (".py", ".pyc", ".pyd", ".so")
-_NONE = ("\0",)  # no name begins with it
 
 # Libraries that come to nothing of ours, and to nothing by a name out of a file.
 _KNOWN = frozenset(
@@ -32,20 +31,19 @@ _KNOWN = frozenset(
     torchdata torchtext torchvision tqdm transformers triton typing_extensions wandb yaml
     """.split()  # noqa: SIM905 - read as words
 )
-# What runs a program that no import names: in this process, or in another one.
-_DYNAMIC = frozenset(
-    """
-    builtins cProfile code ctypes imp importlib pdb pkgutil profile runpy trace zipimport
-    """.split()  # noqa: SIM905 - likewise
+# What runs a program that no import names: as it is imported, or as it is used. A star
+# is what takes all of a module, or the module under another name.
+_DYNAMIC = re.compile(
+    r"import (builtins|cProfile|code|ctypes|imp|pdb|pkgutil|profile|runpy|trace|zipimport"
+    r"|importlib(?!\.metadata|\.resources))\b.*"
+    r"|use (__builtins__|__import__|compile|eval|exec|hub\.(load.*|\*))"
 )
-_HARMLESS = ("importlib.metadata", "importlib.resources")
-_STARTING = frozenset(("pty", "subprocess"))
-_DYNAMIC_NAMES = frozenset(("__builtins__", "__import__", "compile", "eval", "exec"))
-_DYNAMIC_PARTS: dict[str, tuple[str, ...]] = {"hub": ("load",)}
-_STARTING_PARTS: dict[str, tuple[str, ...]] = {
-    "asyncio": ("create_subprocess",),
-    "os": ("exec", "popen", "posix_spawn", "spawn", "system"),
-}
+# Likewise in another process.
+_STARTING = re.compile(
+    r"import (pty|subprocess)\b.*"
+    r"|use (asyncio\.create_subprocess|os\.(exec|popen|posix_spawn|spawn|system)).*"
+    r"|use (asyncio|os)\.\*"
+)
 
 
 class Reach(NamedTuple):
@@ -93,153 +91,114 @@ def reach_of(
         ...     reach_of(str(script), names=["accelerate"]).is_never
         True
     """
-    first = Path(folder) if is_module else Path(folder, program).parent
-    first = first.resolve()
-    search = _Search(
-        path=[str(first), *sys.path[1:]],
-        first=first,
-        dynamic=_DYNAMIC | _STARTING if in_children else _DYNAMIC,
-        parts=_DYNAMIC_PARTS | _STARTING_PARTS if in_children else _DYNAMIC_PARTS,
-    )
+    if is_module and program.startswith(_OURS):
+        return Reach(is_named=True, unknown="")
+    importlib.invalidate_caches()  # A file may be newer than the last look at its folder.
+    script = Path(folder, program).resolve()
+    first = Path(folder).resolve() if is_module else script.parent
+    search = _Search(first=str(first), in_children=in_children)
     if is_module:
-        if program.partition(".")[0].startswith(_OURS):
-            return Reach(is_named=True, unknown="")
-        search.visit_import(program)
+        search.visit_import(program, [program])
     else:
-        search.visit_file(Path(folder, program).resolve())
+        search.files.append(script)
     search.run()
     if search.ours and search.named & set(names):
         return Reach(is_named=True, unknown=search.unknown)
     unseen = (*modules, f"{_OURS}.")  # The package of all others runs whole programs.
     for module in sorted(search.ours):
-        if f"{module}.".startswith(tuple(unseen)) or "examples" in module.split("."):
+        if f"{module}.".startswith(unseen) or "examples" in module.split("."):
             return Reach(is_named=False, unknown=f"it imports {module}")
     return Reach(is_named=False, unknown=search.unknown)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Search:
     """Goes from file to file.
 
     Args:
-        path: Where modules are found, as in `sys.path`.
-        first: The folder that comes first there.
-        dynamic: Modules that run what no import names.
-        parts: How functions that do so begin, by the name of their module.
+        first: The folder where modules are looked for first.
+        in_children: Whether a process that is started counts.
+        files: Those to look through; it grows with what they import.
+        ours: The modules of ours that they import.
+        named: All names in them.
+        unknown: The first thing in them that may come to anything.
     """
 
-    path: list[str]
-    first: Path
-    dynamic: frozenset[str]
-    parts: dict[str, tuple[str, ...]]
+    first: str
+    in_children: bool
+    files: list[Path] = field(default_factory=list)
     ours: set[str] = field(default_factory=set)
     named: set[str] = field(default_factory=set)
     unknown: str = ""
-    _files: dict[Path, None] = field(default_factory=dict)
 
     def run(self) -> None:
         """Looks through all files, those that they import included."""
-        done = 0
-        while done < len(self._files):
-            if done == _MOST_FILES:
+        for number, file in enumerate(self.files):
+            if number == _MOST_FILES:
                 self.unknown = f"it imports more than {_MOST_FILES} files"
                 return
-            self._look(list(self._files)[done])
-            done += 1
+            try:
+                tree = ast.parse(file.read_bytes())
+            except (OSError, SyntaxError, ValueError, RecursionError):
+                self.unknown = f"{file.name} cannot be read"
+                continue
+            for node in ast.walk(tree):
+                self._look(node, file)
 
-    def visit_file(self, file: Path) -> None:
-        self._files.setdefault(file)
+    def _look(self, node: ast.AST, file: Path) -> None:
+        self.named.update(_names_of(node))
+        for use in _uses_of(node):
+            if self._is_dynamic(f"use {use}"):
+                self.unknown = self.unknown or f"it uses {use}"
+        match node:
+            case ast.Import(names=aliases):
+                for alias in aliases:
+                    self.visit_import(alias.name, [alias.name])
+            case ast.ImportFrom(module=module, names=aliases, level=level):
+                base = [module] if module else []
+                inner = [".".join([*base, alias.name]) for alias in aliases]
+                if level:
+                    self._visit_files([*base, *inner], [str(file.parents[level - 1])])
+                else:
+                    self.visit_import(module or "", [*base, *inner])
 
-    def _look(self, file: Path) -> None:
-        try:
-            tree = ast.parse(file.read_bytes())
-        except (OSError, SyntaxError, ValueError, RecursionError):
-            self.unknown = f"{file.name} cannot be read"
-            return
-        for node in ast.walk(tree):
-            self.named.update(_names_of(node))
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    self.visit_import(alias.name)
-            elif isinstance(node, ast.ImportFrom):
-                self._visit_from(node, file)
-            self.unknown = self.unknown or _dynamic(node, self.parts)
-
-    def _visit_from(self, node: ast.ImportFrom, file: Path) -> None:
-        members = [alias.name for alias in node.names]
-        if not node.level:
-            self.visit_import(node.module or "", members)
-            return
-        folder = file.parents[node.level - 1]
-        base = [node.module] if node.module else []
-        for parts in (base, *([*base, member] for member in members)):
-            self._visit_files(".".join(parts), [str(folder)])
-        if (folder / "__init__.py").is_file():
-            self.visit_file(folder / "__init__.py")
-
-    def visit_import(self, module: str, members: Sequence[str] = ()) -> None:
+    def visit_import(self, module: str, names: Sequence[str]) -> None:
         """Follows an import to files, if they are the script's own.
 
         Args:
             module: Its name, with dots.
-            members: What is taken from it, which may be modules too.
+            names: It, and what is taken from it, which may be modules too.
         """
         top = module.partition(".")[0]
         if top.startswith(_OURS):
-            self.ours |= {module, *(f"{module}.{member}" for member in members)}
+            self.ours.update(names)
             return
-        spec = PathFinder.find_spec(top, self.path)
-        places = [spec.origin] if spec and spec.origin else []
-        places += list(spec.submodule_search_locations or []) if spec else []
-        is_own = any(Path(p).is_relative_to(self.first) for p in places)
-        if not is_own and (top in _KNOWN or _is_standard(top, places)):
-            if top in self.dynamic and not module.startswith(_HARMLESS):
-                self.unknown = self.unknown or f"it imports {top}"
+        is_known = top in _KNOWN or top in sys.stdlib_module_names
+        others = [one for one in sys.path[1:] if "site-packages" not in one]
+        if self._visit_files(names, [self.first, *([] if is_known else others)]):
             return
-        if not places or any("site-packages" in p or not _is_source(p) for p in places):
+        if not is_known or self._is_dynamic(f"import {module}"):
             self.unknown = self.unknown or f"it imports {top}"
-            return
-        for name in (module, *(f"{module}.{member}" for member in members)):
-            self._visit_files(name, self.path)
 
-    def _visit_files(self, module: str, path: Sequence[str]) -> None:
-        for file in _files_of(module, path) if module else ():
-            self.visit_file(file.resolve())
+    def _is_dynamic(self, text: str) -> bool:
+        starting = self.in_children and _STARTING.fullmatch(text)
+        return bool(starting or _DYNAMIC.fullmatch(text))
+
+    def _visit_files(self, names: Sequence[str], path: Sequence[str]) -> bool:
+        found = [file for name in names for file in _files_of(name, path)]
+        self.files += [one for one in dict.fromkeys(found) if one not in self.files]
+        return bool(found)
 
 
 def _files_of(module: str, path: Sequence[str]) -> Iterator[Path]:
     """Yields the files that an import of a module runs, as far as they are there."""
-    folders = [Path(one) for one in path]
     for part in module.split("."):
-        # As Python does: the first folder that has it, or all that only lead further.
-        found = next((files for f in folders if (files := _sources(f, part))), [])
-        yield from found
-        if found and found[0].name != "__init__.py":
+        spec = PathFinder.find_spec(part, path)
+        if spec is None:
             return
-        inner = (folder / part for folder in folders)
-        folders = [f.parent for f in found] or [one for one in inner if one.is_dir()]
-
-
-def _sources(folder: Path, part: str) -> list[Path]:
-    """Returns what is run for a module that lies in a folder; nothing if none does."""
-    package = folder / part / "__init__.py"
-    if package.is_file():
-        return [package]
-    # Beside source there may be what is compiled, which nobody can read.
-    found = sorted(folder.glob(f"{part}.*"))
-    return [one for one in found if one.suffix in _IMPORTED]
-
-
-def _is_standard(top: str, places: Sequence[str]) -> bool:
-    """Whether a module is one of Python's own, and not of a file of the same name."""
-    if top not in sys.stdlib_module_names:
-        return False
-    own = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
-    return not places or places[0] == "frozen" or places[0].startswith(tuple(own))
-
-
-def _is_source(place: str) -> bool:
-    return place.endswith(".py") or Path(place).is_dir()
+        if spec.origin and spec.has_location:
+            yield Path(spec.origin).resolve()
+        path = list(spec.submodule_search_locations or ())
 
 
 def _names_of(node: ast.AST) -> Iterator[str]:
@@ -253,22 +212,17 @@ def _names_of(node: ast.AST) -> Iterator[str]:
             yield name
 
 
-def _dynamic(node: ast.AST, parts: dict[str, tuple[str, ...]]) -> str:
-    """Says what a node may run that no import names; empty if it does not."""
-    found: list[str] = []
+def _uses_of(node: ast.AST) -> list[str]:
+    """Returns what a node uses, by the last part of its module's name and its own."""
     match node:
         case ast.Name(id=name):
-            found = [name] if name in _DYNAMIC_NAMES else []
+            return [name]
         case ast.Attribute(
             value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=name
         ):
-            found = (
-                [f"{owner}.{name}"] if name.startswith(parts.get(owner, _NONE)) else []
-            )
+            return [f"{owner}.{name}"]
         case ast.ImportFrom(module=str(module), names=aliases):
-            starts = parts.get(module.rpartition(".")[2])
-            if starts is not None:
-                found = [a.name for a in aliases if a.name.startswith((*starts, "*"))]
+            return [f"{module.rpartition('.')[2]}.{alias.name}" for alias in aliases]
         case ast.Import(names=aliases):
-            found = [a.name for a in aliases if a.asname and a.name in parts]
-    return f"it uses {found[0]}" if found else ""
+            return [f"{alias.name}.*" for alias in aliases if alias.asname]
+    return []

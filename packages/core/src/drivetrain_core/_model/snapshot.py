@@ -96,7 +96,9 @@ class _Tensor:
         return self._tensor._backward_hooks, after
 
     def restore(self) -> None:
-        if self._copy is not None:
+        # What is a view of few values, or made in inference mode, takes no copy, and no
+        # step changes it.
+        if self._copy is not None and not _same(self._data, self._copy):
             self._data.copy_(self._copy)
         if not self._is_leaf:
             return
@@ -109,3 +111,8 @@ class _Tensor:
             if hooks is not None:
                 hooks.clear()
                 hooks.update(kept)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    plain = one.layout is torch.strided and not one.is_nested
+    return plain and torch.equal(one, other.to(one.device))

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from drivetrain_core.services import cache_folder
 from drivetrain_kernels._errors import SelectionError
 from drivetrain_kernels.selector._candidates import EAGER, Installed, candidates_for
 from drivetrain_kernels.selector._ranks import agreed_text
 from drivetrain_kernels.selector._search import Search
 from drivetrain_kernels.selector._state_snapshot import state_snapshot
-from drivetrain_kernels.selector._store import Record, load, save, store_folder
+from drivetrain_kernels.selector._store import Record, load, save
 from drivetrain_kernels.selector._table import table
 from drivetrain_kernels.selector._watch import Watch
 from drivetrain_kernels.selector._workload import Workload
@@ -154,7 +154,7 @@ def select(
     )
     _require_plain(target)
     asked = candidates_for(candidates)
-    folder = store_folder(os.environ)
+    folder = cache_folder() / "select"
     key = search.key([c.name for c in asked])
     kept = load(folder, key) if cache else None
     text = agreed_text(kept.to_json() if kept else "", group).strip()

@@ -77,26 +77,6 @@ class Record:
         return record
 
 
-def store_folder(environment: Mapping[str, str]) -> Path:
-    """Returns where decisions are kept.
-
-    Example:
-        >>> store_folder({"DRIVETRAIN_CACHE_DIR": "/mine"}).as_posix()
-        '/mine/select'
-        >>> store_folder({"XDG_CACHE_HOME": "/caches"}).as_posix()
-        '/caches/drivetrain/select'
-    """
-    given = environment.get("DRIVETRAIN_CACHE_DIR")
-    if given:
-        return Path(given) / "select"
-    base = environment.get("XDG_CACHE_HOME")
-    try:
-        caches = Path(base) if base else Path.home() / ".cache"
-    except RuntimeError:  # This user has no home.
-        caches = Path(tempfile.gettempdir()) / f"drivetrain-{os.geteuid()}"
-    return caches / "drivetrain" / "select"
-
-
 def fingerprint(workload: Workload, details: Mapping[str, Any]) -> str:
     """Returns a hash of everything that a decision depends on.
 

@@ -16,7 +16,6 @@ import os
 import re
 import signal
 import stat
-import tempfile
 import threading
 import time
 import uuid
@@ -24,13 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core import Code
+from drivetrain_core.services import cache_folder
 from drivetrain_search.cache.cache_key import CACHE_VERSION
 from drivetrain_search.process.partial_libraries import inductor_folder
 from drivetrain_search.process.trial import explain_exit
 from drivetrain_search.report.record import TrialRecord, plain_choices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from drivetrain_core import Choice
 
@@ -106,7 +106,7 @@ class TrialCache:
         if not re.fullmatch(r"[0-9a-f]{64}", key):
             message = f"a key is 64 hexadecimal digits, got {key!r}"
             raise ValueError(message)
-        place = cache_folder(os.environ) if folder is None else Path(folder)
+        place = cache_folder() / "search" if folder is None else Path(folder)
         return cls(place / f"{key}.jsonl")
 
     def lookup(
@@ -245,26 +245,6 @@ class _Line(NamedTuple):
         # Nesting without end is the one garbage that is no ValueError.
         except (ValueError, RecursionError):
             return None
-
-
-def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Returns the folder of the cache.
-
-    Example:
-        >>> cache_folder({"XDG_CACHE_HOME": "/caches"}).as_posix()
-        '/caches/drivetrain/search'
-        >>> cache_folder({"DRIVETRAIN_CACHE_DIR": "/mine"}).as_posix()
-        '/mine'
-    """
-    given = environment.get("DRIVETRAIN_CACHE_DIR")
-    if given:
-        return Path(given)
-    base = environment.get("XDG_CACHE_HOME")
-    try:
-        caches = Path(base) if base else Path.home() / ".cache"
-    except RuntimeError:  # This user has no home.
-        caches = Path(tempfile.gettempdir()) / f"drivetrain-{os.geteuid()}"
-    return caches / "drivetrain" / "search"
 
 
 def would_repeat(record: TrialRecord, *, memory_is_ours: bool) -> bool:
