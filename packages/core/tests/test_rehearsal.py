@@ -386,3 +386,45 @@ def step_of(forward):
         Encoding(), sgd, pairs(), squared, forward=forward, strategy=[]
     )
     accelerated.train_step(next(iter(accelerated.loader)))
+
+
+def test_a_program_that_starts_again_does_not_pay_for_the_check(tmp_path):
+    def passes(loss=squared, strategy=(("micro_batch", 2),), cache=tmp_path):
+        model, seen = layered(), []
+        model.register_forward_hook(lambda *_: seen.append(1))
+        accelerated = accelerate(
+            model, sgd, pairs(), loss, strategy=list(strategy), cache=cache
+        )
+        assert "loss_rel" in accelerated.plan.guard
+        return len(seen)
+
+    first = passes()
+    assert first > 1
+    assert passes() == 0
+    assert passes(strategy=[("micro_batch", 4)]) > 0
+    assert passes(loss=lambda o, b: (o - b[1]).abs().mean()) > 0
+
+    def scaled(factor):
+        return lambda o, b: factor * squared(o, b)
+
+    assert passes(loss=scaled(1.0)) > 0
+    assert passes(loss=scaled(1.0)) == 0
+    assert passes(loss=scaled(2.0)) > 0
+    assert passes(cache=False) == first
+    for record in (tmp_path / "checked").iterdir():
+        record.write_text("{")
+    assert passes() == first
+
+
+def test_a_check_that_fails_is_not_kept(tmp_path):
+    for _ in range(2):
+        with pytest.raises(PlanError):
+            accelerate(
+                layered(),
+                sgd,
+                pairs(),
+                summed,
+                strategy=[("micro_batch", 2)],
+                cache=tmp_path,
+            )
+    assert not list(tmp_path.rglob("*.json"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import os
 from collections.abc import (
     Callable,
     Collection,
@@ -14,6 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from drivetrain_core._arguments import check_arguments, check_limits, read_device
@@ -49,12 +51,11 @@ from drivetrain_core.numerics.rehearsal import UNCHECKED, Rehearsal, needs_rehea
 from drivetrain_core.objective import Objective, read_objective
 from drivetrain_core.services._gloo_exit import wait_for_gloo_at_exit
 from drivetrain_core.services._lookup import get_service
+from drivetrain_core.services.cache_folder import cache_folder
 from drivetrain_core.services.cluster_spec import ClusterSpec
 from drivetrain_core.services.plan_search import SearchRequest
 
 if TYPE_CHECKING:
-    import os
-
     import torch
 
     from drivetrain_core._accelerated import Accelerated
@@ -141,7 +142,8 @@ def accelerate(
         changes_algorithm: Whether the search may choose another optimizer and other
             things that change what is learnt.
         cache: Whether to reuse the trials of earlier searches of this program on this
-            machine, or the folder to keep them in; `DRIVETRAIN_CACHE_DIR` by default.
+            machine, and checks of plans, or the folder to keep them in;
+            `DRIVETRAIN_CACHE_DIR` by default.
         ship: How the program reaches its trials. `pickle` sends its parts; `replay`
             runs the script again up to this call; `auto` sends the parts if that can
             be done.
@@ -295,9 +297,12 @@ def accelerate(
     plan = decide(find_plan, world, limits.seconds)
     read = _Read(program, module, source, context, batches)
     checks = None if searches or override.replay is not None else check
+    folder = cache_folder() / "checked" if cache is True else None
+    if isinstance(cache, str | os.PathLike):
+        folder = Path(cache) / "checked"
     while True:
         try:
-            plan, accelerated = _applied(read, plan, target, checks=checks)
+            plan, accelerated = _applied(read, plan, target, folder, checks=checks)
             break
         except PlanError as error:
             if on_error == "raise" or searches:
@@ -373,7 +378,12 @@ def _read(
 
 
 def _applied(
-    read: _Read, plan: Plan, target: torch.device, *, checks: bool | None
+    read: _Read,
+    plan: Plan,
+    target: torch.device,
+    folder: Path | None,
+    *,
+    checks: bool | None,
 ) -> tuple[Plan, Accelerated]:
     """Returns the program with a plan applied, and the plan with what its check saw.
 
@@ -381,6 +391,7 @@ def _applied(
         read: What there is before a plan.
         plan: The plan.
         target: Where to train.
+        folder: Where checks are kept; nowhere when None.
         checks: Whether to check it; None where it was checked, and `guard` stands.
 
     Raises:
@@ -398,7 +409,7 @@ def _applied(
             seen: Mapping[str, Any] = UNCHECKED
             if checks and program.weights == "build" and not source.needs_closure:
                 rehearsal = Rehearsal(
-                    program, module, source, context, target, batches[0]
+                    program, module, source, context, target, batches[0], folder
                 )
                 seen = rehearsal.check(plan, layout)
             plan = dataclasses.replace(plan, guard=plan.guard or seen)

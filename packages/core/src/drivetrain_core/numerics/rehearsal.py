@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import hashlib
+import inspect
+import json
 import logging
 import traceback
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,13 +25,15 @@ from drivetrain_core._data.random_stream import RandomStream
 from drivetrain_core._errors import Code, DrivetrainError, PlanError
 from drivetrain_core._model.snapshot import ModelSnapshot
 from drivetrain_core._plan import Plan
-from drivetrain_core._ranks import agree
+from drivetrain_core._ranks import agree, share
 from drivetrain_core._registry import find
+from drivetrain_core._version import __version__
 from drivetrain_core.accelerators._isolated_rng import isolated_rng
 from drivetrain_core.mesh_shape import data_part
 from drivetrain_core.numerics.checksum import gathered
 from drivetrain_core.numerics.guard import compare, differences
 from drivetrain_core.numerics.observe import observe
+from drivetrain_core.services._whole_file import write_whole
 from drivetrain_core.services.batch_plan import BatchPlan
 
 if TYPE_CHECKING:
@@ -41,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 _FIX = "leave it out, or pass check=False to train what it makes of the program"
 _SPREAD = 0.02
+_LIMIT_S = 600.0
 _FIRST, _LAST = Phase.MODEL_SWAP, Phase.SCHEDULE
 
 UNCHECKED = {"checked": False}
@@ -63,6 +71,8 @@ class Rehearsal:
         context: The facts.
         device: Where to train.
         batch: A global batch.
+        folder: Where it is kept what was checked, so that a program that starts again
+            does not pay for it; nowhere when None.
     """
 
     program: Program
@@ -71,6 +81,7 @@ class Rehearsal:
     context: Context
     device: torch.device
     batch: Any
+    folder: Path | None = None
 
     def check(self, plan: Plan, layout: LayoutPlan | None) -> dict[str, Any]:
         """Returns how far the plan is from the program, as a plan's `guard` holds it.
@@ -83,11 +94,33 @@ class Rehearsal:
             PlanError: It cannot be applied, its step fails where the program's does not,
                 or loss, gradients, updates or buffers are not those of the program.
         """
+        world, record = self.context.world, self._record(plan)
+        known = share(lambda: _read(record), world, _LIMIT_S, "look for a check")
+        if known:
+            return known
         snapshot = ModelSnapshot(self.module, values=True)
         try:
-            return self._check(plan, layout, snapshot)
+            seen = self._check(plan, layout, snapshot)
         finally:
             snapshot.restore()
+        if record is not None and world.rank == 0 and seen != UNCHECKED:
+            with suppress(OSError):  # It is checked again then.
+                write_whole(record, json.dumps(seen))
+        return seen
+
+    def _record(self, plan: Plan) -> Path | None:
+        """Returns where it is kept that this plan was checked with this very program."""
+        if self.folder is None:
+            return None
+        parts = [self.program.loss, self.program.forward, self.source.kind]
+        parts += [type(module) for module in self.module.modules()]
+        facts = (
+            *(torch.__version__, __version__, plan.to_dict()["strategy"]),
+            *(self.context.fingerprint(), self.context.summary(), self.program.seed),
+            *(self.source.groups, self.source.defaults, self.program.max_grad_norm),
+            sorted({_source(part) for part in parts}),
+        )
+        return self.folder / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.json"
 
     def _check(
         self, plan: Plan, layout: LayoutPlan | None, snapshot: ModelSnapshot
@@ -196,6 +229,25 @@ def _step(built: Accelerated, batch: Any, seed: int) -> Observation:
         raise PlanError(
             Code.ERROR, str(built.plan), because=because, fix=_FIX
         ) from error
+
+
+def _read(record: Path | None) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        if record is not None:
+            return dict(json.loads(record.read_text("utf-8")))
+    return {}
+
+
+def _source(part: Any) -> str:
+    """Returns what a class or function is by its file, place there, and closure."""
+    try:
+        file = inspect.getsourcefile(part)
+        content = hashlib.sha256(Path(file or "").read_bytes()).hexdigest()
+    except (OSError, TypeError):
+        return repr(part)
+    line = getattr(getattr(part, "__code__", None), "co_firstlineno", part.__qualname__)
+    closure = [cell.cell_contents for cell in getattr(part, "__closure__", None) or ()]
+    return repr((file, content, line, closure))
 
 
 def needs_rehearsal(plan: Plan, context: Context) -> bool:
