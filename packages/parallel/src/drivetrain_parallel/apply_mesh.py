@@ -21,6 +21,7 @@ from drivetrain_parallel.mesh_layout import MeshLayout
 from drivetrain_parallel.micro_batches import micro_batches_of
 from drivetrain_parallel.parallel_plan import ParallelPlan
 from drivetrain_parallel.pipeline import build_stages, stages_of_rank
+from drivetrain_parallel.pipeline.optimizer_probe import require_separate_steps
 from drivetrain_parallel.pipeline.replicas import without_memory
 from drivetrain_parallel.state.parallelized_model import whole_model
 from drivetrain_parallel.tensor import apply_tensor_plan
@@ -52,6 +53,8 @@ def apply_mesh(state: TrainingState) -> None:
             because="nobody has planned how the model is laid over the mesh",
             fix="apply it through accelerate",
         )
+    if plan.pipeline is not None:
+        require_separate_steps(state.optimizer_source, state.module, plan.pipeline)
     mesh = create_mesh(device_type=state.device.type, **dict(plan.shape.items()))
     meta_model = None
     whole = whole_model(state.module)

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from drivetrain_core import Code, PlanError
 from drivetrain_core.extending import find_blocks, repeated_blocks
-from drivetrain_core.numerics.parameter_usage import without_dropout
+from drivetrain_core.numerics.parameter_usage import dropouts
 from drivetrain_parallel.collective_channel import CollectiveChannel, rehearse
 from drivetrain_parallel.context.context_blocks import share_sequence
 from drivetrain_parallel.proof.copies import proof_copy, with_values
@@ -87,28 +87,16 @@ def plan_context_parallel(
         raise _refusal(msg)
     blocks = repeated_blocks(model, facts)
     # Ranks that draw other dropout would compare chance.
-    with without_dropout(model):
-        return _planned(model, facts.container, blocks, batch, loss_of, degree)
-
-
-def _planned(
-    model: nn.Module,
-    container: str,
-    blocks: Sequence[nn.Module],
-    batch: Any,
-    loss_of: Callable[[nn.Module, Any], Tensor],
-    degree: int,
-) -> ContextPlan:
+    for module, probability, _ in dropouts(model):
+        setattr(module, probability, 0.0)
     arguments, expected, calls = _observe(model, blocks, batch, loss_of)
     if calls == 0:
-        msg = (
+        because = (
             f"the blocks of {type(model).__name__} do not call "
             "torch.nn.functional.scaled_dot_product_attention"
         )
-        raise _refusal(
-            msg,
-            'use that, in transformers attn_implementation="sdpa"',
-        )
+        fix = 'use that, in transformers attn_implementation="sdpa"'
+        raise _refusal(because, fix)
     hidden, length = _hidden(arguments)
     if length < degree:
         raise PlanError(
@@ -120,7 +108,7 @@ def _planned(
     reasons = []
     for split in itertools.islice(_splits(arguments, hidden, length), _MOST_TRIES):
         plan = ContextPlan(
-            degree=degree, container=container, hidden=hidden, split=split
+            degree=degree, container=facts.container, hidden=hidden, split=split
         )
         reason = _verdict(model, batch, loss_of, plan, expected)
         if not reason:

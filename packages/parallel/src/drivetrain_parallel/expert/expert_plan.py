@@ -10,7 +10,7 @@ from torch import nn
 
 from drivetrain_core import Code, PlanError
 from drivetrain_core.extending import batch_size, split_batch
-from drivetrain_core.numerics.parameter_usage import without_dropout
+from drivetrain_core.numerics.parameter_usage import dropouts
 from drivetrain_parallel.collective_channel import CollectiveChannel, rehearse
 from drivetrain_parallel.expert.expert_layers import (
     expert_parameters,
@@ -104,8 +104,9 @@ def plan_expert_parallel(
         )
     plan = ExpertPlan(degree=degree, layers=tuple(taken), num_experts=number)
     # Ranks that draw other dropout would compare chance.
-    with without_dropout(model):
-        reason = _verdict(model, batch, loss_of, plan)
+    for module, probability, _ in dropouts(model):
+        setattr(module, probability, 0.0)
+    reason = _verdict(model, batch, loss_of, plan)
     if reason:
         raise PlanError(
             Code.NUMERICS,

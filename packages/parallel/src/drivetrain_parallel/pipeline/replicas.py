@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from drivetrain_parallel.proof.copies import copy_structure
+from drivetrain_parallel.proof.copies import copy_structure, with_values
 
 
 def shadow(model: nn.Module) -> nn.Module:
@@ -22,12 +22,10 @@ def shadow(model: nn.Module) -> nn.Module:
         >>> copied.weight.data_ptr() == model.weight.data_ptr()
         True
     """
-
-    def shell(parameter: nn.Parameter) -> nn.Parameter:
-        differentiable = parameter.is_floating_point() or parameter.is_complex()
-        return nn.Parameter(parameter.detach(), requires_grad=differentiable)
-
-    return copy_structure(model, shell, torch.Tensor.clone)
+    copied = with_values(model)
+    for p in copied.parameters():
+        p.requires_grad_(p.is_floating_point() or p.is_complex())
+    return copied
 
 
 def shared_copy(model: nn.Module) -> nn.Module:

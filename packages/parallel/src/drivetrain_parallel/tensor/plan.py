@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -124,26 +124,7 @@ class TensorPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as values that JSON knows."""
-        return {
-            "degree": self.degree,
-            "modules": {
-                name: [style.style.value, style.is_entered, *style.parts]
-                for name, style in self.modules.items()
-            },
-            "attributes": {k: dict(v) for k, v in self.attributes.items()},
-            "entries": {k: list(v) for k, v in self.entries.items()},
-            "head_inputs": {
-                name: [[one.argument, one.dim, one.heads] for one in inputs]
-                for name, inputs in self.head_inputs.items()
-            },
-            "sequence": dict(self.sequence),
-            "coverage": dict(self.coverage),
-            "declared": list(self.declared),
-            "dropped": [
-                [list(d.names), d.tried, d.because, d.is_declared] for d in self.dropped
-            ],
-            "is_verified": self.is_verified,
-        }
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TensorPlan:
@@ -153,40 +134,28 @@ class TensorPlan:
             PlanFormatError: The values are not those of a plan.
         """
         try:
-            return cls(
-                degree=int(values["degree"]),
-                modules={
-                    name: ModuleStyle(
-                        style=Style(style), parts=tuple(parts), is_entered=is_entered
-                    )
-                    for name, (style, is_entered, *parts) in values["modules"].items()
-                },
-                attributes={k: dict(v) for k, v in values["attributes"].items()},
-                entries={k: tuple(v) for k, v in values["entries"].items()},
-                head_inputs={
-                    name: tuple(
-                        HeadInput(argument=argument, dim=dim, heads=heads)
-                        for argument, dim, heads in inputs
-                    )
+            read: dict[str, Any] = {
+                "modules": {k: _module_style(v) for k, v in values["modules"].items()},
+                "entries": {k: tuple(v) for k, v in values["entries"].items()},
+                "head_inputs": {
+                    name: tuple(HeadInput(**one) for one in inputs)
                     for name, inputs in values["head_inputs"].items()
                 },
-                sequence=dict(values["sequence"]),
-                coverage=dict(values["coverage"]),
-                declared=tuple(values["declared"]),
-                dropped=tuple(
-                    Dropped(
-                        names=tuple(names),
-                        tried=tried,
-                        because=because,
-                        is_declared=is_declared,
-                    )
-                    for names, tried, because, is_declared in values["dropped"]
+                "declared": tuple(values["declared"]),
+                "dropped": tuple(
+                    Dropped(**{**one, "names": tuple(one["names"])})
+                    for one in values["dropped"]
                 ),
-                is_verified=bool(values["is_verified"]),
-            )
+            }
+            return cls(**{**values, **read})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             because = f"not a plan of tensor parallelism: {error!r}"
             raise PlanFormatError(Code.FORMAT, "tensor", because=because) from error
+
+
+def _module_style(values: Mapping[str, Any]) -> ModuleStyle:
+    style, parts = Style(values["style"]), tuple(values["parts"])
+    return ModuleStyle(style=style, parts=parts, is_entered=values["is_entered"])
 
 
 def merged(plan: TensorPlan, other: TensorPlan) -> TensorPlan:
