@@ -68,6 +68,7 @@ def plan_parallel(
     """
     shape = mesh_of(choices, world_size)
     _require_as_written(model)
+    _require_hooks_run(model, shape)
     with undisturbed(model):
         return _planned_anywhere(model, batch, loss_of, choices, shape)
 
@@ -84,6 +85,26 @@ def _require_as_written(model: nn.Module) -> None:
             "leaves it",
             fix="build the model anew, or pass the function that builds it",
         )
+
+
+def _require_hooks_run(model: nn.Module, shape: MeshShape) -> None:
+    """Refuses hooks on parameters where others take their place, or as parts of a step.
+
+    A pipeline alone has the parameters themselves, and sums their gradients as
+    micro-batches do.
+    """
+    is_kept = shape.size == shape.pipeline and not is_meta_model(model)
+    for name, p in model.named_parameters():
+        runs = not p._post_accumulate_grad_hooks and (is_kept or not p._backward_hooks)
+        if p.requires_grad and not runs:
+            raise PlanError(
+                Code.CONFLICT,
+                "mesh",
+                because=f"the parameter {name!r} has a hook on its gradient, which does "
+                f"not run as written with {shape}",
+                fix="do what the hook does in the forward (a mask by torch.nn.utils."
+                "parametrize), or use ddp without a mesh",
+            )
 
 
 def _planned_anywhere(
