@@ -13,6 +13,7 @@ from drivetrain_core.extending import (
     split_batch,
 )
 from drivetrain_core.mesh_shape import mesh_of
+from drivetrain_parallel.axis_rules import require_provable
 from drivetrain_parallel.context.context_plan import plan_context_parallel
 from drivetrain_parallel.expert.expert_plan import plan_expert_parallel
 from drivetrain_parallel.meta.flow_mode import FlowMode
@@ -67,6 +68,7 @@ def plan_parallel(
         PlanError: An axis cannot be used with this model, and why.
     """
     shape = mesh_of(choices, world_size)
+    require_provable(shape)
     _require_as_written(model)
     _require_hooks_run(model, shape)
     with undisturbed(model):
@@ -166,14 +168,6 @@ def _planned(
             model, micro, plain_loss, shape.context
         )
     if shape.expert > 1:
-        if shape.tensor > 1 or shape.context > 1:
-            raise PlanError(
-                Code.CONFLICT,
-                "mesh",
-                because=f"expert={shape.expert} is not proven together with "
-                "tensor or context",
-                fix="use expert with pipeline, shard and replicate",
-            )
         whole = batch_size(batch)
         if whole < shape.expert:
             raise PlanError(

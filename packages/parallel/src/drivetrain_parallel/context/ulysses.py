@@ -14,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from drivetrain_core import Code, PlanError
+from drivetrain_parallel.axis_rules import heads_of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -225,14 +226,7 @@ class SharedAttention(TorchFunctionMode):
 
     def _heads(self, number: int) -> list[int]:
         size = self._exchange.size
-        if number % size:
-            raise PlanError(
-                Code.NOT_DIVISIBLE,
-                "mesh",
-                because=f"context={size} does not divide {number} attention heads",
-                fix=f"use a divisor of {number}",
-            )
-        return [number // size] * size
+        return [heads_of_rank(number, size)] * size
 
     def _to_heads(self, tensor: Tensor) -> Tensor:
         split = (tensor.dim() + _HEADS, self._heads(tensor.shape[_HEADS]))

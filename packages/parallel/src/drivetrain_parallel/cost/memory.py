@@ -112,8 +112,9 @@ def _rank_memory(
     elements = held * holding.blocks * kept + working
     logits = 0.0
     if holding.is_last:
-        elements += profile.epilogue.outer_saved / outside
-        logits = profile.epilogue.inner_saved / shape.tensor
+        # Ranks that share a sequence join it after the last block.
+        elements += profile.epilogue.outer_saved * shape.context / outside
+        logits = profile.epilogue.inner_saved * shape.context / shape.tensor
     return {
         "parameters": weights,
         "gradients": gradients,

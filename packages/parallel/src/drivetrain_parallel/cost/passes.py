@@ -114,7 +114,8 @@ def passes_of(
             part_pass(
                 part,
                 profile.width,
-                tokens,
+                # Ranks that share a sequence have all of it outside of the blocks.
+                tokens * (1 if part is profile.block else shape.context),
                 hardware,
                 shape,
                 options,

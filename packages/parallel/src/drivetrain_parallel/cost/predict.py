@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from drivetrain_core import Code, PlanError
+from drivetrain_parallel.axis_rules import heads_of_rank, require_provable
 from drivetrain_parallel.cost.memory import predict_memory
 from drivetrain_parallel.cost.passes import passes_of
 from drivetrain_parallel.cost.schedules import check_schedule
@@ -82,8 +83,10 @@ def check_mesh(profile: ModelProfile, shape: MeshShape, options: StepOptions) ->
     """Raises unless a model can be divided as a mesh asks.
 
     Raises:
-        PlanError: Heads, experts, sequence or vocabulary do not divide.
+        PlanError: Heads, experts, sequence or vocabulary do not divide, or axes are not
+            proven together.
     """
+    require_provable(shape)
     for number in profile.heads:
         if number % shape.tensor:
             raise PlanError(
@@ -111,6 +114,8 @@ def check_mesh(profile: ModelProfile, shape: MeshShape, options: StepOptions) ->
             because=f"a sequence of {profile.sequence} does not divide by {parts}",
             fix="use another context, or sequence_parallel=False",
         )
+    # Keys and values may have fewer, which attention repeats.
+    heads_of_rank(max(profile.heads, default=0) // shape.tensor, shape.context)
 
 
 def predict(

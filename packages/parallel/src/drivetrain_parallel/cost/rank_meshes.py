@@ -210,10 +210,10 @@ def rank_meshes(
         sizes = micro_batches or [n for n in _MICRO_BATCHES if n <= samples]
         pipelines = list(_pipelines(profile, shape, schedules, stages_per_rank))
         levels = zero if shape.shard > 1 else zero[:1]
-        # An image of 197 patches, say, has no equal parts.
-        sequence_parallel = template.sequence_parallel and not (
-            profile.sequence % (shape.context * shape.tensor)
-        )
+        # An image of 197 patches, say, has no equal parts; along context, the blocks
+        # have parts of the sequence already.
+        equal = shape.context == 1 and not profile.sequence % shape.tensor
+        sequence_parallel = template.sequence_parallel and equal
         for size, (schedule, chunks), again, level in itertools.product(
             sizes, pipelines, checkpointing, levels
         ):

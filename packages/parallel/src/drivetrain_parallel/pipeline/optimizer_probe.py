@@ -33,9 +33,8 @@ def require_separate_steps(
     Raises:
         PlanError: The optimizer is such a one.
     """
-    place = {
-        id(p): n for n, b in enumerate(plan.blocks_of(model)) for p in b.parameters()
-    }
+    blocks = plan.blocks_of(model)
+    place = {id(p): n for n, block in enumerate(blocks) for p in block.parameters()}
     stage, loud, is_coupled = 0, [], False
     for name, p in model.named_parameters():
         if id(p) in place:

@@ -124,9 +124,7 @@ def _require_copied(model: nn.Module, loss: torch.Tensor) -> None:
         return
     # Nothing runs backwards unless it leads to one of them.
     found: Any = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
-    held = [
-        name for name, gradient in zip(own, found, strict=True) if gradient is not None
-    ]
+    held = [n for n, grad in zip(own, found, strict=True) if grad is not None]
     if held:
         raise PlanError(
             Code.NOT_APPLICABLE,
@@ -164,8 +162,7 @@ def _drawn(
     plain = tensor.layout is torch.strided and tensor.element_size() > 1
     if tensor.is_meta or not plain or not tensor.is_floating_point():
         return tensor
-    rows = tensor.dim() > 0 and len(tensor) > 1
-    first = tensor[:1] if rows else tensor.flatten()[:1]
+    first = tensor[:1] if tensor.dim() and len(tensor) > 1 else tensor.flatten()[:1]
     hides = (tensor == first).all() & (tensor.numel() > 1)
     hides = hides | (tensor == 0) if zeros else hides
     if not bool(hides.any()):
