@@ -7,53 +7,6 @@ and that only where ranks must meet.
 
 from __future__ import annotations
 
-from drivetrain_comm.nccl._enable import disable_tuner, enable_tuner, environment_of
-from drivetrain_comm.nccl._errors import NcclTableError
-from drivetrain_comm.nccl._from_benchmark import (
-    LEAST_GAIN,
-    Winner,
-    find_winners,
-    table_from,
-)
-from drivetrain_comm.nccl._library import (
-    IGNORED,
-    VERSIONS,
-    HostedTuner,
-    Message,
-    tuner_library,
-)
-from drivetrain_comm.nccl._measurement import (
-    Measurement,
-    load_measurements,
-    parse_measurements,
-)
-from drivetrain_comm.nccl._rule import ALGORITHMS, COLLECTIVES, PROTOCOLS, Rule
-from drivetrain_comm.nccl._table import Table
-from drivetrain_comm.nccl._text import format_table, load_table, parse_table
+from drivetrain_core.lazy import attach_stub as _attach_stub
 
-__all__ = [
-    "ALGORITHMS",
-    "COLLECTIVES",
-    "IGNORED",
-    "LEAST_GAIN",
-    "PROTOCOLS",
-    "VERSIONS",
-    "HostedTuner",
-    "Measurement",
-    "Message",
-    "NcclTableError",
-    "Rule",
-    "Table",
-    "Winner",
-    "disable_tuner",
-    "enable_tuner",
-    "environment_of",
-    "find_winners",
-    "format_table",
-    "load_measurements",
-    "load_table",
-    "parse_measurements",
-    "parse_table",
-    "table_from",
-    "tuner_library",
-]
+__getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)
