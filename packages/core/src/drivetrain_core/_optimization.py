@@ -97,7 +97,8 @@ class BaseOptimization:
 
     A subclass sets the attributes, and overrides what it knows better. `options` is
     its table of options; `shorthand` names the option that a bare value sets, so that
-    `("compile", "block")` means `{"scope": "block"}`.
+    `("compile", "block")` means `{"scope": "block"}`. `numerical_change` is what every
+    configuration does to the numbers.
 
     Example:
         >>> class Fast(BaseOptimization):
@@ -123,11 +124,12 @@ class BaseOptimization:
     monotone: bool = False
     options: Mapping[str, Option] = {}
     shorthand: str = ""
+    numerical_change: Numerics = Numerics.EXACT
 
     def numerics(self, config: Config) -> Numerics:
-        """Returns `EXACT`, unless a subclass knows better."""
+        """Returns `numerical_change`: that of every configuration."""
         del config
-        return Numerics.EXACT
+        return self.numerical_change
 
     def normalize(self, config: object) -> Config:
         """Returns the full configuration for what a user wrote.

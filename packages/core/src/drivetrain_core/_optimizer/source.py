@@ -5,6 +5,7 @@ Sharding replaces parameters, so the optimizer is built once, last, from this re
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -190,7 +191,8 @@ class OptimizerSource:
                     "sharding plan cannot carry its state over",
                     fix="pass a new optimizer, or a factory",
                 )
-            optimizer.load_state_dict(dict(self.saved_state))
+            # Its tensors are taken as they are, and stepped in place.
+            optimizer.load_state_dict(copy.deepcopy(dict(self.saved_state)))
         for key, value in self.options.items():
             if key not in optimizer.defaults:
                 raise PlanError(

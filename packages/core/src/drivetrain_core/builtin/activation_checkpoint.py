@@ -12,16 +12,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from drivetrain_core._choice import (
-    Choice,
-    Config,
-    Estimate,
-    Ok,
-    Option,
-    Phase,
-    Reject,
-    Slot,
-)
+from drivetrain_core._choice import Estimate, Ok, Option, Phase, Reject, Slot
 from drivetrain_core._errors import Code
 from drivetrain_core._model.blocks import NO_BLOCKS
 from drivetrain_core._model.forward import Forward, wrap_forward
@@ -30,6 +21,7 @@ from drivetrain_core._optimization import BaseOptimization
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from drivetrain_core._choice import Choice, Config
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 

@@ -27,11 +27,8 @@ class ChannelsLast(BaseOptimization):
     name = "channels_last"
     slot = Slot.MEMORY_FORMAT
     phase = Phase.MODEL_SWAP
-
-    def numerics(self, config: Config) -> Numerics:
-        """Returns `REORDER`: another kernel sums in another order."""
-        del config
-        return Numerics.REORDER
+    # Another kernel sums in another order.
+    numerical_change = Numerics.REORDER
 
     def configs(self, context: Context) -> Iterable[Config]:
         """Returns one configuration for models with 2-d convolutions, else none."""

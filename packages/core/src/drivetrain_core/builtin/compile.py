@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core._choice import (
-    Choice,
-    Config,
-    Numerics,
-    Ok,
-    Option,
-    Phase,
-    Reject,
-    Slot,
-)
+from drivetrain_core._choice import Numerics, Ok, Option, Phase, Reject, Slot
 from drivetrain_core._errors import Code
 from drivetrain_core._model.blocks import NO_BLOCKS
 from drivetrain_core._model.compile_in_place import compile_in_place
@@ -22,6 +13,7 @@ from drivetrain_core._optimization import BaseOptimization
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from drivetrain_core._choice import Choice, Config
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 
@@ -38,11 +30,8 @@ class Compile(BaseOptimization):
     phase = Phase.COMPILE
     options = {"scope": Option("block", choices=("block", "whole"))}
     shorthand = "scope"
-
-    def numerics(self, config: Config) -> Numerics:
-        """Returns `REORDER`: fused sums have another order."""
-        del config
-        return Numerics.REORDER
+    # Fused sums have another order.
+    numerical_change = Numerics.REORDER
 
     def configs(self, context: Context) -> Iterable[Config]:
         """Returns `block` for repeated blocks, and `whole`, where compiled code is faster."""

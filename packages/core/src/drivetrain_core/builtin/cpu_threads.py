@@ -6,22 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from drivetrain_core._choice import (
-    Choice,
-    Config,
-    Numerics,
-    Ok,
-    Option,
-    Phase,
-    Reject,
-    Slot,
-)
+from drivetrain_core._choice import Numerics, Ok, Option, Phase, Reject, Slot
 from drivetrain_core._errors import Code
 from drivetrain_core._optimization import BaseOptimization
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from drivetrain_core._choice import Choice, Config
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 
@@ -34,11 +26,8 @@ class CpuThreads(BaseOptimization):
     phase = Phase.ENVIRONMENT
     options = {"num": Option(1, minimum=1)}
     shorthand = "num"
-
-    def numerics(self, config: Config) -> Numerics:
-        """Returns `REORDER`: sums are divided otherwise."""
-        del config
-        return Numerics.REORDER
+    # Sums are divided otherwise.
+    numerical_change = Numerics.REORDER
 
     def configs(self, context: Context) -> Iterable[Config]:
         """Returns all cores and half of them, split over the ranks of this node."""

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core._choice import (
-    Choice,
-    Config,
-    Estimate,
-    Ok,
-    Option,
-    Phase,
-    Reject,
-    Slot,
-)
+from drivetrain_core._choice import Estimate, Ok, Option, Phase, Reject, Slot
 from drivetrain_core._data.loader import rebuild_loader
 from drivetrain_core._errors import Code
 from drivetrain_core._optimization import BaseOptimization
@@ -21,6 +12,7 @@ from drivetrain_core._optimization import BaseOptimization
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from drivetrain_core._choice import Choice, Config
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from drivetrain_core._choice import (
-    Choice,
-    Config,
-    Numerics,
-    Ok,
-    Option,
-    Phase,
-    Reject,
-    Slot,
-)
+from drivetrain_core._choice import Numerics, Ok, Option, Phase, Reject, Slot
 from drivetrain_core._errors import Code
 from drivetrain_core._optimization import BaseOptimization
 from drivetrain_core.mesh_shape import asks_for_mesh
@@ -24,6 +15,7 @@ from drivetrain_core.mesh_shape import asks_for_mesh
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from drivetrain_core._choice import Choice, Config
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 
@@ -44,11 +36,8 @@ class Ddp(BaseOptimization):
         "find_unused_parameters": Option(default=False),
     }
     shorthand = "bucket_cap_mb"
-
-    def numerics(self, config: Config) -> Numerics:
-        """Returns `REORDER`: the sum over samples is taken by rank."""
-        del config
-        return Numerics.REORDER
+    # The sum over samples is taken by rank.
+    numerical_change = Numerics.REORDER
 
     def configs(self, context: Context) -> Iterable[Config]:
         """Returns the default bucket size; none for one rank."""

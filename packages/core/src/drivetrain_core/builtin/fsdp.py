@@ -10,16 +10,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.utils import _sync_module_states
 
-from drivetrain_core._choice import (
-    Choice,
-    Config,
-    Numerics,
-    Ok,
-    Option,
-    Phase,
-    Reject,
-    Slot,
-)
+from drivetrain_core._choice import Numerics, Ok, Option, Phase, Reject, Slot
 from drivetrain_core._errors import Code
 from drivetrain_core._optimization import BaseOptimization
 from drivetrain_core.builtin.ddp import needs_world
@@ -28,6 +19,7 @@ from drivetrain_core.mesh_shape import asks_for_mesh
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from drivetrain_core._choice import Choice, Config
     from drivetrain_core._context import BlockFacts, Context
     from drivetrain_core._state import TrainingState
 
@@ -50,11 +42,8 @@ class Fsdp(BaseOptimization):
         "shard_size": Option(None, kind=int, minimum=2, optional=True),
     }
     shorthand = "zero"
-
-    def numerics(self, config: Config) -> Numerics:
-        """Returns `REORDER`: the sum over samples is taken by rank."""
-        del config
-        return Numerics.REORDER
+    # The sum over samples is taken by rank.
+    numerical_change = Numerics.REORDER
 
     def configs(self, context: Context) -> Iterable[Config]:
         """Returns ZeRO-2 and ZeRO-3, and the hybrid with one group a node."""
@@ -120,10 +109,13 @@ class Fsdp(BaseOptimization):
         options["mesh"] = state.mesh
         # As DDP does: else the shards of ranks with other weights would be mixed.
         _sync_module_states(state.module, _get_default_group(), _SYNC_BYTES, 0, ())
+        attributes = [dict(vars(p)) for p in state.module.parameters()]
         for block in state.blocks():
             fully_shard(block, reshard_after_forward=reshard, **options)
         # The root holds what no block does; its backward follows at once.
         root: Any = fully_shard(state.module, reshard_after_forward=False, **options)
+        for parameter, own in zip(root.parameters(), attributes, strict=True):
+            vars(parameter).update(own)  # What a factory may go by.
 
         def sync(enabled: bool) -> None:
             root.set_requires_gradient_sync(enabled)

@@ -7,7 +7,7 @@ import os
 import platform
 from typing import TYPE_CHECKING
 
-from drivetrain_core._choice import Choice, Config, Numerics, Ok, Phase, Reject, Slot
+from drivetrain_core._choice import Choice, Config, Ok, Phase, Reject, Slot
 from drivetrain_core._errors import Code
 from drivetrain_core._optimization import BaseOptimization
 
@@ -42,11 +42,6 @@ class HostAllocator(BaseOptimization):
     name = "host_allocator"
     slot = Slot.ALLOCATOR
     phase = Phase.ENVIRONMENT
-
-    def numerics(self, config: Config) -> Numerics:
-        """Returns `EXACT`: the numbers lie elsewhere, and stay the same."""
-        del config
-        return Numerics.EXACT
 
     def configs(self, context: Context) -> Iterable[Config]:
         """Returns one configuration on a CPU with glibc, else none."""

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core._choice import (
-    Choice,
-    Config,
-    Numerics,
-    Ok,
-    Option,
-    Phase,
-    Reject,
-    Slot,
-)
+from drivetrain_core._choice import Numerics, Ok, Option, Phase, Reject, Slot
 from drivetrain_core._errors import Code, PlanError
 from drivetrain_core._optimization import BaseOptimization
 from drivetrain_core.mesh_shape import asks_for_mesh, mesh_of
@@ -21,6 +12,7 @@ from drivetrain_core.mesh_shape import asks_for_mesh, mesh_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from drivetrain_core._choice import Choice, Config
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core._choice import (
-    Choice,
-    Config,
-    Estimate,
-    Numerics,
-    Ok,
-    Option,
-    Phase,
-    Reject,
-    Slot,
-)
+from drivetrain_core._choice import Estimate, Numerics, Ok, Option, Phase, Reject, Slot
 from drivetrain_core._errors import Code
 from drivetrain_core._optimization import BaseOptimization
 from drivetrain_core._registry import find
@@ -22,6 +12,7 @@ from drivetrain_core._registry import find
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from drivetrain_core._choice import Choice, Config
     from drivetrain_core._context import Context
     from drivetrain_core._state import TrainingState
 
@@ -38,11 +29,8 @@ class OptimizerImpl(BaseOptimization):
     phase = Phase.OPTIMIZER
     options = {"kind": Option("fused", choices=("foreach", "fused"))}
     shorthand = "kind"
-
-    def numerics(self, config: Config) -> Numerics:
-        """Returns `REORDER`: a fused update rounds at other places."""
-        del config
-        return Numerics.REORDER
+    # A fused update rounds at other places.
+    numerical_change = Numerics.REORDER
 
     def configs(self, context: Context) -> Iterable[Config]:
         """Returns the kinds that the user's optimizer has, the likely best first."""

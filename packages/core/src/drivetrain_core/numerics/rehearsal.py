@@ -131,8 +131,8 @@ class Rehearsal:
             batch = gathered(batch if world.rank == 0 else None)[0]
         alone = dataclasses.replace(self.context, world=WorldFacts())
 
-        def written(rows: int, seed: int = 0) -> Observation:
-            self._start(snapshot)
+        def written(rows: int, seed: int = 0, *, rounded: bool = False) -> Observation:
+            self._start(snapshot, rounded=rounded)
             return self._observed(Plan(), alone, None, _first(batch, rows), seed)
 
         ranks, rank = data_part(plan.choices, world.size, world.rank)
@@ -158,11 +158,17 @@ class Rehearsal:
         numerics = numerics_of(plan.choices)
         verdict = compare(expected, found, numerics)
         if isinstance(verdict, Reject):
-            # What is random about the program itself is held against no plan.
+            # What chance and rounding do to the program itself is held against no plan.
             own = differences(expected, written(rows, seed=1))
             noise = max(own["worst_grad_rel"], 1.0 - own["smallest_cosine"])
+            swayed = written(rows, rounded=True)
             noisy = dataclasses.replace(
-                expected, noise=own["loss_rel"], gradient_noise=noise
+                expected,
+                noise=own["loss_rel"],
+                gradient_noise=noise,
+                swayed=swayed.losses,
+                swayed_updates=swayed.updates,
+                swayed_buffers=swayed.buffers,
             )
             verdict = compare(noisy, found, numerics)
         if isinstance(verdict, Reject):
@@ -170,8 +176,13 @@ class Rehearsal:
             raise PlanError(Code.NUMERICS, str(plan), because=because, fix=_FIX)
         return differences(expected, found)
 
-    def _start(self, snapshot: ModelSnapshot) -> None:
-        """Gives the model the weights of the rehearsal, the same on all ranks."""
+    def _start(self, snapshot: ModelSnapshot, *, rounded: bool = False) -> None:
+        """Gives the model the weights of the rehearsal, the same on all ranks.
+
+        Args:
+            snapshot: Of the model.
+            rounded: Whether they are rounded to bfloat16, to see what that does.
+        """
         snapshot.restore()
         generator = torch.Generator().manual_seed(self.program.seed)
         for tensor in self.module.parameters():
@@ -182,6 +193,8 @@ class Rehearsal:
             if bool((values == values.flatten()[0]).all()):
                 drawn = torch.randn(values.shape, generator=generator)
                 values.add_(_SPREAD * drawn.to(values))
+            if rounded:
+                values.copy_(values.bfloat16())
         if self.context.world.size > 1:
             for held in (*self.module.parameters(), *self.module.buffers()):
                 torch.distributed.broadcast(held.detach(), 0)
@@ -222,9 +235,10 @@ def _step(built: Accelerated, batch: Any, seed: int) -> Observation:
         traceback.clear_frames(error.__traceback__)
         if not built.plan.choices or isinstance(error, DrivetrainError):
             raise
+        said = str(error).partition("\n")[0]  # Torch's dispatcher goes on for a page.
         because = (
             "its step fails, where the program's does not: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {said}"
         )
         raise PlanError(
             Code.ERROR, str(built.plan), because=because, fix=_FIX
