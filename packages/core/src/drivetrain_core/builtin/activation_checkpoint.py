@@ -6,11 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from drivetrain_core._choice import Estimate, Ok, Option, Phase, Reject, Slot
 from drivetrain_core._errors import Code
@@ -119,7 +115,8 @@ def _k(config: Config) -> int:
 def _recompute(*, selective: bool) -> Any:
     extra: dict[str, Any] = {}
     if selective:
-        extra["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+        saved = [getattr(torch.ops.aten, name).default for name in _SAVED]
+        extra["context_fn"] = partial(create_selective_checkpoint_contexts, saved)
 
     def around(forward: Forward) -> Forward:
         def run(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -144,10 +141,3 @@ _SAVED = (
     "_scaled_dot_product_cudnn_attention",
     "_flash_attention_forward",
 )
-
-
-def _policy(_context: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    packet = getattr(op, "overloadpacket", op)
-    name = getattr(packet, "__name__", "")
-    keep = name in _SAVED
-    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
