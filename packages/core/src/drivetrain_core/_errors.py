@@ -21,6 +21,7 @@ catch all of them at once or treat one like the error that Python itself would r
 
 from __future__ import annotations
 
+import copyreg
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -109,29 +110,8 @@ class PlanError(DrivetrainError, ValueError):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Lets the error cross a process boundary with its parts."""
-        return (
-            _rebuild_plan_error,
-            (
-                type(self),
-                self.code,
-                self.optimization,
-                self.because,
-                self.fix,
-                self.evidence,
-            ),
-        )
-
-
-def _rebuild_plan_error(
-    kind: type[PlanError],
-    code: Code,
-    optimization: str,
-    because: str,
-    fix: str,
-    evidence: dict[str, str],
-) -> PlanError:
-    return kind(code, optimization, because=because, fix=fix, evidence=evidence)
+        """Pickles as other objects do: an error's `__init__` would get the message."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class PlanFormatError(PlanError):
