@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _registered: dict[str, Optimization] = {}
-_loaded: dict[str, Optimization] = {}
-_failed: dict[str, PluginError] = {}
 
 
 def find(name: str) -> Optimization:
@@ -37,9 +36,7 @@ def find(name: str) -> Optimization:
     """
     if name in _registered:
         return _registered[name]
-    if name not in _loaded:
-        _loaded[name] = _load(name)
-    return _loaded[name]
+    return _load(name)
 
 
 def available() -> Mapping[str, Optimization]:
@@ -47,20 +44,12 @@ def available() -> Mapping[str, Optimization]:
 
     A package that does not load is left out and stands in `failures()`.
     """
-    found: dict[str, Optimization] = {}
-    _failed.clear()
-    for name in [*BUILTINS, *(info.name for info in installed(OPTIMIZATIONS))]:
-        try:
-            found[name] = find(name)
-        except PluginError as error:
-            _failed[name] = error
-    return {**found, **_registered}
+    return {**_load_all()[0], **_registered}
 
 
 def failures() -> Mapping[str, PluginError]:
     """Returns why the optimizations that `available` left out did not load."""
-    available()
-    return dict(_failed)
+    return _load_all()[1]
 
 
 def register(optimization: Optimization) -> None:
@@ -93,10 +82,21 @@ def registered() -> tuple[Optimization, ...]:
 
 def forget_loaded() -> None:
     """Forgets what entry points gave, for a process that has just installed something."""
-    _loaded.clear()
-    _failed.clear()
+    _load.cache_clear()
 
 
+def _load_all() -> tuple[dict[str, Optimization], dict[str, PluginError]]:
+    """Returns the optimizations that load, and why the others do not."""
+    found, failed = {}, {}
+    for name in [*BUILTINS, *(info.name for info in installed(OPTIMIZATIONS))]:
+        try:
+            found[name] = find(name)
+        except PluginError as error:
+            failed[name] = error
+    return found, failed
+
+
+@functools.cache
 def _load(name: str) -> Optimization:
     if name in BUILTINS:
         module, _, attribute = BUILTINS[name].partition(":")
