@@ -6,6 +6,7 @@ with `weights_only`.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, OrderedDict, defaultdict
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -27,16 +28,9 @@ _FACTORIES: dict[str | None, type | None] = {
     None: None,
     **{k.__name__: k for k in (bool, int, float, str, list, tuple, dict, set)},
 }
-_NUMPY = frozenset(
-    f"{kind}{bits}"
-    for kind, sizes in (
-        ("int", (8, 16, 32, 64)),
-        ("uint", (8, 16, 32, 64)),
-        ("float", (16, 32, 64)),
-        ("complex", (64, 128)),
-    )
-    for bits in sizes
-) | {"bool", "str", "bytes"}
+NUMPY = re.compile(r"bool|str|bytes|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
+"""The kinds of numpy's numbers that a checkpoint can hold."""
+
 _MOST_LEVELS = 64
 """How deep a state may be nested: JSON and recursion have room for some 200."""
 
@@ -81,7 +75,7 @@ def join_tree(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
             return value
         case ["tensor", str(name)] if name in tensors:
             return tensors[name]
-        case ["numpy", [str(kind), value]] if kind in _NUMPY:
+        case ["numpy", [str(kind), value]] if NUMPY.fullmatch(kind):
             return np.dtype(kind).type(value)
         case ["size", list(sizes)]:
             return torch.Size(sizes)
@@ -159,8 +153,8 @@ def _split(
             raise ValueError(message)
         tensors[name] = value
         return ["tensor", name]
-    if isinstance(value, np.generic) and _numpy_kind(value) in _NUMPY:
-        return ["numpy", [_numpy_kind(value), value.item()]]
+    if isinstance(value, np.generic) and NUMPY.fullmatch(numpy_kind(value)):
+        return ["numpy", [numpy_kind(value), value.item()]]
     kind = type(value)
     if kind is torch.Size:
         assert isinstance(value, torch.Size)
@@ -219,7 +213,8 @@ def _plain(value: object, name: str) -> object:
     raise TypeError(_refusal(value, name))
 
 
-def _numpy_kind(value: np.generic[Any]) -> str:
+def numpy_kind(value: np.generic[Any]) -> str:
+    """Returns the kind of one of numpy's numbers, whatever its length."""
     return {"U": "str", "S": "bytes"}.get(value.dtype.kind, value.dtype.name)
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import base64
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from drivetrain_core.services._plain_tree import NUMPY, numpy_kind
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _TAG = "$"
-_NUMPY = re.compile(r"bool|str|bytes|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
 _DECODERS: Mapping[str, Callable[[Any], object]] = {
     "float": float,
     "complex": lambda parts: complex(from_json(parts[0]), from_json(parts[1])),
@@ -50,8 +50,7 @@ def to_json(value: object) -> object:
     if value is None or kind in {bool, int, str}:
         return value
     if isinstance(value, np.generic):
-        name = {"U": "str", "S": "bytes"}.get(value.dtype.kind, value.dtype.name)
-        return _tagged("numpy", [_numpy(name), to_json(value.item())])
+        return _tagged("numpy", [_numpy(numpy_kind(value)), to_json(value.item())])
     if isinstance(value, float) and kind is float:
         return value if math.isfinite(value) else _tagged("float", repr(value))
     if isinstance(value, list) and kind is list:
@@ -97,7 +96,7 @@ def _numpy(name: str) -> str:
     Raises:
         TypeError: It has none.
     """
-    if not _NUMPY.fullmatch(name):
+    if not NUMPY.fullmatch(name):
         message = f"a checkpoint holds no {name} of numpy"
         raise TypeError(message)
     return name
