@@ -11,7 +11,7 @@ import difflib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from drivetrain_core._errors import ClusterSpecError
 from drivetrain_core.services._units import read_quantity, write_quantity
@@ -22,38 +22,25 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class Kind(Protocol):
-    """How one field is read, checked and written."""
+class Kind(ABC):
+    """How one field is read, checked and written: as it is, or as a kind says."""
 
     def read(self, plain: Any, path: str) -> Any:
         """Returns the value for what stands in the file."""
-        ...
-
-    def check(self, value: Any, path: str) -> None:
-        """Raises `ClusterSpecError` unless the value is one of this kind."""
-        ...
-
-    def write(self, value: Any) -> object:
-        """Returns what stands in the file for a value."""
-        ...
-
-
-class _AsIs(ABC):
-    """A kind whose values stand in the file as they are."""
-
-    def read(self, plain: Any, path: str) -> Any:
         self.check(plain, path)
         return plain
 
     @abstractmethod
-    def check(self, value: Any, path: str) -> None: ...
+    def check(self, value: Any, path: str) -> None:
+        """Raises `ClusterSpecError` unless the value is one of this kind."""
 
     def write(self, value: Any) -> object:
+        """Returns what stands in the file for a value."""
         return value
 
 
 @dataclasses.dataclass(frozen=True)
-class Text(_AsIs):
+class Text(Kind):
     """Text that is not empty; one of some choices, if there are any."""
 
     choices: Callable[[], tuple[str, ...]] = tuple
@@ -66,7 +53,7 @@ class Text(_AsIs):
             raise wrong(path, f"is {value!r}{choose(value, choices)}")
 
 
-class Flag(_AsIs):
+class Flag(Kind):
     """True or false."""
 
     def check(self, value: Any, path: str) -> None:
@@ -76,7 +63,7 @@ class Flag(_AsIs):
 
 
 @dataclasses.dataclass(frozen=True)
-class Number(_AsIs):
+class Number(Kind):
     """A finite number, an integer if so wanted."""
 
     minimum: float = 0
@@ -93,7 +80,7 @@ class Number(_AsIs):
 
 
 @dataclasses.dataclass(frozen=True)
-class Amount:
+class Amount(Kind):
     """A quantity with a unit; in Python the bare number in its base unit."""
 
     quantity: Quantity
@@ -115,7 +102,7 @@ class Amount:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mapped:
+class Mapped(Kind):
     """A mapping from some known names to values of one kind."""
 
     inner: Kind
@@ -123,15 +110,11 @@ class Mapped:
 
     def read(self, plain: Any, path: str) -> dict[str, Any]:
         """Returns the values by name."""
-        if not isinstance(plain, Mapping):
-            raise wrong(path, f"must be a mapping, got {plain!r}")
         self._check_names(plain, path)
         return {k: self.inner.read(v, f"{path}.{k}") for k, v in plain.items()}
 
     def check(self, value: Any, path: str) -> None:
         """Raises unless every name is known and every value of its kind."""
-        if not isinstance(value, Mapping):
-            raise wrong(path, f"must be a mapping, got {value!r}")
         self._check_names(value, path)
         for name, item in value.items():
             self.inner.check(item, f"{path}.{name}")
@@ -140,14 +123,16 @@ class Mapped:
         """Returns what stands in the file, by name."""
         return {name: self.inner.write(item) for name, item in value.items()}
 
-    def _check_names(self, mapping: Mapping[str, object], path: str) -> None:
+    def _check_names(self, mapping: Any, path: str) -> None:
+        if not isinstance(mapping, Mapping):
+            raise wrong(path, f"must be a mapping, got {mapping!r}")
         for name in mapping:
             if name not in self.names:
                 raise wrong(path, f"has {name!r}{choose(name, self.names)}")
 
 
 @dataclasses.dataclass(frozen=True)
-class Nested:
+class Nested(Kind):
     """A dataclass inside a dataclass."""
 
     schema: type
@@ -168,7 +153,7 @@ class Nested:
 
 
 @dataclasses.dataclass(frozen=True)
-class NestedList:
+class NestedList(Kind):
     """A list of dataclasses; a tuple in Python."""
 
     schema: type
@@ -214,7 +199,7 @@ def from_plain(schema: type[_T], plain: object, path: str) -> _T:
         if key in plain:
             inside = f"{path}.{key}" if path else key
             values[field.name] = field.metadata["as"].read(plain[key], inside)
-        elif not _has_default(field):
+        elif _default(field) is dataclasses.MISSING:
             raise wrong(path, f"lacks the key {key!r}")
     try:
         return schema(**values)
@@ -227,7 +212,7 @@ def to_plain(value: object) -> dict[str, object]:
     plain: dict[str, object] = {}
     for field in dataclasses.fields(value):  # type: ignore[arg-type]
         item = getattr(value, field.name)
-        if not _has_default(field) or item != _default(field):
+        if item != _default(field):
             plain[_key(field)] = field.metadata["as"].write(item)
     return plain
 
@@ -236,7 +221,7 @@ def check_fields(value: object) -> None:
     """Raises `ClusterSpecError` unless every field of an object is of its kind."""
     for field in dataclasses.fields(value):  # type: ignore[arg-type]
         item = getattr(value, field.name)
-        if not (_has_default(field) and item == _default(field)):
+        if item != _default(field):
             field.metadata["as"].check(item, field.name)
 
 
@@ -257,14 +242,8 @@ def _key(field: dataclasses.Field[Any]) -> str:
     return str(field.metadata.get("key", field.name))
 
 
-def _has_default(field: dataclasses.Field[Any]) -> bool:
-    return not (
-        field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-    )
-
-
 def _default(field: dataclasses.Field[Any]) -> object:
+    """Returns what a field is if it is left out; MISSING if it cannot be."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
