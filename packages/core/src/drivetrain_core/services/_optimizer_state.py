@@ -121,14 +121,29 @@ class OptimizerState:
         """Returns the global shape of each parameter by name."""
         return {name: tuple(p.shape) for name, p in self._parameters.items()}
 
-    def check(self, spec: TensorSpec) -> None:
+    def check(self, spec: TensorSpec) -> tuple[str, str]:
         """Raises what `prepare` would for a tensor that is not there; changes nothing.
+
+        Returns:
+            The key of its state and its parameter, or where it is among the options.
 
         Raises:
             NamesError: The optimizer has no such parameter, or the placement of the
                 tensor cannot be known before a first step.
         """
-        self._check(spec)
+        key, name = self._split(spec.name)
+        parameter = self._parameters.get(name)
+        fits = not spec.global_shape or (
+            parameter is not None and spec.global_shape == tuple(parameter.shape)
+        )
+        if isinstance(parameter, DTensor) and not fits:
+            message = (
+                f"{spec.name!r} has shape {list(spec.global_shape)}, its sharded "
+                f"parameter {list(parameter.shape)}: where its parts lie is not known "
+                "before the optimizer has stepped once. Step it, then restore"
+            )
+            raise NamesError(message)
+        return key, name
 
     def retain(self, names: Collection[str], *, of: Collection[str]) -> None:
         """Drops state as if it never was.
@@ -153,14 +168,12 @@ class OptimizerState:
         for spec in specs:
             if spec.name in present:
                 continue
-            key, name = self._check(spec)
+            key, name = self.check(spec)
             if key == _GROUPS:
-                number, _, option = name.partition(".")
                 value = torch.empty(spec.global_shape, dtype=spec.dtype)
-                self._optimizer.param_groups[int(number)][option] = value
             else:
-                state = self._optimizer.state[self._parameters[name]]
-                state[key] = self._empty(name, spec)
+                value = self._empty(name, spec)
+            self._set(key, name, value)
 
     def load_scalars(self, values: Mapping[str, object]) -> None:
         """Sets values by name.
@@ -169,12 +182,14 @@ class OptimizerState:
             NamesError: The optimizer has no such group or parameter.
         """
         for full_name, value in values.items():
-            key, name = self._split(full_name)
-            if key == _GROUPS:
-                number, _, option = name.partition(".")
-                self._optimizer.param_groups[int(number)][option] = value
-            else:
-                self._optimizer.state[self._parameters[name]][key] = value
+            self._set(*self._split(full_name), value)
+
+    def _set(self, key: str, name: str, value: object) -> None:
+        if key == _GROUPS:
+            number, _, option = name.partition(".")
+            self._optimizer.param_groups[int(number)][option] = value
+        else:
+            self._optimizer.state[self._parameters[name]][key] = value
 
     def _items(self) -> Iterator[tuple[str, object]]:
         yield from self.options().items()
@@ -191,21 +206,6 @@ class OptimizerState:
             raise NamesError(message)
         if key == _OWN or name not in self._parameters:
             message = f"the optimizer has no parameter for {full_name!r}"
-            raise NamesError(message)
-        return key, name
-
-    def _check(self, spec: TensorSpec) -> tuple[str, str]:
-        key, name = self._split(spec.name)
-        parameter = self._parameters.get(name)
-        fits = not spec.global_shape or (
-            parameter is not None and spec.global_shape == tuple(parameter.shape)
-        )
-        if isinstance(parameter, DTensor) and not fits:
-            message = (
-                f"{spec.name!r} has shape {list(spec.global_shape)}, its sharded "
-                f"parameter {list(parameter.shape)}: where its parts lie is not known "
-                "before the optimizer has stepped once. Step it, then restore"
-            )
             raise NamesError(message)
         return key, name
 

@@ -80,11 +80,7 @@ class NamedModel:
         parts = named_parts(model)
         self.tensors = {f"{key}.{name}": t for name, t in parts.tensors.items()}
         self.names = {id(t): f"{key}.{name}" for name, t in parts.parameters.items()}
-        self.with_extra_state = {
-            name: module
-            for name, module in parts.modules.items()
-            if type(module).get_extra_state is not nn.Module.get_extra_state
-        }
+        self.with_extra_state = with_extra_state(parts.modules)
         self.listed = list(self.tensors)
         self._model = model
         self._modules = list({id(module): module for module in parts.visited}.values())
@@ -95,6 +91,15 @@ class NamedModel:
         if model is not self._model or self._fingerprint is None:
             return False
         return self._fingerprint.same(of_modules(self._modules))
+
+
+def with_extra_state(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Returns the modules that have a state of their own beside their tensors."""
+    return {
+        name: module
+        for name, module in modules.items()
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    }
 
 
 class _NamedOptimizer:
@@ -119,7 +124,7 @@ class _NamedOptimizer:
                 self._slots[f"{key}.{name}"] = value
             else:
                 scalars[name] = value
-        _, self.items = _split_dict(scalars, f"{key}.scalars", {})
+        self.items = _split_items(scalars, f"{key}.scalars", {})
         self.tensors = self._own | self._slots
         self.listed = list(self.tensors)
         self._optimizer = optimizer
@@ -231,14 +236,14 @@ def _pack_optimizer(
         else:
             scalars[name] = value
     inner: dict[str, torch.Tensor] = {}
-    kind, items = _split_dict(scalars, f"{key}.scalars", inner)
+    items = _split_items(scalars, f"{key}.scalars", inner)
     tensors, listed = named.tensors, named.listed
     if options or inner:
         tensors = named.with_options(options, inner)
         listed = list(tensors)
     entry = {
         "kind": "optimizer",
-        "plain": [kind, items + named.items],
+        "plain": ["dict", items + named.items],
         "groups": named.groups,
         "tensors": listed,
     }
@@ -280,9 +285,10 @@ def _settled(new: PackedEntry, old: PackedEntry | None) -> PackedEntry:
     return PackedEntry(new.value, entry, tensors, new.source)
 
 
-def _split_dict(
+def _split_items(
     values: dict[str, object], name: str, tensors: dict[str, torch.Tensor]
-) -> tuple[str, list[object]]:
-    split: Any = split_tree(values, name, tensors)
-    kind, items = split
-    return kind, items
+) -> list[object]:
+    """Returns the plain halves of the items of a dict."""
+    plain: Any = split_tree(values, name, tensors)
+    items: list[object] = plain[1]
+    return items

@@ -14,7 +14,7 @@ from drivetrain_core.services._optimizer_state import (
     OptimizerState,
     keeps_state_by_parameter,
 )
-from drivetrain_core.services._packed_entry import HasStateDict
+from drivetrain_core.services._packed_entry import HasStateDict, with_extra_state
 from drivetrain_core.services._plain_tree import join_tree, split_tree
 from drivetrain_core.services._shape_mismatch import (
     absent,
@@ -140,7 +140,7 @@ def _plan_model(
             targets[name] = tensor
     extra_tensors = {s.name: _new_tensor(s) for s in specs if s.name not in saved}
     extra: Any = join_tree(entry["plain"], extra_tensors)
-    modules = _with_extra_state(model)
+    modules = with_extra_state(named_modules(model))
     plan.mismatches += absent(modules, extra, f"{key!r}: the extra state of ")
 
     def finish() -> None:
@@ -209,10 +209,9 @@ def _plan_data(
     tensors: dict[str, torch.Tensor] = {}
     for spec in specs:
         tensor = present.get(spec.name)
-        fits = tensor is not None and not shape_mismatch(spec.name, tensor, spec)
-        tensors[spec.name] = (
-            tensor if fits and tensor is not None else _new_tensor(spec)
-        )
+        if tensor is None or shape_mismatch(spec.name, tensor, spec):
+            tensor = _new_tensor(spec)
+        tensors[spec.name] = tensor
 
     def finish() -> None:
         value: Any = join_tree(entry["plain"], tensors)
@@ -252,14 +251,6 @@ def _parameter_names(state: Mapping[str, object]) -> dict[int, str]:
 def _model_tensors(key: str, model: nn.Module) -> dict[str, torch.Tensor]:
     named = named_tensors(model).items()
     return {f"{key}.{name}": tensor.detach() for name, tensor in named}
-
-
-def _with_extra_state(model: nn.Module) -> dict[str, nn.Module]:
-    return {
-        name: module
-        for name, module in named_modules(model).items()
-        if type(module).get_extra_state is not nn.Module.get_extra_state
-    }
 
 
 def _spec(name: str, saved: Mapping[str, TensorSpec]) -> TensorSpec:

@@ -121,10 +121,9 @@ class StatePacker:
         for key, value in state.items():
             if isinstance(value, nn.Module):
                 old = self._models.get(key)
-                fits = old is not None and old.fits(value)
-                models[key] = (
-                    old if fits and old is not None else NamedModel(key, value)
-                )
+                if old is None or not old.fits(value):
+                    old = NamedModel(key, value)
+                models[key] = old
         return models
 
     def _pack_entries(
