@@ -10,7 +10,7 @@ import errno
 import re
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,13 +118,9 @@ class Plan:
             "strategy": strategy,
             "measured": dict(self.measured),
             "guard": dict(self.guard),
-            "why": [
-                {"slot": r.slot, "chose": r.chose, "because": r.because}
-                for r in self.why
-            ],
+            "why": [asdict(reason) for reason in self.why],
             "rejected": [
-                {"plan": r.plan, "code": r.code, "because": r.because}
-                | ({"fix": r.fix} if r.fix else {})
+                {key: text for key, text in asdict(r).items() if text or key != "fix"}
                 for r in self.rejected
             ],
         }

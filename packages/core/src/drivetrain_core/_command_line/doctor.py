@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._errors import PluginError
@@ -51,17 +51,13 @@ class Check:
     state: str
     detail: str
 
-    def to_dict(self) -> dict[str, str]:
-        """Returns the fields as plain data."""
-        return {"name": self.name, "state": self.state, "detail": self.detail}
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints every check; returns 1 if one has failed."""
     with busy("checking this machine"):
         checks = examine()
     if arguments.json:
-        rows = [check.to_dict() for check in checks]
+        rows = [asdict(check) for check in checks]
         sys.stdout.write(f"{json.dumps(rows, indent=2)}\n")
     else:
         show_checks(checks)
@@ -71,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 def examine() -> list[Check]:
     """Returns every check, in an order that a reader can follow."""
     checks = [
-        _guarded("python", _python),
+        Check("python", "ok", f"{platform.python_version()} at {sys.executable}"),
         _guarded("torch", _torch),
         _guarded("device", _device),
         _guarded("packages", _packages),
@@ -96,10 +92,6 @@ def _guarded(name: str, check: Callable[[], tuple[str, str]]) -> Check:
     if state not in _STYLES:
         return Check(name, "fail", f"the check returned the state {state!r}: {detail}")
     return Check(name, state, str(detail))
-
-
-def _python() -> tuple[str, str]:
-    return "ok", f"{platform.python_version()} at {sys.executable}"
 
 
 def _torch() -> tuple[str, str]:

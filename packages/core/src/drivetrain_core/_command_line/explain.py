@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import astuple, fields
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -64,21 +65,14 @@ def explain_plan(plan: Plan, console: Console | None = None) -> None:
     for place, choice in enumerate(plan.choices):
         line = f"  {choice}: {problems.get(place) or summary(choice.name)}"
         console.print(line, highlight=False, markup=False)
-    if plan.why:
-        table = Table(title="why")
-        for column in ("slot", "chose", "because"):
-            table.add_column(column, overflow="fold")
-        for reason in plan.why:
-            table.add_row(*map(Text, (reason.slot, reason.chose, reason.because)))
-        console.print(table)
-    if plan.rejected:
-        table = Table(title="rejected")
-        for column in ("plan", "code", "because", "fix"):
-            table.add_column(column, overflow="fold")
-        for rejected in plan.rejected:
-            cells = (rejected.plan, rejected.code, rejected.because, rejected.fix)
-            table.add_row(*map(Text, cells))
-        console.print(table)
+    for title, rows in (("why", plan.why), ("rejected", plan.rejected)):
+        if rows:
+            table = Table(title=title)
+            for field in fields(rows[0]):
+                table.add_column(field.name, overflow="fold")
+            for row in rows:
+                table.add_row(*map(Text, astuple(row)))
+            console.print(table)
 
 
 def summary(name: str) -> str:
