@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,7 +84,7 @@ def read_strategy(strategy: Strategy) -> Plan:
             fix=error.fix,
             evidence=error.evidence,
         ) from error
-    return _with_choices(plan, arrange(full))
+    return replace(plan, choices=arrange(full))
 
 
 def _filled(choice: Choice) -> Choice:
@@ -143,12 +144,6 @@ def _entry(item: object) -> Choice:
         "strategy",
         because=f"an entry must be a name or a (name, options) pair, got {item!r}",
     )
-
-
-def _with_choices(plan: Plan, choices: Sequence[Choice]) -> Plan:
-    import dataclasses
-
-    return dataclasses.replace(plan, choices=tuple(choices))
 
 
 def arrange(choices: Iterable[Choice]) -> tuple[Choice, ...]:

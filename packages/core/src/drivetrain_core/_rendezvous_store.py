@@ -7,14 +7,16 @@ minutes leaves the job's own store alone.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import socket
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 logger = logging.getLogger(__name__)
@@ -23,16 +25,8 @@ _CONNECT = timedelta(seconds=30)
 _PREFIX = "drivetrain/accelerate"
 
 
-@dataclass(slots=True)
-class _Meeting:
-    """The store for one process group, and how often it was used."""
-
-    default: Store
-    store: Store
-    rounds: int = 0
-
-
-_current: _Meeting | None = None
+# The default store of a process group, the store of its ranks, and how often it is used.
+_current: tuple[Store, Store, Iterator[int]] | None = None
 
 
 def rendezvous_store(name: str) -> tuple[Store, str]:
@@ -47,10 +41,10 @@ def rendezvous_store(name: str) -> tuple[Store, str]:
 
     global _current
     default = distributed_c10d._get_default_store()
-    if _current is None or _current.default is not default:
-        _current = _Meeting(default, _opened(default))
-    _current.rounds += 1
-    return _current.store, f"{name}/{_current.rounds}"
+    if _current is None or _current[0] is not default:
+        _current = default, _opened(default), itertools.count(1)
+    _, store, rounds = _current
+    return store, f"{name}/{next(rounds)}"
 
 
 class Notes:

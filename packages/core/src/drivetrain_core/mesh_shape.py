@@ -219,18 +219,12 @@ def mesh_of(choices: Sequence[Choice], world_size: int) -> MeshShape:
     if "fsdp" in configs and group:
         if data["shard"] not in (None, group):
             msg = f"the mesh has shard={data['shard']} and fsdp has shard_size={group}"
-            raise _conflict(
-                msg,
-                "give one of them",
-            )
+            raise _conflict(msg, "give one of them")
         data["shard"] = group
     if "ddp" in configs:
         if data["shard"] not in (None, 1):
             msg = f"the mesh has shard={data['shard']}, and ddp shards nothing"
-            raise _conflict(
-                msg,
-                'use "fsdp", or leave ddp out',
-            )
+            raise _conflict(msg, 'use "fsdp", or leave ddp out')
         data["shard"] = 1
     model = {a: n for a, n in given.items() if a not in data}
     rest, over = divmod(world_size, math.prod(model.values()))

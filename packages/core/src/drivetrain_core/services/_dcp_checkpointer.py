@@ -7,7 +7,7 @@ import logging
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -60,16 +60,8 @@ class DurableSave:
     """
 
     step: int
-
-    @property
-    def done(self) -> bool:
-        """Returns True."""
-        return True
-
-    @property
-    def durable(self) -> bool:
-        """Returns True."""
-        return True
+    done: ClassVar[bool] = True
+    durable: ClassVar[bool] = True
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Returns True at once."""

@@ -21,10 +21,7 @@ _PACKAGE = "drivetrain_core.services"
 # Service, the fallback that makes it, and the protocol that a provider's must follow.
 _FALLBACKS = {
     "checkpointer": ("_dcp_checkpointer:DcpCheckpointer", "checkpointer:Checkpointer"),
-    "cloud_notices": (
-        "cloud_notices:NoCloud",
-        "cloud_notices:CloudNotices",
-    ),
+    "cloud_notices": ("cloud_notices:NoCloud", "cloud_notices:CloudNotices"),
     "job_store": ("job_store:NoJobStore", "job_store:JobStore"),
     "model_layout": ("model_layout:NoModelLayout", "model_layout:ModelLayout"),
     "plan_search": ("plan_search:NoPlanSearch", "plan_search:PlanSearch"),
