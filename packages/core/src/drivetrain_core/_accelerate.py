@@ -49,9 +49,9 @@ from drivetrain_core._scripts.replay import begin_call, current_script, remember
 from drivetrain_core.budget import Budget
 from drivetrain_core.numerics.rehearsal import UNCHECKED, Rehearsal, needs_rehearsal
 from drivetrain_core.objective import Objective, read_objective
+from drivetrain_core.services._cache_folder import cache_folder
 from drivetrain_core.services._gloo_exit import wait_for_gloo_at_exit
 from drivetrain_core.services._lookup import get_service
-from drivetrain_core.services.cache_folder import cache_folder
 from drivetrain_core.services.cluster_spec import ClusterSpec
 from drivetrain_core.services.plan_search import SearchRequest
 

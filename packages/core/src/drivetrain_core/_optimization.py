@@ -61,7 +61,6 @@ class Optimization(Protocol):
 
     def numerics(self, config: Config) -> Numerics:
         """Returns what this configuration does to the numbers."""
-        ...
 
     def normalize(self, config: object) -> Config:
         """Returns the full configuration for what a user wrote.
@@ -69,27 +68,22 @@ class Optimization(Protocol):
         Raises:
             PlanError: An option is unknown or has a value that is not allowed.
         """
-        ...
 
     def configs(self, context: Context) -> Iterable[Config]:
         """Returns the configurations worth a trial here; empty if there is none."""
-        ...
 
     def check(
         self, context: Context, config: Config, plan: Sequence[Choice]
     ) -> Ok | Reject:
         """Says whether the configuration can be used with the rest of the plan."""
-        ...
 
     def estimate(
         self, context: Context, config: Config, plan: Sequence[Choice]
     ) -> Estimate | None:
         """Returns the best that it could do, or None when nothing is known."""
-        ...
 
     def apply(self, state: TrainingState, config: Config) -> None:
         """Changes `state`, and nothing else. A raise ends the whole build."""
-        ...
 
 
 class BaseOptimization:

@@ -52,15 +52,12 @@ class ChildProcess(Protocol):
         Raises:
             TimeoutError: It still runs.
         """
-        ...
 
     def kill(self) -> None:
         """Ends it and its group. Safe to call again."""
-        ...
 
     def reap(self) -> None:
         """Lets go of it, after it was killed and nobody waits for it any more."""
-        ...
 
 
 class NewProcess:

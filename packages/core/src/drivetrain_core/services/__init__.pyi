@@ -1,3 +1,4 @@
+from drivetrain_core.services._cache_folder import cache_folder as cache_folder
 from drivetrain_core.services._dcp_checkpointer import (
     DcpCheckpointer as DcpCheckpointer,
 )
@@ -22,7 +23,6 @@ from drivetrain_core.services._unwritable import unwritable as unwritable
 from drivetrain_core.services._whole_file import write_whole as write_whole
 from drivetrain_core.services.batch_plan import BatchPlan as BatchPlan
 from drivetrain_core.services.batch_plan import RankBatch as RankBatch
-from drivetrain_core.services.cache_folder import cache_folder as cache_folder
 from drivetrain_core.services.capacity_notice import CapacityNotice as CapacityNotice
 from drivetrain_core.services.checkpointer import Checkpointer as Checkpointer
 from drivetrain_core.services.checkpointer import SaveHandle as SaveHandle

@@ -40,11 +40,9 @@ class HasStateDict(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state."""
-        ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
         """Takes a state back."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,12 +23,10 @@ class SaveHandle(Protocol):
     @property
     def done(self) -> bool:
         """Whether nothing more will happen: it is durable, or it failed."""
-        ...
 
     @property
     def durable(self) -> bool:
         """Whether the checkpoint would survive the loss of every process."""
-        ...
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until the save is durable.
@@ -42,7 +40,6 @@ class SaveHandle(Protocol):
         Raises:
             CheckpointError: The save failed.
         """
-        ...
 
 
 @runtime_checkable
@@ -73,7 +70,6 @@ class Checkpointer(Protocol):
             ValueError: The step is negative, or the ranks' plain data differ.
             NamesError: Two tensors have one name.
         """
-        ...
 
     def restore(
         self,
@@ -101,7 +97,6 @@ class Checkpointer(Protocol):
                 fit; then its `mismatches` are all that does not. Unless a read fails
                 midway, nothing has been changed.
         """
-        ...
 
     def flush(self, deadline_s: float | None = None) -> bool:
         """Waits until every save so far is durable.
@@ -116,8 +111,6 @@ class Checkpointer(Protocol):
         Raises:
             CheckpointError: A save has failed that no handle has reported yet.
         """
-        ...
 
     def latest(self) -> int | None:
         """Returns the step that was saved last and is durable, or None."""
-        ...

@@ -21,11 +21,9 @@ class NoticeWatch(Protocol):
 
     def start(self) -> None:
         """Begins to ask."""
-        ...
 
     def stop(self) -> None:
         """Ends; a question that is under way is not waited for."""
-        ...
 
     def acknowledge(self) -> None:
         """Tells the cloud, if it asks, that this node is no longer needed.
@@ -34,7 +32,6 @@ class NoticeWatch(Protocol):
             OSError: Nobody answers.
             DrivetrainError: The answer cannot be understood.
         """
-        ...
 
 
 @runtime_checkable
@@ -51,7 +48,6 @@ class CloudNotices(Protocol):
         Raises:
             ValueError: There is no such cloud, or the URL is none.
         """
-        ...
 
     def open(
         self,
@@ -72,7 +68,6 @@ class CloudNotices(Protocol):
         Returns:
             The watch; None if no cloud answers here yet.
         """
-        ...
 
 
 class NoCloud:

@@ -21,7 +21,6 @@ class JobStore(Protocol):
         Values that are set outlive every process of the job; numbers that are added to
         may be forgotten. The context gives None in a process that no job has started.
         """
-        ...
 
 
 class NoJobStore:

@@ -34,19 +34,15 @@ class LayoutPlan(Protocol):
     @property
     def shape(self) -> MeshShape:
         """The mesh."""
-        ...
 
     def explain(self) -> list[tuple[str, str]]:
         """Returns what each axis does to the model: the axis, and what lies there."""
-        ...
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it in a form that JSON can write."""
-        ...
 
     def fingerprint(self) -> str:
         """Returns a hash of all of it, which ranks compare."""
-        ...
 
 
 class Placement(Protocol):
@@ -75,7 +71,6 @@ class PipelinePasses(Protocol):
         Raises:
             PlanError: The micro-batches cannot be run; nothing has, on any rank.
         """
-        ...
 
 
 class DividedLoss(NamedTuple):
@@ -96,36 +91,28 @@ class AppliedLayout(Protocol):
     @property
     def plan(self) -> LayoutPlan:
         """What each axis does to the model."""
-        ...
 
     @property
     def is_staged(self) -> bool:
         """Whether this rank has stages of a pipeline."""
-        ...
 
     def models(self) -> list[nn.Module]:
         """Returns the module, or one for each stage of this rank."""
-        ...
 
     def owned(self) -> nn.Module:
         """Returns one module that holds all of them, under the names of the model."""
-        ...
 
     def units(self) -> list[tuple[nn.Module, list[nn.Module]]]:
         """Returns what data parallel wraps: each root with the blocks inside it."""
-        ...
 
     def parameter_names(self) -> dict[str, str]:
         """Returns what the model as written calls each parameter that is here."""
-        ...
 
     def placements(self) -> dict[str, Placement]:
         """Returns which block of the model as written each parameter here is."""
-        ...
 
     def ties_of_stages(self) -> tuple[tuple[str, ...], ...]:
         """Returns the groups of names that share a parameter across stages."""
-        ...
 
     def average_copies(self) -> Sync | None:
         """Keeps a copy on each rank of the data axes, and averages their gradients.
@@ -134,7 +121,6 @@ class AppliedLayout(Protocol):
             What turns the averaging on or off for the next backward; None where this
             rank has nobody to average with.
         """
-        ...
 
     def average_shards(self, *, reshard: bool, **options: Any) -> Sync | None:
         """Shards what is here over the data axes, as `fully_shard` does.
@@ -143,7 +129,6 @@ class AppliedLayout(Protocol):
             reshard: Whether a block is gathered again for its backward.
             **options: More for `fully_shard`.
         """
-        ...
 
     def materialize(
         self, weights: str | Callable[[nn.Module], object], seed: int
@@ -157,25 +142,20 @@ class AppliedLayout(Protocol):
         Raises:
             ProgramError: Nothing sets one of the parameters.
         """
-        ...
 
     def pipeline(self) -> PipelinePasses | None:
         """Returns what drives the stages; None without a pipeline. Ranks call it together."""
-        ...
 
     def divided_loss(self) -> DividedLoss | None:
         """Returns how a loss is taken from shards of the output; None where it is whole."""
-        ...
 
     def clip_grad_norm(
         self, parameters: Sequence[torch.nn.Parameter], max_norm: float
     ) -> Tensor:
         """Scales gradients to a total norm over all ranks, and returns the norm before."""
-        ...
 
     def entries(self, optimizer: torch.optim.Optimizer) -> dict[str, StateEntry]:
         """Returns the entries `model` and `optimizer` of a checkpoint."""
-        ...
 
     def state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Returns `model` and `optimizer` by canonical names, sharing memory.
@@ -183,7 +163,6 @@ class AppliedLayout(Protocol):
         Raises:
             NamesError: The optimizer's state has no names by parameter.
         """
-        ...
 
     def load_state_dict(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
@@ -193,7 +172,6 @@ class AppliedLayout(Protocol):
         Raises:
             CheckpointError: It does not fit; nothing has been changed.
         """
-        ...
 
 
 class DeviceRates(Protocol):
@@ -253,11 +231,9 @@ class ModelLayout(Protocol):
         Raises:
             PlanError: An axis cannot be used with this model, and why.
         """
-        ...
 
     def read_plan(self, data: Mapping[str, Any]) -> LayoutPlan:
         """Returns the plan that its `to_dict` wrote."""
-        ...
 
     def rank_meshes(
         self,
@@ -281,7 +257,6 @@ class ModelLayout(Protocol):
         Raises:
             DrivetrainError: Nothing can be predicted of this model.
         """
-        ...
 
     def build_meta_model(self, factory: Callable[[], object]) -> object:
         """Returns what a factory builds, with parameters on the meta device.
@@ -289,7 +264,6 @@ class ModelLayout(Protocol):
         Raises:
             ProgramError: It needs the values of its weights.
         """
-        ...
 
     def check_meta_model(
         self, model: nn.Module, weights: str | Callable[[nn.Module], object]
@@ -299,7 +273,6 @@ class ModelLayout(Protocol):
         Raises:
             ProgramError: It is such a model.
         """
-        ...
 
 
 class NoModelLayout:

@@ -27,7 +27,6 @@ class SearchProgress(Protocol):
 
     def __enter__(self) -> Self:
         """Begins."""
-        ...
 
     def __exit__(
         self,
@@ -36,15 +35,12 @@ class SearchProgress(Protocol):
         trace: TracebackType | None,
     ) -> None:
         """Ends."""
-        ...
 
     def starting(self, name: str, choices: tuple[Choice, ...]) -> None:
         """A trial, or the final, begins."""
-        ...
 
     def finished(self, record: Any) -> None:
         """A trial ended."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,11 +89,9 @@ class SearchReport(Protocol):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it in a form that JSON can write."""
-        ...
 
     def table(self) -> Any:
         """Returns every trial, as a table that `rich` prints."""
-        ...
 
 
 @runtime_checkable
@@ -114,7 +108,6 @@ class PlanSearch(Protocol):
             ProgramError: The program itself does not train.
             SearchError: The program cannot be measured.
         """
-        ...
 
 
 class NoPlanSearch:

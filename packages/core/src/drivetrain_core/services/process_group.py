@@ -37,4 +37,3 @@ class ProcessGroupFactory(Protocol):
                 one; the store has not been touched.
             RuntimeError: Not all ranks came in time.
         """
-        ...
