@@ -162,3 +162,28 @@ def test_plan_place_is_checked_before_anything_is_done(tmp_path, place):
         Plan.require_writable(tmp_path / place)
     Plan.require_writable(tmp_path / "new" / "plan.yaml")
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_file_of_megabytes_is_no_plan(tmp_path):
+    path = tmp_path / "plan.yaml"
+    entry = "- {slot: a, chose: b, because: c}\n"
+    path.write_text("drivetrain_plan: 1\nstrategy: []\nwhy:\n" + entry * 40_000)
+    with pytest.raises(PlanFormatError, match="longer than the 1 MiB"):
+        Plan.load(path)
+    with pytest.raises(PlanFormatError, match="longer than the 1 MiB"):
+        Plan.from_yaml(path.read_text())
+
+
+def test_texts_of_a_plan_command_nothing_to_a_terminal(tmp_path, capsys):
+    from drivetrain_core.cli import main
+
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        'drivetrain_plan: 1\nstrategy:\n- "\\e]0;title\\a\\e[31mname"\n'
+        'made: {device: "\\e[2J"}\n'
+        'why:\n- {slot: "\\e[8m", chose: "\\a", because: "\\x9b2J"}\n'
+    )
+    assert main(["explain", str(path)]) == 1
+    for text in capsys.readouterr():
+        assert not set(text) & {"\x1b", "\x07", "\x9b"}
+        assert "\\x1b" in text

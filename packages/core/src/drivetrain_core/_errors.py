@@ -22,11 +22,15 @@ catch all of them at once or treat one like the error that Python itself would r
 from __future__ import annotations
 
 import copyreg
+import re
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Code(StrEnum):
@@ -63,6 +67,16 @@ class Code(StrEnum):
     UNEVEN_MICROBATCH = "UNEVEN_MICROBATCH"
     UNKNOWN = "UNKNOWN"
     VERSION = "VERSION"
+
+
+def visible(text: str) -> str:
+    r"""Returns a text that commands nothing to a terminal: control codes are written out.
+
+    Example:
+        >>> visible("\x1b[2Jgone")
+        '\\x1b[2Jgone'
+    """
+    return _CONTROL.sub(lambda code: ascii(code.group())[1:-1], text)
 
 
 class DrivetrainError(Exception):
@@ -107,7 +121,7 @@ class PlanError(DrivetrainError, ValueError):
         message = f"{optimization}: {because} ({self.code.value})"
         if fix:
             message = f"{message}. Fix: {fix}"
-        super().__init__(message)
+        super().__init__(visible(message))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles as other objects do: an error's `__init__` would get the message."""

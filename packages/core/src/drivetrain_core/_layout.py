@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core._errors import Code, DrivetrainError, PlanError
 from drivetrain_core._ranks import share
 from drivetrain_core.mesh_shape import asks_for_mesh
 from drivetrain_core.services._lookup import get_service
@@ -49,7 +50,19 @@ def agreed_layout(
 
     def find() -> dict[str, Any]:
         loss_of = program.loss_of
-        return layout.plan(model, batch, loss_of, choices, world.size).to_dict()
+        try:
+            return layout.plan(model, batch, loss_of, choices, world.size).to_dict()
+        except DrivetrainError:
+            raise
+        except Exception as error:  # A copy of a program may fail where it does not.
+            said = str(error).partition("\n")[0]
+            raise PlanError(
+                Code.NOT_APPLICABLE,
+                "mesh",
+                because=f"planning it for a copy of the model failed: "
+                f"{type(error).__name__}: {said}",
+                fix="use ddp or fsdp, or let loss and forward use the model they are given",
+            ) from error
 
     found = share(find, world, _LIMIT_S, "plan the axes of the mesh")
     return layout.read_plan(found)

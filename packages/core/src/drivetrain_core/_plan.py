@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._choice import Choice
 from drivetrain_core._errors import Code, PlanFormatError, reason_of
-from drivetrain_core._yaml import dump_yaml, load_yaml
+from drivetrain_core._yaml import MOST_TEXT, dump_yaml, load_yaml
 from drivetrain_core.services._whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -201,7 +201,8 @@ class Plan:
             PlanFormatError: It is missing, unreadable, or not a plan.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            with Path(path).open(encoding="utf-8") as file:
+                text = file.read(MOST_TEXT + 1)
         except (OSError, UnicodeDecodeError) as error:
             raise PlanFormatError(
                 Code.FORMAT,

@@ -15,6 +15,9 @@ import yaml
 
 from drivetrain_core._errors import Code, PlanError
 
+MOST_TEXT = 1 << 20
+"""Characters that a file may have: it is read at 100 kB a second, and has some kB."""
+
 _STANDARD = "tag:yaml.org,2002:"
 _OTHER_BREAKS = re.compile("[\r\x85\u2028\u2029]")
 _DIGITS = list("0123456789")
@@ -118,7 +121,8 @@ def load_yaml(
 
     Raises:
         Exception: One of `error_type`, for a text that is no YAML, a key that stands
-            twice, a tag, an anchor, or a second document. It says source and line.
+            twice, a tag, an anchor, a second document, or more than a MiB. It says source
+            and line.
 
     Example:
         >>> load_yaml("name: a100\nflops: 312e12\nspot: off")
@@ -128,6 +132,9 @@ def load_yaml(
         ...
         ValueError: plan.yaml:3: the key 'a' stands twice
     """
+    if len(text) > MOST_TEXT:
+        problem = f"it is longer than the {MOST_TEXT >> 20} MiB that a file of ours has at most"
+        raise _error(error_type, source, problem)
     try:
         # `_Loader` is a SafeLoader with fewer types.
         value: object = yaml.load(text, Loader=_Loader)

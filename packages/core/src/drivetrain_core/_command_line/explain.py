@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from drivetrain_core._errors import PlanError, PluginError
+from drivetrain_core._errors import PlanError, PluginError, visible
 from drivetrain_core._plan import Plan
 from drivetrain_core._registry import find
 
@@ -57,21 +57,21 @@ def explain_plan(plan: Plan, console: Console | None = None) -> None:
     """
     console = console or Console()
     problems = plan_problems(plan)
-    console.print(str(plan), style="bold", markup=False)
+    console.print(visible(str(plan)), style="bold", markup=False)
     for title, part in (("made", plan.made), ("measured", plan.measured)):
         if part:
             text = ", ".join(f"{key} {value}" for key, value in part.items())
-            console.print(f"{title}: {text}", highlight=False, markup=False)
+            console.print(visible(f"{title}: {text}"), highlight=False, markup=False)
     for place, choice in enumerate(plan.choices):
         line = f"  {choice}: {problems.get(place) or summary(choice.name)}"
-        console.print(line, highlight=False, markup=False)
+        console.print(visible(line), highlight=False, markup=False)
     for title, rows in (("why", plan.why), ("rejected", plan.rejected)):
         if rows:
             table = Table(title=title)
             for field in fields(rows[0]):
                 table.add_column(field.name, overflow="fold")
             for row in rows:
-                table.add_row(*map(Text, astuple(row)))
+                table.add_row(*(Text(visible(text)) for text in astuple(row)))
             console.print(table)
 
 

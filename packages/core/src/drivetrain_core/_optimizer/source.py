@@ -183,7 +183,8 @@ class OptimizerSource:
         for name, hooks in self.hooks.items():
             getattr(optimizer, name).update(hooks)
         if self.saved_state is not None:
-            if any(hasattr(tensor, "device_mesh") for tensor in named.values()):
+            shards = (hasattr(tensor, "device_mesh") for tensor in named.values())
+            if isinstance(named, _Laid) or any(shards):
                 raise PlanError(
                     Code.NOT_APPLICABLE,
                     "optimizer",
