@@ -10,8 +10,9 @@ from drivetrain_core import accelerate
 from drivetrain_core._choice import Choice
 from drivetrain_core._errors import Code, PlanError
 from drivetrain_core._program import Program
+from drivetrain_core.numerics.without_dropout import WithoutDropout
 from drivetrain_parallel.planning import plan_parallel
-from drivetrain_parallel.proof.rng_guard import WithoutDropout, undisturbed
+from drivetrain_parallel.proof.rng_guard import undisturbed
 from drivetrain_testing import run_ranks
 
 PIPELINE = ("mesh", {"pipeline": 2})

@@ -13,6 +13,7 @@ from drivetrain_core.extending import (
     split_batch,
 )
 from drivetrain_core.mesh_shape import mesh_of
+from drivetrain_core.numerics.without_dropout import WithoutDropout
 from drivetrain_parallel.axis_rules import require_provable
 from drivetrain_parallel.context.context_plan import plan_context_parallel
 from drivetrain_parallel.expert.expert_plan import plan_expert_parallel
@@ -24,7 +25,6 @@ from drivetrain_parallel.proof.copies import with_values
 from drivetrain_parallel.proof.give_values import give_values
 from drivetrain_parallel.proof.in_place import ConstantParameters
 from drivetrain_parallel.proof.rng_guard import (
-    WithoutDropout,
     changed_buffers,
     undisturbed,
 )

@@ -9,7 +9,7 @@ import inspect
 import json
 import logging
 import traceback
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from drivetrain_core.mesh_shape import data_part
 from drivetrain_core.numerics.checksum import gathered
 from drivetrain_core.numerics.guard import compare, differences
 from drivetrain_core.numerics.observe import observe
+from drivetrain_core.numerics.without_dropout import WithoutDropout
 from drivetrain_core.services._whole_file import write_whole
 from drivetrain_core.services.batch_plan import BatchPlan
 
@@ -48,6 +49,9 @@ logger = logging.getLogger(__name__)
 
 _FIX = "leave it out, or pass check=False to train what it makes of the program"
 _SPREAD = 0.02
+# They draw as the program does. What is compiled in a mode of torch would be compiled again
+# without it, and what is recomputed on another thread knows of none.
+_KEEPS_DRAWS = {"compile", "compile_select", "activation_checkpoint"}
 _LIMIT_S = 600.0
 _FIRST, _LAST = Phase.MODEL_SWAP, Phase.SCHEDULE
 
@@ -99,8 +103,10 @@ class Rehearsal:
         if known:
             return known
         snapshot = ModelSnapshot(self.module, values=True)
+        names = {choice.name for choice in plan.choices}
         try:
-            seen = self._check(plan, layout, snapshot)
+            with nullcontext() if names & _KEEPS_DRAWS else WithoutDropout():
+                seen = self._check(plan, layout, snapshot)
         finally:
             snapshot.restore()
         if record is not None and world.rank == 0 and seen != UNCHECKED:

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from drivetrain_core.accelerators import isolated_rng
 
@@ -19,43 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import nn
-
-_PROBABILITY = {
-    functional.dropout: "p",
-    functional.dropout1d: "p",
-    functional.dropout2d: "p",
-    functional.dropout3d: "p",
-    functional.alpha_dropout: "p",
-    functional.feature_alpha_dropout: "p",
-    torch.dropout: "p",
-    functional.scaled_dot_product_attention: "dropout_p",
-}
-# Where each takes it when it is not named.
-_PLACE = {"p": 1, "dropout_p": 4}
-
-
-class WithoutDropout(TorchFunctionMode):
-    """Inside, every dropout lets everything through, of functions as well.
-
-    Example:
-        >>> with WithoutDropout():
-        ...     functional.dropout(torch.ones(3), 0.9).tolist()
-        [1.0, 1.0, 1.0]
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Sets the probability to zero, and leaves other functions alone."""
-        kwargs = dict(kwargs or {})
-        key = _PROBABILITY.get(func)
-        if key is not None:
-            place = _PLACE[key]
-            if len(args) > place:
-                args = (*args[:place], 0.0, *args[place + 1 :])
-            else:
-                kwargs[key] = 0.0
-        return func(*args, **kwargs)
 
 
 @contextmanager
