@@ -10,6 +10,7 @@ import sys
 
 import imports
 import overhead
+import plan_check
 import readme
 
 from drivetrain_testing import Bar, run_bars
@@ -24,6 +25,11 @@ BARS = (
         name="step-overhead",
         bound="<= 15% of a step by hand that does next to nothing",
         measure=overhead.measure,
+    ),
+    Bar(
+        name="plan-check",
+        bound="<= three steps of the program and 2 s",
+        measure=plan_check.measure,
     ),
     Bar(
         name="import-time",

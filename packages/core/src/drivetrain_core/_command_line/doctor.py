@@ -154,17 +154,16 @@ def _compile() -> tuple[str, str]:
 
 
 def _checks_of_packages() -> list[Check]:
-    found = []
-    for plugin in installed(CHECKS):
-        name = plugin.name.replace("_", " ")
+    return [
+        _guarded(plugin.name.replace("_", " "), functools.partial(_ask, plugin))
+        for plugin in installed(CHECKS)
+    ]
 
-        def check(name: str = plugin.qualified_name) -> tuple[str, str]:
-            made: Any = load_plugin(CHECKS, name)
-            state, detail = made()
-            return state, detail
 
-        found.append(_guarded(name, check))
-    return found
+def _ask(plugin: PluginInfo) -> tuple[str, str]:
+    check: Any = load_plugin(CHECKS, plugin.qualified_name)
+    state, detail = check()
+    return state, detail
 
 
 def _process_groups() -> tuple[str, str]:

@@ -18,6 +18,7 @@ _NUMBER_AND_UNIT = re.compile(
     r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z][A-Za-z/]*)\s*"
 )
 _DECIMAL = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+_SMALL = {"": 0, "m": 1, "u": 2, "n": 3}
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5}
 
 
@@ -74,12 +75,7 @@ FLOPS = Quantity(
     example="312TFLOP/s",
 )
 SECONDS = Quantity(
-    units={
-        "s": Fraction(1),
-        "ms": Fraction(1, 10**3),
-        "us": Fraction(1, 10**6),
-        "ns": Fraction(1, 10**9),
-    },
+    units={f"{p}s": Fraction(1, 1000**power) for p, power in _SMALL.items()},
     written=("s", "ms", "us", "ns"),
     whole=False,
     example="10us",
