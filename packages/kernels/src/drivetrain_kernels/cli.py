@@ -9,11 +9,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core.commands import UsageError, busy, run_program
+from drivetrain_core.tables import aligned
 from drivetrain_kernels._errors import ImplementationNameError, OptionError
 from drivetrain_kernels._explain import OPS, Explanation, load_op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -120,7 +121,7 @@ def _list(args: argparse.Namespace) -> int:
         for name, impls in entries.items()
         for place, (impl, one) in enumerate(impls.items())
     ]
-    print("\n".join(_table(rows)))
+    print("\n".join(aligned(rows)))
     return 0
 
 
@@ -154,13 +155,6 @@ def _explain(args: argparse.Namespace) -> int:
     )
     print(json.dumps(told._asdict(), indent=2) if args.json else told)
     return 0
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
 
 
 if __name__ == "__main__":

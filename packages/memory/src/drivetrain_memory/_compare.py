@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core.tables import aligned
 from drivetrain_memory._limits import CHUNK_BYTES, MOST_BYTES, require_capacity
 from drivetrain_memory._replay import (
     MODELS,
@@ -138,9 +139,4 @@ def table(rows: Sequence[Comparison]) -> str:
                 str(row.stream_waits),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        for line in cells
-    )
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(aligned(cells))

@@ -9,10 +9,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from drivetrain_core.commands import run_program
+from drivetrain_core.tables import aligned
 from drivetrain_optim._catalog import OPTIMIZERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from drivetrain_optim._catalog import Description
 
@@ -82,7 +83,7 @@ def _list(args: argparse.Namespace) -> int:
         return 0
     rows = [("NAME", "RUNS ON", "WHAT IT DOES")]
     rows += [(name, ", ".join(e.paths), e.line) for name, e in OPTIMIZERS.items()]
-    print("\n".join(_table(rows)))
+    print("\n".join(aligned(rows)))
     return 0
 
 
@@ -114,16 +115,9 @@ def _page(name: str, one: Description) -> str:
         one.symbols,
         one.paper,
         f"Runs on: {', '.join(one.paths)}",
-        "\n".join(_table(rows)),
+        "\n".join(aligned(rows)),
     ]
     return "\n\n".join(parts)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core.tables import aligned
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -147,7 +149,7 @@ def _show(measured: Sequence[tuple[Bar, Row]], *, as_json: bool) -> None:
         (bar.name, row.figure, bar.bound, row.status, row.proven_on)
         for bar, row in measured
     ]
-    _print_table([header, *cells])
+    _print("\n".join(aligned([header, *cells])))
 
 
 def _measured(bar: Bar, quick: bool) -> Row:
@@ -190,13 +192,6 @@ def _commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return done.stdout.strip()
-
-
-def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        _print("  ".join(cells).rstrip())
 
 
 def _print(text: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._storage.open import open_storage, resolve
 from drivetrain_checkpoint._storage.open_checkpoint import open_checkpoint
+from drivetrain_core.tables import aligned
 
 if TYPE_CHECKING:
     import argparse
@@ -67,10 +68,7 @@ def say_written(args: argparse.Namespace, place: str) -> None:
 def say_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Prints rows under each other."""
     cells = [header, *([str(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        line = "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True))
-        say(line.rstrip())
+    say("\n".join(aligned(cells)))
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from drivetrain_cloud.goodput import (
 )
 from drivetrain_core.commands import UsageError, as_wrong_use
 from drivetrain_core.services import ClusterSpec
+from drivetrain_core.tables import aligned
 
 if TYPE_CHECKING:
     import argparse
@@ -337,8 +338,5 @@ def _shares(summary: Summary) -> dict[str, Any]:
 
 
 def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    lines = [tuple(head), *(tuple(row) for row in rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
-    for line in lines:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        print("  " + "  ".join(cells).rstrip())
+    for line in aligned([head, *rows]):
+        print(f"  {line}")

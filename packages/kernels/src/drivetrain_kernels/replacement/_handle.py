@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from drivetrain_core.tables import aligned
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -105,11 +107,6 @@ class Replacement:
             (state, f"{len(names)} x {module}", names[0], what)
             for (state, module, what), names in lines.items()
         ]
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        cells = (
-            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        )
-        return "\n".join(cells)
+        return "\n".join(aligned(rows))
 
     __repr__ = __str__
