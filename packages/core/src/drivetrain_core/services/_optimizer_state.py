@@ -121,17 +121,14 @@ class OptimizerState:
         """Returns the global shape of each parameter by name."""
         return {name: tuple(p.shape) for name, p in self._parameters.items()}
 
-    def check(self, spec: TensorSpec) -> tuple[str, str]:
+    def check(self, spec: TensorSpec) -> None:
         """Raises what `prepare` would for a tensor that is not there; changes nothing.
-
-        Returns:
-            The key of its state and its parameter, or where it is among the options.
 
         Raises:
             NamesError: The optimizer has no such parameter, or the placement of the
                 tensor cannot be known before a first step.
         """
-        key, name = self._split(spec.name)
+        _, name = self._split(spec.name)
         parameter = self._parameters.get(name)
         fits = not spec.global_shape or (
             parameter is not None and spec.global_shape == tuple(parameter.shape)
@@ -143,7 +140,6 @@ class OptimizerState:
                 "before the optimizer has stepped once. Step it, then restore"
             )
             raise NamesError(message)
-        return key, name
 
     def retain(self, names: Collection[str], *, of: Collection[str]) -> None:
         """Drops state as if it never was.
@@ -168,7 +164,8 @@ class OptimizerState:
         for spec in specs:
             if spec.name in present:
                 continue
-            key, name = self.check(spec)
+            self.check(spec)
+            key, name = self._split(spec.name)
             if key == _GROUPS:
                 value = torch.empty(spec.global_shape, dtype=spec.dtype)
             else:
