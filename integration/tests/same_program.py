@@ -341,8 +341,11 @@ def _() -> Case:
             super().__init__()
             self.batch_norm = nn.BatchNorm1d(LENGTH)
 
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            return self.head(self.batch_norm(self.encode(tokens)))
+        def encode(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.batch_norm(self.embed(tokens))
+            for block in self.blocks:
+                x = block(x)
+            return self.norm(x)
 
     return Case(model=Normed())
 

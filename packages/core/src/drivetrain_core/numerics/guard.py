@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
-from math import fsum, inf
+from math import fsum
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._choice import Numerics, Ok, Reject
@@ -44,7 +44,6 @@ _NUDGES = 4.0
 # is no gradient, as of a bias before batch normalization: buffers see where they went, and
 # are held to so many times what the program's own sway does to them, within a limit.
 _SWAYS, _MOST_SWAYED = 2.0, 0.05
-_ALL_ROUNDING = 0.5
 
 # A loss near zero is compared with this part of the largest one: a small model learns
 # the few batches by heart, and the rest is rounding.
@@ -237,9 +236,7 @@ def _same_buffers(baseline: Observation, plan: Observation, bound: Tolerance) ->
 def _own_sway(values: Sequence[float], swayed: Sequence[float] | None) -> float:
     if swayed is None:
         return 0.0
-    away = distance(values, swayed)
-    # A mean that is zero but for rounding is nothing to be held to.
-    return inf if away > _ALL_ROUNDING else min(_MOST_SWAYED, _SWAYS * away)
+    return min(_MOST_SWAYED, _SWAYS * distance(values, swayed))
 
 
 _SAME = (_same_gradients, _same_way, _same_losses, _same_buffers)
