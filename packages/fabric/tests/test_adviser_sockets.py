@@ -170,6 +170,10 @@ def test_kernel_says_which_fact_is_missing():
             {"NCCL_P2P_NET_CHUNKSIZE": "1", "NCCL_BUFFSIZE": "7"},
             {"NCCL_BUFFSIZE": None},
         ),
+        (
+            {"NCCL_P2P_NET_CHUNKSIZE": "0", "NCCL_BUFFSIZE": "-1"},
+            {"NCCL_BUFFSIZE": None},
+        ),
         ({"NCCL_P2P_NET_CHUNKSIZE": "1", "NCCL_BUFFSIZE": "8"}, {}),
         (
             {"NCCL_CHUNK_SIZE": "1048576", "NCCL_P2P_NET_CHUNKSIZE": "1048576"},

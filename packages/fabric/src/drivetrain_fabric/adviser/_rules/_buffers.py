@@ -58,7 +58,7 @@ def _chunks(facts: Facts) -> list[Advice | Gap]:
         found.append(env("NCCL_CHUNK_SIZE", None, "bad", because, source))
     wanted = facts.number_of(_CHUNK)
     limit = _buffer_bytes(facts) // _STEPS
-    if limit == 0:
+    if limit < 1:
         because = (
             f"{_buffer_bytes(facts)} bytes hold none of the {_STEPS} steps of a ring"
         )
