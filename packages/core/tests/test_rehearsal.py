@@ -248,6 +248,22 @@ def test_a_rehearsal_leaves_no_trace():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_a_loss_with_statistics_of_its_own_is_put_back():
+    class Tracking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(()))
+
+        def forward(self, output, batch):
+            loss = squared(output, batch)
+            self.mean += loss.detach()
+            return loss
+
+    loss = Tracking()
+    accelerate(layered(), sgd, pairs(), loss, strategy=["activation_checkpoint"])
+    assert float(loss.mean) == 0.0
+
+
 def test_a_program_that_fails_by_itself_is_told_and_not_blamed_on_the_plan(caplog):
     def broken(output, batch):
         message = "bad loss"

@@ -102,7 +102,10 @@ class Rehearsal:
         known = share(lambda: _read(record), world, _LIMIT_S, "look for a check")
         if known:
             return known
-        snapshot = ModelSnapshot(self.module, values=True)
+        # A loss may be a module too, with statistics of its own.
+        parts = [self.module, self.program.loss, self.program.forward]
+        modules = [part for part in parts if isinstance(part, torch.nn.Module)]
+        snapshot = ModelSnapshot(torch.nn.ModuleList(modules), values=True)
         names = {choice.name for choice in plan.choices}
         try:
             with nullcontext() if names & _KEEPS_DRAWS else WithoutDropout():
