@@ -7,9 +7,8 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
-
-import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -61,7 +60,15 @@ def reap_orphans(own: Container[int]) -> None:
 
 def children() -> set[int]:
     """Returns the processes whose parent is this one."""
-    return {child.pid for child in psutil.Process().children()}
+    found: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(errors="replace").rsplit(")", 1)[1].split()
+        except OSError:
+            continue  # it has ended
+        if int(fields[1]) == os.getpid():
+            found.add(int(path.parent.name))
+    return found
 
 
 def kill_adopted(spared: Container[int]) -> int:
