@@ -60,8 +60,8 @@ def test_link_has_its_rate_and_round_trip(rtt_ms):
         both = measure_goodput(network, num_flows=2)
         more = [measure_goodput(network, seconds=0.1) for _ in range(3)]
     for goodput in (found, both):
-        # A loaded machine may be slower, never faster.
-        assert 50 < goodput.mbit_per_s < 102
+        # A loaded machine may be slower; faster only by what a bucket let through at once.
+        assert 50 < goodput.mbit_per_s < 110
     # What waits for a processor comes on top: of several the least is the link's.
     trips_ms = [1e3 * goodput.rtt_s for goodput in (found, both, *more)]
     assert rtt_ms <= min(trips_ms) < rtt_ms + 10

@@ -17,7 +17,7 @@ from drivetrain_core._model.forward import wrap_forward
 from drivetrain_core._optimization import BaseOptimization
 from drivetrain_core._program import check_loss
 from drivetrain_core._step import TrainStep
-from drivetrain_core.builtin.precision import _cast_ends, _convert
+from drivetrain_core.builtin.precision import _cast_ends
 
 
 class Bug(BaseOptimization):
@@ -313,7 +313,8 @@ def doubled_forward(state):
 
 
 def bf16_without_masters(state):
-    _convert(state.module)
+    for parameter in state.module.parameters():
+        parameter.data = parameter.data.bfloat16()
     wrap_forward(state.module, _cast_ends)
 
 
