@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from same_program import LENGTH, VOCABULARY, Case, cell_of
+from same_program import cell_of
+from small_decoder import LENGTH, VOCABULARY, Case
 from torch import nn
 from torch.nn import functional
 

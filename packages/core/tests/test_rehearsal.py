@@ -427,6 +427,23 @@ def test_a_program_that_starts_again_does_not_pay_for_the_check(tmp_path):
     assert passes(loss=scaled(1.0)) == 0
     assert passes(loss=scaled(2.0)) > 0
     assert passes(cache=False) == first
+    found = []
+    for flag in (True, True, False):
+        flagged = layered()
+        flagged.is_flagged = flag
+        seen = []
+        hook = flagged.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        accelerate(
+            flagged,
+            sgd,
+            [batch[0] for batch in pairs()],
+            nn.MSELoss(),
+            strategy=["activation_checkpoint"],
+            cache=tmp_path,
+        ).close()
+        hook.remove()
+        found.append(bool(seen))
+    assert found == [True, False, True]
     for record in (tmp_path / "checked").iterdir():
         record.write_text("{")
     assert passes() == first

@@ -181,3 +181,11 @@ def test_diff_of_a_file_that_is_no_plan_is_one_line(
     assert said in err
     assert err.count("\n") == 1
     assert out == ""
+
+
+def test_texts_of_plans_command_nothing_to_a_terminal(capsys):
+    before = Plan(made={"device": "\x1b[2Jone"})
+    show_diff(diff_plans(before, Plan(made={"device": "two"})), ("a", "b"))
+    shown = capsys.readouterr().out
+    assert "\x1b[2J" not in shown
+    assert "\\x1b[2Jone" in shown

@@ -12,7 +12,13 @@ from drivetrain_core._accelerated import Accelerated
 from drivetrain_core._choice import Choice, Phase
 from drivetrain_core._data.loader import DeviceLoader
 from drivetrain_core._data.rank_loader import AgreedLoader, rank_loader
-from drivetrain_core._errors import Code, DrivetrainError, PlanError, ProgramError
+from drivetrain_core._errors import (
+    Code,
+    DrivetrainError,
+    PlanError,
+    ProgramError,
+    first_line,
+)
 from drivetrain_core._model.meta_model import move_to
 from drivetrain_core._optimizer.master_weights import MasterWeightOptimizer
 from drivetrain_core._ranks import agree
@@ -204,7 +210,7 @@ def _apply_one(state: TrainingState, choice: Choice) -> None:
         raise PlanError(
             Code.ERROR,
             choice.name,
-            because=f"applying it failed: {type(error).__name__}: {error}",
+            because=f"applying it failed: {first_line(error)}",
         ) from error
 
 

@@ -178,6 +178,17 @@ class SearchError(DrivetrainError, RuntimeError):
     """The search could not measure even the user's own program."""
 
 
+def first_line(error: Exception) -> str:
+    r"""Returns the class of an error and what it says first: torch's go on for a page.
+
+    Example:
+        >>> first_line(RuntimeError("no kernel\nCPU: registered at ..."))
+        'RuntimeError: no kernel'
+    """
+    said, _, _ = str(error).partition("\n")
+    return f"{type(error).__name__}: {said}"
+
+
 def reason_of(error: Exception) -> str:
     """Returns why a file cannot be used, without its name, which a message has already.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core._errors import Code, DrivetrainError, PlanError
+from drivetrain_core._errors import Code, DrivetrainError, PlanError, first_line
 from drivetrain_core._ranks import share
 from drivetrain_core.mesh_shape import asks_for_mesh
 from drivetrain_core.services._lookup import get_service
@@ -55,12 +55,11 @@ def agreed_layout(
         except DrivetrainError:
             raise
         except Exception as error:  # A copy of a program may fail where it does not.
-            said = str(error).partition("\n")[0]
             raise PlanError(
                 Code.NOT_APPLICABLE,
                 "mesh",
                 because=f"planning it for a copy of the model failed: "
-                f"{type(error).__name__}: {said}",
+                f"{first_line(error)}",
                 fix="use ddp or fsdp, or let loss and forward use the model they are given",
             ) from error
 

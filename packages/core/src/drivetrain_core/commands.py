@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 from drivetrain_core._command_line.option_values import integer, number
 from drivetrain_core._command_line.parser import CommandParser, ShowVersion
 from drivetrain_core._command_line.reach import Reach, reach_of
-from drivetrain_core._errors import DrivetrainError, PlanError, UsageError, reason_of
+from drivetrain_core._errors import (
+    DrivetrainError,
+    PlanError,
+    UsageError,
+    reason_of,
+    visible,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -182,7 +188,7 @@ def run_command(
         parser = getattr(arguments, "parser", None) or CommandParser(prog=program)
         return parser.refuse(str(error))
     except (DrivetrainError, OSError) as error:
-        sys.stderr.write(f"{program}: {_said(error)}\n")
+        sys.stderr.write(f"{program}: {visible(_said(error))}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write(f"{program}: interrupted\n")

@@ -12,6 +12,7 @@ from drivetrain_core._data.batch import split_batch as split_batch
 from drivetrain_core._data.batch import tensors_of as tensors_of
 from drivetrain_core._data.cycle import cycle as cycle
 from drivetrain_core._data.cycle import guard_batches as guard_batches
+from drivetrain_core._errors import visible as visible
 from drivetrain_core._layout import agreed_layout as agreed_layout
 from drivetrain_core._model.blocks import NO_BLOCKS as NO_BLOCKS
 from drivetrain_core._model.blocks import block_run as block_run

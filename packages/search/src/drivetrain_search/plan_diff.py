@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drivetrain_core import Choice, Plan
-from drivetrain_core.extending import find
+from drivetrain_core.extending import find, visible
 
 if TYPE_CHECKING:
     import argparse
@@ -201,7 +201,8 @@ def show_diff(
             table.add_column(Text(column), overflow="fold")
         for change in changes:
             cells = [change.what, _cell(change.before), _cell(change.after)]
-            table.add_row(*map(Text, [*cells, change.detail][: len(columns)]))
+            texts = map(visible, [*cells, change.detail][: len(columns)])
+            table.add_row(*map(Text, texts))
         console.print(table)
 
 

@@ -28,7 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
         explain_plan(plan)
     problems = plan_problems(plan)
     for problem in problems.values():
-        sys.stderr.write(f"drivetrain: {arguments.plan} cannot be applied: {problem}\n")
+        said = visible(f"{arguments.plan} cannot be applied: {problem}")
+        sys.stderr.write(f"drivetrain: {said}\n")
     return int(bool(problems))
 
 

@@ -22,7 +22,7 @@ from drivetrain_core._compose import numerics_of
 from drivetrain_core._context import WorldFacts
 from drivetrain_core._data.batch import batch_size, map_tensors, split_batch
 from drivetrain_core._data.random_stream import RandomStream
-from drivetrain_core._errors import Code, DrivetrainError, PlanError
+from drivetrain_core._errors import Code, DrivetrainError, PlanError, first_line
 from drivetrain_core._model.snapshot import ModelSnapshot
 from drivetrain_core._plan import Plan
 from drivetrain_core._ranks import agree, share
@@ -51,7 +51,7 @@ _FIX = "leave it out, or pass check=False to train what it makes of the program"
 _SPREAD = 0.02
 # They draw as the program does. What is compiled in a mode of torch would be compiled again
 # without it, and what is recomputed on another thread knows of none.
-_KEEPS_DRAWS = {"compile", "compile_select", "activation_checkpoint"}
+_KEEPS_DRAWS = {Phase.COMPILE, Phase.ACTIVATION_CHECKPOINT}
 _LIMIT_S = 600.0
 _FIRST, _LAST = Phase.MODEL_SWAP, Phase.SCHEDULE
 
@@ -102,13 +102,10 @@ class Rehearsal:
         known = share(lambda: _read(record), world, _LIMIT_S, "look for a check")
         if known:
             return known
-        # A loss may be a module too, with statistics of its own.
-        parts = [self.module, self.program.loss, self.program.forward]
-        modules = [part for part in parts if isinstance(part, torch.nn.Module)]
-        snapshot = ModelSnapshot(torch.nn.ModuleList(modules), values=True)
-        names = {choice.name for choice in plan.choices}
+        snapshot = ModelSnapshot(self._modules(), values=True)
+        phases = {find(choice.name).phase for choice in plan.choices}
         try:
-            with nullcontext() if names & _KEEPS_DRAWS else WithoutDropout():
+            with nullcontext() if phases & _KEEPS_DRAWS else WithoutDropout():
                 seen = self._check(plan, layout, snapshot)
         finally:
             snapshot.restore()
@@ -117,17 +114,29 @@ class Rehearsal:
                 write_whole(record, json.dumps(seen))
         return seen
 
+    def _modules(self) -> torch.nn.ModuleList:
+        """Returns the model, and a loss or forward that is a module with state too."""
+        parts = [self.module, self.program.loss, self.program.forward]
+        return torch.nn.ModuleList(p for p in parts if isinstance(p, torch.nn.Module))
+
     def _record(self, plan: Plan) -> Path | None:
         """Returns where it is kept that this plan was checked with this very program."""
         if self.folder is None:
             return None
-        parts = [self.program.loss, self.program.forward, self.source.kind]
-        parts += [type(module) for module in self.module.modules()]
+        program, modules = self.program, list(self._modules().modules())
+        parts = [program.loss, program.forward, program.optimizer, program.scheduler]
+        parts += [self.source.kind, *map(type, modules)]
+        settings = [
+            (name, value)
+            for module in modules
+            for name, value in vars(module).items()
+            if isinstance(value, bool | int | float | str)
+        ]
         facts = (
             *(torch.__version__, __version__, plan.to_dict()["strategy"]),
             *(self.context.fingerprint(), self.context.summary(), self.program.seed),
             *(self.source.groups, self.source.defaults, self.program.max_grad_norm),
-            sorted({_source(part) for part in parts}),
+            *(settings, sorted({_source(part) for part in parts})),
         )
         return self.folder / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.json"
 
@@ -244,11 +253,7 @@ def _step(built: Accelerated, batch: Any, seed: int) -> Observation:
         traceback.clear_frames(error.__traceback__)
         if not built.plan.choices or isinstance(error, DrivetrainError):
             raise
-        said = str(error).partition("\n")[0]  # Torch's dispatcher goes on for a page.
-        because = (
-            "its step fails, where the program's does not: "
-            f"{type(error).__name__}: {said}"
-        )
+        because = f"its step fails, where the program's does not: {first_line(error)}"
         raise PlanError(
             Code.ERROR, str(built.plan), because=because, fix=_FIX
         ) from error
@@ -283,9 +288,9 @@ def _rows(size: int, ranks: int, plan: Plan) -> int:
     """Returns how many samples of a batch are enough: few, and as many for each part."""
     parts = ranks
     for choice in plan.choices:
-        if choice.name == "compile":
+        if find(choice.name).phase is Phase.COMPILE:
             return (
-                size  # It would be compiled for another shape, and once more for this.
+                size  # For another shape it would be compiled, and again for this one.
             )
         if choice.name == "micro_batch" and isinstance(choice.config["num"], int):
             parts *= choice.config["num"]
