@@ -5,6 +5,7 @@ import pytest
 from drivetrain_core import ProgramError
 from drivetrain_core.services import JobStore, get_service
 from drivetrain_elastic._membership._connection import MasterJobStore
+from drivetrain_testing import check_job_store
 
 
 @pytest.fixture
@@ -34,13 +35,8 @@ def test_worker_without_a_master_is_told(monkeypatch):
         pass
 
 
-def test_workers_share_it(worker):
-    with MasterJobStore().open() as mine, MasterJobStore().open() as other:
-        assert mine.compare_set("a", "", "1") == b"1"
-        assert other.compare_set("a", "", "2") == b"1"
-        assert other.compare_set("a", "1", "2") == b"2"
-        assert mine.get("a") == b"2"
-        assert mine.add("n", 1) == other.add("n", 0) == 1
+def test_it_keeps_the_contract(worker):
+    check_job_store(MasterJobStore())
 
 
 def test_values_outlive_the_master_and_numbers_may_not(worker, job):

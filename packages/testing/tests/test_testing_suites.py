@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from pathlib import Path
@@ -26,6 +27,7 @@ from drivetrain_testing import (
     check_batch_plan,
     check_checkpointer,
     check_cluster_spec,
+    check_job_store,
     check_process_group_factory,
 )
 from drivetrain_testing._clauses import must_raise, require
@@ -335,3 +337,50 @@ class Careless(TorchProcessGroupFactory):
 def test_broken_process_group_factory_is_found(factory, world_size, clause):
     with breaks(clause):
         check_process_group_factory(factory, world_sizes=[world_size])
+
+
+class SharedStore:
+    """A job of threads, which all have one store."""
+
+    def __init__(self):
+        self.store = dist.HashStore()
+
+    @contextlib.contextmanager
+    def open(self):
+        yield self.store
+
+
+class StoreOfItsOwn(SharedStore):
+    @contextlib.contextmanager
+    def open(self):
+        yield dist.HashStore()
+
+
+class NoStore(SharedStore):
+    def open(self):
+        return contextlib.nullcontext()
+
+
+class Forgetful(SharedStore):
+    @contextlib.contextmanager
+    def open(self):
+        yield self.store
+        self.store = dist.HashStore()
+
+
+def test_job_store_keeps_the_contract():
+    check_job_store(SharedStore())
+
+
+@pytest.mark.parametrize(
+    ("service", "clause"),
+    [
+        (NoStore, "is given a store"),
+        (StoreOfItsOwn, "where another value stands"),
+        (Forgetful, "outlives who has set it"),
+        (object, "has open"),
+    ],
+)
+def test_broken_job_store_is_found(service, clause):
+    with breaks(clause):
+        check_job_store(service())

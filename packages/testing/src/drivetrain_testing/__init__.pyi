@@ -21,6 +21,7 @@ from drivetrain_testing._faults import FAULTS as FAULTS
 from drivetrain_testing._faults import FaultyOptimization as FaultyOptimization
 from drivetrain_testing._gpu import gpu_copy_bandwidth as gpu_copy_bandwidth
 from drivetrain_testing._gpu import gpu_seconds as gpu_seconds
+from drivetrain_testing._job_store import check_job_store as check_job_store
 from drivetrain_testing._model_layout import (
     check_model_layout as check_model_layout,
 )
