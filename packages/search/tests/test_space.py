@@ -280,7 +280,7 @@ def test_skip_reason_of_workers_is_the_measured_wait_for_data(context):
     waits_not = Measurement(step_times_s=(1.0,), samples_per_step=8, data_share=0.001)
     facts = dataclasses.replace(context, loop=loop).with_baseline(waits_not)
     choice = Choice("data_loading", find("data_loading").normalize({"workers": 1}))
-    assert "waits only 0.1% for data" in skip_reason((choice,), facts).because
+    assert "waits only 0.1% for its data" in skip_reason((choice,), facts).because
 
 
 def test_every_builtin_is_a_candidate_or_says_why_not(context):

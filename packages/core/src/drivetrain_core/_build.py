@@ -94,9 +94,7 @@ def prepare(
     world = context.world
     data_size, data_rank = data_part(plan.choices, world.size, world.rank)
     whole = BatchPlan(
-        world_size=data_size,
-        global_batch=context.batch.size,
-        num_micro_batches=1,
+        world_size=data_size, global_batch=context.batch.size, num_micro_batches=1
     )
     module = move_to(model, device)
     state = TrainingState(
@@ -107,11 +105,7 @@ def prepare(
         choices=tuple(plan.choices),
         optimizer_source=source,
         loader=rank_loader(
-            program.data,
-            context.loop.loader,
-            whole,
-            data_rank,
-            program.seed,
+            program.data, context.loop.loader, whole, data_rank, program.seed
         ),
         loss_of=program.loss_of,
         returns_loss=program.loss is None,
@@ -145,10 +139,9 @@ def finish(program: Program, state: TrainingState, plan: Plan) -> Accelerated:
         for phase, choice in by_phase:
             if phase > Phase.OPTIMIZER:
                 _apply_one(state, choice)
-        batch_size = state.context.batch.size
         batch_plan = BatchPlan(
             world_size=state.data_size,
-            global_batch=batch_size,
+            global_batch=state.context.batch.size,
             num_micro_batches=state.num_micro_batches,
         )
         if state.context.world.size > 1:

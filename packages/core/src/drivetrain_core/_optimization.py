@@ -92,7 +92,8 @@ class BaseOptimization:
     A subclass sets the attributes, and overrides what it knows better. `options` is
     its table of options; `shorthand` names the option that a bare value sets, so that
     `("compile", "block")` means `{"scope": "block"}`. `numerical_change` is what every
-    configuration does to the numbers.
+    configuration does to the numbers. `saves_from` is the part of a step, `data` or
+    `optimizer`, that is all it can save.
 
     Example:
         >>> class Fast(BaseOptimization):
@@ -119,6 +120,7 @@ class BaseOptimization:
     options: Mapping[str, Option] = {}
     shorthand: str = ""
     numerical_change: Numerics = Numerics.EXACT
+    saves_from: str = ""
 
     def numerics(self, config: Config) -> Numerics:
         """Returns `numerical_change`: that of every configuration."""
@@ -172,9 +174,13 @@ class BaseOptimization:
     def estimate(
         self, context: Context, config: Config, plan: Sequence[Choice]
     ) -> Estimate | None:
-        """Returns None: nothing is known before a trial."""
-        del context, config, plan
-        return None
+        """Returns what is left of a step without `saves_from`; else None, nothing is known."""
+        del config, plan
+        if not self.saves_from or context.baseline is None:
+            return None
+        share = getattr(context.baseline, f"{self.saves_from}_share")
+        because = f"a step waits only {share:.1%} for its {self.saves_from}"
+        return Estimate(step_time=1.0 - share, because=because)
 
     @abstractmethod
     def apply(self, state: TrainingState, config: Config) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core._choice import Estimate, Ok, Option, Phase, Reject, Slot
+from drivetrain_core._choice import Ok, Option, Phase, Reject, Slot
 from drivetrain_core._data.loader import rebuild_loader
 from drivetrain_core._errors import Code
 from drivetrain_core._optimization import BaseOptimization
@@ -32,6 +32,7 @@ class DataLoading(BaseOptimization):
         "prefetch_factor": Option(2, minimum=1),
     }
     shorthand = "workers"
+    saves_from = "data"
 
     def configs(self, context: Context) -> Iterable[Config]:
         """Returns one worker and half of the cores, pinned for an accelerator."""
@@ -67,18 +68,6 @@ class DataLoading(BaseOptimization):
             because = f"{context.device.name} has no use for pinned memory"
             return Reject(Code.NEEDS_DEVICE, because)
         return Ok()
-
-    def estimate(
-        self, context: Context, config: Config, plan: Sequence[Choice]
-    ) -> Estimate | None:
-        """Returns that no more than the wait for data can be saved."""
-        del config, plan
-        if context.baseline is None:
-            return None
-        share = context.baseline.data_share
-        return Estimate(
-            step_time=1.0 - share, because=f"a step waits only {share:.1%} for data"
-        )
 
     def apply(self, state: TrainingState, config: Config) -> None:
         """Replaces the loader by an equal one with the new settings.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core._choice import Estimate, Numerics, Ok, Option, Phase, Reject, Slot
+from drivetrain_core._choice import Numerics, Ok, Option, Phase, Reject, Slot
 from drivetrain_core._errors import Code
 from drivetrain_core._optimization import BaseOptimization
 from drivetrain_core._registry import find
@@ -29,6 +29,7 @@ class OptimizerImpl(BaseOptimization):
     phase = Phase.OPTIMIZER
     options = {"kind": Option("fused", choices=("foreach", "fused"))}
     shorthand = "kind"
+    saves_from = "optimizer"
     # A fused update rounds at other places.
     numerical_change = Numerics.REORDER
 
@@ -62,19 +63,6 @@ class OptimizerImpl(BaseOptimization):
                 f"{context.loop.optimizer} has no option {kind!r}",
             )
         return Ok()
-
-    def estimate(
-        self, context: Context, config: Config, plan: Sequence[Choice]
-    ) -> Estimate | None:
-        """Returns that no more than the optimizer's own time can be saved."""
-        del config, plan
-        if context.baseline is None:
-            return None
-        share = context.baseline.optimizer_share
-        return Estimate(
-            step_time=1.0 - share,
-            because=f"the optimizer takes only {share:.1%} of a step",
-        )
 
     def apply(self, state: TrainingState, config: Config) -> None:
         """Sets the option on every group."""

@@ -31,6 +31,7 @@ from drivetrain_core._version import __version__
 from drivetrain_core.accelerators._isolated_rng import isolated_rng
 from drivetrain_core.mesh_shape import data_part
 from drivetrain_core.numerics.checksum import gathered
+from drivetrain_core.numerics.constants import without_constants
 from drivetrain_core.numerics.guard import compare, differences
 from drivetrain_core.numerics.observe import observe
 from drivetrain_core.numerics.without_dropout import WithoutDropout
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FIX = "leave it out, or pass check=False to train what it makes of the program"
-_SPREAD = 0.02
 # They draw as the program does. What is compiled in a mode of torch would be compiled again
 # without it, and what is recomputed on another thread knows of none.
 _KEEPS_DRAWS = {Phase.COMPILE, Phase.ACTIVATION_CHECKPOINT}
@@ -206,13 +206,11 @@ class Rehearsal:
         for tensor in self.module.parameters():
             tensor.grad = None
             values = tensor.detach()
-            if not values.is_floating_point() or values.numel() < 2:
-                continue
-            if bool((values == values.flatten()[0]).all()):
-                drawn = torch.randn(values.shape, generator=generator)
-                values.add_(_SPREAD * drawn.to(values))
-            if rounded:
-                values.copy_(values.bfloat16())
+            drawn = without_constants(values, generator)
+            if rounded and drawn.is_floating_point():
+                drawn = drawn.bfloat16()
+            if drawn is not values:
+                values.copy_(drawn)
         if self.context.world.size > 1:
             for held in (*self.module.parameters(), *self.module.buffers()):
                 torch.distributed.broadcast(held.detach(), 0)

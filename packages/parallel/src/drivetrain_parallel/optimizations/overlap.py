@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from drivetrain_core import (
     BaseOptimization,
     Code,
-    Estimate,
     Ok,
     Option,
     Phase,
@@ -39,6 +38,7 @@ class OverlapFirstGatherOptimization(BaseOptimization):
     requires = ("fsdp",)
     options = {"num_blocks": Option(1, minimum=0)}
     shorthand = "num_blocks"
+    saves_from = "data"
 
     def configs(self, context: Context) -> Iterable[Config]:
         """Returns the defaults where there are ranks to gather from."""
@@ -56,18 +56,6 @@ class OverlapFirstGatherOptimization(BaseOptimization):
                 "launch with torchrun, and call drivetrain_core.init_process_group()",
             )
         return Ok()
-
-    def estimate(
-        self, context: Context, config: Config, plan: Sequence[Choice]
-    ) -> Estimate | None:
-        """Returns that no more than the wait for data can be used."""
-        del config, plan
-        if context.baseline is None:
-            return None
-        share = context.baseline.data_share
-        return Estimate(
-            step_time=1.0 - share, because=f"a step waits only {share:.1%} for data"
-        )
 
     def apply(self, state: TrainingState, config: Config) -> None:
         """Wraps the loader."""

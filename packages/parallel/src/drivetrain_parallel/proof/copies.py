@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from drivetrain_core import Code, PlanError
 from drivetrain_core.accelerators import isolated_rng
 from drivetrain_core.extending import map_tensors
+from drivetrain_core.numerics.constants import without_constants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -104,9 +105,9 @@ def proof_copy(
     """
     generator = torch.Generator().manual_seed(0)
     drawn = {
-        id(p): _drawn(p.detach(), generator, zeros=True) for p in model.parameters()
+        id(p): without_constants(p.detach(), generator) for p in model.parameters()
     }
-    samples = map_tensors(lambda t: _drawn(t, generator, zeros=False), batch)
+    samples = map_tensors(lambda t: without_constants(t, generator, zeros=False), batch)
     with isolated_rng():
         with contextlib.suppress(Exception):  # The model's own code.
             loss = loss_of(with_values(model, drawn), samples)
@@ -153,20 +154,3 @@ def with_values(
         return new
 
     return copy_structure(model, parameter, torch.Tensor.clone)
-
-
-def _drawn(
-    tensor: torch.Tensor, generator: torch.Generator, *, zeros: bool
-) -> torch.Tensor:
-    """Returns a tensor with others for values that are all alike, or for all zeros."""
-    plain = tensor.layout is torch.strided and tensor.element_size() > 1
-    if tensor.is_meta or not plain or not tensor.is_floating_point():
-        return tensor
-    first = tensor[:1] if tensor.dim() and len(tensor) > 1 else tensor.flatten()[:1]
-    hides = (tensor == first).all() & (tensor.numel() > 1)
-    hides = hides | (tensor == 0) if zeros else hides
-    if not bool(hides.any()):
-        return tensor
-    scale = tensor.shape[-1] ** -0.5 if tensor.dim() > 1 else 0.1
-    noise = torch.randn(tensor.shape, generator=generator).mul_(scale).to(tensor)
-    return torch.where(hides, tensor + noise, tensor)
