@@ -34,7 +34,8 @@ BARS = (
     ),
     Bar(
         name="published-rows",
-        bound=">= 16 within 10% of MFU, memory within 15%",
+        bound=">= 121 of the first 135 and >= 6 later ones within 10% of MFU, memory "
+        "within 15%",
         measure=published.measure_rows,
     ),
     Bar(
@@ -44,7 +45,7 @@ BARS = (
     ),
     Bar(
         name="published-order-all",
-        bound="all of them in their order",
+        bound="all pairs that errors of 10% cannot swap, 8 of 10, in their order",
         measure=published.measure_whole_order,
     ),
     Bar(

@@ -226,6 +226,33 @@ def test_hidden_collectives_slow_computing_down_and_hidden_messages_do_not(
     assert found.seconds["contention"] == pytest.approx(slowed)
 
 
+def test_waiting_for_a_slow_network_takes_nothing_from_computing():
+    shape, step = MeshShape(shard=16), options(global_batch=256, micro_batch=16)
+    slowed = []
+    for rate in (1e9, 2e9, 10e9):
+        hardware = nodes(
+            network=Path(bytes_per_s=rate),
+            efficiency=dataclasses.replace(PERFECT, contention=0.5),
+        )
+        found = predict(model(), hardware, shape, step)
+        share = found.seconds["contention"] / found.collectives["data"]
+        slowed.append((found.seconds["contention"], share))
+    (slowest, _), (slow, _), (_, share) = slowed
+    assert slowest == pytest.approx(slow)
+    # With cards as fast as links it costs what a collective on links costs.
+    assert 0.45 <= share <= 0.5
+
+
+@pytest.mark.parametrize(("pipeline", "rate"), [(2, 100e9), (16, 10e9)])
+def test_ends_of_a_pipeline_sum_the_gradients_of_a_tied_table(pipeline, rate):
+    shape, step = MeshShape(pipeline=pipeline), options()
+    apart, tied = (
+        predict(model(tied=flag), nodes(), shape, step).seconds["data"]
+        for flag in (False, True)
+    )
+    assert tied - apart == pytest.approx(32000 * 1024 * step.reduce_bytes / rate)
+
+
 def test_sequence_parallel_divides_what_lies_between_regions():
     shape = MeshShape(tensor=4)
     apart = predict(model(), nodes(), shape, options(sequence_parallel=True))

@@ -112,7 +112,7 @@ def test_published_rows_are_predicted(simulate):
     assert status == 0
     assert "| torchtitan |" in out
     plain = json.loads(simulate("--published", "--json")[1])
-    assert len(plain) == 173
+    assert len(plain) == 250
     assert {row["calibrates"] for row in plain} == {True, False}
 
 

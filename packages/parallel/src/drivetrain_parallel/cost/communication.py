@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain_parallel.cost.collectives import (
+    Group,
     all_gather_s,
     all_reduce_s,
     all_to_all_s,
@@ -84,6 +85,22 @@ def message_s(
     # All stages keep the pace of the slowest, and that is one whose message crosses.
     group = axis_group(shape, hardware.devices_per_node, "pipeline")
     return send_s(hardware, elements * _ELEMENT_BYTES, between_nodes=group.nodes > 1)
+
+
+def tied_s(
+    profile: ModelProfile, hardware: Hardware, shape: MeshShape, options: StepOptions
+) -> float:
+    """Returns the time in which the ends of a pipeline sum the gradients that they share.
+
+    Once a step, where the head is the embedding (Megatron-LM's
+    `_allreduce_word_embedding_grads`, DeepSpeed's `ReduceTiedGrads`).
+    """
+    if shape.pipeline == 1:
+        return 0.0
+    spanned = axis_group(shape, hardware.devices_per_node, "pipeline").nodes > 1
+    num_bytes = profile.tied_parameters / shape.tensor * options.reduce_bytes
+    ends = Group(2, 1 if spanned else 2)
+    return all_reduce_s(hardware, ends, num_bytes) if num_bytes else 0.0
 
 
 class DataTraffic(NamedTuple):

@@ -6,10 +6,15 @@ for it and to no other; `benchmarks/fit_cost_model.py` fits them again and print
 the rate at which nanotron's rows sum gradients, stands with them in `published.yaml`: it
 belongs to that program and was fitted to two rows of it.
 
-Two are no part of the fit. The rows do not tell slow links from hidden collectives that
+Three are no part of the fit. The rows do not tell slow links from hidden collectives that
 cost much, so `link` is what NCCL's maintainers expect of eight H100: 360 of 450 GB/s
 (https://github.com/NVIDIA/nccl-tests/issues/326). And `launch_s`: an eager block of
-Llama launches 36 kernels forward, and takes a processor about 0.6 ms.
+Llama launches 36 kernels forward, and takes a processor about 0.6 ms. And `channels`:
+NCCL keeps a block of threads on the device for each channel, and opens as many as the
+network asks for
+(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-max-ctas). Over
+the slowest network of the rows that calibrate, collectives move 0.58 of what they move
+over links. So no such row tells what slower ones cost, and in proportion is assumed.
 """
 
 from __future__ import annotations
@@ -31,6 +36,8 @@ class Efficiency:
         network: Of the network cards.
         contention: Of the time of a collective that is hidden behind computing, what
             the computing loses meanwhile.
+        channels: Of the rate of links, from where on a collective between nodes costs
+            computing as much as one on links does; below, in proportion.
         straggling: What a step loses each time the number of nodes doubles, as devices
             wait for the slowest.
         launch_s: Seconds of the processor for each kernel of an eager program.
@@ -43,6 +50,7 @@ class Efficiency:
     link: float = 0.8
     network: float = 0.697
     contention: float = 0.857
+    channels: float = 0.58
     straggling: float = 0.0
     launch_s: float = 1.5e-5
 

@@ -77,6 +77,14 @@ class Hardware:
             )
             raise ClusterSpecError(message) from None
 
+    def on_links(self) -> Hardware:
+        """Returns the same devices, with links in place of the network."""
+        if self.network is None:
+            return self
+        rate = self.link.bytes_per_s * self.efficiency.link / self.efficiency.network
+        network = dataclasses.replace(self.network, bytes_per_s=rate)
+        return dataclasses.replace(self, network=network)
+
     @classmethod
     def of(cls, group: NodeGroup, efficiency: Efficiency | None = None) -> Hardware:
         """Returns the hardware of a group of nodes.

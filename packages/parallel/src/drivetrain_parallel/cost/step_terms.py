@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from drivetrain_parallel.cost.communication import DataTraffic, data_traffic
+from drivetrain_parallel.cost.communication import DataTraffic, data_traffic, tied_s
 from drivetrain_parallel.cost.communication import message_s as send_message_s
 from drivetrain_parallel.cost.memory import held_parameters, rank_parameters
 from drivetrain_parallel.cost.schedules import bubble
@@ -68,15 +68,18 @@ def step_terms(
     seconds["imbalance"] = load.total * micro_batches * (1 - even)
     parameters = held_parameters(profile, shape, holding)
     message = send_message_s(profile, hardware, shape, options)
-    data = data_traffic(
-        parameters,
-        holding.blocks
-        * profile.block.expert_parameters
-        / (shape.expert * shape.tensor),
-        rank_parameters(profile.block, shape),
-        hardware,
-        shape,
-        options,
+    data, on_links = (
+        data_traffic(
+            parameters,
+            holding.blocks
+            * profile.block.expert_parameters
+            / (shape.expert * shape.tensor),
+            rank_parameters(profile.block, shape),
+            each,
+            shape,
+            options,
+        )
+        for each in (hardware, hardware.on_links())
     )
     collectives = {
         "tensor": load.tensor * micro_batches,
@@ -92,6 +95,8 @@ def step_terms(
         "pipeline": collectives["pipeline"] * options.overlap_pipeline,
         "data": _hidden_data(data, load.total, len(ranks), micro_batches, options),
     }
+    if not any(each.is_first and each.is_last for each in ranks):
+        collectives["data"] += tied_s(profile, hardware, shape, options)
     exposed = {axis: collectives[axis] - hidden[axis] for axis in collectives}
     waiting = sum(exposed[axis] for axis in ("tensor", "expert", "context"))
     seconds["bubble"] = _bubble_s(
@@ -106,11 +111,28 @@ def step_terms(
     seconds["optimizer"] = _optimizer_s(parameters, hardware, shape, options)
     # A message takes a channel of the device, where a collective takes a dozen or more.
     slowing = sum(hidden.values()) - hidden["pipeline"]
+    slowing -= hidden["data"] * (1 - _busy(data, on_links, micro_batches, hardware))
     seconds["contention"] = slowing * hardware.efficiency.contention
     nodes = max(1.0, shape.size / hardware.devices_per_node)
     lost = hardware.efficiency.straggling * math.log2(nodes)
     seconds["straggling"] = sum(seconds.values()) * lost
     return seconds, collectives
+
+
+def _busy(
+    data: DataTraffic, on_links: DataTraffic, micro_batches: int, hardware: Hardware
+) -> float:
+    """Returns the share of its time for which data parallel's traffic slows a device.
+
+    Waiting for a slow network takes nothing from it: a collective has channels there for
+    the bytes that it moves a second.
+    """
+    whole, least = (
+        each.each_pass * micro_batches + each.each_step for each in (data, on_links)
+    )
+    if not whole:
+        return 1.0
+    return min(1.0, least / whole / hardware.efficiency.channels)
 
 
 def _hidden_data(

@@ -40,7 +40,10 @@ class PublishedRow:
 
     Args:
         source: Who measured it.
+        where: The title or repository of the source, its table or file, and version.
         is_recalled: Whether the figures were noted from memory of the paper.
+        is_later: Whether it was added after all fits, its options written down before
+            its first prediction.
         fits: What was fitted to it, so that it proves nothing: `efficiency` for the
             constants that all share, or an option of its source; None for a test.
         cluster: The cluster's name.
@@ -55,7 +58,9 @@ class PublishedRow:
     """
 
     source: str
+    where: str
     is_recalled: bool
+    is_later: bool
     fits: str | None
     cluster: str
     model: str
@@ -199,6 +204,8 @@ def _row(
         **source.get("model", {}),
         "seq": cells.pop("sequence"),
     }
+    if "heads" in cells:
+        sizes["heads"] = cells.pop("heads")
     cluster, model = cells.pop("cluster"), cells.pop("model")
     accumulation = cells.pop("accumulation", None)
     options.update(cells)
@@ -210,7 +217,9 @@ def _row(
     assert shape.size == gpus, (cells, shape)
     return PublishedRow(
         source=source["name"],
+        where=source["where"],
         is_recalled=source["recalled"],
+        is_later=source.get("later", False),
         fits=fits,
         cluster=cluster,
         model=model,
