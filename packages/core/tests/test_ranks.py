@@ -211,3 +211,35 @@ def test_unused_parameters_train_when_ddp_is_told():
     strategy = [("ddp", {"find_unused_parameters": True})]
     first, second = run_ranks(leave_unused, 2, strategy)
     assert len(first) == len(second) == 3
+
+
+class Placed(nn.Module):
+    """Adds places, whose table was transposed at a dimension of size 1, to its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+        table = torch.linspace(0, 1, 12).view(4, 3)
+        self.register_buffer("places", table.unsqueeze(0).transpose(0, 1))
+
+    def forward(self, x):
+        return self.head(x + self.places[:1, 0])
+
+
+def train_placed():
+    accelerated = accelerate(
+        Placed,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        [(torch.ones(4, 3), torch.ones(4, 2))],
+        lambda output, batch: nn.functional.mse_loss(output, batch[1]),
+        strategy=["ddp"],
+        progress=False,
+    )
+    losses = [float(accelerated.train_step(b)) for b in accelerated.loader]
+    return losses, accelerated.module.places.tolist()
+
+
+def test_ddp_sends_a_buffer_that_was_transposed_at_a_dimension_of_one():
+    first, second = run_ranks(train_placed, 2)
+    assert first == second
+    assert first[1] == Placed().places.tolist()

@@ -56,6 +56,9 @@ class Ddp(BaseOptimization):
             # Inside pipelines and around shards DDP itself hangs or fails.
             state.set_gradient_sync = state.layout.average_copies()
             return
+        for buffer in filter(torch.Tensor.is_contiguous, state.module.buffers()):
+            # Torch sends no buffer alone that is transposed at a dimension of size 1.
+            buffer.data = buffer.data.flatten().view(buffer.shape)
         index = None if state.device.type == "cpu" else [state.device.index or 0]
         replica = DistributedDataParallel(
             state.model,
@@ -96,9 +99,8 @@ def needs_world(context: Context, parts: int | None = None) -> Ok | Reject:
         context: The facts.
         parts: Parts that a global batch is split into; one a rank if None.
     """
-    world, batch = context.world.size, context.batch.size
-    parts = world if parts is None else parts
-    if world == 1:
+    parts, batch = parts or context.world.size, context.batch.size
+    if context.world.size == 1:
         return Reject(
             Code.NEEDS_WORLD,
             "there is one rank, and nothing to average with",
