@@ -125,7 +125,8 @@ def test_read_gives_the_bytes_and_misses_no_end(kind, tmp_path, at):
     assert caught.value.errno == errno.EIO
 
 
-def test_populated_memory_keeps_what_it_holds():
+def test_populated_memory_keeps_what_it_holds(kind):
+    del kind
     area = mmap.mmap(-1, 1 << 20)
     area[:] = b"x" * (1 << 20)
     _native.populate(area)

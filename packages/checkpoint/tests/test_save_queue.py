@@ -108,3 +108,10 @@ def test_task_that_was_given_up_is_not_taken_for_done(queue, arena):
 def test_claim_of_a_rank_without_memory_is_refused(queue):
     with pytest.raises(ValueError, match="rank 3 has handed over no memory"):
         queue.claim(3, drop=False, timeout_s=0.0)
+
+
+def test_claim_of_a_trainer_that_asks_elsewhere_by_now_takes_nothing(queue):
+    assert queue.claim(0, drop=False, timeout_s=0.0, is_wanted=lambda: False) == {
+        "busy": True
+    }
+    assert claim(queue)["index"] == 0

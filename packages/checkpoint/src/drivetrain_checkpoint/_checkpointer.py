@@ -17,6 +17,7 @@ from drivetrain_checkpoint._save.rank_memory import RankMemory
 from drivetrain_checkpoint._save.saver import Saver
 from drivetrain_checkpoint._storage.catalog import Keep
 from drivetrain_checkpoint._storage.open import resolve
+from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:
     import os
@@ -130,6 +131,7 @@ class Checkpointer:
             local=None if local is None else resolve(local),
         )
         self.counts = SaveCounts()
+        self._doing = ""
         self._job = JobContext(
             settings=settings,
             group=RankGroup(process_group),
@@ -157,7 +159,8 @@ class Checkpointer:
             DaemonError: The daemon cannot be started.
             MemoryError: The machine has no memory for a copy.
         """
-        self._saver.prewarm(state, wait=wait)
+        with self._alone("prewarm"):
+            self._saver.prewarm(state, wait=wait)
 
     def save(
         self,
@@ -194,7 +197,8 @@ class Checkpointer:
             MemoryError: The machine has no memory for a copy.
             CheckpointError: Another rank cannot save.
         """
-        return self._saver.save(step, state, persist=persist, under=under)
+        with self._alone("save"):
+            return self._saver.save(step, state, persist=persist, under=under)
 
     def restore(
         self,
@@ -231,8 +235,9 @@ class Checkpointer:
         """
         if step is not None:
             step = count("step", step, 0)
-        self._memory.wait_for_copy()
-        return restore_state(self._job, into, step, strict=strict, under=under)
+        with self._alone("restore"):
+            self._memory.wait_for_copy()
+            return restore_state(self._job, into, step, strict=strict, under=under)
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -303,6 +308,23 @@ class Checkpointer:
         Args:
             at_once: Whether to stop although saves are still being written.
         """
-        self._memory.wait_for_copy()
-        self._job.stop_daemon(at_once=at_once)
-        self._memory.forget()
+        with self._alone("stop_daemon"):
+            self._memory.wait_for_copy()
+            self._job.stop_daemon(at_once=at_once)
+            self._memory.forget()
+
+    @contextlib.contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Refuses what a signal handler asks for in the midst of something else."""
+        if self._doing:
+            message = (
+                f"{name}() was called in the midst of {self._doing}() of the same "
+                "checkpointer, by a signal handler or another thread: let the handler "
+                f"set a flag, and call {name}() after the step; or use on_preempt()"
+            )
+            raise CheckpointError(message)
+        try:
+            self._doing = name
+            yield
+        finally:
+            self._doing = ""

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import functools
 import logging
+import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ _extension: Any
 _extension, _missing = load_extension("drivetrain_checkpoint._extension")
 
 if TYPE_CHECKING:
-    import mmap
     from array import array
     from collections.abc import Callable, Sequence
 
@@ -88,9 +88,9 @@ def populate(memory: mmap.mmap) -> None:
         MemoryError: The machine has not as much.
     """
     if _extension is None:
-        step = 1 << 20
-        for at in range(0, len(memory), step):
-            memory[at : at + step] = memory[at : at + step]
+        # What another thread writes meanwhile must stay: nothing is written here.
+        for at in range(0, len(memory), mmap.PAGESIZE):
+            _ = memory[at]
         return
     try:
         _extension.populate(memory)

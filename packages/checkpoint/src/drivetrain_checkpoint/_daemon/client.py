@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from drivetrain_checkpoint._arena import Arena
 from drivetrain_checkpoint._errors import DaemonError
@@ -23,9 +23,12 @@ from drivetrain_checkpoint._peers.connection import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from drivetrain_checkpoint._daemon.settings import Settings
+
+_Answer = TypeVar("_Answer")
 
 _START_S = 20.0
 _ATTEMPTS = 4
@@ -63,7 +66,8 @@ class Client:
         self._connection: Connection | None = None
         self._joined: dict[str, Any] | None = None
         self._armed: dict[int, Arena] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_asking = False
         self._is_foreign = False
         self.is_retired = False
         _all_clients().add(self)
@@ -78,8 +82,7 @@ class Client:
         Raises:
             DaemonError: It cannot be started, or refuses.
         """
-        with self._lock:
-            return self._exchange(message, fd)[0]
+        return self._talk(lambda client: client._exchange(message, fd)[0])
 
     def hello(self) -> dict[str, Any]:
         """Returns what the daemon calls itself, and its process."""
@@ -107,8 +110,8 @@ class Client:
         Raises:
             DaemonError: Another process saves this rank.
         """
-        with self._lock:
-            _, fd = self._exchange({"op": "adopt", "rank": rank})
+        question = {"op": "adopt", "rank": rank}
+        _, fd = self._talk(lambda client: client._exchange(question))
         if fd is None:
             return None
         self._armed[rank] = arena = Arena(fd)
@@ -116,11 +119,7 @@ class Client:
 
     def attach(self) -> list[int]:
         """Returns the descriptors of the memory that the daemon holds."""
-        with self._lock:
-            count = self._exchange({"op": "attach"})[0]["count"]
-            assert self._connection is not None
-            found = [self._connection.receive()[1] for _ in range(count)]
-        return [fd for fd in found if fd is not None]
+        return self._talk(Client._attach)
 
     def is_running(self) -> bool:
         """Whether a daemon answers; none is started for it."""
@@ -133,6 +132,34 @@ class Client:
         """Ends the conversation; the daemon lives on."""
         with self._lock:
             self._hang_up()
+
+    def _talk(self, what: Callable[[Client], _Answer]) -> _Answer:
+        """Asks in this conversation.
+
+        A signal handler that runs in the midst of a question has a conversation of its
+        own.
+        """
+        with self._lock:
+            if self._is_asking:
+                with contextlib.closing(Client(self.settings)) as other:
+                    return what(other)
+            try:
+                self._is_asking = True
+                return what(self)
+            except DaemonError:
+                raise
+            except BaseException:
+                # An answer that nobody has read would be the next question's.
+                self._hang_up()
+                raise
+            finally:
+                self._is_asking = False
+
+    def _attach(self) -> list[int]:
+        count = self._exchange({"op": "attach"})[0]["count"]
+        assert self._connection is not None
+        found = [self._connection.receive()[1] for _ in range(count)]
+        return [fd for fd in found if fd is not None]
 
     def _exchange(
         self, message: dict[str, Any], fd: int | None = None
@@ -195,7 +222,8 @@ class Client:
     def forked(self) -> None:
         """Lets go of the conversation in a forked process: it is the other one's."""
         self._is_foreign = True
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_asking = False
         self._hang_up()
 
     def _hang_up(self) -> None:
@@ -208,7 +236,8 @@ class Client:
         with contextlib.suppress(OSError):
             return _connect(self._path)
         own_folder(self._path.parent)  # somebody may have cleaned up
-        command = [sys.executable, "-m", "drivetrain_checkpoint._daemon"]
+        # Without the current folder, whose files could pass for modules of Python's.
+        command = [sys.executable, "-P", "-m", "drivetrain_checkpoint._daemon"]
         log = self._path.with_suffix(".log")
         with log.open("wb") as output:
             # Nothing of the trainer's own stays open in it, its terminal neither.

@@ -16,7 +16,7 @@ from drivetrain_checkpoint._daemon.save_results import SaveResults
 from drivetrain_checkpoint._native import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from drivetrain_checkpoint._arena import Arena
 
@@ -66,13 +66,21 @@ class SaveQueue:
                     self.arenas.pop(rank, None)
             self._forget_removed()
 
-    def claim(self, rank: int, *, drop: bool, timeout_s: float) -> dict[str, Any]:
+    def claim(
+        self,
+        rank: int,
+        *,
+        drop: bool,
+        timeout_s: float,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> dict[str, Any]:
         """Sets the generation aside that the next save is to fill.
 
         Args:
             rank: The rank.
             drop: Whether a save that nothing was begun with may be given up for it.
             timeout_s: How long to wait.
+            is_wanted: Whether who asks is still the one that saves the rank.
 
         Returns:
             The index and the number of the save; which save is dropped, if one is; or
@@ -94,7 +102,8 @@ class SaveQueue:
                 # The newest save is what a crash would be recovered from; it is only
                 # given up if the trainer says so.
                 candidates: list[int] = [older, newer] if drop else [older]
-                if rank in self._claims:  # a copy is under way
+                # A copy is under way; or the trainer asks anew, on another connection.
+                if rank in self._claims or not is_wanted():
                     candidates = []
                 for index in candidates:
                     pending = self._pending.get((rank, index))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -138,10 +139,12 @@ class Daemon:
                 assert fd is not None
                 arena = Arena(fd)
                 self._trainers.register(connection, about["rank"], self._url)
+                queue.release(about["rank"])  # what came before has ended
                 queue.set_arena(about["rank"], arena)
                 self._look_after(about["rank"])
             case "adopt":
                 self._trainers.register(connection, about["rank"], self._url)
+                queue.release(about["rank"])
                 arena_there = queue.arenas.get(about["rank"])
                 if arena_there is None:
                     return {"none": True}
@@ -156,7 +159,9 @@ class Daemon:
                 return None
             case "claim":
                 self._trainers.check(connection, about["rank"])
-                return queue.claim(**about)
+                saves = self._trainers.saves
+                is_wanted = functools.partial(saves, connection, about["rank"])
+                return queue.claim(**about, is_wanted=is_wanted)
             case "release":
                 queue.release(**about)
             case "drop":

@@ -73,6 +73,11 @@ class TrainerRegistry:
             self._trainers[rank] = connection
             self._ended.discard(rank)
 
+    def saves(self, connection: Connection, rank: int) -> bool:
+        """Returns whether a trainer is the one that saves a rank."""
+        with self._lock:
+            return self._trainers.get(rank) is connection
+
     def check(self, connection: Connection, rank: int) -> None:
         """Raises if another trainer has become the one that saves a rank.
 
@@ -114,6 +119,8 @@ class TrainerRegistry:
 
 
 def _is_alive(pid: int) -> bool:
+    if pid < 0:
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

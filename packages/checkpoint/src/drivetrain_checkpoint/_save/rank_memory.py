@@ -57,6 +57,7 @@ class RankMemory:
         self._link: DeviceLink | None = None
         self._staging: Future[None] | None = None
         self._warming: Future[None] | None = None
+        self._has_claim = False
 
     def allocate(self, plan: SavePlan, record_bytes: int) -> None:
         """Makes sure that there is memory for saves of a plan: what was there, or new.
@@ -89,7 +90,7 @@ class RankMemory:
                 did not wait.
         """
         assert self._arena is not None
-        self._warming = _in_thread(self._arena.populate)
+        self._warming = _in_thread(self._arena.populate, Future())
         if wait:
             self._warming.result()
 
@@ -103,6 +104,9 @@ class RankMemory:
         Returns:
             The daemon's answer, and how long it was waited for in seconds.
         """
+        if self._has_claim:
+            self.release()  # an interrupt has ended the save that it was for
+        self._has_claim = True
         question = {"op": "claim", "rank": self._group.rank, "drop": drop}
         start = time.perf_counter()
         answer = self._client.ask({**question, "timeout_s": 0.0})
@@ -115,6 +119,7 @@ class RankMemory:
     def release(self) -> None:
         """Gives a generation back that was set aside."""
         self._client.ask({"op": "release", "rank": self._group.rank})
+        self._has_claim = False
 
     def fill(self, claim: Claim, plan: SavePlan, record: bytes) -> Future[None] | None:
         """Copies a state and publishes it, now or beside the training.
@@ -145,11 +150,14 @@ class RankMemory:
                 raise
             arena.publish(index, claim["sequence"], record, room, size)
             self._client.ask({"op": "saved", "rank": self._group.rank})
+            self._has_claim = False
 
         if not self._overlap:
             publish()
             return None
-        self._staging = _in_thread(publish)
+        # Known before it begins: an interrupt must not leave a copy that nobody awaits.
+        self._staging = Future()
+        _in_thread(publish, self._staging)
         return self._staging
 
     def _connect(self, arena: Arena, plan: SavePlan) -> None:
@@ -176,9 +184,9 @@ class RankMemory:
 
     def wait_for_copy(self) -> None:
         """Waits for the copy that is being made; its handle tells what went wrong."""
-        staging, self._staging = self._staging, None
-        if staging is not None:
-            staging.exception()
+        if self._staging is not None:
+            self._staging.exception()
+            self._staging = None
 
     def forget(self) -> None:
         """Lets go of the memory; the daemon has it still."""
@@ -197,13 +205,12 @@ def _check_unchanged(before: int, now: int) -> None:
         raise StorageError(message)
 
 
-def _in_thread(work: Callable[[], None]) -> Future[None]:
-    """Runs something in a thread that ends with it.
+def _in_thread(work: Callable[[], None], future: Future[None]) -> Future[None]:
+    """Runs something in a thread that ends with it, and tells a future.
 
     A script that ends waits for it: for the copy of its last save, and because an
     interpreter must not end under a thread that is in native code.
     """
-    future: Future[None] = Future()
 
     def run() -> None:
         try:
@@ -213,5 +220,11 @@ def _in_thread(work: Callable[[], None]) -> Future[None]:
         except BaseException as error:  # noqa: BLE001
             future.set_exception(error)
 
-    threading.Thread(target=run).start()
+    thread = threading.Thread(target=run)
+    try:
+        thread.start()
+    except BaseException as error:
+        if thread.ident is None:  # it never ran
+            future.set_exception(error)
+        raise
     return future

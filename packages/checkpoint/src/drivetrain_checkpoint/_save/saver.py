@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
@@ -116,14 +117,19 @@ class Saver:
             try:
                 done = handle.wait(left if left is None else max(0.0, left))
             except StorageError:
-                self._unreported.remove(handle)
+                self._forget(handle)
                 raise
             except CheckpointError:
                 done = True  # a newer save has taken its place, as was asked for
             if not done and not handle.skipped:
                 return False
-            self._unreported.remove(handle)
+            self._forget(handle)
         return True
+
+    def _forget(self, handle: SaveHandle) -> None:
+        # A signal handler may have asked for the same in between.
+        with contextlib.suppress(ValueError):
+            self._unreported.remove(handle)
 
     def _register(self) -> None:
         """Makes the job known to the daemons; its saves are newer than all before."""
