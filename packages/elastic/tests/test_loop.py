@@ -12,8 +12,12 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from drivetrain_core import DistributedError, ProgramError
+from drivetrain_core.extending import mark_data_part
 from drivetrain_core.services import TorchProcessGroupFactory
 from drivetrain_core.services._dcp_checkpointer import DurableSave
 from drivetrain_elastic._data._schedule import Position, Schedule
@@ -431,6 +435,77 @@ def test_step_that_fails_on_one_rank_of_a_copy_counts_on_none():
     (made, weights), other = run_ranks(fails_on_one_of_a_copy, 2)
     assert made == [(1, 1), (1, 2), (2, 2), (2, 3)]
     assert other == (made, weights)
+
+
+def reads_with_a_copy(size):
+    """Two ranks hold one copy; each returns what it reads in a step of the first epoch."""
+    rank, store = int(os.environ["RANK"]), connect_store()
+    if rank == 0:
+        store.set("seats/1", "w0 w1|")
+    model, optimizer = make_model()
+    if size:
+        mark_data_part(model, size, rank if size > 1 else 0)
+    worlds = CopyOfTwo(f"w{rank}", connect_store)
+    connection = Connection(worlds, store, make_factory)
+    read = []
+    for step in make_loop((model, optimizer), connection, num_steps=1):
+        with step:
+            for part in step.parts():
+                read.append(part)
+                (part_loss(model, part) * part.weight).backward()
+    return read
+
+
+@pytest.mark.parametrize("size", [None, 1, 2])
+def test_ranks_of_a_copy_read_what_its_mesh_gives_them(size):
+    first, second = run_ranks(reads_with_a_copy, 2, size)
+    mine, theirs = (
+        [i for part in one for i in part.indices] for one in (first, second)
+    )
+    if size == 2:
+        assert len(mine) == len(theirs) == BATCH // 2
+        assert not set(mine) & set(theirs)
+    else:
+        assert mine == theirs
+        assert len(mine) == BATCH
+    # Of gradients of different samples a copy takes the mean.
+    assert sum(part.weight for part in first) == pytest.approx(1.0)
+
+
+def shards_along(shape, placements):
+    """Returns why a loop refuses a model over a mesh that nobody has told of."""
+    ranks = math.prod(shape)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    mesh = dist.init_device_mesh("cpu", shape)
+    model = torch.nn.Linear(8, 8)
+    weight = DTensor.from_local(torch.zeros(8, 8), mesh, placements, run_check=False)
+    model.weight = torch.nn.Parameter(weight)
+    fully_shard(
+        model,
+        mesh=dist.init_device_mesh("cpu", (ranks,)),
+        ignored_params={*model.parameters()},
+    )
+    try:
+        make_loop((model, torch.optim.SGD(model.parameters())), None)
+    except ProgramError as error:
+        return str(error)
+    finally:
+        dist.destroy_process_group()
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("shape", "placements", "is_refused"),
+    [
+        ((4,), [Shard(0)], False),
+        ((2, 2), [Replicate(), Shard(0)], False),
+        ((2, 2), [Shard(0), Shard(1)], True),
+        ((2, 2, 2), [Replicate(), Shard(0), Shard(1)], True),
+    ],
+)
+def test_mesh_whose_ranks_may_read_the_same_is_refused(shape, placements, is_refused):
+    (why,) = run_ranks(shards_along, 1, shape, placements, process_group=False)
+    assert ("which of its ranks read the same samples" in why) is is_refused
 
 
 class Orders(Worlds):

@@ -71,7 +71,9 @@ from drivetrain_core.services._optimizer_state import OptimizerState as Optimize
 from drivetrain_core.services._optimizer_state import (
     keeps_state_by_parameter as keeps_state_by_parameter,
 )
+from drivetrain_core.services._part_of_model import data_part_of as data_part_of
 from drivetrain_core.services._part_of_model import mark_as_part as mark_as_part
+from drivetrain_core.services._part_of_model import mark_data_part as mark_data_part
 from drivetrain_core.services._plain_tree import join_tree as join_tree
 from drivetrain_core.services._plain_tree import split_tree as split_tree
 from drivetrain_core.services._shape_mismatch import absent as absent

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.utils import _sync_module_states
 
 from drivetrain_core import Code, PlanError
-from drivetrain_core.extending import is_meta_model, mark_as_part
+from drivetrain_core.extending import is_meta_model, mark_as_part, mark_data_part
 from drivetrain_parallel.collective_channel import GroupChannel
 from drivetrain_parallel.context.context_blocks import share_sequence
 from drivetrain_parallel.device_mesh import ParallelMesh, create_mesh
@@ -74,6 +74,7 @@ def apply_mesh(state: TrainingState) -> None:
         # What `micro_batch` says is applied later, and wins.
         state.num_micro_batches = micro_batches_of([], stages, batch, state.data_size)
     for model in layout.models():
+        mark_data_part(model, state.data_size, state.data_rank)
         _share(model, plan, mesh)
     if plan.context is not None:
         _share_sequence(layout, plan, mesh)

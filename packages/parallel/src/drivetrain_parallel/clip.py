@@ -41,13 +41,16 @@ def clip_grad_norm(
     found = [(p, p.grad) for p in parameters if p.grad is not None]
     local = [_local(gradient) for _, gradient in found]
     device = local[0].device if local else _device()
-    total = torch.zeros((), dtype=torch.float32, device=device)
+    # Never in less than single precision, and in double where gradients are.
+    doubles = any(gradient.dtype == torch.float64 for gradient in local)
+    dtype = torch.float64 if doubles else torch.float32
+    total = torch.zeros((), dtype=dtype, device=device)
     is_largest = math.isinf(norm_type)
     for (parameter, _), gradient in zip(found, local, strict=True):
         part = counted(parameter)
         if part == 0.0:
             continue
-        norm = torch.linalg.vector_norm(gradient, norm_type, dtype=torch.float32)
+        norm = torch.linalg.vector_norm(gradient, norm_type, dtype=dtype)
         if is_largest:
             total = torch.maximum(total, norm)
         else:

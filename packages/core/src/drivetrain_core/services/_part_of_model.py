@@ -1,4 +1,4 @@
-"""Marks a module that is one rank's part of a model, under names of its own."""
+"""Marks of a module over a mesh: as one rank's part of a model, and with its samples."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _MARK = "_is_drivetrain_part_of_model"
+_DATA = "_drivetrain_data_part"
 
 
 def mark_as_part(model: nn.Module) -> None:
@@ -43,3 +44,28 @@ def check_is_no_part(key: str, model: nn.Module) -> None:
             "{**accelerated.state(), ...} instead, which holds model and optimizer"
         )
         raise NamesError(message)
+
+
+def mark_data_part(model: nn.Module, size: int, rank: int) -> None:
+    """Says which part of a global batch the ranks of a mesh give a module.
+
+    Args:
+        model: What this rank has of the model.
+        size: How many parts there are; ranks along some axes read the same one.
+        rank: Which of them this rank reads.
+    """
+    model.__dict__[_DATA] = size, rank
+
+
+def data_part_of(model: nn.Module) -> tuple[int, int] | None:
+    """Returns what `mark_data_part` has said; None where nobody has.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Linear(2, 1)
+        >>> mark_data_part(model, 2, 1)
+        >>> data_part_of(model), data_part_of(nn.Linear(2, 1))
+        ((2, 1), None)
+    """
+    found: tuple[int, int] | None = model.__dict__.get(_DATA)
+    return found

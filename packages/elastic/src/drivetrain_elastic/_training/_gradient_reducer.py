@@ -283,7 +283,7 @@ class GradientReducer:
                 "gradients were changed while they were on their way to the other ranks; "
                 "make one backward pass for each part, within the loop over the parts, and "
                 "clip, scale or clear gradients after that loop and within the step, where "
-                "they are the sums over all ranks"
+                "they are the sums over all ranks; leave DistributedDataParallel away"
             )
             raise ProgramError(message)
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from drivetrain_core import DistributedError, ProgramError
+from drivetrain_core.extending import data_part_of
 from drivetrain_elastic._data._schedule import Block, Part
 from drivetrain_elastic._membership._connection import connect
 from drivetrain_elastic._membership._world import (
@@ -49,6 +51,25 @@ _TIMEOUT = timedelta(seconds=60)
 _MOST_BROKEN, _LONGEST_WAIT_S = 30, 5.0
 
 
+def _require_one_axis(model: torch.nn.Module) -> None:
+    """Refuses a mesh of which nobody has said which ranks read the same samples.
+
+    Raises:
+        ProgramError: FSDP's shards are divided again, along another axis.
+    """
+    for parameter in model.parameters():
+        if not isinstance(parameter, DTensor) or parameter.device_mesh.ndim == 1:
+            continue
+        # Copies by shards, as FSDP2 places them, all read samples of their own.
+        if parameter.device_mesh.ndim > 2 or not parameter.placements[0].is_replicate():
+            message = (
+                f"the model is sharded over {parameter.device_mesh}, and which of its "
+                "ranks read the same samples is not known: lay the mesh by "
+                "accelerate(strategy=[('mesh', ...)]), or shard along one axis"
+            )
+            raise ProgramError(message)
+
+
 class ElasticLoop:
     """Runs the steps of a training on all ranks of a world, and of the next one.
 
@@ -64,7 +85,8 @@ class ElasticLoop:
     Args:
         model: On this rank. Where several ranks hold a copy together, it is sharded among
             them, by FSDP2 for one, over the process group of the copy, which
-            `init_process_group` makes under `--workers-per-copy`.
+            `init_process_group` makes under `--workers-per-copy`. Over a mesh of several
+            axes it is `accelerate` that lays it, and says which ranks read the same.
         optimizer: Of its parameters.
         schedule: Which samples each step trains on.
         num_steps: How many steps there are.
@@ -146,8 +168,10 @@ class ElasticLoop:
         self._save_every = save_every
         self._restored = 0
         self._requested = RequestedCheckpoint(self._membership)
-        # The ranks of a tensor-parallel copy compute on the same samples.
-        self._splits_copies = isinstance(model, FSDPModule)
+        self._data_part = data_part_of(model)
+        self._is_sharded = isinstance(model, FSDPModule)
+        if self._is_sharded and self._data_part is None:
+            _require_one_axis(model)
         others = {} if state is None else state
         self._training = Training(model, optimizer, others, schedule, scaling)
         self._block = Block(0, 0, 0)
@@ -275,21 +299,20 @@ class ElasticLoop:
     def _parts(self) -> Iterator[Part]:
         assert self._world is not None
         assignment = self._world.assignment
-        is_sharded = self._splits_copies and assignment.unit > 1
+        size, place = self._part_in_copy(assignment)
         parts = self._schedule.parts(
             self._block,
-            num_shares=len(assignment.members) if is_sharded else assignment.num_copies,
-            share=assignment.rank if is_sharded else assignment.copy,
+            num_shares=assignment.num_copies * size,
+            share=assignment.copy * size + place,
             num_micro_batches=self._num_micro_batches,
-            even=is_sharded,
+            even=size > 1,
         )
-        # FSDP takes the mean of gradients within a copy, where the sum is wanted.
-        factor = assignment.unit if is_sharded else 1
         for at, (indices, weight) in enumerate(parts):
             if at == len(parts) - 1:
                 self._training.reducer.send_with(self._world.peers)
             self._meter.add_samples(len(indices))
-            yield Part(indices, weight * factor)
+            # Within a copy the mean of gradients is taken, where the sum is wanted.
+            yield Part(indices, weight * size)
         # A script that goes backward only after this loop has its sums at the step's end.
         if not self._training.reducer.awaits_backward:
             self._membership.report_phase("waiting")
@@ -297,6 +320,14 @@ class ElasticLoop:
                 self._sum(self._world)
             self._membership.report_phase("computing")
             self._training.reducer.show(as_copies=self._lost is not None)
+
+    def _part_in_copy(self, assignment: RankAssignment) -> tuple[int, int]:
+        """Returns into how many parts a copy divides its samples, and this rank's."""
+        unit = assignment.unit
+        if unit == 1 or (self._data_part is None and not self._is_sharded):
+            # The ranks of a tensor-parallel copy compute on the same samples.
+            return 1, 0
+        return self._data_part or (unit, assignment.part)
 
     def _sum(self, world: World) -> None:
         """Sums the gradients over all ranks, or notes why that cannot be."""
