@@ -23,7 +23,7 @@ from drivetrain_checkpoint._daemon.listener import Listener
 from drivetrain_checkpoint._daemon.service import Daemon
 from drivetrain_checkpoint._peers.connection import socket_path
 from drivetrain_checkpoint._save import rank_memory
-from drivetrain_core import CheckpointError
+from drivetrain_core import CheckpointError, machine_limits
 from drivetrain_testing import is_alive
 
 
@@ -46,6 +46,36 @@ def folder(tmp_path):
 @pytest.fixture
 def checkpointer(folder):
     return Checkpointer(folder, job="saving")
+
+
+def test_save_without_memory_for_it_is_refused_and_loses_nothing(
+    checkpointer, folder, monkeypatch
+):
+    assert checkpointer.save(1, state_of(1)).wait(60)
+    size = 1 << 20
+
+    def left(available):
+        found = machine_limits.Memory(available, 1 << 40)
+        monkeypatch.setattr(machine_limits, "memory", lambda: found)
+
+    left(8 * size)  # two copies of four bytes each need more
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="8,388,608 are left"):
+            checkpointer.save(2, state_of(2, size))
+    with pytest.raises(MemoryError, match="two copies"):
+        checkpointer.prewarm(state_of(2, size), wait=True)
+    assert checkpointer.save(2, state_of(2)).wait(60)
+    assert restored(folder) == 2
+    left(9 * size)
+    assert checkpointer.save(3, state_of(3, size)).wait(60)
+    left(3 * size)  # the second copy's pages are not there yet
+    with pytest.raises(MemoryError, match="two copies"):
+        checkpointer.save(4, state_of(4, size))
+    left(5 * size)
+    for step in (4, 5, 6):
+        assert checkpointer.save(step, state_of(step, size)).wait(60)
+        left(0)
+    assert restored(folder, size) == 6
 
 
 def test_save_in_memory_alone_is_restored_and_is_on_no_storage(checkpointer, folder):

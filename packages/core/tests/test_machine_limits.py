@@ -50,7 +50,7 @@ V1 = "4:memory:/pod\n3:cpu,cpuacct:/pod\n1:name=systemd:/\n0::/\n"
             {
                 "memory.max": 2 * GB,
                 "memory.current": 2 * GB,
-                "memory.stat": f"anon 5\ninactive_file {GB}",
+                "memory.stat": f"anon 5\ninactive_file {GB // 2}\nactive_file {GB // 2}",
             },
             *(GB, 2 * GB, 8),
         ),

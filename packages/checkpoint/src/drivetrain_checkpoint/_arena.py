@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint import _native
 from drivetrain_checkpoint._layout.safetensors_layout import PAGE
+from drivetrain_core import machine_limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,6 +89,7 @@ class Arena:
             MemoryError: The machine has not as much.
         """
         generation = PAGE + _pages(record_bytes) + _pages(image_bytes)
+        _require(2 * generation)
         fd = os.memfd_create("drivetrain-checkpoint", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, PAGE + 2 * generation)
@@ -103,12 +105,27 @@ class Arena:
         """The memory that both generations take."""
         return len(self._memory)
 
+    def require_room(self) -> None:
+        """Makes sure that there is memory for the pages that are not present yet.
+
+        They are only named before they are written to, and where there are none then,
+        the kernel kills somebody.
+
+        Raises:
+            MemoryError: The machine, or the container, has not as much.
+        """
+        missing = self.size_bytes - os.fstat(self.fd).st_blocks * 512
+        # The room that records may grow into stays empty.
+        if missing > self.generation_bytes // 2:
+            _require(missing)
+
     def populate(self) -> None:
         """Makes every page present, so that the first save is as fast as the next.
 
         Raises:
             MemoryError: The machine has not as much.
         """
+        self.require_room()
         _native.populate(self._memory)
 
     def holds(self, image_bytes: int, record_bytes: int) -> bool:
@@ -199,6 +216,15 @@ class Arena:
         return Generation(
             index, sequence, line, at + PAGE, length, at + PAGE + room, size
         )
+
+
+def _require(size_bytes: int) -> None:
+    if size_bytes > (left := machine_limits.memory().available):
+        message = (
+            f"saves need {size_bytes:,} bytes more of shared memory, for two copies of the "
+            f"state, and {left:,} are left"
+        )
+        raise MemoryError(message)
 
 
 def _pages(size_bytes: int) -> int:

@@ -42,8 +42,8 @@ def memory() -> Memory:
         limit = _number(folder, "memory.max", "memory.limit_in_bytes")
         if limit is not None:
             used = _number(folder, "memory.current", "memory.usage_in_bytes") or 0
-            # Pages of files that nobody uses are given back when they are needed.
-            used -= min(used, _unused_pages(folder))
+            # Pages of files are given back when they are needed, as the kernel counts it.
+            used -= min(used, _file_pages(folder))
             # A wide group around a narrow one may be the fuller of both.
             available, total = min(available, max(0, limit - used)), min(total, limit)
     return Memory(available, total)
@@ -80,11 +80,12 @@ def _folders(controller: str) -> Iterator[Path]:
                 yield folder
 
 
-def _unused_pages(folder: Path) -> int:
+def _file_pages(folder: Path) -> int:
     lines = _read(folder / "memory.stat").splitlines()
     found = dict(line.split(" ", 1) for line in lines)
-    # In v1 the shorter name leaves out the groups inside, which the use counts.
-    return int(found.get("total_inactive_file", found.get("inactive_file", 0)))
+    # In v1 the shorter names leave out the groups inside, which the use counts.
+    kinds = ("inactive_file", "active_file")
+    return sum(int(found.get(f"total_{kind}", found.get(kind, 0))) for kind in kinds)
 
 
 def _number(folder: Path, *names: str) -> int | None:

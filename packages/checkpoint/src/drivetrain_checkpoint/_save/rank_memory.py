@@ -81,6 +81,7 @@ class RankMemory:
             arena = Arena.create(image.size_bytes, int(record_bytes * _ROOM))
             self._client.arm(rank, arena)
             self._arena = arena
+        self._arena.require_room()
 
     def warm(self, *, wait: bool) -> None:
         """Makes the memory present, beside the training.
