@@ -10,11 +10,11 @@ Three are no part of the fit. The rows do not tell slow links from hidden collec
 cost much, so `link` is what NCCL's maintainers expect of eight H100: 360 of 450 GB/s
 (https://github.com/NVIDIA/nccl-tests/issues/326). And `launch_s`: an eager block of
 Llama launches 36 kernels forward, and takes a processor about 0.6 ms. And `channels`:
-NCCL keeps a block of threads on the device for each channel, and opens as many as the
-network asks for
-(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-max-ctas). Over
-the slowest network of the rows that calibrate, collectives move 0.58 of what they move
-over links. So no such row tells what slower ones cost, and in proportion is assumed.
+each channel of NCCL is a block of threads that the device's computing goes without
+(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-max-nchannels),
+and a slow network feeds few. Over the slowest of the rows that calibrate, collectives
+move 0.58 of what they move over links, so none of them tells what a slower one costs: in
+proportion is assumed.
 """
 
 from __future__ import annotations
