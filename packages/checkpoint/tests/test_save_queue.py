@@ -115,3 +115,27 @@ def test_claim_of_a_trainer_that_asks_elsewhere_by_now_takes_nothing(queue):
         "busy": True
     }
     assert claim(queue)["index"] == 0
+
+
+def test_save_that_a_thread_may_still_write_is_not_tried_beside_it(queue, arena):
+    publish(arena, 0, 1, "a")
+    queue.published(0)
+    pending = queue.begin(0, PERSIST, 0.0)
+    with queue.attempt("a"):
+        queue.end(pending, PERSIST, "the storage made no progress")
+        queue.add_task(PERSIST)
+        queue.retry(0.0)
+        assert queue.begin(0, PERSIST, 0.0) is None
+    queue.retry(5.0)
+    assert queue.begin(0, PERSIST, 0.0) is None
+    queue.retry(0.0)
+    assert queue.begin(0, PERSIST, 0.0) is not None
+
+
+def test_save_that_was_given_up_is_not_tried_again(queue, arena):
+    publish(arena, 0, 1, "a")
+    queue.published(0)
+    queue.drop("a")
+    queue.retry(0.0)
+    queue.add_task(PERSIST)
+    assert queue.begin(0, PERSIST, 0.0) is None

@@ -263,21 +263,15 @@ class Checkpointer:
         Args:
             signals: The signals that announce it; SIGTERM by default.
             grace_s: How long there is, in seconds.
-            then_exit: Whether the process ends, with status 128 plus the signal, when
-                all is durable or the time is up. Otherwise the training goes on, and
+            then_exit: Whether the process ends: with status 128 plus the signal when
+                all is durable, with 1 when the time is up before. Otherwise the training goes on, and
                 can look at the notice, save once more, and leave.
 
         Returns:
             A context manager that gives a notice, which is set by a signal. The
             handlers that were there before are put back at its end.
         """
-        return preempt_notice(
-            self._job.settings,
-            signals,
-            grace_s,
-            self._memory.staged,
-            then_exit=then_exit,
-        )
+        return preempt_notice(signals, grace_s, self._saver.settle, then_exit=then_exit)
 
     def flush(self, deadline_s: float | None = None) -> bool:
         """Waits until every save so far is durable, those in memory alone included.

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(asctime)s %(message)s")
     listener = Listener(path)
     daemon = Daemon(listener)
-    signal.signal(signal.SIGTERM, lambda *_: daemon.stop())
+    signal.signal(signal.SIGTERM, lambda *_: daemon.leave())
     daemon.serve()
     if not daemon.stopped.is_set():
         listener.hide()

@@ -66,6 +66,7 @@ class Client:
         self._connection: Connection | None = None
         self._joined: dict[str, Any] | None = None
         self._armed: dict[int, Arena] = {}
+        self._lent: dict[int, Arena] = {}
         self._lock = threading.RLock()
         self._is_asking = False
         self._is_foreign = False
@@ -116,6 +117,15 @@ class Client:
             return None
         self._armed[rank] = arena = Arena(fd)
         return arena
+
+    def twin(self) -> Client:
+        """Returns a conversation beside this one, which saves nothing.
+
+        A daemon that it has to start learns of the memory too.
+        """
+        other = Client(self.settings)
+        other._joined, other._lent = self._joined, dict(self._armed)
+        return other
 
     def attach(self) -> list[int]:
         """Returns the descriptors of the memory that the daemon holds."""
@@ -203,9 +213,10 @@ class Client:
                 _check(connection.ask(self.settings.hello()))
                 if self._joined is not None:
                     _check(connection.ask(self._joined))
-                for rank, arena in list(self._armed.items()):
-                    connection.send({"op": "arm", "rank": rank}, arena.fd)
-                    _check(connection.receive()[0])
+                for op, arenas in (("arm", self._armed), ("lend", self._lent)):
+                    for rank, arena in list(arenas.items()):
+                        connection.send({"op": op, "rank": rank}, arena.fd)
+                        _check(connection.receive()[0])
             except BaseException:
                 connection.close()
                 raise

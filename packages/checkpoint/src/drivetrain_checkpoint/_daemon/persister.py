@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SCAN_S = 0.25
+_RETRY_S = 5.0
 _TICK_S = 0.02
 _ASK_S = 0.5
 _NUM_WRITERS = 4
@@ -106,9 +107,10 @@ class Persister:
         while True:
             pending = self._queue.begin(rank, PERSIST, _SCAN_S)
             if pending is None:
+                self._queue.retry(_RETRY_S)
                 continue
             worker = threading.Thread(
-                target=self._attempt, args=(pending,), daemon=True
+                target=self._counted_attempt, args=(pending,), daemon=True
             )
             worker.start()
             self._watch(pending, worker)
@@ -127,6 +129,11 @@ class Persister:
                 message = f"the storage made no progress for {self.limit_s:g} s"
                 self._report(pending, message)
                 return
+
+    def _counted_attempt(self, pending: PendingSave) -> None:
+        # A thread that storage holds up may write yet: nobody tries anew beside it.
+        with self._queue.attempt(pending.save_id):
+            self._attempt(pending)
 
     def _attempt(self, pending: PendingSave) -> None:
         error, committed = "", None

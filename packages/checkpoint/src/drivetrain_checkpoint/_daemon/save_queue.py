@@ -172,14 +172,51 @@ class SaveQueue:
                 result = self.results.of(pending.save_id)
                 if rank not in {None, owner} or self._claims.get(owner) == index:
                     continue
-                if result.error or result.committed or task in pending.running:
+                if result.committed or task in pending.running:
                     continue
-                if owner not in result.reported:
+                if result.error:
+                    found += [pending.save_id] * self._retry(pending, task)
+                elif owner not in result.reported:
                     pending.waiting.add(task)
                     result.open_tasks.setdefault(task, set()).add(owner)
                     found.append(pending.save_id)
             self.changed.notify_all()
             return found
+
+    def retry(self, after_s: float) -> None:
+        """Tries saves anew that have failed so long ago, if memory still holds them."""
+        with self.changed:
+            for pending in self._pending.values():
+                result = self.results.of(pending.save_id)
+                failed_s = time.monotonic() - result.failed_at
+                was_wanted = PERSIST in result.open_tasks
+                if result.error and was_wanted and failed_s >= after_s:
+                    self._retry(pending, PERSIST)
+
+    def _retry(self, pending: PendingSave, task: str) -> bool:
+        """Lets all ranks here write a save that has failed; returns whether they will."""
+        save_id, result = pending.save_id, self.results.of(pending.save_id)
+        if task != PERSIST or self.is_open(save_id) or not self._is_whole(pending):
+            return False
+        if result.retry():
+            for part in self._parts(save_id):
+                part.waiting.add(PERSIST)
+                result.open_tasks.setdefault(PERSIST, set()).add(part.rank)
+            self.changed.notify_all()
+        return not result.error
+
+    @contextlib.contextmanager
+    def attempt(self, save_id: str) -> Iterator[None]:
+        """Counts a thread that writes a save."""
+        with self.changed:
+            result = self.results.of(save_id)
+            result.attempts += 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                result.attempts -= 1
+                self.changed.notify_all()
 
     def begin(self, rank: int, task: str, timeout_s: float) -> PendingSave | None:
         """Returns the oldest save that waits for a task, or None after a while."""
@@ -258,7 +295,7 @@ class SaveQueue:
                 self.scan(rank)
             return any(part.rank == rank for part in self._parts(save_id))
 
-    def wait_until_idle(self, timeout_s: float) -> bool:
+    def wait_until_idle(self, timeout_s: float | None) -> bool:
         """Waits until nothing is left to be done; returns whether nothing has failed."""
         with self.changed:
             if not self.changed.wait_for(self.is_idle, timeout_s):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,8 @@ class SaveResult:
         error: Why it failed, if it did.
         committed: Whether it is a checkpoint now.
         lost_replicas: Why a replica of it was not made, if one was not.
+        failed_at: When it failed, as `time.monotonic()` counts.
+        attempts: How many threads of this node write it, or delete what it has left.
         open_tasks: The ranks of this node that have a task before them, by task.
         reported: What is known of each rank's manifest, where this node commits.
     """
@@ -26,12 +29,23 @@ class SaveResult:
     error: str = ""
     committed: bool = False
     lost_replicas: str = ""
+    failed_at: float = 0.0
+    attempts: int = 0
     open_tasks: dict[str, set[int]] = field(default_factory=dict)
     reported: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def fail(self, error: str) -> None:
         """Takes note of why it failed, unless it had failed before."""
-        self.error = self.error or error
+        if error and not self.error:
+            self.error, self.failed_at = error, time.monotonic()
+
+    def retry(self) -> bool:
+        """Takes note that it is tried anew, if it may be; returns whether it may."""
+        if self.error == _DROPPED or self.attempts:
+            return False
+        # What was written is deleted when a save fails.
+        self.error, self.reported = "", {}
+        return True
 
     def drop(self) -> None:
         """Takes note that it was given up for a newer save."""

@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 _EMPTY_S = 60.0
 """How long a daemon without memory waits for somebody."""
 
+_LEAVE_S = 30.0
+_AGAIN_S = 0.5
+
 
 class Daemon:
     """Answers trainers and other daemons.
@@ -65,6 +68,7 @@ class Daemon:
         self._connections: set[Connection] = set()
         self._lock = threading.Lock()
         self._leaving = threading.Lock()
+        self._is_leaving = False
 
     def serve(self) -> None:
         """Talks to whoever connects, until it is stopped or has long been left alone."""
@@ -90,6 +94,36 @@ class Daemon:
             connection = Connection(sock)
             self._connections.add(connection)
             threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def leave(self) -> None:
+        """Ends when all that lies in memory is on storage; at once if asked again.
+
+        Safe in a signal handler.
+        """
+        if self._is_leaving:
+            self.stop()
+        self._is_leaving = True
+        threading.Thread(target=self._finish, daemon=True).start()
+
+    def _finish(self) -> None:
+        deadline = time.monotonic() + _LEAVE_S
+        self._queue.add_task(PERSIST)
+        self._await_idle()
+        # A storage that is away may come back within the usual notice.
+        while not self._queue.wait_until_idle(None) and time.monotonic() < deadline:
+            time.sleep(_AGAIN_S)
+            self._queue.add_task(PERSIST)
+        with contextlib.suppress(OSError):
+            self._listener.hide()
+        self.stop()
+
+    def _await_idle(self) -> None:
+        """Waits until nothing is left to be done, for trainers that have gone too."""
+        # Threads that talked to trainers may notice later that those are gone.
+        with self._leaving:
+            self._persist_left(self._trainers.gone_ranks())
+        with self._queue.changed:
+            self._queue.changed.wait_for(self._queue.is_idle)
 
     def stop(self) -> None:
         """Lets nobody in any more, which ends `serve`; safe in a signal handler."""
@@ -141,6 +175,10 @@ class Daemon:
                 self._trainers.register(connection, about["rank"], self._url)
                 queue.release(about["rank"])  # what came before has ended
                 queue.set_arena(about["rank"], arena)
+                self._look_after(about["rank"])
+            case "lend":
+                assert fd is not None
+                queue.set_arena(about["rank"], Arena(fd))
                 self._look_after(about["rank"])
             case "adopt":
                 self._trainers.register(connection, about["rank"], self._url)
@@ -331,11 +369,7 @@ class Daemon:
 
     def _stop(self, connection: Connection, *, at_once: bool = False) -> None:
         if not at_once:
-            # Threads that talked to trainers may notice later that those are gone.
-            with self._leaving:
-                self._persist_left(self._trainers.gone_ranks())
-            with self._queue.changed:
-                self._queue.changed.wait_for(self._queue.is_idle)
+            self._await_idle()
         # The process may end before a later answer is sent; who has it finds nobody.
         with contextlib.suppress(OSError):
             self._listener.hide()

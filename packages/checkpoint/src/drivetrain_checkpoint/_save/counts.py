@@ -15,6 +15,8 @@ class SaveCounts:
         waited_s: How long they did together, in seconds.
         skipped: How many were left out, since memory was needed for earlier ones.
         dropped: How many earlier ones were given up for newer ones.
+        failed: How many storage has refused so far, as the save after them has found.
+            Those that memory still holds are tried again.
     """
 
     saved: int = 0
@@ -22,3 +24,4 @@ class SaveCounts:
     waited_s: float = 0.0
     skipped: int = 0
     dropped: int = 0
+    failed: int = 0

@@ -78,6 +78,16 @@ class SaveHandle:
             self._durable = self._ask(0.0)["state"] == "committed"
         return self._durable
 
+    def outcome(self, client: Client | None = None) -> dict[str, Any]:
+        """Returns what is known of the save, without a wait.
+
+        Args:
+            client: The conversation to ask in, if it is not the usual one.
+        """
+        if self.skipped or not self.staged:
+            return {"state": "skipped" if self.skipped else "unknown"}
+        return {"state": "committed"} if self._durable else self._ask(0.0, client)
+
     @property
     def replicated(self) -> bool:
         """Whether other nodes hold it in memory, as many as were asked for."""
@@ -167,7 +177,7 @@ class SaveHandle:
             raise StorageError(message)
         time.sleep(0.05)
 
-    def _ask(self, timeout_s: float) -> dict[str, Any]:
+    def _ask(self, timeout_s: float, client: Client | None = None) -> dict[str, Any]:
         """Returns what the daemon knows, or else the storage."""
         about = {"step": self.step, "save_id": self.save_id, "under": self._under}
         question = {"op": "wait", **about, "timeout_s": timeout_s}
@@ -175,8 +185,8 @@ class SaveHandle:
         if not self._client.is_retired:
             try:
                 # What waits has a connection of its own.
-                client = self._waiting if timeout_s else self._client
-                return client.ask(question)
+                usual = self._waiting if timeout_s else self._client
+                return (client or usual).ask(question)
             except DaemonError as problem:
                 error = str(problem)
         name = folder_name(self.step, self.save_id)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from drivetrain_checkpoint._daemon.client import Client
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-    from drivetrain_checkpoint._daemon.settings import Settings
+logger = logging.getLogger(__name__)
 
 
 class PreemptNotice(threading.Event):
@@ -34,10 +33,9 @@ class PreemptNotice(threading.Event):
 
 @contextlib.contextmanager
 def preempt_notice(
-    settings: Settings,
     signals: Sequence[signal.Signals] | None,
     grace_s: float,
-    await_copy: Callable[[float], None],
+    settle: Callable[[float], bool],
     *,
     then_exit: bool,
 ) -> Iterator[PreemptNotice]:
@@ -45,14 +43,8 @@ def preempt_notice(
     notice = PreemptNotice()
 
     def persist() -> None:
-        # A client of its own: the trainer may be in the midst of a conversation.
-        client = Client(settings)
-        with contextlib.closing(client):
-            assert notice.deadline_s is not None
-            await_copy(max(0.0, notice.deadline_s - time.monotonic()))
-            left = notice.deadline_s - time.monotonic()
-            question = {"op": "settle", "timeout_s": max(0.0, left)}
-            notice.is_durable = client.ask(question)["durable"]
+        assert notice.deadline_s is not None
+        notice.is_durable = settle(notice.deadline_s)
 
     owner = os.getpid()
 
@@ -66,7 +58,9 @@ def preempt_notice(
         worker.start()
         if then_exit:
             worker.join(grace_s)
-            raise SystemExit(128 + number)
+            if not notice.is_durable:
+                logger.error("what lies in memory is not all on storage")
+            raise SystemExit(128 + number if notice.is_durable else 1)
 
     chosen = [signal.SIGTERM] if signals is None else list(signals)
     before = {}

@@ -60,6 +60,7 @@ class Saver:
         self._entries = EntryTexts()
         self._saved_at_ns = 0
         self._unreported: list[SaveHandle] = []
+        self._told: set[str] = set()
 
     def prewarm(self, state: Mapping[str, object], *, wait: bool) -> None:
         """Makes the memory for saves of such a state, beside the training."""
@@ -107,11 +108,15 @@ class Saver:
         self._counts.saved += 1
         self._counts.waited += ready.waited_s > 0
         self._counts.waited_s += ready.waited_s
-        self._unreported = [h for h in self._unreported if not h.durable] + [handle]
+        self._unreported.append(handle)
+        self._look_back()
         return handle
 
     def flush(self, deadline_s: float | None) -> bool:
         """Waits until every save so far is durable, as a checkpointer does."""
+        if any(handle.outcome()["state"] == "failed" for handle in self._unreported):
+            # What storage has refused before is tried anew.
+            self._job.client.ask({"op": "persist"})
         for handle in list(self._unreported):
             left = None if deadline_s is None else deadline_s - time.monotonic()
             try:
@@ -125,6 +130,39 @@ class Saver:
                 return False
             self._forget(handle)
         return True
+
+    def settle(self, deadline: float) -> bool:
+        """Brings what is in memory to storage, beside a save that may be under way.
+
+        Args:
+            deadline: When to stop waiting, as `time.monotonic()` counts.
+
+        Returns:
+            Whether all of it is there.
+        """
+
+        def left() -> float:
+            return max(0.0, deadline - time.monotonic())
+
+        self._memory.staged(left())
+        with contextlib.closing(self._job.client.twin()) as client:
+            question = {"op": "settle", "timeout_s": left()}
+            done: bool = client.ask(question)["durable"]
+            handles = [handle for handle in self._unreported if handle.staged]
+            outcomes = [handle.outcome(client) for handle in handles]
+        return done and all(_is_settled(outcome) for outcome in outcomes)
+
+    def _look_back(self) -> None:
+        """Says which of the saves before have failed; the durable ones are done with."""
+        for handle in list(self._unreported):
+            outcome = handle.outcome()
+            if _is_settled(outcome):
+                self._forget(handle)
+            elif outcome["state"] == "failed" and handle.save_id not in self._told:
+                self._told.add(handle.save_id)
+                self._counts.failed += 1
+                error = outcome["error"]
+                logger.warning("step %d is not saved so far: %s", handle.step, error)
 
     def _forget(self, handle: SaveHandle) -> None:
         # A signal handler may have asked for the same in between.
@@ -196,6 +234,11 @@ class Saver:
     def _give_back(self, claim: Claim) -> None:
         if "index" in claim:
             self._memory.release()
+
+
+def _is_settled(outcome: Mapping[str, Any]) -> bool:
+    """Whether a save is durable, or was given up as was asked for."""
+    return outcome["state"] == "committed" or bool(outcome.get("dropped"))
 
 
 def _checked(step: object, state: object) -> int:
