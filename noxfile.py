@@ -419,6 +419,19 @@ def ahead(session: nox.Session) -> None:
 
 
 @nox.session
+def programs(session: nox.Session) -> None:
+    """Trains random models over random meshes: the same as one process, or refused.
+
+    `-- elastic` trains them in replicas, and kills workers. `-- [elastic] --number 50
+    --first 0` says how many, and from which seed.
+    """
+    install_for_tests(session)
+    options = [word for word in session.posargs if word != "elastic"]
+    program = "random_programs" if options == session.posargs else "random_elastic"
+    session.run("python", f"integration/tests/{program}.py", *options)
+
+
+@nox.session
 def planted(session: nox.Session) -> None:
     """Plants faults, and says which the tests near them find; three minutes each at most.
 
