@@ -235,7 +235,7 @@ def compared(job: Job, folder: Path) -> str:
 def distance(some: list[torch.Tensor], others: list[torch.Tensor]) -> float:
     """Returns how far weights are from others."""
     pairs = zip(some, others, strict=True)
-    return sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5
+    return math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs))
 
 
 def verdict(job: Job, folder: Path) -> str:
@@ -246,9 +246,9 @@ def verdict(job: Job, folder: Path) -> str:
     command += ["--preload", "drivetrain_core", __file__, "--train", str(folder)]
     (folder / "job.json").write_text(json.dumps(asdict(job)))
     with Path(folder, "output").open("w+") as output:
-        around = os.environ | {"OMP_NUM_THREADS": "1"}
+        given: dict[str, Any] = {"stdout": output, "stderr": subprocess.STDOUT}
+        given["env"] = os.environ | {"OMP_NUM_THREADS": "1"}
         try:
-            given = {"stdout": output, "stderr": subprocess.STDOUT, "env": around}
             ran = subprocess.run(command, check=False, timeout=LIMIT_S, **given)
             status = ran.returncode
         except subprocess.TimeoutExpired:
