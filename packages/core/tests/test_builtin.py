@@ -308,6 +308,9 @@ def test_blocks_are_the_largest_list():
     model = nn.ModuleDict({"small": small, "large": large, "mixed": mixed})
     assert find_blocks(model) == BlockFacts(container="large", kind="Linear", count=2)
     assert find_blocks(nn.Linear(2, 2)) is None
+    # A list may hold nothing at a place.
+    for parts in ([None, None], [None, nn.Linear(2, 2)]):
+        assert find_blocks(nn.ModuleDict({"parts": nn.ModuleList(parts)})) is None
 
 
 def test_phases_follow_one_another():

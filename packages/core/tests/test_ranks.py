@@ -243,3 +243,42 @@ def test_ddp_sends_a_buffer_that_was_transposed_at_a_dimension_of_one():
     first, second = run_ranks(train_placed, 2)
     assert first == second
     assert first[1] == Placed().places.tolist()
+
+
+class Listed(nn.Module):
+    """Its blocks are lists of layers, which it calls one by one."""
+
+    def __init__(self):
+        super().__init__()
+        pairs = [[nn.Linear(3, 3), None, nn.Linear(3, 3)] for _ in range(2)]
+        self.layers = nn.ModuleList(nn.ModuleList(pair) for pair in pairs)
+
+    def forward(self, x):
+        for first, _, second in self.layers:
+            x = x + second(first(x).relu())
+        return x
+
+
+def train_listed(strategy):
+    torch.manual_seed(0)
+    accelerated = accelerate(
+        Listed(),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        [(torch.linspace(0, 1, 12).view(4, 3), torch.ones(4, 3))] * 3,
+        lambda output, batch: nn.functional.mse_loss(output, batch[1]),
+        strategy=strategy,
+        progress=False,
+    )
+    loss = [accelerated.train_step(b) for b in accelerated.loader][-1]
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(loss)
+        loss /= torch.distributed.get_world_size()
+    kinds = [type(m).__name__ for m in accelerated.module.layers[0].children()]
+    return float(loss), kinds
+
+
+def test_blocks_that_are_lists_are_sharded_by_what_they_hold():
+    expected, _ = train_listed([])
+    for loss, kinds in run_ranks(train_listed, 2, ["fsdp"]):
+        assert loss == pytest.approx(expected, rel=1e-5)
+        assert kinds == ["FSDPLinear", "FSDPLinear"]

@@ -320,3 +320,21 @@ def test_copies_have_nothing_of_what_a_forward_computed():
     assert copied.kept[0].isnan().all()
     assert copied.kept[0].is_leaf
     assert torch.equal(copied.kept[1], torch.ones(2))
+
+
+def test_a_loss_that_writes_to_its_batch_has_a_fresh_one_each_time():
+    def loss(output, batch):
+        return programs.loss(output, (batch[0], batch[1].add_(1).remainder_(9)))
+
+    program = Program(
+        model=programs.Model,
+        optimizer=programs.sgd,
+        data=programs.batches(),
+        loss=loss,
+    )
+    batch = programs.batches()[0]
+    before = batch[1].clone()
+    choices = [Choice("mesh", {"tensor": 2})]
+    plan = plan_parallel(programs.Model(), batch, program.loss_of, choices, 2)
+    assert plan.tensor is not None  # it was proven
+    assert torch.equal(batch[1], before)

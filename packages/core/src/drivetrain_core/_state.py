@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core._model.blocks import repeated_blocks
+from drivetrain_core._model.blocks import called, repeated_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -108,8 +108,8 @@ class TrainingState:
         return [(self.module, repeated_blocks(self.module, self.context.model.blocks))]
 
     def blocks(self) -> list[nn.Module]:
-        """Returns this rank's repeated blocks, in order; none if there are none."""
-        return [block for _, blocks in self.units() for block in blocks]
+        """Returns this rank's repeated blocks, in order; of lists, what they hold."""
+        return [m for _, blocks in self.units() for b in blocks for m in called(b)]
 
     def planned_config(self, name: str) -> Config:
         """Returns the configuration of an optimization of this plan, or an empty one."""

@@ -9,6 +9,7 @@ from drivetrain_core.extending import (
     batch_size,
     find_blocks,
     is_meta_model,
+    map_tensors,
     repeated_blocks,
     split_batch,
 )
@@ -145,8 +146,8 @@ def _planned(
 
     def plain_loss(of: nn.Module, samples: Any) -> torch.Tensor:
         # Ranks draw other numbers than one process: without them both are compared.
-        with WithoutDropout():
-            return loss_of(of, samples)
+        with WithoutDropout():  # A program may write to its batch.
+            return loss_of(of, map_tensors(lambda tensor: tensor.clone(), samples))
 
     parts: dict[str, Any] = {}
     num = micro_batches_of(choices, shape.pipeline, batch_size(batch), shape.data_size)

@@ -79,18 +79,14 @@ def find_blocks(model: nn.Module) -> BlockFacts | None:
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList | nn.Sequential):
             continue
-        modules = list(module)
+        parts = vars(module)["_modules"].values()
+        modules = [nn.Identity() if part is None else part for part in parts]
         run = block_run(modules)
         blocks = modules[run.start : run.stop]
-        unique = {id(p): p.numel() for block in blocks for p in block.parameters()}
-        size = sum(unique.values())
+        size = sum(p.numel() for p in nn.ModuleList(blocks).parameters())
         if size > most:
-            best = BlockFacts(
-                container=name,
-                kind=type(blocks[0]).__name__,
-                count=len(run),
-                before=run.start,
-            )
+            kind, count = type(blocks[0]).__name__, len(run)
+            best = BlockFacts(container=name, kind=kind, count=count, before=run.start)
             most = size
     return best
 
@@ -102,6 +98,13 @@ def repeated_blocks(model: nn.Module, facts: BlockFacts | None) -> list[nn.Modul
     modules = model.get_submodule(facts.container)._modules.values()
     blocks = list(modules)[facts.before : facts.before + facts.count]
     return [block for block in dict.fromkeys(blocks) if block is not None]
+
+
+def called(block: nn.Module) -> list[nn.Module]:
+    """Returns a block, or what it holds if it is a list, which has no forward."""
+    if getattr(block.forward, "__name__", "") != "_forward_unimplemented":
+        return [block]
+    return [part for child in block.children() for part in called(child)]
 
 
 def blocks_between(

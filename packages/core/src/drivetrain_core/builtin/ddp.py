@@ -73,8 +73,7 @@ class Ddp(BaseOptimization):
             replica.require_backward_grad_sync = enabled
 
         _average_when_unfrozen(replica)
-        state.model = replica
-        state.set_gradient_sync = sync
+        state.model, state.set_gradient_sync = replica, sync
 
 
 def _average_when_unfrozen(replica: DistributedDataParallel) -> None:

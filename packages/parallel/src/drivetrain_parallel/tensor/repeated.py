@@ -80,9 +80,11 @@ def find_block_lists(model: nn.Module) -> BlockLists:
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList | nn.Sequential) or found.block(name):
             continue
-        run = block_run(list(module))
+        parts = vars(module)["_modules"].values()
+        modules = [nn.Identity() if part is None else part for part in parts]
+        run = block_run(modules)
         keys = tuple(module._modules)[run.start : run.stop]
-        blocks = [module.get_submodule(key) for key in keys]
+        blocks = modules[run.start : run.stop]
         if not blocks or any(
             next(block.parameters(), None) is None for block in blocks
         ):
