@@ -69,7 +69,7 @@ def plain(case: Case) -> tuple[list[float], list[int], list[torch.Tensor]]:
     scheduler = case.scheduler(optimizer) if case.scheduler else None
     losses, numbers = [], []
     for batch in itertools.islice(cycled(case.data), STEPS):
-        numbers += numbers_of(batch)
+        numbers += case.numbers(batch)
         output = (case.forward or (lambda m, b: m(b[0])))(model, batch)
         loss = output if case.loss is None else case.loss(output, batch)
         loss.backward()
@@ -86,10 +86,6 @@ def plain(case: Case) -> tuple[list[float], list[int], list[torch.Tensor]]:
 def cycled(data: Any) -> Any:
     while True:
         yield from data
-
-
-def numbers_of(batch: Any) -> list[int]:
-    return (batch["number"] if isinstance(batch, dict) else batch[2]).tolist()
 
 
 def cell_of(make: Any, strategy: list[Any]) -> str:
@@ -134,7 +130,7 @@ def cell_of(make: Any, strategy: list[Any]) -> str:
     np.random.seed(1)  # noqa: NPY002
     losses, found = [], []
     for batch in itertools.islice(accelerated.batches(), STEPS):
-        found += numbers_of(batch)
+        found += case.numbers(batch)
         losses.append(summed(accelerated.train_step(batch)))
     accelerated.close()
     low = numerics_of(read_strategy(strategy).choices) is Numerics.LOW_PRECISION
@@ -159,7 +155,7 @@ def cell_of(make: Any, strategy: list[Any]) -> str:
         return f"WRONG: a loss is {max(gaps):.1e} off"
     if world == 1:
         ways = [
-            (w - s, p.detach().double() - s)
+            (w - s, way_of(p, s, accelerated.optimizer))
             for w, s, p in zip(weights, start, case.model.parameters(), strict=True)
         ]
         away = sum(float((a - b).square().sum()) for a, b in ways) ** 0.5
@@ -167,6 +163,16 @@ def cell_of(make: Any, strategy: list[Any]) -> str:
         if not away < (0.3 if low else 5e-2) * whole:
             return f"WRONG: weights are {away / whole:.1e} of their way off"
     return "same"
+
+
+def way_of(
+    weight: torch.Tensor, start: torch.Tensor, optimizer: torch.optim.Optimizer
+) -> torch.Tensor:
+    """Returns how far a weight went, or the master that it is rounded from."""
+    for low, master in getattr(optimizer, "master_weights", ()):
+        if low is weight:
+            return master.detach().double() - start.to(low.dtype).double()
+    return weight.detach().double() - start
 
 
 def summed(loss: torch.Tensor) -> float:
@@ -179,28 +185,28 @@ def summed(loss: torch.Tensor) -> float:
 
 
 def cells(
-    names: list[str], columns: dict[str, list[Any]]
+    names: list[str], columns: dict[str, list[Any]], rows: dict[str, Any] = ROWS
 ) -> dict[tuple[str, str], str]:
     """Returns the verdicts of this process, or of its rank."""
     found = {}
     for name, column in itertools.product(names, columns):
         try:
-            found[name, column] = cell_of(ROWS[name], columns[column])
+            found[name, column] = cell_of(rows[name], columns[column])
         except Exception as error:  # noqa: BLE001
             found[name, column] = f"WRONG: {type(error).__name__}: {str(error)[:160]}"
     return found
 
 
 def on_two_ranks(
-    name: str, columns: dict[str, list[Any]]
+    name: str, columns: dict[str, list[Any]], cells_of: Any = cells
 ) -> dict[tuple[str, str], str]:
     """Returns the verdicts of a row on two ranks, a column at a time if one fails."""
     try:
-        first, second = run_ranks(cells, 2, [name], columns, timeout_s=240)
+        first, second = run_ranks(cells_of, 2, [name], columns, timeout_s=240)
     except Exception as error:  # noqa: BLE001
         if len(columns) == 1:
             return {(name, next(iter(columns))): f"WRONG: {str(error)[-300:]!r}"}
-        parts = [on_two_ranks(name, {c: s}) for c, s in columns.items()]
+        parts = [on_two_ranks(name, {c: s}, cells_of) for c, s in columns.items()]
         return {key: value for part in parts for key, value in part.items()}
     return {
         key: first[key]

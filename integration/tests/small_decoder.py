@@ -80,6 +80,11 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=3e-3)
 
 
+def numbers_of(batch: Any) -> list[int]:
+    """Returns which samples a batch holds, as its last part says."""
+    return (batch["number"] if isinstance(batch, dict) else batch[-1]).tolist()
+
+
 @dataclass(kw_only=True)
 class Case:
     """A program, and what is looked at besides its losses and weights."""
@@ -92,6 +97,7 @@ class Case:
     scheduler: Any = None
     max_grad_norm: float | None = None
     is_ordered: bool = True
+    numbers: Any = numbers_of
 
     def __post_init__(self) -> None:
         if self.data is None:
