@@ -14,6 +14,7 @@ from drivetrain_core._program import Program
 from drivetrain_parallel.planning import plan_parallel
 from drivetrain_parallel.proof.copies import proof_copy, with_values
 from drivetrain_parallel.tensor import Style
+from drivetrain_testing import run_ranks
 
 WIDTH = programs.WIDTH
 
@@ -338,3 +339,21 @@ def test_a_loss_that_writes_to_its_batch_has_a_fresh_one_each_time():
     plan = plan_parallel(programs.Model(), batch, program.loss_of, choices, 2)
     assert plan.tensor is not None  # it was proven
     assert torch.equal(batch[1], before)
+
+
+def train_named_twice(strategy):
+    def build():
+        torch.manual_seed(0)
+        model = programs.Model()
+        for block in model.blocks:
+            block.again = block.up
+        return model
+
+    return programs.train_model(build, strategy)[0]
+
+
+def test_layers_that_a_block_names_twice_are_tied_on_the_rank_that_has_them():
+    strategy = [("mesh", {"pipeline": 2}), ("micro_batch", 2)]
+    expected = train_named_twice([])
+    for losses in run_ranks(train_named_twice, 2, strategy, timeout_s=120):
+        assert losses == pytest.approx(expected, rel=1e-4)

@@ -314,9 +314,10 @@ def whole_model(accelerated: Accelerated) -> torch.nn.Module:
 
 def _ties(accelerated: Accelerated) -> tuple[tuple[str, ...], ...]:
     """Returns the groups of names that share a parameter, over all stages as well."""
-    found = [
-        group for model in accelerated.models() for group in parameter_usage.ties(model)
-    ]
+    models = accelerated.models()
+    here = [group for model in models for group in parameter_usage.ties(model)]
+    # A rank of a pipeline has the weights of its stages alone.
+    found = [group for groups in gathered(here) for group in groups]
     return (*found, *accelerated.ties_of_stages())
 
 
