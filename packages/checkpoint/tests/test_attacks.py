@@ -147,7 +147,7 @@ def test_daemon_without_folder_that_cannot_answer_is_told(
     checkpointer, daemon_of, freeze, monkeypatch
 ):
     checkpointer.save(1, value_of(1), persist=False)
-    monkeypatch.setattr("drivetrain_checkpoint._daemon.client._START_S", 4.0)
+    monkeypatch.setattr("drivetrain_checkpoint._daemon.client._START_S", 15.0)
     monkeypatch.setattr("drivetrain_checkpoint._daemon.client._ATTEMPTS", 1)
     first = daemon_of()
     freeze(first)

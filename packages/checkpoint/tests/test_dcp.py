@@ -1,10 +1,13 @@
 """torch's distributed checkpoint writes and reads this format."""
 
+import datetime as dt
+import gc
 import os
 import pickle
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -95,8 +98,14 @@ def test_steps_count_on_and_follow_the_checkpoint_id(tmp_path, writer):
     url = list_checkpoints(tmp_path / "run")[1].url
     torch_dcp.load(target, checkpoint_id=url, storage_reader=Reader(tmp_path / "run"))
     assert target["a"].tolist() == [1, 1]
-    with pytest.raises(ValueError, match="must end with the step"):
-        writer.reset("final")
+    torch_dcp.load(
+        target,
+        checkpoint_id=tmp_path / "run" / "step-100",
+        storage_reader=Reader(tmp_path / "run"),
+    )
+    for other in ("final", "epoch=1-loss=0.25", "step-100/best", tmp_path / "step-7"):
+        with pytest.raises(ValueError, match="checkpoint_id"):
+            writer.reset(other)
     with pytest.raises(ValueError, match="at least 0"):
         Writer(tmp_path, step=-1)
 
@@ -122,8 +131,30 @@ def test_checkpoints_of_dcp_are_restored_by_a_checkpointer(tmp_path, writer):
     other.stop_daemon()
 
 
+def test_what_would_not_be_loaded_is_not_saved(tmp_path, writer):
+    for value in (Position(), np.arange(3), Path("/data"), dt.datetime(2026, 1, 2)):
+        with pytest.raises(CheckpointException, match=r"'object' cannot be saved"):
+            save({"a": torch.ones(1), "object": value}, writer)
+    assert list_checkpoints(tmp_path / "run") == []
+
+
+def test_writer_that_nobody_has_leaves_no_daemon(tmp_path):
+    for step in range(3):
+        made = Writer(tmp_path / f"step-{step}", job="loop")
+        save({"a": torch.full((2,), float(step))}, made)
+        checkpointer = made._checkpointer
+        assert checkpointer.has_daemon()
+        del made
+        gc.collect()
+        assert not checkpointer.has_daemon()
+    target = {"a": torch.zeros(2)}
+    torch_dcp.load(target, storage_reader=Reader(tmp_path / "step-1"))
+    assert target["a"].tolist() == [1, 1]
+
+
 def test_object_that_nobody_allowed_is_not_loaded(tmp_path, writer):
-    save({"a": torch.ones(1), "object": Position()}, writer)
+    with torch.serialization.safe_globals([Position]):
+        save({"a": torch.ones(1), "object": Position()}, writer)
     target = {"a": torch.zeros(1), "object": None}
     with pytest.raises(CheckpointException, match="add_safe_globals"):
         torch_dcp.load(target, storage_reader=Reader(tmp_path / "run"))

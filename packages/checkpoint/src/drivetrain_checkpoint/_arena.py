@@ -180,6 +180,10 @@ class Arena:
         )
         return first, second
 
+    def has(self, generation: Generation) -> bool:
+        """Whether a generation is still the save that it was."""
+        return self.sequences()[generation.index] == generation.sequence
+
     def is_same(self, other: Arena) -> bool:
         """Whether two arenas are the same memory."""
         mine, theirs = os.fstat(self.fd), os.fstat(other.fd)

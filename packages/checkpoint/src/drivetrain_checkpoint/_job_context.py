@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 from drivetrain_checkpoint._daemon.client import Client
 from drivetrain_checkpoint._peers.nodes import replica_holders
-from drivetrain_checkpoint._storage.catalog import checkpoints_of_job, list_saved
+from drivetrain_checkpoint._storage.catalog import (
+    checkpoints_of_job,
+    list_saved,
+    newest,
+    scan,
+)
 from drivetrain_checkpoint._storage.open import child_url, open_storage
 from drivetrain_core import CheckpointError
 
@@ -99,9 +104,13 @@ class JobContext:
         return open_storage(place, self.settings.options)
 
     def latest(self) -> int | None:
-        """Returns the step that was saved last and is on storage, or None."""
-        saved = checkpoints_of_job(list_saved(self.storage), self.settings.job)
-        return saved[-1].root.step if saved else None
+        """Returns the step to go on from, of those on storage, or None."""
+        saved, damaged = scan(self.storage)
+        job = self.settings.job
+        chosen = newest(
+            checkpoints_of_job(saved, job), [one for one in damaged if one.job == job]
+        )
+        return chosen.save.step if chosen.save else None
 
     def saved_at_ns(self) -> list[int]:
         """Returns when the checkpoints on storage were made, of all jobs."""

@@ -31,8 +31,8 @@ def list_committed(args: argparse.Namespace) -> int:
         common.say_json([dict(zip(names, row, strict=True)) for row in rows])
     else:
         common.say_table(("STEP", "JOB", "SAVED", "RANKS", "BYTES", "FOLDER"), rows)
-    for error in damaged.values():
-        sys.stderr.write(f"{error}\n")
+    for one in damaged:
+        sys.stderr.write(f"{one.error}\n")
     return 1 if damaged else 0
 
 

@@ -75,7 +75,7 @@ def send_part(
         arena, found = held.arena, held.generation
         size = max(0, min(size_bytes, found.image_bytes - start))
         data = arena.view(found.image_at + start, size)
-        send(data, lambda: arena.sequences()[found.index] == found.sequence)
+        send(data, lambda: arena.has(found))
         return
     for part in local.parts() if local else ():
         if (part.manifest.rank, part.manifest.save_id) == wanted:

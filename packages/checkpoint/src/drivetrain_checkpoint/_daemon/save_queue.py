@@ -364,7 +364,7 @@ class SaveQueue:
         """Whether the memory still holds the save, and is not set aside."""
         generation = pending.generation
         is_claimed = self._claims.get(pending.rank) == generation.index
-        there = pending.arena.sequences()[generation.index] == generation.sequence
+        there = pending.arena.has(generation)
         if not there:
             pending.waiting.clear()
         return there and not is_claimed

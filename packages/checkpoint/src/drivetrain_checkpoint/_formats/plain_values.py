@@ -32,7 +32,7 @@ def entry_of_value(value: object) -> Entry:
     """Returns the plain half of anything else.
 
     Raises:
-        TypeError: torch cannot save it either.
+        TypeError: torch cannot save it either, or would not load it again.
 
     Example:
         >>> entry_of_value({"seen": 3})["kind"], entry_of_value({3, 4})["kind"]
@@ -48,6 +48,16 @@ def entry_of_value(value: object) -> Entry:
             torch.save(value, stream)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             message = f"a {type(value).__name__} cannot be saved: {error}"
+            raise TypeError(message) from error
+        try:
+            _load(stream.getvalue())
+        except pickle.UnpicklingError as error:
+            message = (
+                f"a {type(value).__name__} would be saved by pickle, and not loaded again, "
+                "since that runs code. Save it as tensors, numbers, strings, lists and "
+                "dicts; or allow its class with torch.serialization.add_safe_globals, "
+                "here and where it is loaded"
+            )
             raise TypeError(message) from error
         return {"kind": "torch", "plain": ["value", stream.getvalue()], "tensors": []}
     return {"kind": "data", "plain": ["value", value], "tensors": []}
@@ -75,7 +85,7 @@ def value_of(name: str, entry: Mapping[str, Any]) -> Any:
     if entry["kind"] != "torch":
         return value
     try:
-        return torch.load(io.BytesIO(value), weights_only=True, map_location="cpu")
+        return _load(value)
     except pickle.UnpicklingError as error:
         message = (
             f"{name} holds an object that is not read without leave: {error}. If you "
@@ -83,3 +93,7 @@ def value_of(name: str, entry: Mapping[str, Any]) -> Any:
             "torch.serialization.add_safe_globals"
         )
         raise CheckpointError(message) from error
+
+
+def _load(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")

@@ -34,6 +34,10 @@ class ShardSource(ABC):
             CheckpointError: They cannot be had.
         """
 
+    def is_intact(self) -> bool:
+        """Whether what has been read so far was the save, to its last byte."""
+        return True
+
     @functools.cached_property
     def slots(self) -> Mapping[str, Slot]:
         """Where the tensors lie in the file."""

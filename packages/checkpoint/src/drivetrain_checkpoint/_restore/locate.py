@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +21,20 @@ from drivetrain_checkpoint._restore.select_step import (
 from drivetrain_checkpoint._restore.sources import MemorySource, PeerSource
 from drivetrain_checkpoint._storage.catalog import checkpoints_of_job, read_root, scan
 from drivetrain_checkpoint._storage.checked_source import StorageSource
+from drivetrain_checkpoint._storage.course import Dated
 from drivetrain_checkpoint._storage.local_store import LocalStore
 from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from drivetrain_checkpoint._daemon.client import Client
     from drivetrain_checkpoint._job_context import JobContext
     from drivetrain_checkpoint._layout.shard_source import ShardSource
     from drivetrain_checkpoint._rank_group import Rendezvous
-    from drivetrain_checkpoint._storage.protocol import SaveName, Storage
+    from drivetrain_checkpoint._storage.protocol import Storage
+
+logger = logging.getLogger(__name__)
 
 
 class LocatedSave:
@@ -54,7 +58,17 @@ class LocatedSave:
         self.selected = selected
         self.entries = entries
         self.layout = layout
-        self.source: Callable[[int], ShardSource] = functools.cache(source)
+        self._source = functools.cache(source)
+        self._opened: dict[int, ShardSource] = {}
+
+    def source(self, rank: int) -> ShardSource:
+        """Returns the place that a rank's part is read from."""
+        found = self._opened[rank] = self._source(rank)
+        return found
+
+    def is_intact(self) -> bool:
+        """Whether all that has been read so far was the save, to its last byte."""
+        return all(source.is_intact() for source in self._opened.values())
 
 
 @dataclass(slots=True)
@@ -72,21 +86,29 @@ class _StorageSaves:
     """What is on storage, as the first rank sees it."""
 
     stored: list[StoredSave] = field(default_factory=list)
-    damaged: dict[SaveName, CheckpointError] = field(default_factory=dict)
+    damaged: list[Dated] = field(default_factory=list)
     problem: str = ""
 
 
-def locate(job: JobContext, step: int | None, under: str = "") -> LocatedSave:
+def locate(
+    job: JobContext,
+    step: int | None,
+    under: str = "",
+    damaged: Sequence[Dated] = (),
+) -> LocatedSave:
     """Selects the save that was made last and is whole; all ranks call it.
+
+    Where newer ones of its course are damaged, a warning names them.
 
     Args:
         job: The job.
         step: The step; None for the last.
         under: The folder in that of the checkpointer.
+        damaged: Saves that turned out to be damaged when they were read.
 
     Raises:
         CheckpointError: There is none; the message lists what there is.
-        CorruptCheckpointError: What would be selected is damaged.
+        CorruptCheckpointError: All that would be selected is damaged.
         StorageError: The storage fails.
     """
     group, rendezvous = job.group, job.rendezvous()
@@ -105,13 +127,20 @@ def locate(job: JobContext, step: int | None, under: str = "") -> LocatedSave:
     answers = group.all_gather((here.held if speaks else [], there))
     every = [part for held, _ in answers for part in held]
     there = answers[0][1]
-    selected = select_step(every, there.stored, step)
-    _check_nothing_newer_is_damaged(every, there, selected, step)
-    if isinstance(selected, str):
+    held = {part.manifest["save_id"] for part in every}
+    unread = [one for one in there.damaged if one.save_id not in held]
+    found = select_step(every, there.stored, step, [*damaged, *unread])
+    if found.save is None:
+        if found.damage:
+            raise CorruptCheckpointError(found.because)
         because = f" ({there.problem})" if there.problem else ""
-        message = f"{storage.url} has {selected}{because}"
+        message = f"{storage.url} has {found.because}{because}"
         raise CheckpointError(message)
-    return _open(job, storage, selected, here)
+    damage = (*found.damage, *filter(None, [there.problem]))
+    if damage and is_first:
+        passed_over = "; ".join(damage)
+        logger.warning("step %d is restored: %s", found.save.step, passed_over)
+    return _open(job, storage, found.save, here)
 
 
 def _saves_on_node(client: Client, node: str, under: str) -> _NodeSaves:
@@ -127,10 +156,13 @@ def _saves_on_node(client: Client, node: str, under: str) -> _NodeSaves:
             key = (record["manifest"]["rank"], record["save_id"])
             if key in found.memory or record.get("under", "") != under:
                 continue
+            body = arena.body(generation)
+            if not arena.has(generation):
+                continue  # a trainer has begun another save in its place
             found.memory[key] = MemorySource(arena, generation)
             found.held.append(_held(node, record, is_on_disk=False))
             if key[0] == 0:
-                found.plain[key[1]] = arena.body(generation)
+                found.plain[key[1]] = body
     settings = client.settings
     local = LocalStore(settings.local, settings.job) if settings.local else None
     for part in local.parts() if local else ():
@@ -158,24 +190,14 @@ def _saves_on(storage: Storage, job: str) -> _StorageSaves:
         StoredSave(one.name, one.root.step, one.root.save_id, one.root.saved_at_ns)
         for one in checkpoints_of_job(saved, job)
     ]
-    return _StorageSaves(stored, damaged)
-
-
-def _check_nothing_newer_is_damaged(
-    every: list[HeldShard],
-    there: _StorageSaves,
-    selected: SelectedSave | str,
-    step: int | None,
-) -> None:
-    """Raises for a damaged checkpoint that would have been selected.
-
-    An older step would be no answer, since nobody would notice.
-    """
-    held = {part.manifest["save_id"] for part in every}
-    for (old_step, save_id), error in there.damaged.items():
-        is_newer = isinstance(selected, str) or selected.step < old_step
-        if step in {None, old_step} and save_id not in held and is_newer:
-            raise error
+    # What names no job any more may be any job's: its step says nothing of ours.
+    nobodys = "; ".join(str(one.error) for one in damaged if not one.job)
+    mine = [
+        Dated(one.saved_at_ns, one.step, one.save_id, str(one.error))
+        for one in damaged
+        if one.job == job
+    ]
+    return _StorageSaves(stored, mine, nobodys)
 
 
 def _open(
@@ -198,7 +220,8 @@ def _open(
         text = job.group.broadcast(body, has.index(True))
         plain = json.loads(b"{" + text + b"}")
     else:
-        plain = {"entries": root().entries, "layout": root().layout}
+        found = job.group.run_on_all(root)
+        plain = {"entries": found.entries, "layout": found.layout}
 
     def source(rank: int) -> ShardSource:
         key = (rank, selected.save_id)

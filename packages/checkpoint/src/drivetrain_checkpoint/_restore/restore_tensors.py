@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -67,11 +68,8 @@ def restore_tensors(
     planned, digests = group.run_on_all(plan)
     answers = group.all_gather(digests)
     copies, writer = _MemoryCopies(), BlockWriter(torch.get_num_threads())
-    for reads, *shared in zip(planned, *answers, strict=True):
-        mates = broadcast_groups(shared)
-        for ranks in mates:
-            group.subgroup(ranks)  # which all ranks make in one order
-        ours = next((ranks for ranks in mates if group.rank in ranks), None)
+
+    def write(reads: list[Read], ours: tuple[int, ...] | None) -> None:
         if ours is None:
             steps = prefetched_reads(reads, read)
         else:
@@ -82,8 +80,16 @@ def restore_tensors(
                 target = wanted[copy.target].target
                 if not (source.is_local and copies.add(copy, source, target)):
                     writer.write(copy, data[copy.start - item.start :], target)
-    copies.run()
-    writer.end()
+
+    for reads, *shared in zip(planned, *answers, strict=True):
+        mates = broadcast_groups(shared)
+        for ranks in mates:
+            group.subgroup(ranks)  # which all ranks make in one order
+        ours = next((ranks for ranks in mates if group.rank in ranks), None)
+        # A rank that cannot read must not be waited for in the next broadcast.
+        group.run_on_all(functools.partial(write, reads, ours))
+    group.run_on_all(copies.run)
+    group.run_on_all(writer.end)
 
 
 class _MemoryCopies:

@@ -31,6 +31,7 @@ class MemorySource(ShardSource):
     def __init__(self, arena: Arena, generation: Generation) -> None:
         """Copies nothing."""
         self._arena = arena
+        self._generation = generation
         self._at = generation.image_at
         self.header_bytes = generation.record["manifest"]["header_bytes"]
 
@@ -41,6 +42,10 @@ class MemorySource(ShardSource):
     def read(self, start: int, size_bytes: int) -> memoryview:
         """Returns the memory itself."""
         return self._arena.view(self._at + start, size_bytes)
+
+    def is_intact(self) -> bool:
+        """Whether a trainer has not begun another save here."""
+        return self._arena.has(self._generation)
 
 
 class PeerSource(ShardSource):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -60,14 +59,16 @@ def make_proposal(
     """
     plain = f"{under}\0{ready.entries}\0{plan.digest if plan else ''}"
     problem = ready.problem
+    saved_at_ns = max(time.time_ns(), after_ns + 1)
     return Proposal(
         ready.step,
         hashlib.sha256(plain.encode()).hexdigest(),
         "" if problem is None else str(problem) or type(problem).__name__,
         "index" in ready.claim,
         ready.claim.get("dropped"),
-        secrets.token_hex(8),
-        max(time.time_ns(), after_ns + 1),
+        # Its order is known by the id alone, where a manifest does not read any more.
+        f"{saved_at_ns:016x}",
+        saved_at_ns,
     )
 
 

@@ -17,8 +17,9 @@ from drivetrain_checkpoint._layout.manifest import (
     rank_manifest_file,
     tensor_file,
 )
+from drivetrain_checkpoint._storage.course import Chosen, Dated, choose
 from drivetrain_checkpoint._storage.open import open_storage, resolve
-from drivetrain_checkpoint._storage.protocol import SaveName, parse_name
+from drivetrain_checkpoint._storage.protocol import parse_name
 
 if TYPE_CHECKING:
     import os
@@ -61,6 +62,29 @@ class Saved:
 
     name: str
     root: RootManifest
+
+
+class DamagedSave(NamedTuple):
+    """A checkpoint that was committed, and whose root manifest does not read.
+
+    Args:
+        name: Its folder in the storage.
+        step: The step.
+        save_id: What its files have in common.
+        job: The job that saved it; empty if nothing says so any more.
+        error: What is wrong with it.
+    """
+
+    name: str
+    step: int
+    save_id: str
+    job: str
+    error: CheckpointError
+
+    @property
+    def saved_at_ns(self) -> int:
+        """When it was saved: its id says so."""
+        return int(self.save_id, 16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,23 +166,56 @@ def checkpoints_of_job(saved: Sequence[Saved], job: str) -> list[Saved]:
     return [s for s in saved if s.root.job == job] or list(saved)
 
 
-def scan(
-    storage: Storage,
-) -> tuple[list[Saved], dict[SaveName, CheckpointError]]:
+def scan(storage: Storage) -> tuple[list[Saved], list[DamagedSave]]:
     """Returns what `list_saved` does, and what was committed and does not read."""
     found: list[Saved] = []
-    damaged: dict[SaveName, CheckpointError] = {}
+    damaged: list[DamagedSave] = []
     for name in storage.names():
         said = parse_name(name)
         assert said is not None
         try:
             found.append(Saved(name, read_root(storage, name)))
         except (CorruptCheckpointError, ForeignCheckpointError) as error:
-            damaged[said] = error
+            damaged.append(DamagedSave(name, *said, _job_of(storage, name), error))
         except FileNotFoundError:
             continue
     found.sort(key=lambda saved: (saved.root.saved_at_ns, saved.root.step))
     return found, damaged
+
+
+def newest(
+    saved: Sequence[Saved], damaged: Sequence[DamagedSave], step: int | None = None
+) -> Chosen:
+    """Returns the checkpoint that a folder stands for: the newest, or that of a step.
+
+    Args:
+        saved: What is committed, the one saved last at the end.
+        damaged: What was committed, and does not read.
+        step: The step; None for any.
+    """
+    known = [(one.root.job, _dated(one)) for one in saved] + [
+        (one.job, Dated(one.saved_at_ns, one.step, one.save_id, str(one.error)))
+        for one in damaged
+    ]
+    fits = sorted((d, job) for job, d in known if step in {None, d.step})
+    if step is not None:
+        return choose(d for d, _ in fits[-1:])
+    # Steps of two jobs tell nothing of each other.
+    return choose(d for d, job in fits if job == fits[-1][1])
+
+
+def _dated(saved: Saved) -> Dated:
+    root = saved.root
+    return Dated(root.saved_at_ns, root.step, root.save_id)
+
+
+def _job_of(storage: Storage, name: str) -> str:
+    """Returns the job that a rank's manifest names, if one is readable."""
+    file = rank_manifest_file(0)
+    try:
+        return RankManifest.from_bytes(storage.read(name, file), file).job
+    except (CorruptCheckpointError, ForeignCheckpointError, FileNotFoundError):
+        return ""
 
 
 def read_root(storage: Storage, name: str) -> RootManifest:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._arguments import count
+from drivetrain_checkpoint._errors import CorruptCheckpointError
 from drivetrain_checkpoint._layout.manifest import ROOT_FILE
 from drivetrain_checkpoint._layout.tensor_layout import Layout
-from drivetrain_checkpoint._storage.catalog import read_root, scan
+from drivetrain_checkpoint._storage.catalog import newest, read_root, scan
 from drivetrain_checkpoint._storage.checked_source import StorageSource
+from drivetrain_checkpoint._storage.course import why_none
 from drivetrain_checkpoint._storage.open import open_parent, open_storage, resolve
 from drivetrain_checkpoint._storage.protocol import parse_name
 from drivetrain_core import CheckpointError
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._layout.manifest import RootManifest
     from drivetrain_checkpoint._storage.protocol import Storage
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,8 @@ def open_checkpoint(
         TypeError: The step is no whole number.
         ValueError: It is negative.
         CheckpointError: There is none; the message lists what there is.
-        CorruptCheckpointError: It is damaged. No older one is taken in its place.
+        CorruptCheckpointError: It is damaged, and was asked for; or no older one of the
+            same course is whole. Else that is taken, and a warning says so.
         StorageError: The storage fails.
     """
     if step is not None:
@@ -87,16 +94,19 @@ def open_checkpoint(
     # A checkpoint whose folder was given another name is known by its manifest.
     if not saved and not damaged and around.exists(name, ROOT_FILE):
         return _alone(around, name, step)
-    fits = [one for one in saved if step in {None, one.root.step}]
-    for about, problem in damaged.items():
-        if step in {None, about.step} and (not fits or about.step > fits[-1].root.step):
-            raise problem
-    if not fits:
+    chosen = newest(saved, damaged, step)
+    if chosen.passed_over and (chosen.save is None or step is not None):
+        raise CorruptCheckpointError(why_none(chosen))
+    if chosen.save is None:
         steps = ", ".join(str(one.root.step) for one in saved[-10:]) or "none at all"
         wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
         message = f"{url} has no {wanted}; it has {steps}"
         raise CheckpointError(message)
-    return CommittedCheckpoint(storage, fits[-1].name, fits[-1].root)
+    if chosen.passed_over:
+        passed_over = "; ".join(save.problem for save in chosen.passed_over)
+        logger.warning("step %d is taken: %s", chosen.save.step, passed_over)
+    found = next(one for one in saved if one.root.save_id == chosen.save.save_id)
+    return CommittedCheckpoint(storage, found.name, found.root)
 
 
 def _alone(storage: Storage, name: str, step: int | None) -> CommittedCheckpoint:

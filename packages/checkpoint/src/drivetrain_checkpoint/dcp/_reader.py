@@ -27,6 +27,7 @@ from drivetrain_checkpoint._storage.open_checkpoint import (
     CommittedCheckpoint,
     open_checkpoint,
 )
+from drivetrain_checkpoint.dcp._checkpoint_id import step_of
 from drivetrain_core import CheckpointError
 from drivetrain_core.services import unwritable
 from drivetrain_core.services.plain_json import from_json
@@ -71,8 +72,8 @@ has none at all
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self._place = resolve(folder)
-        self._step = step
+        self._folder = self._place = resolve(folder)
+        self._given = self._step = step
         self._options = storage_options
         self._checkpoint: CommittedCheckpoint | None = None
 
@@ -80,12 +81,16 @@ has none at all
         """Begins a load.
 
         Args:
-            checkpoint_id: The folder of one checkpoint, in place of the one that was
-                given first.
+            checkpoint_id: What was given when it was saved; or the folder of one
+                checkpoint, in place of the one that was given first.
         """
         self._checkpoint = None
+        self._place, self._step = self._folder, self._given
         if checkpoint_id is not None:
-            self._place = resolve(checkpoint_id)
+            try:
+                self._step = step_of(checkpoint_id, self._folder)
+            except ValueError:
+                self._place = resolve(checkpoint_id)
 
     # DCP would look for a rank's own index if the last parameter were called `kwargs`.
     def read_metadata(self, *args: Any, **more: Any) -> Metadata:

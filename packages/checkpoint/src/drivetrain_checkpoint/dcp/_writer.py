@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import re
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,8 @@ from drivetrain_checkpoint._formats.plain_values import (
 from drivetrain_checkpoint._rank_group import RankGroup
 from drivetrain_checkpoint._save.remote_shard import describe, merge_tensors
 from drivetrain_checkpoint._storage.open import resolve
+from drivetrain_checkpoint.dcp._checkpoint_id import step_of
+from drivetrain_core import CheckpointError
 from drivetrain_core.services import PackedState, StatePacker
 
 if TYPE_CHECKING:
@@ -71,7 +74,8 @@ class Writer(StorageWriter):
         folder: Where checkpoints go: a path or an URL, the same for all steps.
         job: The job's name.
         step: The step of all saves of this writer. None takes it from `checkpoint_id`,
-            whose last digits are the step, or else counts on from the last checkpoint.
+            whose last part names the step and nothing else by a number (`step-100`), or
+            else counts on from the last checkpoint.
         keep: How many checkpoints stay; None for all, as DCP does.
         process_group: The ranks that save together, as given to `save`.
         timeout_s: How long a save may take to become durable.
@@ -123,6 +127,8 @@ class Writer(StorageWriter):
         self._turns = _turns.setdefault((resolve(folder), job), _Turns())
         self._checkpointer = Checkpointer(folder, **options)
         self._checkpointer._saver.packer = _AsIs()
+        # All that was saved is durable: nobody needs the memory.
+        self._end = weakref.finalize(self, _stop, self._checkpointer)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Lets the writer go to another process, where it begins anew."""
@@ -136,7 +142,7 @@ class Writer(StorageWriter):
         """
         self._of_thread.step = self._step
         if checkpoint_id is not None and self._step is None:
-            self._of_thread.step = _step_of(str(checkpoint_id))
+            self._of_thread.step = step_of(checkpoint_id, self._arguments["folder"])
 
     def set_up_storage_writer(
         self, is_coordinator: bool, *_args: Any, **kwargs: Any
@@ -209,11 +215,17 @@ class Writer(StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether an id says a step."""
-        return _ID.search(str(checkpoint_id)) is not None
+        with contextlib.suppress(ValueError):
+            step_of(checkpoint_id)
+            return True
+        return False
 
     def close(self) -> None:
-        """Stops the daemon of the job on this node, when it has nothing left to do."""
-        self._checkpointer.stop_daemon()
+        """Stops the daemon of the job on this node, when it has nothing left to do.
+
+        A writer that nobody has any more does it by itself.
+        """
+        self._end()
 
     def _next_step(self) -> int:
         asked: int | None = getattr(self._of_thread, "step", self._step)
@@ -224,18 +236,9 @@ class Writer(StorageWriter):
         return max(-1 if latest is None else latest, self._turns.last_step) + 1
 
 
-_ID = re.compile(r"(\d+)\D*$")
-
-
-def _step_of(checkpoint_id: str) -> int:
-    found = _ID.search(checkpoint_id)
-    if found is None:
-        message = (
-            f"checkpoint_id must end with the step, such as 'step-100', got "
-            f"{checkpoint_id!r}"
-        )
-        raise ValueError(message)
-    return int(found[1])
+def _stop(checkpointer: Checkpointer) -> None:
+    with contextlib.suppress(CheckpointError):  # as in a forked process
+        checkpointer.stop_daemon()
 
 
 def _split(planner: SavePlanner) -> tuple[dict[str, Any], dict[str, Entry]]:
@@ -260,7 +263,11 @@ def _split(planner: SavePlanner) -> tuple[dict[str, Any], dict[str, Entry]]:
             message = f"{name} is a ShardedTensor; make it a DTensor, which replaces it"
             raise TypeError(message)
         else:
-            values[name] = entry_of_value(value)
+            try:
+                values[name] = entry_of_value(value)
+            except TypeError as error:
+                message = f"{name!r} cannot be saved: {error}"
+                raise TypeError(message) from error
     return tensors, values
 
 

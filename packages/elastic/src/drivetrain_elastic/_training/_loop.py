@@ -443,9 +443,10 @@ class ElasticLoop:
         if latest is None or (is_here and not self._training.is_torn):
             return
         entries: dict[str, Any] = self._training.entries()
-        self._checkpointer.restore(entries, latest)
+        # Whatever is newest and whole: what was named may be damaged.
+        restored = self._checkpointer.restore(entries)
         self._training.set_entries(entries)
-        self._restored = latest
+        self._restored = restored
 
     def _begin_anew(self) -> None:
         """Finds the state that all ranks are to have, if none of them has it.
