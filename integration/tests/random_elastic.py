@@ -42,7 +42,6 @@ STRATEGIES: dict[int, list[list[Any]]] = {
         [("activation_checkpoint", "full")],
         [("optimizer_impl", "foreach")],
         [("optimizer_impl", "fused")],
-        [("precision", "bf16_params")],
         ["kernels"],
     ],
     2: [
