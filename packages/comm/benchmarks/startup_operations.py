@@ -107,9 +107,9 @@ def _start(is_lazy):
 
     import torch
     import torch.distributed as dist
+    from counting_store import CountingStore
 
     from drivetrain_comm.groups import create_groups, lazy_gloo, plan_groups
-    from drivetrain_comm.testing import CountingStore
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     port = int(os.environ["MASTER_PORT"])

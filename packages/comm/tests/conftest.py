@@ -14,6 +14,7 @@ from drivetrain_comm.testing import RedisServer
 
 # What several test files share lies beside them.
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 
 @pytest.fixture(autouse=True)

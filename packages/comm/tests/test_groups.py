@@ -115,8 +115,7 @@ def test_lazy_gloo_restores_the_environment(monkeypatch):
 def _create(dims):
     import torch
     import torch.distributed as dist
-
-    from drivetrain_comm.testing import CountingStore
+    from counting_store import CountingStore
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     port = int(os.environ["MASTER_PORT"])

@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from blocking_group import BlockingGroupFactory
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -30,7 +31,6 @@ from drivetrain_elastic._training import _loop
 from drivetrain_elastic._training._loop import ElasticLoop
 from drivetrain_elastic.testing import ScriptedWorlds as Worlds
 from drivetrain_elastic.testing import connect_store, write_worlds
-from drivetrain_elastic.testing._blocking_group import BlockingGroupFactory
 from drivetrain_testing import RankError, run_ranks
 
 make_factory = partial(TorchProcessGroupFactory, "gloo")
