@@ -220,27 +220,6 @@ def _() -> Case:
     return Case(model=model, optimizer=optimizer, data=images(16), loss=None)
 
 
-@program("milesial/Pytorch-UNet")
-def _() -> Case:
-    source = package("milesial+Pytorch-UNet", "unet.unet_model")
-    dice = package("milesial+Pytorch-UNet", "utils.dice_score")
-
-    def loss(output: Any, batch: Any) -> torch.Tensor:
-        found, wanted = output.squeeze(1), batch[1].float()
-        missed = dice.dice_loss(functional.sigmoid(found), wanted, multiclass=False)
-        return functional.binary_cross_entropy_with_logits(found, wanted) + missed
-
-    return Case(
-        model=source.UNet(3, 1),
-        optimizer=using(
-            torch.optim.RMSprop, lr=1e-5, weight_decay=1e-8, momentum=0.999
-        ),
-        data=loader(noise(3, 16, 16), labels(2, 16, 16), batch_size=4),
-        loss=loss,
-        max_grad_norm=1.0,
-    )
-
-
 @program("yunjey/pytorch-tutorial deep_residual_network")
 def _() -> Case:
     source = script(f"{TUTORIALS}/deep_residual_network/main.py")

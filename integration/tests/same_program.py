@@ -64,7 +64,12 @@ STEPS = 8
 def plain(
     case: Case, *, cast: bool = False
 ) -> tuple[list[float], list[int], list[torch.Tensor]]:
-    """Returns losses, samples and weights of a loop as its user would write it."""
+    """Returns losses, samples and weights of a loop as its user would write it.
+
+    Args:
+        case: The program.
+        cast: Whether it computes in bfloat16, from weights that are rounded to it.
+    """
     model, optimizer = case.model, case.optimizer
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(model.parameters())
@@ -72,10 +77,15 @@ def plain(
     losses, numbers = [], []
     for batch in itertools.islice(cycled(case.data), STEPS):
         numbers += case.numbers(batch)
+        masters = [p.detach().clone() for p in model.parameters()] if cast else []
+        for weight, master in zip(model.parameters(), masters, strict=False):
+            weight.data.copy_(master.bfloat16())
         with torch.autocast("cpu", torch.bfloat16, enabled=cast):
             output = (case.forward or (lambda m, b: m(b[0])))(model, batch)
             loss = output if case.loss is None else case.loss(output, batch)
         loss.backward()
+        for weight, master in zip(model.parameters(), masters, strict=False):
+            weight.data.copy_(master)
         if case.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), case.max_grad_norm)
         optimizer.step()
@@ -168,9 +178,13 @@ def cell_of(make: Any, strategy: list[Any]) -> str:
             # Adam makes whole steps of gradients that are rounding: as torch's own cast.
             torch.manual_seed(0)
             cast = make()
+            with torch.no_grad():
+                for weight in cast.model.parameters():
+                    weight.copy_(weight.bfloat16())
             torch.manual_seed(1)
-            pairs = zip(weights, plain(cast, cast=True)[2], strict=True)
-            own = sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5
+            swayed = zip(weights, start, plain(cast, cast=True)[2], strict=True)
+            apart = [(w - s) - (p - s.bfloat16().double()) for w, s, p in swayed]
+            own = sum(float(gap.square().sum()) for gap in apart) ** 0.5
             allowed = max(allowed, 1.5 * own)
         if not away < allowed:
             return f"WRONG: weights are {away / whole:.1e} of their way off"
