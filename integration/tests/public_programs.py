@@ -62,16 +62,18 @@ off. Each cell trains by a plain loop, and by `accelerate` with one plan, for ei
 and each sample as often. `refused`: an error before the first step, with the reason
 below. `differs`: neither, with what was seen. Empty: not run. Of the cells, {counted}.
 
-Where `bf16_params` differs, the losses agree and the weights do not: Adam makes whole
-steps of gradients that are rounding. By torch's autocast and rounded weights by hand, the
-same three go 0.66, 0.60 and 0.93 of their way apart.
+Programs that draw numbers in their forward (vae, denoising-diffusion-pytorch, mae) draw
+others on two ranks, in parts of a batch, and in copies: there the reason says only what
+differs. byol-pytorch was not run on two ranks, where it makes a SyncBatchNorm by itself,
+which needs a GPU.
 
 Python 3.11, torch {torch}, 2026-11-29, CPU, Gloo for two ranks. Proven on: cpu,
-cpu-gloo. The cells were run in parts (`--record`), at commits 8d7fd0ad to 5b369741.
+cpu-gloo. The cells were run in parts (`--record`), at commits 8d7fd0ad to 10e23457.
 Nothing of a program is kept here; each is read from a checkout of its
 repository, at the revision at the end, whose hash stands in a file `REVISION` there:
 
 ```console
+pip install einops einx loguru timm torch-einops-utils torchvision ema-pytorch
 python integration/tests/public_programs.py --from FOLDER --write
 ```"""
 
