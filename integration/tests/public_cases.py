@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-FOLDER = "DRIVETRAIN_PUBLIC_PROGRAMS"
+FOLDER = "PUBLIC_PROGRAMS"
 """The environment variable that says where the checkouts lie."""
 
 PROGRAMS: dict[str, Any] = {}
