@@ -232,3 +232,27 @@ def test_commit_is_decided_from_what_is_known(about, action):
 def test_nodes_that_see_different_storages_are_told_so():
     found = decided(on_storage=[0], unseen_s=0.6, quiet_s=31.0)
     assert "what rank 1 wrote is not there: all nodes must see" in found.because
+
+
+def test_save_reads_no_manifest_of_those_before(queue, storage, arena, monkeypatch):
+    for step in range(1, 4):
+        assert queue.wait(publish(queue, arena, step % 2, step), 20)["state"]
+    with queue.changed:
+        assert queue.changed.wait_for(queue.is_idle, 20)
+    read, own = [], storage.read
+    monkeypatch.setattr(
+        storage,
+        "read",
+        lambda name, file: (read.append((name, file)), own(name, file))[1],
+    )
+    save_id = publish(queue, arena, 0, 4)
+    assert queue.wait(save_id, 20)["state"] == "committed"
+    with queue.changed:
+        assert queue.changed.wait_for(queue.is_idle, 20)
+    assert read
+    assert all(save_id in name for name, _ in read)
+    # What another process has deleted meanwhile is not there any more.
+    storage.remove(f"step-0000000003-{3:016x}", ROOT_FILE)
+    known = {}
+    assert [one.root.step for one in scan(storage, known)[0]] == steps(storage)
+    assert all(one.root.entries == one.root.layout == {} for one in known.values())

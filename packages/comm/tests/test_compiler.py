@@ -33,6 +33,7 @@ from drivetrain_comm.compiler import (
 )
 from drivetrain_comm.compiler._compile import _candidates
 from drivetrain_comm.compiler._library import library
+from drivetrain_comm.compiler._schedule import Kind
 
 SIZE = 64_000_000
 
@@ -72,13 +73,17 @@ def test_compiled_schedule_is_right_and_near_the_bound(name, collective):
     assert found.seconds <= simulate(slowest, graph, SIZE)
 
 
+def num_transfers(schedule):
+    return sum(step.kind == Kind.SEND for p in schedule.programs for step in p)
+
+
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_library_schedules_compute_what_they_should_in_any_order(name, collective):
     schedules = library(GRAPHS[name], collective)
     for schedule in schedules:
         assert find_fault(schedule) is None, schedule.name
-        if schedule.num_transfers <= 150:
+        if num_transfers(schedule) <= 150:
             assert is_right(schedule, found_at_end(schedule, seed=len(schedule.name)))
 
 
@@ -200,7 +205,7 @@ def test_any_graph_has_a_right_schedule_that_does_not_beat_the_bound(
     for schedule in _candidates(graph, collective, size, 0, 0.0, most_pieces=2):
         verify(schedule)
         assert simulate(schedule, graph, size) >= bound * (1 - 1e-6)
-        if schedule.num_transfers <= 60:
+        if num_transfers(schedule) <= 60:
             assert is_right(schedule, found_at_end(schedule))
 
 

@@ -65,7 +65,7 @@ def test_all_time_is_accounted_for_and_none_twice(worlds, more_s):
     assert all(row.seconds > 0 for row in ledger.lost)
     total = ledger.effective_s + math.fsum(row.seconds for row in ledger.lost)
     assert total == pytest.approx(spent + more_s, rel=1e-6, abs=1e-6)
-    assert 0 <= ledger.effective_share <= 1 + 1e-9
+    assert 0 <= ledger.effective_s <= (spent + more_s) * (1 + 1e-9)
 
 
 def reached(first, last):
@@ -101,8 +101,8 @@ def test_how_far_a_world_is_says_whoever_is_furthest():
     assert found == reached(2, 9)
 
 
-def test_no_time_is_no_share():
-    assert account_for(0.0, []).effective_share == 0.0
+def test_no_time_is_no_effective_time():
+    assert account_for(0.0, []).effective_s == 0.0
 
 
 def test_a_rank_that_lies_does_not_change_the_account():

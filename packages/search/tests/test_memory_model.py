@@ -18,7 +18,6 @@ from drivetrain_search.prediction.memory_model import (
     Structure,
     along_depth,
     along_size,
-    excess_bytes,
     fits,
     predict_memory,
     smallest,
@@ -153,8 +152,6 @@ def test_smallest_and_excess_are_of_known_peaks():
     plans = {"a": Forecast(peak_bytes=9), "b": Forecast(peak_bytes=7), "c": Forecast()}
     assert smallest(plans) == ("b", 7)
     assert smallest({"c": Forecast()}) is None
-    assert excess_bytes(plans["a"], 8, 2) == 3
-    assert excess_bytes(plans["a"], 80) == excess_bytes(plans["c"], 0) == 0
 
 
 def test_structure_comes_back_from_json():

@@ -21,9 +21,10 @@ from drivetrain_checkpoint._layout.manifest import (
 )
 from drivetrain_checkpoint._storage.catalog import (
     Keep,
+    Saved,
     abandoned,
-    list_saved,
     retired,
+    scan,
     written_ranks,
 )
 from drivetrain_checkpoint._storage.protocol import folder_name
@@ -83,6 +84,7 @@ class Persister:
         self._storage = storage
         self._open_under = open_under
         self._retiring = threading.Lock()
+        self._known: dict[str, dict[str, Saved]] = {}
         self._ranks: set[int] = set()
 
     def serve(self, rank: int) -> None:
@@ -301,9 +303,12 @@ class Persister:
     def _retire(self, storage: Storage, newest: RootManifest) -> None:
         """Deletes what is no longer kept; nobody waits for it."""
         try:
-            saved = list_saved(storage)
+            known = self._known.setdefault(storage.url, {})
+            name = folder_name(newest.step, newest.save_id)
+            known[name] = Saved(name, newest)
+            saved = scan(storage, known)[0]
             names = [s.name for s in retired(saved, newest, self.keep)]
-            for name in [*names, *abandoned(storage)]:
+            for name in [*names, *abandoned(storage, committed=known)]:
                 storage.remove(name, ROOT_FILE)
         # Old checkpoints that stay do no harm.
         except (CheckpointError, OSError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_checkpoint._arguments import count
@@ -23,7 +23,7 @@ from drivetrain_checkpoint._storage.protocol import parse_name
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from drivetrain_checkpoint._storage.protocol import Storage
     from drivetrain_core import CheckpointError
@@ -166,19 +166,34 @@ def checkpoints_of_job(saved: Sequence[Saved], job: str) -> list[Saved]:
     return [s for s in saved if s.root.job == job] or list(saved)
 
 
-def scan(storage: Storage) -> tuple[list[Saved], list[DamagedSave]]:
-    """Returns what `list_saved` does, and what was committed and does not read."""
+def scan(
+    storage: Storage, known: dict[str, Saved] | None = None
+) -> tuple[list[Saved], list[DamagedSave]]:
+    """Returns what `list_saved` does, and what was committed and does not read.
+
+    Args:
+        storage: The storage.
+        known: What was read before, by its folder, which is not read again; what is new
+            is added, without its plain half.
+    """
     found: list[Saved] = []
     damaged: list[DamagedSave] = []
     for name in storage.names():
         said = parse_name(name)
         assert said is not None
+        if known is not None and name in known:
+            found.append(known[name])
+            continue
         try:
             found.append(Saved(name, read_root(storage, name)))
         except (CorruptCheckpointError, ForeignCheckpointError) as error:
             damaged.append(DamagedSave(name, *said, _job_of(storage, name), error))
         except FileNotFoundError:
             continue
+    if known is not None:
+        lean = {one.name: replace(one.root, entries={}, layout={}) for one in found}
+        known.clear()
+        known.update({name: Saved(name, root) for name, root in lean.items()})
     found.sort(key=lambda saved: (saved.root.saved_at_ns, saved.root.step))
     return found, damaged
 
@@ -311,17 +326,21 @@ def retired(saved: Sequence[Saved], newest: RootManifest, keep: Keep) -> list[Sa
     return [s for s in [*replaced, *gone] if s.root.save_id != newest.save_id]
 
 
-def abandoned(storage: Storage, now_s: float | None = None) -> list[str]:
+def abandoned(
+    storage: Storage, now_s: float | None = None, committed: Collection[str] = ()
+) -> list[str]:
     """Returns the folders of saves that nobody will end: not committed, and long still.
 
     Args:
         storage: The storage.
         now_s: The time, in seconds since 1970.
+        committed: Folders of which it is known that they are committed.
     """
     now = time.time() if now_s is None else now_s
     return [
         name
         for name in storage.names()
-        if ROOT_FILE not in storage.files(name)
+        if name not in committed
+        and ROOT_FILE not in storage.files(name)
         and now - storage.changed_s(name) > _ABANDONED_S
     ]

@@ -67,11 +67,6 @@ class Case:
         """Whether nothing was fitted to this figure."""
         return not self.is_own_fit
 
-    @property
-    def num_fitted(self) -> int:
-        """How many of the inputs were fitted, to whatever figure."""
-        return sum(one.origin == Origin.FITTED for one in self.inputs.values())
-
     def run(self, seeds: Iterable[int] = range(20)) -> Outcome:
         """Simulates the case.
 

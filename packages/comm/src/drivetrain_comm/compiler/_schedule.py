@@ -115,11 +115,6 @@ class Schedule:
         return len(self.owners)
 
     @property
-    def num_transfers(self) -> int:
-        """How many messages all ranks send."""
-        return sum(step.kind == Kind.SEND for p in self.programs for step in p)
-
-    @property
     def digest(self) -> str:
         """Sixteen hexadecimal digits that differ for different programs."""
         content = f"{self.collective} {self.owners} {self.programs}"

@@ -98,11 +98,6 @@ class TimeLedger(NamedTuple):
     lost: tuple[LedgerRow, ...]
     num_samples: int = 0
 
-    @property
-    def effective_share(self) -> float:
-        """The share of the time that was effective; 0 before any."""
-        return self.effective_s / self.total_s if self.total_s > 0 else 0.0
-
 
 def account_for(total_s: float, worlds: Iterable[WorldFacts]) -> TimeLedger:
     """Adds up where the time of a run has gone.
@@ -120,8 +115,8 @@ def account_for(total_s: float, worlds: Iterable[WorldFacts]) -> TimeLedger:
         >>> ledger = account_for(96.0, worlds)
         >>> ledger.num_steps
         181
-        >>> round(ledger.effective_share, 3), ledger.lost[0].what
-        (0.938, 'world forms')
+        >>> round(ledger.effective_s), ledger.lost[0].what
+        (90, 'world forms')
         >>> round(sum(row.seconds for row in ledger.lost) + ledger.effective_s, 6)
         96.0
     """

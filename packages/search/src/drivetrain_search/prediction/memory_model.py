@@ -340,15 +340,6 @@ def fits(forecast: Forecast, capacity_bytes: int, overhead_bytes: int = 0) -> Fi
     return Fits.NO if low > _SURELY_NOT * capacity_bytes else Fits.UNCERTAIN
 
 
-def excess_bytes(
-    forecast: Forecast, capacity_bytes: int, overhead_bytes: int = 0
-) -> int:
-    """Returns by how much a plan exceeds the memory; 0 when it does not, or may not."""
-    if forecast.peak_bytes is None:
-        return 0
-    return max(0, forecast.peak_bytes + overhead_bytes - capacity_bytes)
-
-
 def smallest(forecasts: Mapping[_Key, Forecast]) -> tuple[_Key, int] | None:
     """Returns the plan of the lowest peak with that peak; None when none is known."""
     known = [
