@@ -55,6 +55,17 @@ def test_guard_accepts_the_same(numerics):
     assert isinstance(compare(BASE, BASE, numerics), Ok)
 
 
+def test_ties_that_share_a_name_are_one():
+    base = lives(ties=(("a", "c", "d"),))
+    seen = lives(ties=(("c", "d"), ("a", "c")))
+    assert isinstance(compare(base, seen, Numerics.EXACT), Ok)
+    seen = lives(ties=(("c", "d"), ("a", "b")))
+    assert (
+        "the tie of a and c and d is broken"
+        in compare(base, seen, Numerics.EXACT).because
+    )
+
+
 @pytest.mark.parametrize(
     ("seen", "words"),
     [

@@ -58,12 +58,9 @@ def build(
         PlanError: An optimization failed. Global settings are put back; the model is
             not to be used any further.
     """
-    state = agree(
-        lambda: prepare(program, model, source, plan, context, device, layout),
-        context.world,
-        "prepare",
-    )
-    return agree(lambda: finish(program, state, plan), context.world, "finish")
+    world, given = context.world, (program, model, source, plan, context, device)
+    state = agree(lambda: prepare(*given, layout), world, "prepare")
+    return agree(lambda: finish(program, state, plan), world, "finish")
 
 
 def prepare(

@@ -113,7 +113,12 @@ def _tiny(sizes: Mapping[str, float]) -> set[str]:
 
 def _tied(baseline: Observation, plan: Observation, free: bool) -> str:
     del free
-    found = [set(group) for group in plan.liveness.ties]
+    found: list[set[str]] = []
+    for names in map(set, plan.liveness.ties):
+        # Ties within a stage of a pipeline, and ties between stages, are told apart.
+        joined = [other for other in found if other & names]
+        found = [other for other in found if other not in joined]
+        found.append(names.union(*joined))
     for group in baseline.liveness.ties:
         if not any(set(group) <= names for names in found):
             return f"the tie of {' and '.join(group)} is broken"
