@@ -10,9 +10,9 @@ import subprocess
 import sys
 
 import pytest
+from journal_contract import check_journal
 
 from drivetrain_elastic.journal import JournalError, Record, SqliteJournal
-from drivetrain_elastic.testing import check_journal
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from journal_contract import check_lease
 
 from drivetrain_elastic._master._leadership import Leadership
 from drivetrain_elastic.decisions.lease import LeaseState, renew_in
 from drivetrain_elastic.journal import JournalError, RedisLease
-from drivetrain_elastic.testing import check_lease
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import threading
 from contextlib import closing
 
 import pytest
+from journal_contract import check_journal
 
 from drivetrain_core import MissingLibraryError, ProgramError
 from drivetrain_elastic.journal import JournalError, Record, RedisJournal, RedisLease
-from drivetrain_elastic.testing import check_journal
 
 RECORDS = "drivetrain-elastic:{j}:records"
 JOURNAL = "drivetrain-elastic:{j}:journal"

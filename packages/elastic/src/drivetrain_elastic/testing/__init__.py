@@ -1,10 +1,4 @@
-"""Contract suites for the protocols of this package, and doubles to test with.
-
-Each `check_*` function takes a factory of an implementation, and raises an
-`AssertionError` that says which clause of the contract is broken. They need no test
-framework: call them from a test of your own. `LocalJob` runs the agents of a job on this
-machine; `ScriptedWorlds` stands in for an agent.
-"""
+"""To test with: `LocalJob` runs a job's agents here, `ScriptedWorlds` stands for one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-from drivetrain_elastic.testing._journal import check_journal as check_journal
-from drivetrain_elastic.testing._journal import check_lease as check_lease
 from drivetrain_elastic.testing._local_job import LocalJob as LocalJob
 from drivetrain_elastic.testing._local_job import LocalJobError as LocalJobError
 from drivetrain_elastic.testing._local_job import members_of as members_of
