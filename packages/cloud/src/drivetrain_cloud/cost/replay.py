@@ -11,18 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from drivetrain_cloud.cost.progress import Progress
-from drivetrain_cloud.spot.actions import (
-    Cancel,
-    GiveUp,
-    Leave,
-    Pause,
-    Release,
-    Request,
-    Resume,
-    Save,
-    Suspend,
-    Train,
-)
+from drivetrain_cloud.spot import actions
 from drivetrain_cloud.spot.capacity import (
     Capacity,
     JobPhase,
@@ -345,7 +334,7 @@ class _Run:
 
     def _do(self, action: Action) -> None:
         match action:
-            case Request(market=market, count=count):
+            case actions.Request(market=market, count=count):
                 for _ in range(count):
                     self._num_names += 1
                     name = f"n{self._num_names}"
@@ -355,16 +344,16 @@ class _Run:
                         phase=NodePhase.REQUESTED,
                         since_s=self._now_s,
                     )
-            case Cancel(node=name) | Release(node=name):
+            case actions.Cancel(node=name) | actions.Release(node=name):
                 self._remove(name)
-            case Leave(node=name):
+            case actions.Leave(node=name):
                 is_taken = name in self._doomed
                 self._taken += is_taken
                 self._remove(name, was_taken=is_taken)
                 self._change_world(self._profile.resize_s)
-            case Save():
+            case actions.Save():
                 self._push(self._progress.save(self._now_s), "saved")
-            case Train(nodes=names):
+            case actions.Train(nodes=names):
                 for node in list(self._nodes.values()):
                     is_in = node.name in names
                     if is_in and node.phase != NodePhase.TRAINING:
@@ -373,15 +362,15 @@ class _Run:
                         self._put(node, NodePhase.READY)
                 self._change_world(self._profile.resize_s)
                 self._set_phase(JobPhase.TRAINING)
-            case Pause():
+            case actions.Pause():
                 self._stop(JobPhase.WAITING)
-            case Suspend():
+            case actions.Suspend():
                 self._stop(JobPhase.SUSPENDED)
                 for name in list(self._nodes):
                     self._remove(name)
-            case Resume():
+            case actions.Resume():
                 self._set_phase(JobPhase.WAITING)
-            case GiveUp(reason=reason):
+            case actions.GiveUp(reason=reason):
                 self._gave_up = reason
                 self._stop(JobPhase.ENDED)
 

@@ -34,18 +34,7 @@ from drivetrain_cloud.kubernetes.pods import (
 )
 from drivetrain_cloud.notices.kubernetes import sighting_of_node, sighting_of_pod
 from drivetrain_cloud.notices.sighting import BadAnswerError
-from drivetrain_cloud.spot.actions import (
-    Cancel,
-    GiveUp,
-    Leave,
-    Pause,
-    Release,
-    Request,
-    Resume,
-    Save,
-    Suspend,
-    Train,
-)
+from drivetrain_cloud.spot import actions
 from drivetrain_cloud.spot.capacity import (
     Capacity,
     JobPhase,
@@ -293,19 +282,19 @@ def _translate(
 ) -> None:
     pods = {pod["metadata"]["name"]: pod for pod in observed.pods}
     match action:
-        case Request():
+        case actions.Request():
             if now_s < plan.memory.hold_until_s:
                 plan.look_again_s = min(plan.look_again_s, plan.memory.hold_until_s)
                 return
             _request(plan, action, observed, spec)
-        case Cancel() | Release():
+        case actions.Cancel() | actions.Release():
             if action.node not in deleted:
                 plan.actions.append(delete_pod(pods[action.node], action.reason))
-        case Leave():
+        case actions.Leave():
             if action.node not in deleted:
                 plan.actions += ask_to_leave(observed, pods[action.node], action.reason)
                 plan.put(changed_s=now_s)
-        case Save():
+        case actions.Save():
             plan.put(
                 num_saves=plan.memory.num_saves + 1,
                 order_s=action.deadline_s,
@@ -319,31 +308,31 @@ def _translate(
                 )
             )
             plan.actions.append(TellEvent(reason="Saving", note=action.reason))
-        case Train():
+        case actions.Train():
             plan.actions.append(
                 AdmitWorkers(pods=tuple(sorted(action.nodes)), reason=action.reason)
             )
             plan.actions.append(TellEvent(reason="Training", note=action.reason))
             plan.put(admitted=frozenset(action.nodes), changed_s=now_s)
             _set_phase(plan, JobPhase.TRAINING, now_s)
-        case Pause():
+        case actions.Pause():
             plan.actions.append(AdmitWorkers(pods=(), reason=action.reason))
             plan.actions.append(TellEvent(reason="Waiting", note=action.reason))
             plan.put(admitted=frozenset(), order_s=None)
             _set_phase(plan, JobPhase.WAITING, now_s)
-        case Suspend():
+        case actions.Suspend():
             plan.actions.append(AdmitWorkers(pods=(), reason=action.reason))
             plan.put(admitted=frozenset(), order_s=None)
             plan.suspended = action.reason
-        case Resume():
+        case actions.Resume():
             _set_phase(plan, JobPhase.WAITING, now_s)
-        case GiveUp():
+        case actions.GiveUp():
             plan.actions.append(StopTraining(reason=action.reason, exit_code=1))
             plan.given_up = action.reason
 
 
 def _request(
-    plan: SpotPlan, action: Request, observed: Observed, spec: JobSpec
+    plan: SpotPlan, action: actions.Request, observed: Observed, spec: JobSpec
 ) -> None:
     assert observed.service is not None
     made = sum(isinstance(one, CreateObject) for one in plan.actions)

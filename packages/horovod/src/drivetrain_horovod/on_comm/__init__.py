@@ -8,6 +8,7 @@ name only has to be unique among those under way.
 
 from __future__ import annotations
 
+from drivetrain_horovod.compression import Compression
 from drivetrain_horovod.on_comm._allreduce import (
     Adasum,
     Average,
@@ -30,7 +31,6 @@ from drivetrain_horovod.on_comm._broadcast import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from drivetrain_horovod.on_comm._compression import Compression
 from drivetrain_horovod.on_comm._exchange import (
     allgather,
     allgather_async,

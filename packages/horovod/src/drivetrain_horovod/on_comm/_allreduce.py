@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from drivetrain_core import DistributedError
-from drivetrain_horovod.on_comm._compression import Compression
+from drivetrain_horovod.compression import Compression
 from drivetrain_horovod.on_comm._handles import Pending, begin, synchronize
 from drivetrain_horovod.on_comm._process_sets import check_process_set
 from drivetrain_horovod.on_comm._state import world

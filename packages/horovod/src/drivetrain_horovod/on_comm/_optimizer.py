@@ -7,9 +7,9 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import DistributedError
+from drivetrain_horovod.compression import Compression
 from drivetrain_horovod.on_comm._allreduce import Average, check_op
 from drivetrain_horovod.on_comm._buckets import Buckets
-from drivetrain_horovod.on_comm._compression import Compression
 from drivetrain_horovod.on_comm._process_sets import check_process_set
 from drivetrain_horovod.on_comm._state import world
 from drivetrain_horovod.on_comm._wire import check_same

@@ -9,6 +9,7 @@ Unlike Horovod, which sorts collectives by name, ranks call them in the same ord
 
 from __future__ import annotations
 
+from drivetrain_horovod.compression import Compression
 from drivetrain_horovod.on_elastic import elastic
 from drivetrain_horovod.on_elastic._basics import (
     cross_rank,
@@ -38,7 +39,6 @@ from drivetrain_horovod.on_elastic._collectives import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from drivetrain_horovod.on_elastic._compression import Compression
 from drivetrain_horovod.on_elastic._errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,

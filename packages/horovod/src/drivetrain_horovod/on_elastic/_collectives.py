@@ -13,7 +13,7 @@ import torch.distributed as dist
 from drivetrain_core import ProgramError
 from drivetrain_core.services import from_json, to_json
 from drivetrain_elastic.extending import give_state, take_state
-from drivetrain_horovod.on_elastic._compression import Compression
+from drivetrain_horovod.compression import Compression
 from drivetrain_horovod.on_elastic._runtime import runtime
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain_core import ProgramError
+from drivetrain_horovod.compression import Compression
 from drivetrain_horovod.on_elastic._collectives import Average, ReduceOp, allreduce_
-from drivetrain_horovod.on_elastic._compression import Compression
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

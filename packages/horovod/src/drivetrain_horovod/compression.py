@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-if TYPE_CHECKING:
-    from torch import Tensor
+
+class Compressor(Protocol):
+    """Makes a tensor smaller, and large again; users may bring their own."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Returns what is reduced, and what `decompress` must know."""
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """Returns the reduced tensor as it was given to `compress`."""
 
 
 class _Exact:
     dtype: torch.dtype | None = None
 
     @classmethod
-    def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
+    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         is_large = tensor.dtype in (torch.float32, torch.float64)
         if cls.dtype is None or not is_large:
             return tensor, None
         return tensor.to(cls.dtype), tensor.dtype
 
     @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         return tensor if ctx is None else tensor.to(ctx)
 
 
@@ -42,11 +51,11 @@ class Compression:
         bf16: Sends float32 and float64 as bfloat16.
 
     Example:
-        >>> small, ctx = Compression.fp16.compress(torch.ones(2))
-        >>> small.dtype, Compression.fp16.decompress(small, ctx).dtype
+        >>> wire, context = Compression.fp16.compress(torch.ones(2))
+        >>> wire.dtype, Compression.fp16.decompress(wire, context).dtype
         (torch.float16, torch.float32)
     """
 
-    none = _Exact
-    fp16 = _Half
-    bf16 = _Brain
+    none: Any = _Exact
+    fp16: Any = _Half
+    bf16: Any = _Brain
