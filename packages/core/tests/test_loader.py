@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from drivetrain_core import ProgramError
-from drivetrain_core._data.loader import DeviceLoader, rebuild_loader
+from drivetrain_core._data.loader import DeviceLoader, rebuild_loader, undisturbed
 from drivetrain_core._data.rank_loader import rank_loader
 from drivetrain_core.services.batch_plan import BatchPlan
 
@@ -273,3 +273,24 @@ def test_rank_can_tell_a_full_batch_from_any_other_by_its_rows(world_size, batch
         others = [len(batch) for loader in loaders for batch in loader[1:]]
         assert len(set(others)) <= 1
         assert not full & set(others)
+
+
+class Resuming:
+    """A loader that goes on where its last iteration ended."""
+
+    def __init__(self):
+        self.place, self.seen = 0, []
+
+    def __iter__(self):
+        while self.place < 4:
+            self.place += 1
+            self.seen.append(self.place)
+            yield torch.full((2,), self.place)
+
+
+def test_looking_at_a_batch_of_a_loader_that_counts_takes_none():
+    loader = Resuming()
+    with undisturbed(loader):
+        assert next(iter(loader)).tolist() == [1, 1]
+    assert [batch[0].item() for batch in loader] == [1, 2, 3, 4]
+    assert loader.seen == [1, 2, 3, 4]

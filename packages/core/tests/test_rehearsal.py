@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
+from collections import deque
 
 import pytest
 import torch
@@ -240,8 +242,9 @@ def test_a_rehearsal_leaves_no_trace():
     )
     model.history = []
     states = torch.get_rng_state(), random.getstate()
-    accelerate(model, sgd, pairs(), squared, strategy=[("micro_batch", 2)])
-    assert seen
+    plan = accelerate(model, sgd, pairs(), squared, strategy=[("micro_batch", 2)]).plan
+    assert plan.guard["num_steps"] == 1
+    assert seen == []
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert model.history == []
@@ -262,6 +265,86 @@ def test_a_loss_with_statistics_of_its_own_is_put_back():
     loss = Tracking()
     accelerate(layered(), sgd, pairs(), loss, strategy=["activation_checkpoint"])
     assert float(loss.mean) == 0.0
+
+
+class Warming:
+    """A loss that grows with the steps that it has seen."""
+
+    def __init__(self):
+        self.steps, self.last = 0, deque(maxlen=2)
+
+    def __call__(self, output, batch):
+        self.steps += 1
+        self.last.append(self.steps)
+        return squared(output, batch) * sum(self.last)
+
+
+def warming_closure():
+    steps = 0
+
+    def loss(output, batch):
+        nonlocal steps
+        steps += 1
+        return squared(output, batch) * steps
+
+    return loss
+
+
+def noisy():
+    generator = torch.Generator().manual_seed(1)
+
+    def loss(output, batch):
+        noise = torch.randn(output.shape[1:], generator=generator)
+        return squared(output + noise, batch)
+
+    return loss
+
+
+@pytest.mark.parametrize("make", [Warming, warming_closure, noisy])
+def test_what_a_loss_counts_or_draws_is_what_the_program_would(make):
+    def losses(step, batches):
+        return [float(step(batch)) for batch in batches]
+
+    model, loss = layered(), make()
+    optimizer = sgd(model.parameters())
+
+    def plain(batch):
+        optimizer.zero_grad()
+        value = loss(model(batch[0]), batch)
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    expected = losses(plain, pairs())
+    accelerated = accelerate(
+        layered(), sgd, pairs(), make(), strategy=["activation_checkpoint"]
+    )
+    found = losses(accelerated.train_step, accelerated.loader)
+    assert found == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(PlanError, match="none of the program's"):
+        accelerate(layered(), sgd, pairs(), make(), strategy=[("micro_batch", 2)])
+
+
+def test_a_program_that_counts_where_it_cannot_be_put_back_is_refused():
+    class Counted(nn.Module):
+        steps = 0
+
+        def forward(self, output, batch):
+            type(self).steps += 1
+            return squared(output, batch) * self.steps
+
+    with pytest.raises(PlanError, match="a second step from the same start"):
+        accelerate(
+            layered(), sgd, pairs(), Counted(), strategy=["activation_checkpoint"]
+        )
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_module_is_not_trained_by_its_rehearsal():
+    model = torch.jit.script(layered())
+    before = copy.deepcopy(model.state_dict())
+    accelerate(model, sgd, pairs(), squared, strategy=[("micro_batch", 2)])
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
 def test_a_program_that_fails_by_itself_is_told_and_not_blamed_on_the_plan(caplog):
@@ -406,13 +489,14 @@ def step_of(forward):
 
 def test_a_program_that_starts_again_does_not_pay_for_the_check(tmp_path):
     def passes(loss=squared, strategy=(("micro_batch", 2),), cache=tmp_path):
-        model, seen = layered(), []
-        model.register_forward_hook(lambda *_: seen.append(1))
+        # What a list would count is put back.
+        model, passed = layered(), itertools.count()
+        model.register_forward_hook(lambda *_: (next(passed), None)[1])
         accelerated = accelerate(
             model, sgd, pairs(), loss, strategy=list(strategy), cache=cache
         )
         assert "loss_rel" in accelerated.plan.guard
-        return len(seen)
+        return next(passed)
 
     first = passes()
     assert first > 1
@@ -431,8 +515,10 @@ def test_a_program_that_starts_again_does_not_pay_for_the_check(tmp_path):
     for flag in (True, True, False):
         flagged = layered()
         flagged.is_flagged = flag
-        seen = []
-        hook = flagged.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        passed = itertools.count()
+        hook = flagged.register_forward_hook(
+            lambda *_, passed=passed: (next(passed), None)[1]
+        )
         accelerate(
             flagged,
             sgd,
@@ -442,7 +528,7 @@ def test_a_program_that_starts_again_does_not_pay_for_the_check(tmp_path):
             cache=tmp_path,
         ).close()
         hook.remove()
-        found.append(bool(seen))
+        found.append(bool(next(passed)))
     assert found == [True, False, True]
     for record in (tmp_path / "checked").iterdir():
         record.write_text("{")

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import random
+from collections import deque
+
+import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -84,3 +90,60 @@ def test_buffers_that_take_no_copy_are_left_alone():
     snapshot.restore()
     assert torch.equal(module.sparse.to_dense(), torch.eye(2))
     assert module.wide.tolist() == [0.0] * 3
+
+
+def test_what_a_loss_holds_comes_back():
+    class Held:
+        def __init__(self):
+            self.count, self.last = 0, deque([1], maxlen=2)
+            self.draws = random.Random(0), np.random.default_rng(0)
+            self.array, self.table = np.zeros(2), torch.zeros(2)
+            self.generator = torch.Generator().manual_seed(0)
+
+    def state():
+        drawn = [draw.random() for draw in held.draws]
+        drawn.append(float(torch.rand(1, generator=held.generator)))
+        return held.count, list(held.last), held.array.sum(), held.table.sum(), drawn
+
+    def counting(held, count=0):
+        def loss():
+            nonlocal count
+            count += 1
+            held.count = count
+            held.last.append(count)
+            held.array += 1
+            held.table.add_(1)
+            return count
+
+        return loss
+
+    held = Held()
+    loss = counting(held)
+    snapshot = ModelSnapshot(nn.Module(), functools.partial(loss), values=True)
+    expected = state()
+    for _ in range(2):
+        assert loss() == 1
+        snapshot.restore()
+        assert state() == expected
+        snapshot.restore()
+
+
+def test_what_is_long_or_of_a_library_is_left_alone():
+    long, optimizer = list(range(2**15)), torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    snapshot = ModelSnapshot(nn.Module(), lambda: (long, optimizer), values=True)
+    long.append(1)
+    optimizer.mark = 1
+    snapshot.restore()
+    assert len(long) == 2**15 + 1
+    assert optimizer.mark == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_parameters_of_a_scripted_module_come_back():
+    module = torch.jit.script(nn.Linear(2, 2))
+    before = module.weight.detach().clone()
+    snapshot = ModelSnapshot(module, values=True)
+    with torch.no_grad():
+        module.weight.zero_()
+    snapshot.restore()
+    assert torch.equal(module.weight, before)

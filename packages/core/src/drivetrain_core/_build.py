@@ -198,9 +198,7 @@ def _apply_one(state: TrainingState, choice: Choice) -> None:
         raise
     except Exception as error:  # An optimization of others may fail in any way.
         raise PlanError(
-            Code.ERROR,
-            choice.name,
-            because=f"applying it failed: {first_line(error)}",
+            Code.ERROR, choice.name, because=f"applying it failed: {first_line(error)}"
         ) from error
 
 

@@ -107,8 +107,7 @@ def _require_no_pair(entries: Sequence[object]) -> None:
     raise PlanFormatError(
         Code.FORMAT,
         "strategy",
-        because=f"it is one pair, {(name, value)!r}, and must be a list of names and "
-        "pairs",
+        because=f"it is one pair, {(name, value)!r}, and must be a list of names and pairs",
         fix=f"write [{(name, value)!r}]",
     )
 

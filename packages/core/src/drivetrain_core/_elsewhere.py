@@ -14,8 +14,7 @@ _NAMES = {
     "drivetrain-kernels": "compile_select kernels",
     "drivetrain-memory": "virtual_memory",
     "drivetrain-optim": "agd lamb wsam",
-    "drivetrain-parallel": "loss_parallel mesh overlap_first_gather schedule "
-    "sequence_parallel",
+    "drivetrain-parallel": "loss_parallel mesh overlap_first_gather schedule sequence_parallel",
 }
 OPTIMIZATIONS = {word: home for home, names in _NAMES.items() for word in names.split()}
 """The distribution by the optimization."""

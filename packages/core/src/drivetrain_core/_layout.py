@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._errors import Code, DrivetrainError, PlanError, first_line
+from drivetrain_core._model.snapshot import ModelSnapshot
 from drivetrain_core._ranks import share
 from drivetrain_core.mesh_shape import asks_for_mesh
 from drivetrain_core.services._lookup import get_service
@@ -49,7 +50,8 @@ def agreed_layout(
     layout: ModelLayout = get_service("model_layout")
 
     def find() -> dict[str, Any]:
-        loss_of = program.loss_of
+        loss_of, has_values = program.loss_of, program.weights == "build"
+        snapshot = ModelSnapshot(model, *program.held(), values=has_values)
         try:
             return layout.plan(model, batch, loss_of, choices, world.size).to_dict()
         except DrivetrainError:
@@ -58,10 +60,11 @@ def agreed_layout(
             raise PlanError(
                 Code.NOT_APPLICABLE,
                 "mesh",
-                because=f"planning it for a copy of the model failed: "
-                f"{first_line(error)}",
+                because=f"planning it for a copy of the model failed: {first_line(error)}",
                 fix="use ddp or fsdp, or let loss and forward use the model they are given",
             ) from error
+        finally:
+            snapshot.restore()
 
     found = share(find, world, _LIMIT_S, "plan the axes of the mesh")
     return layout.read_plan(found)

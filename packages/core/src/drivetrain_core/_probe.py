@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils import data as loading
 
 from drivetrain_core._context import (
     BatchFacts,
@@ -97,15 +91,11 @@ def probe_batch(batch: Any) -> BatchFacts:
         ProgramError: It holds no tensor with a batch dimension, or no sample.
     """
     check_batch(batch)
-    size = batch_size(batch)
+    size, signature = batch_size(batch), batch_signature(batch)
     if size < 1:
-        message = f"a batch must hold samples, got one of {batch_signature(batch)}"
+        message = f"a batch must hold samples, got one of {signature}"
         raise ProgramError(message)
-    return BatchFacts(
-        size=size,
-        signature=batch_signature(batch),
-        num_tokens=num_tokens(batch),
-    )
+    return BatchFacts(size=size, signature=signature, num_tokens=num_tokens(batch))
 
 
 def probe_loop(
@@ -116,18 +106,17 @@ def probe_loop(
     names = ("dataset", "sampler", "batch_sampler")
     parts = [data, *(getattr(data, name, None) for name in names)]
     if any(
-        hasattr(part, "num_replicas") or "Distributed" in type(part).__name__
-        for part in parts
+        hasattr(p, "num_replicas") or "Distributed" in type(p).__name__ for p in parts
     ):
         loader = "sharded"
     # Only the class itself: a subclass may yield what its arguments do not tell.
-    elif type(data) is DataLoader:
-        plain = type(data.sampler) in (RandomSampler, SequentialSampler)
-        batched = type(data.batch_sampler) is BatchSampler
+    elif type(data) is loading.DataLoader:
+        plain = type(data.sampler) in (loading.RandomSampler, loading.SequentialSampler)
+        batched = type(data.batch_sampler) is loading.BatchSampler
         if plain and batched:
             loader = "torch"
         elif data.batch_sampler is not None and not isinstance(
-            data.dataset, IterableDataset
+            data.dataset, loading.IterableDataset
         ):
             loader = "indexed"
         workers = data.num_workers

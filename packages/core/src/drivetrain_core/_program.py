@@ -122,6 +122,10 @@ class Program:
             _layout().check_meta_model(model, self.weights)
         return model
 
+    def held(self) -> tuple[Any, ...]:
+        """Returns the functions of the user, which may hold a state of their own."""
+        return self.loss, self.forward, self.optimizer, self.scheduler
+
     def loss_of(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """Returns the loss of one batch.
 

@@ -157,8 +157,7 @@ class TrainStep:
                 error.optimization,
                 because=f"{error.because}, out of a batch of {size} samples where full "
                 f"ones have {self._size}",
-                fix="leave smaller batches out, with drop_last=True in a DataLoader, or "
-                "use gpipe",
+                fix="leave smaller batches out, with drop_last=True in a DataLoader, or use gpipe",
             ) from error
 
     def second_pass(self, batch: Any) -> None:

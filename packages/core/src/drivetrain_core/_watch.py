@@ -76,9 +76,7 @@ class Watch:
         # A clock never goes back here, but a machine may sleep: the median stands.
         seen = [b - a for a, b in itertools.pairwise(begins)]
         self.promise = Promise(
-            promised_s=self._promised_s,
-            seen_s=statistics.median(seen),
-            steps=len(seen),
+            promised_s=self._promised_s, seen_s=statistics.median(seen), steps=len(seen)
         )
         if self.promise.ratio > _LATE:
             logger.warning(

@@ -105,9 +105,7 @@ _Loader.yaml_constructors = {
 
 
 def load_yaml(
-    text: str,
-    source: str = "<text>",
-    error_type: type[Exception] = ValueError,
+    text: str, source: str = "<text>", error_type: type[Exception] = ValueError
 ) -> object:
     r"""Returns the value that a YAML text describes.
 

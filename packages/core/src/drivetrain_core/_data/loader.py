@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from drivetrain_core._data.batch import move_batch
 from drivetrain_core._data.random_stream import put_random_states, random_states
 from drivetrain_core._errors import ProgramError
+from drivetrain_core._model.snapshot import ModelSnapshot
 from drivetrain_core.accelerators._isolated_rng import isolated_rng
 
 if TYPE_CHECKING:
@@ -60,11 +61,11 @@ _OF_WORKERS = (
 
 @contextmanager
 def undisturbed(data: Iterable[Any]) -> Iterator[None]:
-    """Puts every random state back that iterating over the data may draw from.
+    """Puts every state back that iterating over the data may draw from.
 
-    These are the global ones of torch, Python and numpy, and the generators of the
-    loader and its samplers. So one may look at a batch, and training draws what it
-    would have drawn.
+    These are the global random ones of torch, Python and numpy, the generators of the
+    loader and its samplers, and what a loader, sampler or data set of the user's own counts.
+    So one may look at a batch, and training draws what it would have drawn.
 
     Args:
         data: A loader, or any iterable of batches that can be passed over again.
@@ -77,17 +78,17 @@ def undisturbed(data: Iterable[Any]) -> Iterator[None]:
         True
     """
     batches = getattr(data, "batch_sampler", None)
-    parts = (data, getattr(data, "sampler", None), getattr(batches, "sampler", None))
+    inner = getattr(data, "sampler", None), getattr(batches, "sampler", None)
+    parts = (data, getattr(data, "dataset", None), batches, *inner)
     found = [getattr(part, "generator", None) for part in parts]
-    generators = [g for g in found if isinstance(g, torch.Generator)]
-    states, outside = [each.get_state() for each in generators], random_states()
+    snapshot = ModelSnapshot(torch.nn.Module(), *parts, *found)
+    outside = random_states()
     try:
         with isolated_rng():
             yield
     finally:
         put_random_states(outside)
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+        snapshot.restore()
 
 
 class WrappedLoader:

@@ -8,26 +8,43 @@ or an optimizer's factory may hold the model itself.
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict, defaultdict
+import gc
+import random
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from functools import partial
+from itertools import chain
+from types import CellType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.distributed._composable_state import _module_state_mapping
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterator
 
-_CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
+_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
+_LOOKED_INTO = {
+    *(*_CONTAINERS, CellType, MethodType, partial, torch.Generator, random.Random),
+    *(np.random.RandomState, np.random.Generator, np.ndarray),
+}
+# Tables and data sets that a loss holds are not copied, and no step writes them.
+_MOST_VALUES, _MOST_ITEMS = 2**24, 2**14
 
 
 class ModelSnapshot:
-    """Remembers a model and all that its modules' attributes hold of plain containers.
+    """Remembers a model, what its modules hold, and what a loss or a forward holds.
 
-    What lies in other objects is not looked into.
+    That is plain containers, what functions enclose, random generators, arrays, and objects of
+    classes that are none of a library's. What lies in other objects, in classes and in
+    global variables is not looked into.
 
     Args:
         model: The model.
+        others: A loss, a forward: functions or objects that hold more.
         values: Whether it is trained in between: values are then copied to the host.
 
     Example:
@@ -39,29 +56,34 @@ class ModelSnapshot:
         (torch.float32, False)
     """
 
-    def __init__(self, model: torch.nn.Module, *, values: bool = False) -> None:
+    def __init__(
+        self, model: torch.nn.Module, *others: Any, values: bool = False
+    ) -> None:
         """Looks through the model; copies values where asked."""
-        self._values = values
         self._classes = [(module, type(module)) for module in model.modules()]
-        self._containers: dict[int, tuple[Any, Any]] = {}
-        self._tensors: dict[int, _Tensor] = {}
-        for module, _ in self._classes:
-            self._look(vars(module))
-
-    def _look(self, value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            if id(value) not in self._tensors:
-                self._tensors[id(value)] = _Tensor(value, values=self._values)
-                self._look(vars(value))
-        elif isinstance(value, tuple):
-            self._look_at_all(value)
-        elif type(value) in _CONTAINERS and id(value) not in self._containers:
-            self._containers[id(value)] = value, copy.copy(value)
-            self._look_at_all(value.values() if isinstance(value, dict) else value)
-
-    def _look_at_all(self, values: Iterable[Any]) -> None:
-        for value in values:
-            self._look(value)
+        self._containers: list[tuple[Any, Any]] = []
+        self._states: list[Callable[[], Any]] = []
+        # Those of scripted modules lie in no attribute.
+        own = {id(t): t for t in chain(model.parameters(), model.buffers())}
+        self._tensors: list[_Tensor] = []
+        seen, most = dict[int, Any](), _MOST_VALUES if values else 0
+        pending: list[Any] = [*others, model, *own.values()]
+        while pending:
+            value = pending.pop()
+            if id(value) in seen or not _is_looked_into(value):
+                continue
+            seen[id(value)] = value
+            if isinstance(value, torch.Tensor):
+                if id(value) in own or (_is_plain(value) and value.numel() < most):
+                    self._tensors.append(_Tensor(value, values=values))
+            elif type(value) in _CONTAINERS:
+                self._containers.append((value, copy.copy(value)))
+            self._states += _putting_back(value, most)
+            if isinstance(value, FunctionType):
+                pending += value.__closure__ or ()
+            elif not isinstance(value, torch.Tensor):
+                pending += gc.get_referents(value)
+            pending.append(getattr(value, "__dict__", None))
 
     def restore(self) -> None:
         """Makes the model what it was; may be called more than once."""
@@ -70,14 +92,57 @@ class ModelSnapshot:
                 module.__class__ = kind
             # FSDP2 refuses a module that it knows.
             _module_state_mapping.pop(module, None)
-        for container, kept in self._containers.values():
+        for container, kept in self._containers:
+            if _items(container) == _items(kept):
+                continue  # Another thread may be using it.
             container.clear()
-            if isinstance(container, list):
+            if isinstance(container, list | deque):
                 container.extend(kept)
             else:
                 container.update(kept)
-        for tensor in self._tensors.values():
+        for tensor in self._tensors:
             tensor.restore()
+        for state in self._states:
+            state()
+
+
+def _items(container: Any) -> list[int]:
+    values = container.values() if isinstance(container, dict) else ()
+    return [id(item) for item in chain(container, values)]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _is_looked_into(value: Any) -> bool:
+    """Returns whether a value may hold what a step changes, and is none of a library's."""
+    if isinstance(value, torch.Tensor):
+        return not is_lazy(value)
+    if isinstance(value, torch.nn.Module | tuple) or type(value) in _LOOKED_INTO:
+        return type(value) not in _CONTAINERS or len(value) < _MOST_ITEMS
+    kind = value if isinstance(value, FunctionType) else type(value)
+    name = "" if isinstance(value, type) else str(kind.__module__)
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    is_known = not name or name.startswith(("drivetrain_", "torch."))
+    is_known |= name.partition(".")[0] in sys.stdlib_module_names
+    return not (is_known or "-packages" in file)
+
+
+def _putting_back(value: Any, most: int) -> Iterator[Callable[[], Any]]:
+    """Yields what puts the state of a value back, if it is of a kind that has one."""
+    kind: Any = type(value)
+    if kind is CellType and gc.get_referents(value):
+        yield partial(setattr, value, "cell_contents", value.cell_contents)
+    elif kind in (torch.Generator, np.random.RandomState):
+        yield partial(value.set_state, value.get_state())
+    elif kind is random.Random:
+        yield partial(value.setstate, value.getstate())
+    elif kind is np.random.Generator:
+        bits = value.bit_generator
+        yield partial(setattr, bits, "state", bits.state)
+    elif kind is np.ndarray and value.flags.writeable and value.size < most:
+        yield partial(np.copyto, value, value.copy())
 
 
 class _Tensor:
@@ -114,5 +179,4 @@ class _Tensor:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    plain = one.layout is torch.strided and not one.is_nested
-    return plain and torch.equal(one, other.to(one.device))
+    return _is_plain(one) and torch.equal(one, other.to(one.device))

@@ -59,10 +59,7 @@ class ActivationCheckpoint(BaseOptimization):
         del plan
         blocks = context.model.blocks
         if blocks is None:
-            return Reject(
-                Code.NOT_APPLICABLE,
-                f"{context.model.kind} has {NO_BLOCKS}",
-            )
+            return Reject(Code.NOT_APPLICABLE, f"{context.model.kind} has {NO_BLOCKS}")
         if context.model.has_batch_norm:
             return Reject(
                 Code.NOT_APPLICABLE,

@@ -59,8 +59,7 @@ class OptimizerImpl(BaseOptimization):
             )
         if kind not in context.loop.optimizer_options:
             return Reject(
-                Code.NOT_APPLICABLE,
-                f"{context.loop.optimizer} has no option {kind!r}",
+                Code.NOT_APPLICABLE, f"{context.loop.optimizer} has no option {kind!r}"
             )
         return Ok()
 

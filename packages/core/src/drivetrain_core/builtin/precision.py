@@ -76,8 +76,7 @@ class Precision(BaseOptimization):
         if dtype == "tf32" and context.device.capability < _TF32_CAPABILITY:
             return Reject(
                 Code.NEEDS_DEVICE,
-                f"tf32 needs a CUDA device of capability 8.0, this is "
-                f"{context.device.name}",
+                f"tf32 needs a CUDA device of capability 8.0, this is {context.device.name}",
                 "use bf16_autocast" if _has_bf16(context) else "use fp32",
             )
         bf16 = dtype in ("bf16_autocast", "bf16_params")
@@ -87,8 +86,7 @@ class Precision(BaseOptimization):
         if bf16 and context.model.dtypes != ("float32",):
             return Reject(
                 Code.NOT_APPLICABLE,
-                f"{dtype} starts from fp32 weights, the model has "
-                f"{', '.join(context.model.dtypes)}",
+                f"{dtype} starts from fp32 weights, the model has {', '.join(context.model.dtypes)}",
                 "hand over the model in fp32",
             )
         return Ok()

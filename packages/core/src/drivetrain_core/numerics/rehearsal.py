@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain_core._build import build
-from drivetrain_core._choice import Phase, Reject
+from drivetrain_core._choice import Numerics, Phase, Reject
 from drivetrain_core._compose import numerics_of
 from drivetrain_core._context import WorldFacts
 from drivetrain_core._data.batch import batch_size, map_tensors, split_batch
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FIX = "leave it out, or pass check=False to train what it makes of the program"
+_KEEP = "let the model or the loss hold what the program counts, or pass check=False"
 # They draw as the program does. What is compiled in a mode of torch would be compiled again
 # without it, and what is recomputed on another thread knows of none.
 _KEEPS_DRAWS = {Phase.COMPILE, Phase.ACTIVATION_CHECKPOINT}
@@ -102,7 +103,8 @@ class Rehearsal:
         known = share(lambda: _read(record), world, _LIMIT_S, "look for a check")
         if known:
             return known
-        snapshot = ModelSnapshot(self._modules(), values=True)
+        held = self.program.held()
+        snapshot = ModelSnapshot(self._modules(), *held, values=True)
         phases = {find(choice.name).phase for choice in plan.choices}
         try:
             with nullcontext() if phases & _KEEPS_DRAWS else WithoutDropout():
@@ -177,6 +179,10 @@ class Rehearsal:
         verdict = compare(expected, found, numerics)
         if isinstance(verdict, Reject):
             # What chance and rounding do to the program itself is held against no plan.
+            again = compare(expected, written(rows), Numerics.LOW_PRECISION)
+            if isinstance(again, Reject):
+                because = f"a second step from the same start differs: {again.because}"
+                raise PlanError(Code.NUMERICS, str(plan), because=because, fix=_KEEP)
             own = differences(expected, written(rows, seed=1))
             noise = max(own["worst_grad_rel"], 1.0 - own["smallest_cosine"])
             swayed = written(rows, rounded=True)

@@ -148,10 +148,7 @@ def _steered(baseline: Observation, plan: Observation, free: bool) -> str:
             f"the learning rate is {got.rates[-1]}, the program's {expected.rates[-1]}"
         )
     if got.last_epoch != expected.last_epoch:
-        return (
-            f"the scheduler has counted {got.last_epoch} steps, the program's "
-            f"{expected.last_epoch}"
-        )
+        return f"the scheduler has counted {got.last_epoch} steps, the program's {expected.last_epoch}"
     if expected.clipped_norm is not None:
         left = got.clipped_norm
         if left is None or abs(left / expected.clipped_norm - 1.0) > _CLIPPED_BOUND:
@@ -170,13 +167,5 @@ def _near(expected: Sequence[Sequence[float]], got: Sequence[Sequence[float]]) -
     )
 
 
-SOUND = (
-    _finite,
-    _same_samples,
-    _same_data,
-    _tied,
-    _alive,
-    _replicated,
-    _steered,
-)
+SOUND = (_finite, _same_samples, _same_data, _tied, _alive, _replicated, _steered)
 """All checks, in order."""

@@ -15,12 +15,7 @@ import psutil
 
 from drivetrain_core import machine_limits
 from drivetrain_core.accelerators import accelerator_of
-from drivetrain_core.services.cluster_spec import (
-    ClusterSpec,
-    Device,
-    Nic,
-    NodeGroup,
-)
+from drivetrain_core.services.cluster_spec import ClusterSpec, Device, Nic, NodeGroup
 
 
 def local_cluster(*, use_torch: bool | None = None) -> ClusterSpec:

@@ -153,8 +153,7 @@ class OptimizerRestoration:
         sure = {None, *self._groups}
         placed = {name for name in common if self._place(name) not in sure}
         self.mismatches += [
-            f"{self._key!r}: the state of {name!r} has no name but its place, which is "
-            "another now"
+            f"{self._key!r}: the state of {name!r} has no name but its place, which is another now"
             for name in sorted(placed - wrong.keys())
         ]
         return common - wrong.keys() - placed

@@ -16,11 +16,7 @@ from drivetrain_core.services._optimizer_state import (
 )
 from drivetrain_core.services._packed_entry import HasStateDict, with_extra_state
 from drivetrain_core.services._plain_tree import join_tree, split_tree
-from drivetrain_core.services._shape_mismatch import (
-    absent,
-    nearest,
-    shape_mismatch,
-)
+from drivetrain_core.services._shape_mismatch import absent, nearest, shape_mismatch
 from drivetrain_core.services.restoration import Restoration
 from drivetrain_core.services.state_entry import StateEntry
 

@@ -325,10 +325,7 @@ class ClusterSpec(_Checked):
         body = dict(plain)
         version = body.pop(_HEADER)
         if type(version) is not int or version != VERSION:
-            message = (
-                f"{source}: {_HEADER} is {version!r}, this version of Drivetrain reads "
-                f"{VERSION}"
-            )
+            message = f"{source}: {_HEADER} is {version!r}, this version of Drivetrain reads {VERSION}"
             raise ClusterSpecError(message)
         try:
             return from_plain(cls, body, "")
