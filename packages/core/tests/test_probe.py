@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from drivetrain_core._probe import (
     probe_model,
     probe_world,
 )
+from drivetrain_core.builtin.cpu_threads import CpuThreads
 
 CPU = torch.device("cpu")
 
@@ -224,3 +226,14 @@ def test_context_gathers_the_facts():
     assert (context.loop.optimizer, context.loop.loader) == ("SGD", "torch")
     assert context.baseline is None
     assert context.summary() == {"device": context.device.name, "world": 1}
+
+
+def test_worker_without_a_group_shares_the_node(monkeypatch):
+    """As the workers of an elastic job do before they have one."""
+    assert probe_world().local_size == 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    world = probe_world()
+    assert (world.size, world.local_size) == (1, 4)
+    device = SimpleNamespace(type="cpu", num_cores=8, num_threads=1)
+    context = SimpleNamespace(world=world, device=device)
+    assert [found["num"] for found in CpuThreads().configs(context)] == [2]

@@ -132,7 +132,10 @@ def probe_loop(
 
 
 def probe_world() -> WorldFacts:
-    """Returns the ranks of the process group that stands, or one rank."""
+    """Returns the ranks of the process group that stands, or one rank.
+
+    Workers of an elastic job have none yet, and share the node all the same.
+    """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         size = torch.distributed.get_world_size()
         return WorldFacts(
@@ -140,7 +143,7 @@ def probe_world() -> WorldFacts:
             rank=torch.distributed.get_rank(),
             local_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(size))),
         )
-    return WorldFacts()
+    return WorldFacts(local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def make_context(
