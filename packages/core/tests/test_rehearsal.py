@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import logging
 from collections import deque
@@ -453,6 +454,31 @@ def test_what_ranks_would_train_otherwise_is_refused_on_all(
         assert found == (code, "Parameter", True, True)
 
 
+def step_that_leaves_a_part_out():
+    class Sparing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.other, self.steps = nn.Linear(6, 6), nn.Linear(6, 6), 0
+
+        def forward(self, x):
+            self.steps += 1
+            return self.inner(x) if self.steps == 2 else self.other(self.inner(x))
+
+    accelerated = accelerate(Sparing(), sgd, pairs(), squared, strategy=["ddp"])
+    try:
+        for batch in accelerated.loader:
+            accelerated.train_step(batch)
+    except PlanError as error:
+        return error.fix
+    return "trained"
+
+
+def test_a_step_that_leaves_parameters_out_is_told_of_with_its_way_out():
+    for fix in run_ranks(step_that_leaves_a_part_out, 2):
+        assert "find_unused_parameters" in fix
+        assert "(" in fix
+
+
 def with_a_hook(strategy):
     torch.manual_seed(0)
     model = Encoding()
@@ -530,9 +556,78 @@ def test_a_program_that_starts_again_does_not_pay_for_the_check(tmp_path):
         hook.remove()
         found.append(bool(next(passed)))
     assert found == [True, False, True]
-    for record in (tmp_path / "checked").iterdir():
-        record.write_text("{")
-    assert passes() == first
+    for text in ("{", "[1]", "5", "null", "[" * 100_000):
+        for record in (tmp_path / "checked").iterdir():
+            record.write_text(text)
+        assert passes() == first
+
+
+REDUCTION = "mean"
+
+
+class Reducing:
+    def __init__(self, reduction):
+        self.reduction = reduction
+
+    def loss(self, output, batch):
+        return functional.mse_loss(output, batch[1], reduction=self.reduction)
+
+
+def by_a_global(output, batch):
+    return functional.mse_loss(output, batch[1], reduction=REDUCTION)
+
+
+def through_another(output, batch):
+    return by_a_global(output, batch)
+
+
+def by_a_default(output, batch, *, reduction):
+    return functional.mse_loss(output, batch[1], reduction=reduction)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda _: by_a_global,
+        lambda _: through_another,
+        lambda reduction: Reducing(reduction).loss,
+        lambda reduction: functools.partial(by_a_default, reduction=reduction),
+        lambda reduction: lambda o, b, r=reduction: by_a_default(o, b, reduction=r),
+    ],
+    ids=["global", "helper", "method", "partial", "default"],
+)
+def test_what_a_loss_goes_by_is_part_of_what_was_checked(tmp_path, monkeypatch, make):
+    def run(reduction):
+        monkeypatch.setitem(globals(), "REDUCTION", reduction)
+        return accelerate(
+            layered(),
+            sgd,
+            pairs(),
+            make(reduction),
+            strategy=[("micro_batch", 2)],
+            cache=tmp_path,
+        )
+
+    run("mean")
+    with pytest.raises(PlanError, match="none of the program's"):
+        run("sum")
+
+
+def test_hooks_and_tables_of_a_model_are_part_of_what_was_checked(tmp_path):
+    def run(model):
+        plan = [("micro_batch", 2)]
+        accelerate(model, sgd, pairs(), squared, strategy=plan, cache=tmp_path)
+
+    def numbers():
+        return len(list((tmp_path / "checked").iterdir()))
+
+    run(layered())
+    hooked, scaled = layered(), layered()
+    hooked.register_forward_hook(lambda _m, _i, output: output * 2)
+    scaled.scales = {"head": 2.0}
+    for number, model in enumerate((hooked, scaled)):
+        run(model)
+        assert numbers() == number + 2
 
 
 def test_a_check_that_fails_is_not_kept(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core._data.random_stream import RandomStream
 from drivetrain_core._errors import Code, DrivetrainError, PlanError, first_line
 from drivetrain_core._model.snapshot import ModelSnapshot
 from drivetrain_core._ranks import share
@@ -53,7 +54,8 @@ def agreed_layout(
         loss_of, has_values = program.loss_of, program.weights == "build"
         snapshot = ModelSnapshot(model, *program.held(), values=has_values)
         try:
-            return layout.plan(model, batch, loss_of, choices, world.size).to_dict()
+            with RandomStream(program.seed).in_place():
+                return layout.plan(model, batch, loss_of, choices, world.size).to_dict()
         except DrivetrainError:
             raise
         except Exception as error:  # A copy of a program may fail where it does not.

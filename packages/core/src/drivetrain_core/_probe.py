@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import data as loading
 
 from drivetrain_core._context import (
@@ -44,10 +45,8 @@ def default_device() -> torch.device:
     if torch.accelerator.is_available():
         accelerator = torch.accelerator.current_accelerator()
         if accelerator is not None:
-            index = int(os.environ.get("LOCAL_RANK", "0"))
-            return torch.device(
-                accelerator.type, index % torch.accelerator.device_count()
-            )
+            rank, count = os.environ.get("LOCAL_RANK"), torch.accelerator.device_count()
+            return torch.device(accelerator.type, int(rank or 0) % count)
     return torch.device("cpu")
 
 
@@ -77,9 +76,7 @@ def probe_model(model: nn.Module) -> ModelFacts:
         dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
         blocks=find_blocks(model),
         has_conv2d=any(isinstance(m, nn.Conv2d) for m in modules),
-        has_batch_norm=any(
-            isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules
-        ),
+        has_batch_norm=any(isinstance(m, _BatchNorm) for m in modules),
         tied=_tied(model),
     )
 

@@ -103,10 +103,16 @@ class TrainStep:
             if self._two_pass is not None:
                 self.second_pass(batch)
             self.optimizer_step()
-        except BaseException:
+        except BaseException as error:
             # A loop may leave the batch out: the next one has its own gradient alone.
             self._optimizer.zero_grad(set_to_none=True)
-            raise
+            if "find_unused_parameters" not in str(error):
+                raise
+            because = (
+                "a step before did not use every parameter that requires a gradient"
+            )
+            fix = 'name it as ("ddp", {"find_unused_parameters": True})'
+            raise PlanError(Code.ERROR, "ddp", because=because, fix=fix) from error
         return loss
 
     def accumulate(self, batch: Any) -> torch.Tensor:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+_CHECKPOINTED = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
+_SHARDED = "torch.distributed.fsdp.fully_sharded_data_parallel"
 # Module, class, and the attribute that holds the wrapped model. The classes are looked
 # up only where they are imported already: no object of theirs exists otherwise, and
 # importing the compiler takes a second.
@@ -28,16 +30,8 @@ _WRAPPERS = (
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
     ("torch.nn.parallel.data_parallel", "DataParallel", "module"),
     ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
-    (
-        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
-        "ActivationWrapper",
-        "_checkpoint_wrapped_module",
-    ),
-    (
-        "torch.distributed.fsdp.fully_sharded_data_parallel",
-        "FullyShardedDataParallel",
-        "_fsdp_wrapped_module",
-    ),
+    (_CHECKPOINTED, "ActivationWrapper", "_checkpoint_wrapped_module"),
+    (_SHARDED, "FullyShardedDataParallel", "_fsdp_wrapped_module"),
 )
 
 

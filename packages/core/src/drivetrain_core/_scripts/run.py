@@ -128,10 +128,7 @@ def _refuse_what_does_not_fit(script: str) -> None:
     """
     reach = reach_of(script, names=["accelerate"])
     if reach.is_never:
-        message = (
-            f"{script} was not run: neither it nor what it imports calls "
-            "drivetrain_core.accelerate"
-        )
+        message = f"{script} was not run: neither it nor what it imports calls drivetrain_core.accelerate"
         raise ProgramError(message)
     if not reach.is_named and Path(script).is_file():
         logger.warning(

@@ -52,8 +52,7 @@ class Attention(nn.Module):
     def __init__(self, config: ByteLMConfig) -> None:
         """Creates the four projections."""
         super().__init__()
-        self.num_heads = config.num_heads
-        self.num_kv_heads = config.num_kv_heads
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.head_dim = config.dim // config.num_heads
         kv_dim = self.num_kv_heads * self.head_dim
         self.q_proj = nn.Linear(config.dim, config.dim, bias=False)

@@ -11,6 +11,7 @@ import logging
 import traceback
 from contextlib import nullcontext, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,9 @@ _KEEP = "let the model or the loss hold what the program counts, or pass check=F
 _KEEPS_DRAWS = {Phase.COMPILE, Phase.ACTIVATION_CHECKPOINT}
 _LIMIT_S = 600.0
 _FIRST, _LAST = Phase.MODEL_SWAP, Phase.SCHEDULE
+
+# What every module has, and which tells nothing that the parts do not.
+_OF_TORCH = vars(torch.nn.Module()).keys() - {"training"}
 
 UNCHECKED = {"checked": False}
 """What the `guard` of a plan says that was not held to the program."""
@@ -128,12 +132,10 @@ class Rehearsal:
         program, modules = self.program, list(self._modules().modules())
         parts = [program.loss, program.forward, program.optimizer, program.scheduler]
         parts += [self.source.kind, *map(type, modules)]
-        settings = [
-            (name, value)
-            for module in modules
-            for name, value in vars(module).items()
-            if isinstance(value, bool | int | float | str)
-        ]
+        own = [*chain.from_iterable(vars(module).items() for module in modules)]
+        parts += chain.from_iterable(d.values() for n, d in own if n.endswith("_hooks"))
+        plain = (bool, int, float, str, list, tuple, dict)
+        settings = [s for s in own if s[0] not in _OF_TORCH and isinstance(s[1], plain)]
         facts = (
             *(torch.__version__, __version__, plan.to_dict()["strategy"]),
             *(self.context.fingerprint(), self.context.summary(), self.program.seed),
@@ -264,22 +266,29 @@ def _step(built: Accelerated, batch: Any, seed: int) -> Observation:
 
 
 def _read(record: Path | None) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, TypeError, RecursionError):
         if record is not None:
             return dict(json.loads(record.read_text("utf-8")))
     return {}
 
 
-def _source(part: Any) -> str:
-    """Returns what a class or function is by its file, place there, and closure."""
+def _source(part: Any, above: tuple[Any, ...] = ()) -> str:
+    """Returns what a class or function is: its file, place there, and what it uses."""
     try:
         file = inspect.getsourcefile(part)
         content = hashlib.sha256(Path(file or "").read_bytes()).hexdigest()
     except (OSError, TypeError):
         return repr(part)
-    line = getattr(getattr(part, "__code__", None), "co_firstlineno", part.__qualname__)
-    closure = [cell.cell_contents for cell in getattr(part, "__closure__", None) or ()]
-    return repr((file, content, line, closure))
+    code = getattr(part, "__code__", None)
+    if code is None or part in above:
+        return repr((file, content, part.__qualname__))
+    held = [cell.cell_contents for cell in part.__closure__ or ()]
+    held += [part.__globals__[n] for n in code.co_names if n in part.__globals__]
+    held += [part.__defaults__, part.__kwdefaults__, getattr(part, "__self__", None)]
+    inner = (*above, part)
+    shown = [_source(h, inner) if inspect.isfunction(h) else repr(h) for h in held]
+    facts = (content, code.co_firstlineno, shown)
+    return f"{file} {hashlib.sha256(repr(facts).encode()).hexdigest()}"
 
 
 def needs_rehearsal(plan: Plan, context: Context) -> bool:
@@ -293,9 +302,8 @@ def _rows(size: int, ranks: int, plan: Plan) -> int:
     parts = ranks
     for choice in plan.choices:
         if find(choice.name).phase is Phase.COMPILE:
-            return (
-                size  # For another shape it would be compiled, and again for this one.
-            )
+            # For another shape it would be compiled, and again for this one.
+            return size
         if choice.name == "micro_batch" and isinstance(choice.config["num"], int):
             parts *= choice.config["num"]
     few = max(2, size // (2 * parts)) * parts
