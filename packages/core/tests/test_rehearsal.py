@@ -454,6 +454,18 @@ def test_what_ranks_would_train_otherwise_is_refused_on_all(
         assert found == (code, "Parameter", True, True)
 
 
+def checked_that_draws():
+    def drawing(output, batch):
+        return squared(output + 0.3 * torch.randn_like(output), batch)
+
+    return accelerate(layered(), sgd, pairs(), drawing, strategy=["ddp"]).plan.guard
+
+
+def test_a_program_that_draws_is_held_to_its_own_noise_on_ranks_as_well():
+    for guard in run_ranks(checked_that_draws, 2):
+        assert "loss_rel" in guard
+
+
 def step_that_leaves_a_part_out():
     class Sparing(nn.Module):
         def __init__(self):

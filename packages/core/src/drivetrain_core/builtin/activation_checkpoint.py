@@ -91,8 +91,7 @@ class ActivationCheckpoint(BaseOptimization):
         return Estimate(
             step_time=1.0,
             memory=0.7,
-            because=f"recomputation costs time, and the baseline's peak is only "
-            f"{part:.0%} of the memory",
+            because=f"recomputation costs time, and the baseline's peak is only {part:.0%} of the memory",
         )
 
     def apply(self, state: TrainingState, config: Config) -> None:
