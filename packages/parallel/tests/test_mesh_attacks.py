@@ -255,3 +255,25 @@ def test_without_dropout_everything_goes_through(kind):
     assert not bool((drop() == 1).all())
     with WithoutDropout():
         torch.testing.assert_close(drop(), torch.ones_like(drop()))
+
+
+def by_identity():
+    """Returns why a factory is refused that knows parameters by what they are."""
+    torch.manual_seed(0)
+    model = programs.Model()
+    slow = {id(parameter) for parameter in model.blocks[3].parameters()}
+
+    def factory(parameters):
+        rates = [(p, 0.1 if id(p) in slow else 0.3) for p in parameters]
+        return torch.optim.SGD([{"params": [p], "lr": rate} for p, rate in rates])
+
+    with pytest.raises(PlanError) as caught:
+        train([PIPELINE, BY_FOUR], model, factory)
+    return caught.value.because
+
+
+@pytest.mark.faults
+def test_what_differs_on_one_stage_alone_is_refused_on_all():
+    first, second = run_ranks(by_identity, 2, timeout_s=60)
+    assert first == second
+    assert "learning rate" in first

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain_core._build import build
-from drivetrain_core._choice import Numerics, Phase, Reject
+from drivetrain_core._choice import Numerics, Ok, Phase, Reject
 from drivetrain_core._compose import numerics_of
 from drivetrain_core._context import WorldFacts
 from drivetrain_core._data.batch import batch_size, map_tensors, split_batch
@@ -147,10 +147,8 @@ class Rehearsal:
     def _check(
         self, plan: Plan, layout: LayoutPlan | None, snapshot: ModelSnapshot
     ) -> dict[str, Any]:
-        world = self.context.world
-        batch = self.batch
-        if world.size > 1:
-            batch = gathered(batch if world.rank == 0 else None)[0]
+        world, numerics = self.context.world, numerics_of(plan.choices)
+        batch = gathered(self.batch if world.rank == 0 else None)[0]
         alone = dataclasses.replace(self.context, world=WorldFacts())
 
         def written(rows: int, seed: int = 0, *, rounded: bool = False) -> Observation:
@@ -162,10 +160,10 @@ class Rehearsal:
         rows = _rows(size, ranks, plan)
         try:
             try:
-                expected = written(rows)
+                expected = agree(partial(written, rows), world, "rehearse")
             except Exception:  # noqa: BLE001
                 rows = size  # A part of the batch may be none of the program's.
-                expected = written(rows)
+                expected = agree(partial(written, rows), world, "rehearse")
         except Exception as error:  # noqa: BLE001
             # It is the program's own, and is met where the program is run.
             logger.warning("%s is not checked, since as written: %s", plan, error)
@@ -177,12 +175,11 @@ class Rehearsal:
         found = self._observed(plan, self.context, layout, part)
         if world.size > 1:  # Each rank has sent all samples through the program.
             expected = dataclasses.replace(expected, accounting=found.accounting)
-        numerics = numerics_of(plan.choices)
-        verdict = compare(expected, found, numerics)
+        verdict = _agreed(compare(expected, found, numerics))
         if isinstance(verdict, Reject):
             # What chance and rounding do to the program itself is held against no plan.
             second = dataclasses.replace(written(rows), accounting=expected.accounting)
-            again = compare(expected, second, Numerics.LOW_PRECISION)
+            again = _agreed(compare(expected, second, Numerics.LOW_PRECISION))
             if isinstance(again, Reject):
                 because = f"a second step from the same start differs: {again.because}"
                 raise PlanError(Code.NUMERICS, str(plan), because=because, fix=_KEEP)
@@ -197,7 +194,7 @@ class Rehearsal:
                 swayed_updates=swayed.updates,
                 swayed_buffers=swayed.buffers,
             )
-            verdict = compare(noisy, found, numerics)
+            verdict = _agreed(compare(noisy, found, numerics))
         if isinstance(verdict, Reject):
             because = f"a step of it is none of the program's: {verdict.because}"
             raise PlanError(Code.NUMERICS, str(plan), because=because, fix=_FIX)
@@ -237,11 +234,11 @@ class Rehearsal:
         Raises:
             PlanError: It cannot be applied, or its step fails.
         """
-        seed += self.program.seed
         program, device = self.program, self.device
         source = dataclasses.replace(self.source, hooks={})
         batch = map_tensors(lambda tensor: tensor.to(device).clone(), batch)
 
+        seed += program.seed
         with isolated_rng(seed), RandomStream(seed).in_place():
             built = build(program, self.module, source, plan, context, device, layout)
             step = partial(_step, built, batch, seed)
@@ -251,6 +248,12 @@ class Rehearsal:
                 built.close()
                 del built, step
                 gc.collect()  # DDP's hooks on parameters live as long as it does.
+
+
+def _agreed(verdict: Ok | Reject) -> Ok | Reject:
+    """Returns a verdict that is the same on all ranks, each of which has its own stage."""
+    every = gathered(verdict)
+    return next((v for v in every if isinstance(v, Reject)), verdict)
 
 
 def _step(built: Accelerated, batch: Any, seed: int) -> Observation:
