@@ -111,8 +111,8 @@ def test_job_goes_on_from_its_own_checkpoints(tmp_path):
         checkpointer.stop_daemon()
     assert restored(tmp_path, job="a") == 5
     assert Checkpointer(tmp_path, job="a").latest() == 5
-    # A job that has none yet may go on from another's.
-    assert restored(tmp_path, job="c") == 100
+    with pytest.raises(CheckpointError, match="'c' has none, 'a' and 'b' have"):
+        restored(tmp_path, job="c")
 
 
 def test_daemon_whose_socket_was_deleted_listens_again(checkpointer, tmp_path):

@@ -107,7 +107,7 @@ def test_converted_training_state_is_restored(tmp_path):
     assert main(["convert", str(tmp_path / "run"), out, "--to", "drivetrain"]) == 0
     again = nn.Linear(3, 2)
     state = {"model": again, "optimizer": torch.optim.AdamW(again.parameters())}
-    other = Checkpointer(out, job="x")
+    other = Checkpointer(out, job="x", adopt=True)
     assert other.restore(state) == 7
     other.stop_daemon()
     assert torch.equal(again.weight, model.weight)

@@ -124,7 +124,7 @@ def test_checkpoints_of_a_checkpointer_are_read(tmp_path):
 def test_checkpoints_of_dcp_are_restored_by_a_checkpointer(tmp_path, writer):
     save({"a": torch.arange(3.0), "seen": 4}, writer)
     state = {"a": torch.zeros(3), "seen": 0}
-    other = Checkpointer(tmp_path / "run", job="other")
+    other = Checkpointer(tmp_path / "run", job="other", adopt=True)
     assert other.restore(state) == 0
     assert state["a"].tolist() == [0, 1, 2]
     assert state["seen"] == 4

@@ -43,7 +43,8 @@ class Checkpointer:
     Args:
         folder: Where checkpoints go: a path, or an URL that fsspec knows, such as
             `s3://bucket/run`.
-        job: The job's name. Jobs with other names do not see each other's memory.
+        job: The job's name. Jobs with other names see neither each other's memory nor
+            each other's checkpoints.
         keep: How many checkpoints stay on storage, or a `Keep`; None for all of them.
         policy: What `save` does while the memory that it needs is still being written
             from: `wait`; `skip` this save; or `drop_oldest`, which gives up the oldest
@@ -67,6 +68,8 @@ class Checkpointer:
         num_threads: How many threads copy; those of torch by default.
         process_group: The ranks that save together; the default group by default.
             `self` is this process alone, though there may be others.
+        adopt: Whether the job, if it has no checkpoint yet, goes on from the newest of
+            another job in the folder.
 
     Attributes:
         counts: What became of the saves so far.
@@ -109,6 +112,7 @@ class Checkpointer:
         storage_options: Mapping[str, Any] | None = None,
         num_threads: int | None = None,
         process_group: dist.ProcessGroup | Literal["self"] | None = None,
+        adopt: bool = False,
     ) -> None:
         """Checks the arguments; nothing is started and no folder made."""
         text("job", job)
@@ -138,6 +142,7 @@ class Checkpointer:
             num_replicas=count("replicas", replicas, 0),
             failure_domain=failure_domain,
             replica_bytes_per_s=replica_bytes_per_s,
+            adopt=adopt,
         )
         self._memory = RankMemory(
             self._job.client, self._job.group, num_threads, overlap=overlap

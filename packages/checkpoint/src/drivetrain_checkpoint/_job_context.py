@@ -34,6 +34,7 @@ class JobContext:
         failure_domain: What fails together with this node; None is the node alone.
         replica_bytes_per_s: How fast a node sends replicas at most; None is without
             limit.
+        adopt: Whether a job that has no checkpoint goes on from another job's.
 
     Attributes:
         client: The way to this node's daemon.
@@ -48,6 +49,7 @@ class JobContext:
     num_replicas: int
     failure_domain: str | None
     replica_bytes_per_s: float | None
+    adopt: bool = False
     client: Client = field(init=False)
     storage: Storage = field(init=False)
     _rendezvous: Rendezvous | None = field(init=False, default=None)
@@ -107,9 +109,8 @@ class JobContext:
         """Returns the step to go on from, of those on storage, or None."""
         saved, damaged = scan(self.storage)
         job = self.settings.job
-        chosen = newest(
-            checkpoints_of_job(saved, job), [one for one in damaged if one.job == job]
-        )
+        mine = checkpoints_of_job(saved, job, adopt=self.adopt)
+        chosen = newest(mine, [one for one in damaged if one.job == job])
         return chosen.save.step if chosen.save else None
 
     def saved_at_ns(self) -> list[int]:

@@ -88,6 +88,7 @@ class _StorageSaves:
     stored: list[StoredSave] = field(default_factory=list)
     damaged: list[Dated] = field(default_factory=list)
     problem: str = ""
+    others: str = ""
 
 
 def locate(
@@ -121,7 +122,7 @@ def locate(
     nodes = rendezvous.nodes
     here = _saves_on_node(job.client, nodes.here, under)
     is_first = group.rank == 0
-    there = _saves_on(storage, job.settings.job) if is_first else _StorageSaves()
+    there = _saves_on(storage, job) if is_first else _StorageSaves()
     mine = next((node.ranks for node in nodes.nodes if node.id == nodes.here), ())
     speaks = group.rank == min(mine, default=group.rank)
     answers = group.all_gather((here.held if speaks else [], there))
@@ -133,8 +134,10 @@ def locate(
     if found.save is None:
         if found.damage:
             raise CorruptCheckpointError(found.because)
-        because = f" ({there.problem})" if there.problem else ""
-        message = f"{storage.url} has {found.because}{because}"
+        notes = "; ".join(filter(None, [there.problem, there.others]))
+        message = f"{storage.url} has {found.because}" + (
+            f" ({notes})" if notes else ""
+        )
         raise CheckpointError(message)
     damage = (*found.damage, *filter(None, [there.problem]))
     if damage and is_first:
@@ -181,23 +184,29 @@ def _held(node: str, record: Mapping[str, Any], *, is_on_disk: bool) -> HeldShar
     return HeldShard(node, record["manifest"], record["saved_at_ns"], is_on_disk)
 
 
-def _saves_on(storage: Storage, job: str) -> _StorageSaves:
+def _saves_on(storage: Storage, context: JobContext) -> _StorageSaves:
+    job = context.settings.job
     try:
         saved, damaged = scan(storage)
     except CheckpointError as error:
         return _StorageSaves(problem=str(error))
     stored = [
         StoredSave(one.name, one.root.step, one.root.save_id, one.root.saved_at_ns)
-        for one in checkpoints_of_job(saved, job)
+        for one in checkpoints_of_job(saved, job, adopt=context.adopt)
     ]
+    others = sorted({one.root.job for one in saved} - {job})
     # What names no job any more may be any job's: its step says nothing of ours.
     nobodys = "; ".join(str(one.error) for one in damaged if not one.job)
+    text = (
+        f"job {job!r} has none, {' and '.join(map(repr, others))} have: pass job= to go "
+        "on as one of them, or adopt=True to start from the newest"
+    )
     mine = [
         Dated(one.saved_at_ns, one.step, one.save_id, str(one.error))
         for one in damaged
         if one.job == job
     ]
-    return _StorageSaves(stored, mine, nobodys)
+    return _StorageSaves(stored, mine, nobodys, text if others and not stored else "")
 
 
 def _open(

@@ -161,9 +161,11 @@ def list_saved(storage: Storage) -> list[Saved]:
     return scan(storage)[0]
 
 
-def checkpoints_of_job(saved: Sequence[Saved], job: str) -> list[Saved]:
-    """Returns the checkpoints of a job, or those of all jobs if it has none yet."""
-    return [s for s in saved if s.root.job == job] or list(saved)
+def checkpoints_of_job(
+    saved: Sequence[Saved], job: str, *, adopt: bool = False
+) -> list[Saved]:
+    """Returns the checkpoints of a job; those of all if it has none, and adopts them."""
+    return [s for s in saved if s.root.job == job] or [s for s in saved if adopt]
 
 
 def scan(
@@ -303,7 +305,8 @@ def written_ranks(
 def retired(saved: Sequence[Saved], newest: RootManifest, keep: Keep) -> list[Saved]:
     """Returns the checkpoints of a job that may go, now that there is a newer one.
 
-    A step that was saved again replaces the older one. Those of other jobs stay.
+    A step that was saved again replaces the older one. Those of other jobs stay, and
+    those of later steps, which this training has not reached again.
 
     Args:
         saved: What is committed, the one saved last at the end.
@@ -320,7 +323,8 @@ def retired(saved: Sequence[Saved], newest: RootManifest, keep: Keep) -> list[Sa
     ]
     others = [s for s in mine if s not in replaced]
     keeps = len(others) if keep.last is None else keep.last
-    old = others[: max(0, len(others) - keeps)]
+    last = max(0, len(others) - keeps)
+    old = [s for s in others[:last] if s.root.step < newest.step]
     every = keep.every
     gone = [s for s in old if every is None or s.root.step % every]
     return [s for s in [*replaced, *gone] if s.root.save_id != newest.save_id]

@@ -1,0 +1,70 @@
+"""A job owns its checkpoints: others are not given them, and do not delete them."""
+
+import pytest
+import torch
+
+from drivetrain_checkpoint import Checkpointer, list_checkpoints
+from drivetrain_core import CheckpointError
+
+
+def state(value):
+    return {"w": torch.full((10,), float(value)), "n": value}
+
+
+def steps(folder):
+    return [found.step for found in list_checkpoints(folder)]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Returns what saves steps as a job, and leaves them to storage alone."""
+
+    def save(job, *numbers):
+        checkpointer = Checkpointer(tmp_path, job=job)
+        for step in numbers:
+            checkpointer.save(step, state(step)).wait(60)
+        checkpointer.stop_daemon()
+
+    return save
+
+
+def test_job_without_a_checkpoint_is_given_no_other_jobs(tmp_path, saved):
+    saved("first", 900)
+    second = Checkpointer(tmp_path, job="second")
+    found = state(0)
+    with pytest.raises(
+        CheckpointError, match="'second' has none, 'first' have"
+    ) as said:
+        second.restore(found)
+    assert "adopt=True" in str(said.value)
+    assert found["n"] == 0
+    assert second.latest() is None
+    second.save(1, state(1)).wait(60)
+    assert second.latest() == 1
+    assert steps(tmp_path) == [900, 1]
+    second.stop_daemon()
+    assert Checkpointer(tmp_path, job="first").latest() == 900
+
+
+def test_job_may_go_on_from_another_ones(tmp_path, saved):
+    saved("first", 900)
+    second = Checkpointer(tmp_path, job="second", adopt=True)
+    found = state(0)
+    assert second.latest() == 900
+    assert second.restore(found) == 900
+    assert found["n"] == 900
+    second.save(901, state(901)).wait(60)
+    second.stop_daemon()
+    # Its own come first from here on.
+    saved("first", 950)
+    assert second.restore(found) == 901
+
+
+def test_training_that_begins_anew_deletes_nothing_ahead_of_it(tmp_path, saved):
+    saved("job", 800, 900, 1000)
+    saved("job", 1, 2, 3, 4)
+    assert sorted(steps(tmp_path)) == [2, 3, 4, 800, 900, 1000]
+    assert Checkpointer(tmp_path, job="job").latest() == 4
+    # What it has passed is kept no longer.
+    saved("job", 900, 901)
+    assert sorted(steps(tmp_path)) == [4, 900, 901, 1000]
