@@ -151,15 +151,15 @@ def check_loss(loss: object) -> None:
         Traceback (most recent call last):
         ...
         drivetrain_core._errors.ProgramError: the loss must be a scalar tensor, got \
-shape (3,); reduce it, for example with .mean()
+shape (3,); pass loss= if it is an output, or reduce it, for example with .mean()
     """
     if not isinstance(loss, torch.Tensor):
         message = f"the loss must be a scalar tensor, got {type(loss).__name__}"
         raise ProgramError(message)
     if loss.ndim:
         message = (
-            f"the loss must be a scalar tensor, got shape {tuple(loss.shape)}; reduce "
-            "it, for example with .mean()"
+            f"the loss must be a scalar tensor, got shape {tuple(loss.shape)}; pass loss= "
+            "if it is an output, or reduce it, for example with .mean()"
         )
         raise ProgramError(message)
     if not loss.requires_grad:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NOT_ELASTIC = (
-    "without an ElasticLoop: a script that makes its own process group runs under "
-    "`torchrun --rdzv-backend=drivetrain`"
+    "without an ElasticLoop: train in the steps of one, in place of train_step; a script "
+    "with a process group of its own runs under `torchrun --rdzv-backend=drivetrain`"
 )
 """What is said of a program that makes no steps of ours, and what is to be done."""
 
