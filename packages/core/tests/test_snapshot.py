@@ -147,3 +147,41 @@ def test_parameters_of_a_scripted_module_come_back():
         module.weight.zero_()
     snapshot.restore()
     assert torch.equal(module.weight, before)
+
+
+CRITIC = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+CALLS = []
+
+
+def score(output):
+    """Uses a global of its module, as most scripts' losses do."""
+    CALLS.append(1)
+    return CRITIC(output).sum()
+
+
+@pytest.mark.parametrize("most", [2**24, 2])
+def test_global_modules_that_a_loss_uses_come_back(monkeypatch, most):
+    monkeypatch.setattr("drivetrain_core._model.snapshot._MOST_VALUES", most)
+    module = model()
+    loss = lambda output, _: sum(score(each) for each in [output])
+    snapshot = ModelSnapshot(module, loss, values=True)
+    loss(module(torch.randn(4, 3)), None).backward()
+    assert CRITIC[0].weight.grad is not None
+    snapshot.restore()
+    assert all(parameter.grad is None for parameter in CRITIC.parameters())
+    assert CALLS == []
+    # Large tables are not copied.
+    assert bool(CRITIC[1].running_mean.eq(0).all()) == (most > 2)
+    CRITIC[1].reset_running_stats()
+
+
+def test_tensors_of_all_kinds_that_a_loss_holds_are_left_well():
+    with torch.inference_mode():
+        fixed = torch.ones(3)
+    held = [fixed, torch.ones(5, requires_grad=True)[::2], torch.ones(4).expand(2, 4)]
+    loss = lambda output, _: output.sum() + sum(each.sum() for each in held)
+    for values in (False, True):
+        snapshot = ModelSnapshot(model(), loss, values=values)
+        snapshot.restore()
+        snapshot.restore()
+    assert [each.is_inference() for each in held] == [True, False, False]

@@ -14,7 +14,7 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from functools import partial
 from itertools import chain
-from types import CellType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,9 +38,10 @@ _MOST_VALUES, _MOST_ITEMS = 2**24, 2**14
 class ModelSnapshot:
     """Remembers a model, what its modules hold, and what a loss or a forward holds.
 
-    That is plain containers, what functions enclose, random generators, arrays, and objects of
-    classes that are none of a library's. What lies in other objects, in classes and in
-    global variables is not looked into.
+    That is plain containers, what functions enclose and the global variables they use, modules,
+    random generators, arrays, and objects of classes that are none of a library's. What lies
+    in other objects and in classes is not looked into; nor is a global put back that a
+    function sets anew.
 
     Args:
         model: The model.
@@ -74,13 +75,14 @@ class ModelSnapshot:
                 continue
             seen[id(value)] = value
             if isinstance(value, torch.Tensor):
-                if id(value) in own or (_is_plain(value) and value.numel() < most):
-                    self._tensors.append(_Tensor(value, values=values))
+                own_or_small = id(value) in own or value.numel() < most
+                if id(value) in own or _is_plain(value):
+                    self._tensors.append(_Tensor(value, values=values and own_or_small))
             elif type(value) in _CONTAINERS:
                 self._containers.append((value, copy.copy(value)))
             self._states += _putting_back(value, most)
             if isinstance(value, FunctionType):
-                pending += value.__closure__ or ()
+                pending += (*(value.__closure__ or ()), *used_globals(value))
             elif not isinstance(value, torch.Tensor):
                 pending += gc.get_referents(value)
             pending.append(getattr(value, "__dict__", None))
@@ -96,14 +98,19 @@ class ModelSnapshot:
             if _items(container) == _items(kept):
                 continue  # Another thread may be using it.
             container.clear()
-            if isinstance(container, list | deque):
-                container.extend(kept)
-            else:
-                container.update(kept)
+            is_list = isinstance(container, list | deque)
+            (container.extend if is_list else container.update)(kept)
         for tensor in self._tensors:
             tensor.restore()
         for state in self._states:
             state()
+
+
+def used_globals(function: FunctionType) -> list[Any]:
+    """Returns the global variables that a function, or one inside of it, uses."""
+    code, known = function.__code__, function.__globals__
+    parts = [part for part in (code, *code.co_consts) if isinstance(part, CodeType)]
+    return [known[n] for part in parts for n in part.co_names if n in known]
 
 
 def _items(container: Any) -> list[int]:

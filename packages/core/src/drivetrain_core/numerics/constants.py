@@ -28,8 +28,7 @@ def without_constants(
     if tensor.is_meta or not plain or not tensor.is_floating_point():
         return tensor
     first = tensor[:1] if tensor.dim() and len(tensor) > 1 else tensor.flatten()[:1]
-    hides = (tensor == first).all() & (tensor.numel() > 1)
-    hides = hides | (tensor == 0) if zeros else hides
+    hides = ((tensor == first).all() & (tensor.numel() > 1)) | ((tensor == 0) & zeros)
     if not bool(hides.any()):
         return tensor
     scale = tensor.shape[-1] ** -0.5 if tensor.dim() > 1 else 0.1

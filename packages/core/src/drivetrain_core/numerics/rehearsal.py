@@ -24,7 +24,7 @@ from drivetrain_core._context import WorldFacts
 from drivetrain_core._data.batch import batch_size, map_tensors, split_batch
 from drivetrain_core._data.random_stream import RandomStream
 from drivetrain_core._errors import Code, DrivetrainError, PlanError, first_line
-from drivetrain_core._model.snapshot import ModelSnapshot
+from drivetrain_core._model.snapshot import ModelSnapshot, used_globals
 from drivetrain_core._plan import Plan
 from drivetrain_core._ranks import agree, share
 from drivetrain_core._registry import find
@@ -286,8 +286,7 @@ def _source(part: Any, above: tuple[Any, ...] = ()) -> str:
     code = getattr(part, "__code__", None)
     if code is None or part in above:
         return repr((file, content, part.__qualname__))
-    held = [cell.cell_contents for cell in part.__closure__ or ()]
-    held += [part.__globals__[n] for n in code.co_names if n in part.__globals__]
+    held = [*(c.cell_contents for c in part.__closure__ or ()), *used_globals(part)]
     held += [part.__defaults__, part.__kwdefaults__, getattr(part, "__self__", None)]
     inner = (*above, part)
     shown = [_source(h, inner) if inspect.isfunction(h) else repr(h) for h in held]

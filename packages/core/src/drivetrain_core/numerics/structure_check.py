@@ -117,8 +117,7 @@ def _tied(baseline: Observation, plan: Observation, free: bool) -> str:
     for names in map(set, plan.liveness.ties):
         # Ties within a stage of a pipeline, and ties between stages, are told apart.
         joined = [other for other in found if other & names]
-        found = [other for other in found if other not in joined]
-        found.append(names.union(*joined))
+        found = [names.union(*joined), *(o for o in found if o not in joined)]
     for group in baseline.liveness.ties:
         if not any(set(group) <= names for names in found):
             return f"the tie of {' and '.join(group)} is broken"
