@@ -10,12 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from drivetrain_checkpoint import (
     Checkpointer,
     CorruptCheckpointError,
     ForeignCheckpointError,
     list_checkpoints,
+    load,
     verify,
 )
 from drivetrain_checkpoint._layout.manifest import RootManifest
@@ -55,9 +57,13 @@ def test_image_has_a_place_for_every_tensor_and_no_gap(wanted):
     length = int.from_bytes(image.header[:8], "little")
     assert length + 8 == len(image.header)
     entries = json.loads(image.header[8:])
-    assert {(n, e["dtype"], tuple(e["shape"])) for n, e in entries.items()} == set(
-        triples
-    )
+    entries.pop("__metadata__", None)
+    # The format has no complex doubles: they are pairs.
+    assert {(n, e["dtype"], tuple(e["shape"])) for n, e in entries.items()} == {
+        (n, "F64", (*shape, 2)) if dtype == "C128" else (n, dtype, shape)
+        for n, dtype, shape in triples
+    }
+    assert set(read_header(image.header).values()) == set(image.slots)
     ends = [entry["data_offsets"][1] for entry in entries.values()]
     assert max(ends, default=0) + len(image.header) == image.size_bytes
 
@@ -198,8 +204,9 @@ def test_old_checkpoints_are_retired_and_a_step_saved_again_is_replaced(tmp_path
     assert [s.step for s in list_checkpoints(tmp_path)] == [2, 3]
 
 
-def test_values_that_are_no_plain_memory_are_saved_as_they_read(tmp_path):
-    whole = torch.randn(4, 6, dtype=torch.complex64)
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_values_that_are_no_plain_memory_are_saved_as_they_read(tmp_path, dtype):
+    whole = torch.randn(4, 6, dtype=dtype)
     state = {
         "turned": torch.arange(12.0).reshape(3, 4).T,
         "every other": torch.arange(20.0)[::2],
@@ -207,13 +214,15 @@ def test_values_that_are_no_plain_memory_are_saved_as_they_read(tmp_path):
         "imaginary": whole.conj().imag,
         "spread": torch.ones(1, 3).expand(5, 3),
         "number": torch.tensor(7.5),
+        "one": torch.tensor(1 + 2j, dtype=dtype),
+        "none": torch.empty(0, 4, dtype=dtype),
         "nothing": torch.empty(0, 4),
     }
     checkpointer = Checkpointer(tmp_path, job="format")
     checkpointer.save(1, state).wait(60)
     into = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in state.items()}
     into["turned"] = torch.zeros(3, 4).T
-    into["conjugate"] = torch.empty(4, 6, dtype=torch.complex64).conj()
+    into["conjugate"] = torch.empty(4, 6, dtype=dtype).conj()
     for _ in ("memory", "storage"):
         for tensor in into.values():
             tensor.zero_()
@@ -246,3 +255,26 @@ def test_texts_of_entries_are_those_of_the_entries_as_they_are_now():
     ):
         found = from_json(json.loads(texts.text(fresh)))
         assert repr(found) == repr(fresh)
+
+
+def test_complex_doubles_are_pairs_to_others(tmp_path):
+    values = torch.randn(3, 2, dtype=torch.complex128)
+    checkpointer = Checkpointer(tmp_path, job="pairs")
+    checkpointer.save(1, {"x": values, "y": torch.ones(2)}).wait(60)
+    checkpointer.stop_daemon()
+    (file,) = tmp_path.glob("step-*/*.safetensors")
+    read = load_file(file)
+    assert torch.equal(read["x"], torch.view_as_real(values))
+    assert torch.equal(read["y"], torch.ones(2))
+    into = {"x": torch.zeros_like(values), "y": torch.zeros(2)}
+    load(tmp_path, into)
+    assert torch.equal(into["x"], values)
+
+
+@pytest.mark.parametrize(
+    "said", ['["y"]', '["z"]', "7", '"x"', '[["x"]]', "[", '{"x": 1}', "null"]
+)
+def test_header_that_lies_of_its_pairs_is_refused(said):
+    image = plan_safetensors([("y", "F32", (2, 3))], metadata={"complex128": said})
+    with pytest.raises(ValueError, match="not the header"):
+        read_header(image.header)

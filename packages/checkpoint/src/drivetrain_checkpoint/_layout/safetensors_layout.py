@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PAGE = 4096
 
 _DTYPES: Mapping[str, tuple[str, int]] = {
+    "C128": ("complex128", 16),
     "F64": ("float64", 8),
     "I64": ("int64", 8),
     "U64": ("uint64", 8),
@@ -36,8 +37,12 @@ _DTYPES: Mapping[str, tuple[str, int]] = {
     "BOOL": ("bool", 1),
 }
 
+_PAIRS = "complex128"
+"""What a header calls the tensors whose pairs of F64, in a last dimension of 2, are complex:
+the format has no name for them."""
+
 DTYPE_BYTES: Mapping[str, int] = {code: size for code, (_, size) in _DTYPES.items()}
-"""The dtypes of safetensors by their names there, and the bytes of an element."""
+"""The dtypes by their names in safetensors, and the bytes of an element."""
 
 TORCH_NAMES: Mapping[str, str] = {code: name for code, (name, _) in _DTYPES.items()}
 """What torch calls them."""
@@ -101,14 +106,17 @@ def plan_safetensors(
         4115
     """
     ordered = sorted(tensors, key=lambda tensor: -DTYPE_BYTES[tensor[1]])
-    entries: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    pairs = [name for name, dtype, _ in ordered if dtype == "C128"]
+    about = {**(metadata or {}), **({_PAIRS: json.dumps(pairs)} if pairs else {})}
+    entries: dict[str, object] = {"__metadata__": about} if about else {}
     places = []
     at = 0
     for name, dtype, shape in ordered:
         size = DTYPE_BYTES[dtype] * math.prod(shape)
+        is_pair = dtype == "C128"
         entries[name] = {
-            "dtype": dtype,
-            "shape": list(shape),
+            "dtype": "F64" if is_pair else dtype,
+            "shape": [*shape, 2] if is_pair else list(shape),
             "data_offsets": [at, at + size],
         }
         places.append((name, dtype, shape, at, size))
@@ -142,7 +150,10 @@ def read_header(header: bytes | memoryview) -> dict[str, Slot]:
     begin = 8 + int.from_bytes(data[:8], "little")
     try:
         entries = json.loads(data[8:begin])
-        entries.pop("__metadata__", None)
+        pairs = json.loads((entries.pop("__metadata__", None) or {}).get(_PAIRS, "[]"))
+        for name in pairs:
+            *shape, two = entries[name]["shape"]
+            entries[name] |= {"dtype": "C128", "shape": [*shape] if two == 2 else None}
         slots = {name: _slot(name, entry, begin) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"not the header of a safetensors file: {error}"
