@@ -236,9 +236,7 @@ def test_script_that_can_make_no_loop_is_not_run(tmp_path, capsys, command):
     script = tmp_path / "plain.py"
     script.write_text(BEGINS.replace("importlib, ", "").replace("make = ", "# "))
     assert main([command, "--nproc-per-node", "2", str(script)]) == 1
-    said = (
-        f"{script} was not run: it trains without an ElasticLoop: a script that makes "
-    )
+    said = f"{script} was not run: it trains without an ElasticLoop: train in the steps"
     assert said in capsys.readouterr().err
     assert not (tmp_path / "began").exists()
 

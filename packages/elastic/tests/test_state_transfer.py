@@ -210,10 +210,12 @@ class Kept:
     def latest(self):
         return 2
 
-    def restore(self, entries, step):
+    def restore(self, entries, step=None):
+        assert step in {None, 2}
         for one in entries["model"].parameters():
             one.data.fill_(1.0)
-        entries["drivetrain.progress"] = [step, 0, 8, 8]
+        entries["drivetrain.progress"] = [2, 0, 8, 8]
+        return 2
 
 
 def half_taken(checkpointer):

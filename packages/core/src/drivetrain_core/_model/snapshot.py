@@ -119,7 +119,9 @@ def _items(container: Any) -> list[int]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested
+    # Of shards, ranks would wait for one another to compare them.
+    kinds = tensor.is_nested, is_traceable_wrapper_subclass(tensor)
+    return tensor.layout is torch.strided and not any(kinds)
 
 
 def _is_looked_into(value: Any) -> bool:
@@ -164,8 +166,7 @@ class _Tensor:
         self._hooks = [dict(hooks or {}) for hooks in self._hooks_now()]
 
     def _hooks_now(self) -> tuple[dict[int, Any] | None, ...]:
-        after = self._tensor._post_accumulate_grad_hooks
-        return self._tensor._backward_hooks, after
+        return self._tensor._backward_hooks, self._tensor._post_accumulate_grad_hooks
 
     def restore(self) -> None:
         # What is a view of few values, or made in inference mode, takes no copy, and no
