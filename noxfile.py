@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import nox
-from packaging.requirements import Requirement
 from packaging.version import Version
+
+sys.path.insert(0, str(Path(__file__).parent / "integration"))
+from declared import PACKAGES, build_requirements, closure, third_party
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,51 +45,11 @@ _LONG = ("drivetrain", "integration")
 SIDE_BY_SIDE = ("-n", WORKERS, "--dist", "loadfile")
 SIMULATED = ("python", "-m", "drivetrain_simulated_accelerator")
 TOOLS = nox.project.load_toml(ROOT / "pyproject.toml")
-PACKAGES = {
-    file.parent.name: nox.project.load_toml(file)
-    for file in sorted(ROOT.glob("packages/*/pyproject.toml"))
-}
 
 
 def group(name: str) -> tuple[str, ...]:
     """Returns the requirements of a dependency group of the root pyproject.toml."""
     return nox.project.dependency_groups(TOOLS, name)
-
-
-def requirements(package: str, *, extras: bool = False) -> list[Requirement]:
-    """Returns what a package declares, with its optional dependencies if asked."""
-    project = PACKAGES[package]["project"]
-    lines = list(project.get("dependencies", []))
-    for extra in project.get("optional-dependencies", {}).values():
-        lines += extra if extras else []
-    return [Requirement(line) for line in lines]
-
-
-def closure(*packages: str) -> list[str]:
-    """Returns packages with those of this repository that they declare."""
-    here = {PACKAGES[p]["project"]["name"]: p for p in PACKAGES}
-    found = dict.fromkeys(packages)
-    for package in packages:
-        needs = [here[r.name] for r in requirements(package) if r.name in here]
-        found.update(dict.fromkeys(closure(*needs)))
-    return list(found)
-
-
-def build_requirements(*packages: str) -> list[str]:
-    """Returns what builds packages in place, with those that they declare."""
-    needs = {"editables>=0.5", "hatchling>=1.27"}
-    for package in closure(*packages):
-        needs.update(PACKAGES[package]["build-system"]["requires"])
-    if any(need.startswith("scikit-build-core") for need in needs):
-        needs |= {"cmake>=3.18", "ninja"}
-    return sorted(needs)
-
-
-def third_party(*, extras: bool) -> list[Requirement]:
-    """Returns what all packages declare from outside this repository."""
-    ours = {PACKAGES[p]["project"]["name"] for p in PACKAGES}
-    every = [r for p in PACKAGES for r in requirements(p, extras=extras)]
-    return [r for r in every if r.name not in ours]
 
 
 def provide_torch(session: nox.Session, version: str) -> list[str]:

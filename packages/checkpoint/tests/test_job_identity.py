@@ -1,9 +1,12 @@
 """A job owns its checkpoints: others are not given them, and do not delete them."""
 
+import json
+
 import pytest
 import torch
 
 from drivetrain_checkpoint import Checkpointer, list_checkpoints
+from drivetrain_checkpoint.cli import main
 from drivetrain_core import CheckpointError
 
 
@@ -60,11 +63,15 @@ def test_job_may_go_on_from_another_ones(tmp_path, saved):
     assert second.restore(found) == 901
 
 
-def test_training_that_begins_anew_deletes_nothing_ahead_of_it(tmp_path, saved):
+def test_training_that_begins_anew_deletes_nothing_ahead_of_it(tmp_path, saved, capsys):
     saved("job", 800, 900, 1000)
     saved("job", 1, 2, 3, 4)
     assert sorted(steps(tmp_path)) == [2, 3, 4, 800, 900, 1000]
     assert Checkpointer(tmp_path, job="job").latest() == 4
+    # Who asks for it deletes those that it has left behind too.
+    assert main(["gc", str(tmp_path), "--keep", "2", "--dry-run", "--json"]) == 0
+    old = json.loads(capsys.readouterr().out)["old"]
+    assert sorted(int(name.split("-")[1]) for name in old) == [2, 800, 900, 1000]
     # What it has passed is kept no longer.
     saved("job", 900, 901)
     assert sorted(steps(tmp_path)) == [4, 900, 901, 1000]

@@ -269,7 +269,8 @@ class Checkpointer:
             signals: The signals that announce it; SIGTERM by default.
             grace_s: How long there is, in seconds.
             then_exit: Whether the process ends: with status 128 plus the signal when
-                all is durable, with 1 when the time is up before. Otherwise the training goes on, and
+                all is durable, with 1 when the time is up before. Otherwise the
+                training goes on, and
                 can look at the notice, save once more, and leave.
 
         Returns:

@@ -33,7 +33,12 @@ def superfluous(
         older_than_s: How old what goes is at least, in seconds.
     """
     newest = {one.root.job: one.root for one in saved}
-    gone = [one for root in newest.values() for one in retired(saved, root, keep)]
+    # Who asks for it means those too that a training has gone back behind.
+    gone = [
+        one
+        for root in newest.values()
+        for one in retired(saved, root, keep, ahead=True)
+    ]
     before_ns = (now_s - older_than_s) * 1e9
     return [one.name for one in gone if one.root.saved_at_ns <= before_ns]
 

@@ -102,6 +102,7 @@ class Daemon:
         """
         if self._is_leaving:
             self.stop()
+            return
         self._is_leaving = True
         threading.Thread(target=self._finish, daemon=True).start()
 

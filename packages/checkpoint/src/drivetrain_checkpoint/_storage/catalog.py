@@ -302,16 +302,19 @@ def written_ranks(
     return found
 
 
-def retired(saved: Sequence[Saved], newest: RootManifest, keep: Keep) -> list[Saved]:
+def retired(
+    saved: Sequence[Saved], newest: RootManifest, keep: Keep, *, ahead: bool = False
+) -> list[Saved]:
     """Returns the checkpoints of a job that may go, now that there is a newer one.
 
-    A step that was saved again replaces the older one. Those of other jobs stay, and
-    those of later steps, which this training has not reached again.
+    A step that was saved again replaces the older one. Those of other jobs stay.
 
     Args:
         saved: What is committed, the one saved last at the end.
         newest: What was committed last; it never goes.
         keep: What is to be kept.
+        ahead: Whether those of later steps may go too, which this training has left
+            behind and not reached again.
     """
     mine = [s for s in saved if s.root.job == newest.job]
     replaced = [
@@ -324,7 +327,7 @@ def retired(saved: Sequence[Saved], newest: RootManifest, keep: Keep) -> list[Sa
     others = [s for s in mine if s not in replaced]
     keeps = len(others) if keep.last is None else keep.last
     last = max(0, len(others) - keeps)
-    old = [s for s in others[:last] if s.root.step < newest.step]
+    old = [s for s in others[:last] if ahead or s.root.step < newest.step]
     every = keep.every
     gone = [s for s in old if every is None or s.root.step % every]
     return [s for s in [*replaced, *gone] if s.root.save_id != newest.save_id]
