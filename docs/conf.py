@@ -38,7 +38,6 @@ public_modules += [
         "extending",
         "lazy",
         "machine_limits",
-        "moved_commands",
         "native_library",
         "numerics.guard",
         "numerics.observation",

@@ -69,8 +69,7 @@ def test_every_command_says_what_it_is_for(parser):
         f"{command.prog} {name}"
         for command, group in groups(parser)
         for name in group.choices
-        if not getattr(group.choices[name], "is_moved", False)
-        and not any(one.dest == name and one.help for one in group._choices_actions)
+        if not any(one.dest == name and one.help for one in group._choices_actions)
     ]
     assert silent == []
 

@@ -18,7 +18,6 @@ RENAMED = json.loads(Path(__file__).with_name("renamed.json").read_text())
 FREE = {
     "renamed.json",
     "CHANGELOG.md",
-    "test_moved_commands.py",
     "_require_elastic.py",
     Path(__file__).name,
 }

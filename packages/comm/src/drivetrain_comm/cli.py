@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from drivetrain_comm._cli import bench, doctor, schedules, tune
 from drivetrain_core.commands import run_program
-from drivetrain_core.moved_commands import forward_command
 
 if TYPE_CHECKING:
     import argparse
@@ -25,8 +24,6 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(metavar="COMMAND")
     for module in (bench, tune, doctor, schedules):
         module.populate(commands)
-    forward_command(commands, "topo", "fabric topo")
-    forward_command(commands, "fabric", "fabric simulate")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,7 +6,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from drivetrain_core.commands import deferred, integer, run_program
-from drivetrain_core.moved_commands import forward_command
 from drivetrain_elastic._commands._check_options import populate_check_parser
 from drivetrain_elastic._commands._job_options import populate_job_parsers
 from drivetrain_elastic._commands._master_options import populate_master_parser
@@ -37,10 +36,6 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     add("master", "serve a job until a signal ends it", populate_master_parser)
     populate_job_parsers(commands)
     add("check", "find faulty nodes before they train", populate_check_parser)
-    for word in ("diagnose", "faults"):
-        forward_command(commands, word, f"health {word}")
-    for word in ("goodput", "supervise", "operator", "cost", "simulate-spot"):
-        forward_command(commands, word, f"cloud {word}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -52,7 +52,7 @@ def graph_from_json(text: str, source: str = "graph") -> LinkGraph:
         text: The text of a file: `drivetrain_links` (1), `name`, `num_ranks` and
             `wires`, each with `source`, `target`, `bytes_per_s` and, unless it is 0,
             `delay_s`; with `"both": true` for both directions. Or what `drivetrain
-            comm topo --measure --json` prints.
+            fabric topo --measure --json` prints.
         source: What to call it in errors.
 
     Raises:

@@ -88,8 +88,6 @@ class ForwardParser(CommandParser):
         options: As of `argparse.ArgumentParser`.
     """
 
-    is_moved = True
-
     def __init__(self, *, forward: Callable[[list[str]], int], **options: Any) -> None:
         super().__init__(**options, add_help=False)
         self._forward = forward
