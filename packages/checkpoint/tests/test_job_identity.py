@@ -75,3 +75,29 @@ def test_training_that_begins_anew_deletes_nothing_ahead_of_it(tmp_path, saved, 
     # What it has passed is kept no longer.
     saved("job", 900, 901)
     assert sorted(steps(tmp_path)) == [4, 900, 901, 1000]
+
+
+def test_two_runs_on_two_nodes_do_not_mix(tmp_path, monkeypatch):
+    def on(node):
+        (tmp_path / node).mkdir(mode=0o700, exist_ok=True)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / node))
+        if node not in trainers:
+            trainers[node] = Checkpointer(folder, job="job")
+        return trainers[node]
+
+    folder, trainers = tmp_path / "shared", {}
+    on("one").save(1, state(10)).wait(60)
+    on("two").save(1, state(20)).wait(60)
+    with pytest.raises(CheckpointError, match="another run of job 'job'") as said:
+        on("one").save(2, state(11)).wait(60)
+    assert "job=..." in str(said.value)
+    on("two").save(2, state(21)).wait(60)
+    # Where the later one has ended, the other goes on from there, and is the later then.
+    on("two").stop_daemon()
+    on("one").stop_daemon()
+    found = state(0)
+    assert on("one").restore(found) == 2
+    assert found["n"] == 21
+    on("one").save(3, state(22)).wait(60)
+    on("one").stop_daemon()
+    assert steps(folder) == [1, 2, 3]

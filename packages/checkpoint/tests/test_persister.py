@@ -1,5 +1,6 @@
 """The daemon's way to storage, with a storage that does as the test says."""
 
+import dataclasses
 import json
 import threading
 
@@ -10,6 +11,7 @@ from drivetrain_checkpoint._daemon.commit_decision import decide
 from drivetrain_checkpoint._daemon.pending_save import PERSIST
 from drivetrain_checkpoint._daemon.persister import Persister
 from drivetrain_checkpoint._daemon.save_queue import SaveQueue
+from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._layout.manifest import ROOT_FILE, RootManifest
 from drivetrain_checkpoint._peers.peer_client import PeerClient
 from drivetrain_checkpoint._storage.catalog import Keep, retired, scan
@@ -54,7 +56,7 @@ def persister(queue, storage):
     return found
 
 
-def publish(queue, arena, index, step, *, rank=0, world_size=1):
+def publish(queue, arena, index, step, *, rank=0, world_size=1, began_ns=0):
     save_id = f"{step:016x}"
     manifest = {
         "job": "test",
@@ -71,6 +73,8 @@ def publish(queue, arena, index, step, *, rank=0, world_size=1):
         "save_id": save_id,
         "step": step,
         "saved_at_ns": step,
+        "began_ns": began_ns,
+        "writer": "here",
         "run": "r",
         "tasks": [PERSIST],
         "manifest": manifest,
@@ -256,3 +260,41 @@ def test_save_reads_no_manifest_of_those_before(queue, storage, arena, monkeypat
     known = {}
     assert [one.root.step for one in scan(storage, known)[0]] == steps(storage)
     assert all(one.root.entries == one.root.layout == {} for one in known.values())
+
+
+def test_older_of_two_runs_commits_no_more(queue, storage, arena):
+    def commit(step, writer, began_ns):
+        theirs = dataclasses.replace(root(step), job="test", writer=writer)
+        theirs = dataclasses.replace(theirs, began_ns=began_ns)
+        name = f"step-{step:010d}-{step:016x}"
+        storage.commit(name, ROOT_FILE, theirs.to_bytes())
+
+    def outcome(index, step):
+        return queue.wait(publish(queue, arena, index, step, began_ns=50), 20)
+
+    commit(1, "an earlier run", 40)
+    commit(2, "", 60)  # what a command has written is no run's
+    commit(3, "here", 70)  # and this is what this daemon does itself
+    assert outcome(0, 4)["state"] == "committed"
+    commit(5, "elsewhere", 60)
+    found = outcome(1, 6)
+    assert found["state"] == "failed"
+    assert "another run of job 'test'" in found["error"]
+    assert "elsewhere" in found["error"]
+    with queue.changed:
+        assert queue.changed.wait_for(queue.is_idle, 20)
+    # What the later run keeps is left alone.
+    assert steps(storage) == [2, 3, 4, 5]
+
+
+def test_who_may_not_list_the_storage_saves_all_the_same(
+    queue, storage, arena, monkeypatch, caplog
+):
+    def refuse():
+        message = "cannot list: permission denied"
+        raise StorageError(message)
+
+    monkeypatch.setattr(storage, "names", refuse)
+    save_id = publish(queue, arena, 0, 1)
+    assert queue.wait(save_id, 20)["state"] == "committed"
+    assert "whether another run saves here is not known" in caplog.text

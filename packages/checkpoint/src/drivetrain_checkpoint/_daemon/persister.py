@@ -27,6 +27,7 @@ from drivetrain_checkpoint._storage.catalog import (
     scan,
     written_ranks,
 )
+from drivetrain_checkpoint._storage.overtaken import why_overtaken
 from drivetrain_checkpoint._storage.protocol import folder_name
 from drivetrain_checkpoint._storage.write_rank import write_rank
 from drivetrain_core import CheckpointError
@@ -200,12 +201,33 @@ class Persister:
             entries={},
             layout={},
             ranks=tuple(ranks[rank] for rank in range(manifest.world_size)),
+            writer=record["writer"],
+            began_ns=record["began_ns"],
         )
+        self._check_alone(storage, root, under)
         plain = arena.body(generation)
         storage.commit(name, ROOT_FILE, root.with_plain(plain))
         self._queue.committed(manifest.save_id)
         self._peers.notify_all({"op": "committed", "save_id": manifest.save_id})
         return root
+
+    def _check_alone(self, storage: Storage, root: RootManifest, under: str) -> None:
+        """Raises if another run saves this job too, and began later.
+
+        Raises:
+            StorageError: It does.
+        """
+        with self._retiring:
+            known = self._known.setdefault(storage.url, {})
+            try:
+                scan(storage, known)
+            # Who may not list the storage may save to it all the same.
+            except (CheckpointError, OSError) as error:
+                logger.warning("whether another run saves here is not known: %s", error)
+            others = [saved.root for saved in known.values()]
+        # Of the folders in that of a job it is not known what a run had found there.
+        if not under and (problem := why_overtaken(root, others)):
+            raise StorageError(problem)
 
     def _storage_of(self, under: str) -> Storage:
         opens = self._open_under if under else None
@@ -303,10 +325,10 @@ class Persister:
     def _retire(self, storage: Storage, newest: RootManifest) -> None:
         """Deletes what is no longer kept; nobody waits for it."""
         try:
-            known = self._known.setdefault(storage.url, {})
+            known = self._known[storage.url]
             name = folder_name(newest.step, newest.save_id)
             known[name] = Saved(name, newest)
-            saved = scan(storage, known)[0]
+            saved = sorted(known.values(), key=lambda one: one.root.saved_at_ns)
             names = [s.name for s in retired(saved, newest, self.keep)]
             for name in [*names, *abandoned(storage, committed=known)]:
                 storage.remove(name, ROOT_FILE)

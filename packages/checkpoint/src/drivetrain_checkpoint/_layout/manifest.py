@@ -143,6 +143,8 @@ class RootManifest:
         entries: The plain half of the state, equal on all ranks.
         layout: Every tensor, and who saved what of it, as plain data.
         ranks: The manifest of each rank.
+        writer: The node that committed it, and its daemon; empty if none did.
+        began_ns: When the run began that saved it, as `saved_at_ns` counts.
     """
 
     job: str
@@ -153,6 +155,8 @@ class RootManifest:
     entries: Mapping[str, Any]
     layout: Mapping[str, Any]
     ranks: tuple[RankFile, ...]
+    writer: str = ""
+    began_ns: int = 0
 
     def to_bytes(self) -> bytes:
         """Returns the manifest as JSON, with a checksum over itself."""
@@ -166,7 +170,7 @@ class RootManifest:
             plain: Entries and layout as JSON that is there already, without braces.
         """
         names = ("job", "step", "save_id", "saved_at_ns", "world_size")
-        head = {name: getattr(self, name) for name in names}
+        head = {name: getattr(self, name) for name in (*names, "writer", "began_ns")}
         head = {"format": FORMAT, "version": VERSION, **head}
         ranks = {"ranks": [asdict(rank) for rank in self.ranks]}
         body = b",".join([_dump(head)[:-1], plain, _dump(ranks)[1:-1]])

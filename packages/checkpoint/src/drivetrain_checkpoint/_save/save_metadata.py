@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,7 @@ def save_metadata(
     plan: SavePlan,
     entries: str,
     *,
+    began_ns: int,
     under: str,
     persist: bool,
 ) -> bytes:
@@ -88,6 +90,7 @@ def save_metadata(
         job: The job.
         plan: Where the tensors go.
         entries: The plain half of the state, as JSON.
+        began_ns: When this run began.
         under: The folder in that of the checkpointer.
         persist: Whether storage follows.
     """
@@ -108,6 +111,8 @@ def save_metadata(
         "save_id": proposal.save_id,
         "step": proposal.step,
         "saved_at_ns": proposal.saved_at_ns,
+        "began_ns": began_ns,
+        "writer": f"{os.uname().nodename}, daemon {job.rendezvous().nodes.here}",
         "run": job.rendezvous().run,
         "under": under,
         "tasks": [task for task, is_wanted in tasks.items() if is_wanted],

@@ -59,6 +59,7 @@ class Saver:
         self._plan: SavePlan | None = None
         self._entries = EntryTexts()
         self._saved_at_ns = 0
+        self._began_ns = 0
         self._unreported: list[SaveHandle] = []
         self._told: set[str] = set()
 
@@ -100,7 +101,13 @@ class Saver:
             logger.info("save %s is dropped for step %d", dropped, ready.step)
         assert self._plan is not None
         record = save_metadata(
-            first, self._job, self._plan, ready.entries, under=under, persist=persist
+            first,
+            self._job,
+            self._plan,
+            ready.entries,
+            began_ns=self._began_ns,
+            under=under,
+            persist=persist,
         )
         staging = self._memory.fill(ready.claim, self._plan, record)
         handle = make_handle(staging=staging)
@@ -174,6 +181,8 @@ class Saver:
         if self._job.register_nodes() and self._job.group.rank == 0:
             before = [*self._memory.saved_at_ns(), *self._job.saved_at_ns()]
             self._saved_at_ns = max([self._saved_at_ns, *before])
+            # Whatever the clocks say: after those whose checkpoints it has found.
+            self._began_ns = max(time.time_ns(), self._saved_at_ns + 1)
 
     def _allocate(self, state: Mapping[str, object]) -> str:
         """Makes sure that there is memory for a state; returns its plain half."""
