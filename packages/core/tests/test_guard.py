@@ -266,10 +266,6 @@ def test_guard_finds_every_wrong_batch_scale(scale):
     assert "global batch" in answer.because
 
 
-def test_observation_survives_its_message():
-    assert Observation.from_dict(BASE.to_dict()) == BASE
-
-
 def test_differences_name_the_worst_parameter():
     seen = changed(norms=BASE.norms | {"b": 0.55}, losses=(2.0, 1.5, 1.3))
     found = differences(BASE, seen)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 __all__ = ["FIRST_STEPS", "Accounting", "Observation", "ParameterUsage"]
 
@@ -106,56 +105,3 @@ class Observation:
     nudged: tuple[float, ...] = ()
     accounting: Accounting = field(default_factory=Accounting)
     liveness: ParameterUsage = field(default_factory=ParameterUsage)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain data."""
-        plain = asdict(self)
-        plain["moved"] = sorted(self.moved)
-        plain["liveness"]["evaluating"] = sorted(self.liveness.evaluating)
-        return plain
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Observation:
-        """Returns the observation that `to_dict` wrote."""
-        accounting, liveness = data["accounting"], data["liveness"]
-        return cls(
-            losses=tuple(data["losses"]),
-            norms=dict(data["norms"]),
-            moved=frozenset(data["moved"]),
-            noise=float(data["noise"]),
-            gradient_noise=float(data["gradient_noise"]),
-            swayed=tuple(data["swayed"]),
-            nudged=tuple(data["nudged"]),
-            **{name: _values(data[name]) for name in _VALUES},
-            accounting=Accounting(
-                **{**accounting, "drawn": _rows(accounting["drawn"])}
-            ),
-            liveness=ParameterUsage(
-                **{
-                    **liveness,
-                    "ties": _rows(liveness["ties"]),
-                    "rates": _rows(liveness["rates"]),
-                    "apart": tuple(liveness["apart"]),
-                    "evaluating": frozenset(liveness["evaluating"]),
-                }
-            ),
-        )
-
-
-_VALUES = (
-    "samples",
-    "buffers",
-    "updates",
-    "journey",
-    "swayed_updates",
-    "swayed_journey",
-    "swayed_buffers",
-)
-
-
-def _values(named: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
-    return {name: tuple(values) for name, values in named.items()}
-
-
-def _rows(rows: Any) -> tuple[tuple[Any, ...], ...]:
-    return tuple(tuple(row) for row in rows)

@@ -32,6 +32,7 @@ from drivetrain_core.services.batch_plan import BatchPlan
 from drivetrain_search.draw import draw, is_repeatable
 from drivetrain_search.process import meters
 from drivetrain_search.process.channel import tell
+from drivetrain_search.process.observation_message import write_observation
 from drivetrain_search.process.pace import TRAJECTORY_STEPS
 from drivetrain_search.process.trajectory import nudge, observe_trajectory
 from drivetrain_search.stopping import is_outrun
@@ -131,7 +132,7 @@ def run_rank(
     _start_again_past_end(accelerated.scheduler)
     yield {
         "event": "ready",
-        "observation": seen.observation and seen.observation.to_dict(),
+        "observation": seen.observation and write_observation(seen.observation),
         "setup_s": max(0.0, now - started - meters.passes_seconds(seen.passes_s)),
         "flops": seen.flops and seen.flops * world,
         "step_s": min(seen.passes_s),

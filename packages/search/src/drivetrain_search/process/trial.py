@@ -23,8 +23,8 @@ from drivetrain_core import (
     machine_limits,
 )
 from drivetrain_core.extending import describe
-from drivetrain_core.numerics.guard import Observation
 from drivetrain_core.numerics.observation import FIRST_STEPS
+from drivetrain_search.process.observation_message import read_observation
 from drivetrain_search.process.payload import import_path
 from drivetrain_search.process.spawn import Processes, RankFailure, meeting_place
 from drivetrain_search.stopping import USUAL_NOISE
@@ -203,7 +203,7 @@ class Session:
     ) -> None:
         """Keeps the processes; `TrialRunner.open` ends them."""
         seen = ready["observation"]
-        self.observation = None if seen is None else Observation.from_dict(seen)
+        self.observation = None if seen is None else read_observation(seen)
         self.flops_per_step: int | None = ready["flops"]
         self.setup_s = float(ready["setup_s"])
         self.step_s = float(ready["step_s"])
