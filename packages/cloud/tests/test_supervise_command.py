@@ -201,3 +201,31 @@ def test_the_table_of_a_job_that_has_ended_shows_no_nodes():
     Console(file=text, width=100).print(supervise_table(supervisor, 50.0, 110.0))
     assert "ended with 0: all workers have finished" in text.getvalue()
     assert "spot-0" not in text.getvalue()
+
+
+# What looks at the text of a script does not see that it makes no loop.
+MAKES_NONE = """
+import pathlib
+from drivetrain_elastic import ElasticLoop
+with pathlib.Path(__file__).with_name("began").open("a") as file:
+    file.write("x")
+make = ElasticLoop
+"""
+
+
+@pytest.mark.faults
+def test_script_that_makes_no_loop_runs_on_one_node_alone(tmp_path, capfd):
+    script = tmp_path / "script.py"
+    script.write_text(MAKES_NONE)
+    words = ["--folder", str(tmp_path / "job"), "--plain", str(script)]
+    assert main(["supervise", "--nproc-per-node", "2", *words]) == 1
+    assert "ended without an ElasticLoop" in capfd.readouterr().err.splitlines()[-1]
+    assert (tmp_path / "began").read_text() == "x"
+
+
+def test_script_that_can_make_no_loop_is_not_run(tmp_path, capsys):
+    script = tmp_path / "plain.py"
+    script.write_text("import torch\n")
+    assert main(["supervise", "--nproc-per-node", "2", str(script)]) == 1
+    said = f"{script} was not run: it trains without an ElasticLoop: train in the steps"
+    assert said in capsys.readouterr().err

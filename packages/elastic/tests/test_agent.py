@@ -221,21 +221,10 @@ def test_script_that_cannot_work_runs_once_and_ends_the_job(job, tmp_path, name)
     assert not began.exists() or began.read_text() == "x"
 
 
-@pytest.mark.faults
-def test_script_that_makes_no_loop_runs_on_one_node_alone(tmp_path, capfd):
-    script = Path(tmp_path, "script.py")
-    script.write_text(BEGINS)
-    words = ["--folder", str(tmp_path / "job"), "--plain", str(script)]
-    assert main(["supervise", "--nproc-per-node", "2", *words]) == 1
-    assert "ended without an ElasticLoop" in capfd.readouterr().err.splitlines()[-1]
-    assert (tmp_path / "began").read_text() == "x"
-
-
-@pytest.mark.parametrize("command", ["run", "supervise"])
-def test_script_that_can_make_no_loop_is_not_run(tmp_path, capsys, command):
+def test_script_that_can_make_no_loop_is_not_run(tmp_path, capsys):
     script = tmp_path / "plain.py"
     script.write_text(BEGINS.replace("importlib, ", "").replace("make = ", "# "))
-    assert main([command, "--nproc-per-node", "2", str(script)]) == 1
+    assert main(["run", "--nproc-per-node", "2", str(script)]) == 1
     said = f"{script} was not run: it trains without an ElasticLoop: train in the steps"
     assert said in capsys.readouterr().err
     assert not (tmp_path / "began").exists()

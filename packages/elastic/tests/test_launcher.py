@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from drivetrain_core import DistributedError
-from drivetrain_core.processes import adopt_orphans, reap_orphans
+from drivetrain_core.processes import adopt_orphans
 from drivetrain_elastic._agent import _launcher
+from drivetrain_elastic._agent._adopted import reap_orphans
 from drivetrain_elastic._agent._launcher import Launcher, Program
 
 # What torch does where a module asks, as it is imported, whether there is a GPU.

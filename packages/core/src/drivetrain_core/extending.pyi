@@ -35,7 +35,6 @@ from drivetrain_core._optimizer.source import OptimizerSource as OptimizerSource
 from drivetrain_core._optimizer.source import step_hooks as step_hooks
 from drivetrain_core._partial import AUTO as AUTO
 from drivetrain_core._partial import Partial as Partial
-from drivetrain_core._partial import candidates_of as candidates_of
 from drivetrain_core._plan import describe as describe
 from drivetrain_core._plugins import OPTIMIZATIONS as OPTIMIZATIONS
 from drivetrain_core._plugins import SERVICES as SERVICES

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Container
 
 __all__ = [
     "ASK_WITHOUT_START",
     "adopt_orphans",
-    "children",
     "describe_exit",
     "end_with_parent",
     "has_lost_accelerator",
-    "kill_adopted",
-    "reap_orphans",
 ]
 
 ASK_WITHOUT_START = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -39,61 +30,6 @@ def adopt_orphans() -> None:
         OSError: The system cannot do that.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def reap_orphans(own: Container[int]) -> None:
-    """Lets go of adopted processes that have ended.
-
-    Args:
-        own: Children that somebody else here waits for.
-    """
-    while True:
-        try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return
-        # One that is waited for hides those behind it, but not for long.
-        if found is None or found.si_pid in own:
-            return
-        os.waitpid(found.si_pid, 0)
-
-
-def children() -> set[int]:
-    """Returns the processes whose parent is this one."""
-    found: set[int] = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text(errors="replace").rsplit(")", 1)[1].split()
-        except OSError:
-            continue  # it has ended
-        if int(fields[1]) == os.getpid():
-            found.add(int(path.parent.name))
-    return found
-
-
-def kill_adopted(spared: Container[int]) -> int:
-    """Kills children that others have started, and lets go of those that have ended.
-
-    Children in this process's own session are its own: those that it has adopted come
-    from workers, of which each has begun a session.
-
-    Args:
-        spared: Children that others here started, or wait for.
-
-    Returns:
-        How many were found; what these had started is there at the next call.
-    """
-    found = 0
-    for pid in children():
-        if pid in spared:
-            continue
-        # A child keeps its number until it is waited for, here.
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            if os.getsid(pid) != os.getsid(0):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, os.WNOHANG)
-                found += 1
-    return found
 
 
 def end_with_parent(parent: int | None = None) -> None:

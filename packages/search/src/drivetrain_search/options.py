@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import Code, PlanError
 from drivetrain_core.budget import Budget
-from drivetrain_core.extending import AUTO, Partial, candidates_of, read_strategy
+from drivetrain_core.extending import AUTO, Partial, read_strategy
 from drivetrain_core.objective import Objective, throughput
 from drivetrain_core.services import cache_folder
+from drivetrain_search.candidates import candidates_of
 
 if TYPE_CHECKING:
     import os

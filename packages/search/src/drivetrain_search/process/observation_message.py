@@ -14,17 +14,6 @@ from drivetrain_core.numerics.observation import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Values by name; JSON makes lists of their tuples.
-_VALUES = (
-    "samples",
-    "buffers",
-    "updates",
-    "journey",
-    "swayed_updates",
-    "swayed_journey",
-    "swayed_buffers",
-)
-
 
 def write_observation(observation: Observation) -> dict[str, Any]:
     """Returns an observation as plain data, from which `read_observation` makes it again.
@@ -51,22 +40,23 @@ def read_observation(data: Mapping[str, Any]) -> Observation:
     Args:
         data: The plain data, also after it went through JSON.
     """
-    accounting, liveness = data["accounting"], data["liveness"]
-    steered = {
-        "ties": _rows(liveness["ties"]),
-        "rates": _rows(liveness["rates"]),
-        "apart": tuple(liveness["apart"]),
-        "evaluating": frozenset(liveness["evaluating"]),
+    plain = _frozen(data)
+    usage = {
+        **plain["liveness"],
+        "evaluating": frozenset(plain["liveness"]["evaluating"]),
     }
     read = {
-        **{name: tuple(data[name]) for name in ("losses", "swayed", "nudged")},
-        **{name: {k: tuple(v) for k, v in data[name].items()} for name in _VALUES},
-        "moved": frozenset(data["moved"]),
-        "accounting": Accounting(**{**accounting, "drawn": _rows(accounting["drawn"])}),
-        "liveness": ParameterUsage(**{**liveness, **steered}),
+        "moved": frozenset(plain["moved"]),
+        "accounting": Accounting(**plain["accounting"]),
+        "liveness": ParameterUsage(**usage),
     }
-    return Observation(**{**data, **read})
+    return Observation(**{**plain, **read})
 
 
-def _rows(rows: Any) -> tuple[tuple[Any, ...], ...]:
-    return tuple(tuple(row) for row in rows)
+def _frozen(value: Any) -> Any:
+    """Returns plain data with tuples in place of lists."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return {key: _frozen(part) for key, part in value.items()}
+    return value
