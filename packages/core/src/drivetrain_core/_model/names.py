@@ -45,12 +45,14 @@ class NamedParts:
         modules: What `named_modules` returns.
         tensors: What `named_tensors` returns.
         parameters: What `named_tensors` returns without the buffers.
+        ties: The other names of tied tensors, and which of `tensors` each stands for.
     """
 
     visited: list[nn.Module]
     modules: dict[str, nn.Module]
     tensors: dict[str, Tensor]
     parameters: dict[str, Tensor]
+    ties: dict[str, str]
 
 
 def named_parts(model: nn.Module) -> NamedParts:
@@ -70,11 +72,18 @@ def named_parts(model: nn.Module) -> NamedParts:
     """
     visits = _walk_modules(model)
     found = _checked(_tensors_of(visits))
+    tensors = _each_once(found, {"parameter", "buffer"})
+    names = {id(tensor): name for name, tensor in tensors.items()}
     return NamedParts(
         visited=[module for _, _, module in visits],
         modules=_named(visits),
-        tensors=_each_once(found, {"parameter", "buffer"}),
+        tensors=tensors,
         parameters=_each_once(found, {"parameter"}),
+        ties={
+            name: names[id(tensor)]
+            for _, name, tensor, kind in found
+            if kind != "non-persistent buffer" and name not in tensors
+        },
     )
 
 

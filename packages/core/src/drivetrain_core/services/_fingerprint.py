@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain_core.services._own_state import HOOKS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -127,6 +129,9 @@ def of_modules(modules: Sequence[nn.Module]) -> Fingerprint | None:
     kinds: list[type[nn.Module]] = list(map(type, modules))
     found.add(kinds)
     found.add(kind.get_extra_state for kind in dict.fromkeys(kinds))
+    # Methods that were replaced on a module, and hooks.
+    found.counts.extend(map(len, map(vars, modules)))
+    found.counts.extend(map(len, chain.from_iterable(map(HOOKS, modules))))
     members: list[Any] = list(chain.from_iterable(map(_MEMBERS, modules)))
     if not _HOLDERS.issuperset(map(type, members)):
         return None

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from drivetrain_core._model.names import named_parts
+from drivetrain_core._model.names import named_parts, unwrap
 from drivetrain_core.services._fingerprint import (
     Fingerprint,
     of_modules,
@@ -21,8 +21,9 @@ from drivetrain_core.services._optimizer_state import (
     OptimizerState,
     keeps_state_by_parameter,
 )
+from drivetrain_core.services._own_state import has_own_state
 from drivetrain_core.services._part_of_model import check_is_no_part
-from drivetrain_core.services._plain_tree import equal_plain, split_tree
+from drivetrain_core.services._plain_tree import equal_plain, is_pickled, split_tree
 from drivetrain_core.services.state_entry import StateEntry
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class NamedModel:
         self.tensors = {f"{key}.{name}": t for name, t in parts.tensors.items()}
         self.names = {id(t): f"{key}.{name}" for name, t in parts.parameters.items()}
         self.with_extra_state = with_extra_state(parts.modules)
+        self.has_own_state = has_own_state(parts.modules.values())
+        self.ties = parts.ties
         self.listed = list(self.tensors)
         self._model = model
         self._modules = list({id(module): module for module in parts.visited}.values())
@@ -188,6 +191,8 @@ def pack_entry(
         entry, tensors = value.pack(key, state)
         return _settled(PackedEntry(value, entry, tensors), old)
     if isinstance(value, nn.Module):
+        if models[key].has_own_state:
+            return _pack_tree(key, "object", value, unwrap(value).state_dict(), old)
         return _pack_model(key, value, models[key], old)
     if isinstance(value, torch.optim.Optimizer):
         source = old.source if old is not None else None
@@ -216,7 +221,9 @@ def _pack_model(
     plain = split_tree(extra, f"{key}._extra_state", tensors)
     if len(tensors) != len(listed):
         listed = list(tensors)
-    entry = {"kind": "model", "plain": plain, "tensors": listed}
+    entry: Entry = {"kind": "model", "plain": plain, "tensors": listed}
+    if named.ties:
+        entry["ties"] = named.ties
     return _settled(PackedEntry(model, entry, tensors, named), old)
 
 
@@ -262,6 +269,8 @@ def _pack_tree(
         return old
     tensors: dict[str, torch.Tensor] = {}
     plain = split_tree(tree, key, tensors)
+    if is_pickled(plain):
+        fingerprint = None
     entry = {"kind": kind, "plain": plain, "tensors": list(tensors)}
     return _settled(PackedEntry(value, entry, tensors, fingerprint), old)
 

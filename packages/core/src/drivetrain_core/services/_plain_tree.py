@@ -6,16 +6,21 @@ with `weights_only`.
 
 from __future__ import annotations
 
+import io
+import pickle
 import re
 from collections import Counter, OrderedDict, defaultdict
 from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from drivetrain_core._errors import CheckpointError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _MAPPINGS: dict[str, Callable[[Mapping[Any, object]], object]] = {
     "dict": dict,
@@ -40,7 +45,8 @@ def split_tree(value: object, name: str, tensors: dict[str, torch.Tensor]) -> ob
 
     Args:
         value: Nested dicts, lists and tuples of tensors, numbers (Python's and
-            numpy's), strings, bytes, dtypes, devices, sizes and None.
+            numpy's), strings, bytes, dtypes, devices, sizes, None, `io.BytesIO`, and
+            whatever else `torch.load` takes with `weights_only`.
         name: What it is called; the tensors in it are called `name.key.key`.
         tensors: Where the tensors go, as they are, by name.
 
@@ -69,6 +75,7 @@ def join_tree(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
 
     Raises:
         ValueError: It is not a plain half.
+        CheckpointError: It holds an object of a class that is not allowed.
     """
     match plain:
         case ["value", value]:
@@ -79,6 +86,8 @@ def join_tree(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
             return np.dtype(kind).type(value)
         case ["size", list(sizes)]:
             return torch.Size(sizes)
+        case ["torch", bytes(data)]:
+            return unpickled(data)
         case ["list", list(parts)]:
             return [join_tree(part, tensors) for part in parts]
         case ["tuple", list(parts)]:
@@ -102,16 +111,24 @@ def tensor_names(plain: object) -> set[str]:
         >>> tensor_names(["list", [["value", 1], ["tensor", "data.1"]]])
         {'data.1'}
     """
+    return {str(name) for kind, name in _leaves(plain) if kind == "tensor"}
+
+
+def is_pickled(plain: object) -> bool:
+    """Says whether a plain half has a copy of something that may change meanwhile."""
+    return any(kind == "torch" for kind, _ in _leaves(plain))
+
+
+def _leaves(plain: object) -> Iterator[tuple[object, object]]:
     match plain:
-        case ["tensor", str(name)]:
-            return {name}
         case ["list" | "tuple", list(parts)]:
-            return set().union(*map(tensor_names, parts))
+            yield from chain.from_iterable(map(_leaves, parts))
         case ["defaultdict", [_, list(items)]]:
-            return set().union(*(tensor_names(part) for _, part in items))
+            yield from chain.from_iterable(_leaves(part) for _, part in items)
         case [str(kind), list(items)] if kind in _MAPPINGS:
-            return set().union(*(tensor_names(part) for _, part in items))
-    return set()
+            yield from chain.from_iterable(_leaves(part) for _, part in items)
+        case [kind, value]:
+            yield kind, value
 
 
 def equal_plain(one: object, other: object) -> bool:
@@ -147,7 +164,7 @@ def _split(
     within: list[tuple[object, str]],
 ) -> object:
     """Does what `split_tree` does, inside of some containers and their names."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and is_dense(value):
         if name in tensors:
             message = f"two tensors of the state are named {name!r}"
             raise ValueError(message)
@@ -162,7 +179,7 @@ def _split(
     # A named tuple is not here: reading it back would need its class.
     is_sequence = kind is list or kind is tuple
     if not is_sequence and not isinstance(value, dict):
-        return ["value", _plain(value, name)]
+        return plain_leaf(value, name)
     if len(within) == _MOST_LEVELS:
         raise ValueError(_depth(value, name, within))
     within.append((value, name))
@@ -170,7 +187,7 @@ def _split(
     if isinstance(value, dict):
         items = [
             [
-                key if type(key) is str else _plain(key, f"a key of {name}"),
+                key if type(key) is str else _checked_key(key, name),
                 _split(v, f"{name}.{key}", tensors, within),
             ]
             for key, v in value.items()
@@ -203,14 +220,65 @@ def _mapping(
     raise TypeError(_refusal(value, name))
 
 
-def _plain(value: object, name: str) -> object:
-    if (
-        value is None
-        or type(value) in _SCALARS
-        or isinstance(value, torch.dtype | torch.device)
-    ):
-        return value
-    raise TypeError(_refusal(value, name))
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Says whether a tensor is of the kind that a checkpoint holds by its name."""
+    return tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def plain_leaf(value: object, name: str) -> list[object]:
+    """Returns the plain half of a value that is no container of others.
+
+    Args:
+        value: The value. One that only pickle can hold is held so if `torch.load` reads
+            it again with `weights_only`, which runs no code.
+        name: What it is called.
+
+    Raises:
+        TypeError: It is of a type that would not be read again.
+
+    Example:
+        >>> join_tree(plain_leaf(io.BytesIO(b"scales"), "model.fp8"), {}).read()
+        b'scales'
+    """
+    if _is_plain(value):
+        return ["value", value]
+    stream = io.BytesIO()
+    try:
+        torch.save(value, stream)
+        unpickled(stream.getvalue())
+    # Objects raise almost anything when they are pickled.
+    except Exception as error:
+        raise TypeError(_refusal(value, name)) from error
+    return ["torch", stream.getvalue()]
+
+
+def unpickled(data: bytes) -> Any:
+    """Returns a value that `torch.save` wrote; no code is run that the bytes name.
+
+    Raises:
+        CheckpointError: It holds an object of a class that is not allowed.
+    """
+    try:
+        with torch.serialization.safe_globals([io.BytesIO]):
+            return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except pickle.UnpicklingError as error:
+        found = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
+        message = (
+            f"the checkpoint holds an object that is not read without leave: {found}. If "
+            "you trust it, allow its class with torch.serialization.add_safe_globals"
+        )
+        raise CheckpointError(message) from error
+
+
+def _is_plain(value: object) -> bool:
+    known = type(value) in _SCALARS or isinstance(value, torch.dtype | torch.device)
+    return value is None or known
+
+
+def _checked_key(key: object, name: str) -> object:
+    if not _is_plain(key):
+        raise TypeError(_refusal(key, f"a key of {name}"))
+    return key
 
 
 def numpy_kind(value: np.generic[Any]) -> str:
@@ -227,8 +295,9 @@ def _refusal(value: object, name: str) -> str:
         if isinstance(value, plain):
             return f"{what}: it would come back as {plain.__name__}, so save that of it"
     return (
-        f"{what}: use tensors, numbers, strings, bytes, dicts, lists and tuples, or "
-        "give the object state_dict() and load_state_dict()"
+        f"{what}: use tensors, numbers, strings, bytes, dicts, lists and tuples; give "
+        "the object state_dict() and load_state_dict(); or allow its class with "
+        "torch.serialization.add_safe_globals, here and where it is restored"
     )
 
 

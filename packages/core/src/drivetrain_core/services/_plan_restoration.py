@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from drivetrain_core._errors import CheckpointError, NamesError
-from drivetrain_core._model.names import named_modules, named_tensors
+from drivetrain_core._model.names import named_modules, named_tensors, unwrap
 from drivetrain_core.services._optimizer_restoration import OptimizerRestoration
 from drivetrain_core.services._optimizer_state import (
     OptimizerState,
     keeps_state_by_parameter,
 )
+from drivetrain_core.services._own_state import has_own_state
 from drivetrain_core.services._packed_entry import HasStateDict, with_extra_state
 from drivetrain_core.services._plain_tree import join_tree, split_tree
 from drivetrain_core.services._shape_mismatch import absent, nearest, shape_mismatch
@@ -80,6 +82,9 @@ def plan_restoration(
             continue
         entry = entries[key]
         kind = _expected_kind(target, entry)
+        if kind == "object" and isinstance(target, nn.Module):
+            target = unwrap(target)
+            entry = _as_object(key, entry)
         if kind != entry["kind"] and (kind, entry["kind"]) not in _INTERCHANGEABLE:
             there = _KINDS.get(entry["kind"], entry["kind"])
             plan.mismatches.append(
@@ -89,14 +94,14 @@ def plan_restoration(
         specs = [_spec(name, saved) for name in entry["tensors"]]
         if isinstance(target, StateEntry):
             target.plan(key, into, plan, entry, specs, saved)
-        elif isinstance(target, nn.Module):
+        elif isinstance(target, nn.Module) and kind == "model":
             _plan_model(plan, key, target, entry, specs)
         elif kind == "optimizer" and isinstance(target, torch.optim.Optimizer):
             _plan_optimizer(plan, key, target, names, entry, specs, saved)
         elif isinstance(target, torch.Tensor):
             _plan_tensor(plan, key, target, entry, specs)
         else:
-            _plan_data(plan, key, into, entry, specs)
+            _plan_data(plan, key, into, target, entry, specs, strict=strict)
     if strict and plan.mismatches:
         error = CheckpointError(plan.summary())
         error.mismatches = tuple(plan.mismatches)
@@ -108,12 +113,22 @@ def _expected_kind(target: object, entry: Entry) -> str:
     if isinstance(target, StateEntry):
         return target.kind
     if isinstance(target, nn.Module):
-        return "model"
+        return "object" if has_own_state(named_modules(target).values()) else "model"
     if isinstance(target, torch.optim.Optimizer):
         # A new optimizer does not show yet how it keeps its state: the saved one did.
         by_name = keeps_state_by_parameter(target) and entry["kind"] == "optimizer"
         return "optimizer" if by_name else "object"
     return "object" if isinstance(target, HasStateDict) else "data"
+
+
+def _as_object(key: str, entry: Entry) -> Entry:
+    """Returns the entry of a model that was held by names as that of an object."""
+    if entry["kind"] != "model" or entry["plain"][1]:
+        return entry  # or it has extra state, by the names of modules
+    names = {name.removeprefix(f"{key}."): name for name in entry["tensors"]}
+    names |= {n: f"{key}.{of}" for n, of in entry.get("ties", {}).items()}
+    items = [[name, ["tensor", of]] for name, of in names.items()]
+    return {**entry, "kind": "object", "plain": ["dict", items]}
 
 
 def _plan_model(
@@ -126,20 +141,29 @@ def _plan_model(
     extra_prefix = f"{key}._extra_state."
     saved = {s.name: s for s in specs if not s.name.startswith(extra_prefix)}
     present = _model_tensors(key, model)
-    plan.mismatches += absent(present, saved)
+    ties = {f"{key}.{n}": f"{key}.{of}" for n, of in entry.get("ties", {}).items()}
+    sources = {n: n if n in saved else ties.get(n, n) for n in present}
+    plan.mismatches += absent(
+        [s if s in saved else n for n, s in sources.items()], saved
+    )
     targets: dict[str, torch.Tensor] = {}
-    for name, tensor in present.items():
-        problem = shape_mismatch(name, tensor, saved[name]) if name in saved else ""
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for name, source in sources.items():
+        if source not in saved:
+            continue
+        problem = shape_mismatch(name, present[name], saved[source])
         if problem:
             plan.mismatches.append(problem)
-        elif name in saved:
-            targets[name] = tensor
+        elif targets.setdefault(source, present[name]) is not present[name]:
+            copies.append((present[name], targets[source]))
     extra_tensors = {s.name: _new_tensor(s) for s in specs if s.name not in saved}
     extra: Any = join_tree(entry["plain"], extra_tensors)
     modules = with_extra_state(named_modules(model))
     plan.mismatches += absent(modules, extra, f"{key!r}: the extra state of ")
 
     def finish() -> None:
+        for tensor, source in copies:
+            tensor.copy_(source)
         for name, module in modules.items():
             if name in extra:
                 module.set_extra_state(extra[name])
@@ -190,10 +214,12 @@ def _plan_data(
     plan: Restoration,
     key: str,
     into: MutableMapping[str, object],
+    target: object,
     entry: Entry,
     specs: Iterable[TensorSpec],
+    *,
+    strict: bool,
 ) -> None:
-    target = into[key]
     if isinstance(target, HasStateDict) and entry["kind"] == "data":
         kind = entry["plain"][0]
         if kind in {"value", "numpy", "size", "tensor", "list", "tuple"}:
@@ -202,16 +228,27 @@ def _plan_data(
             )
             return
     present = _present_tensors(key, target)
-    tensors: dict[str, torch.Tensor] = {}
-    for spec in specs:
-        tensor = present.get(spec.name)
-        if tensor is None or shape_mismatch(spec.name, tensor, spec):
-            tensor = _new_tensor(spec)
-        tensors[spec.name] = tensor
+    tensors = {spec.name: _new_tensor(spec) for spec in specs}
+    problems = {
+        spec.name: shape_mismatch(spec.name, present[spec.name], spec)
+        for spec in specs
+        if spec.name in present
+    }
+    tensors |= {name: present[name] for name, why in problems.items() if not why}
+    value: Any = join_tree(entry["plain"], tensors)
+    if isinstance(target, nn.Module):
+        there = [f"{key}.{n}" for n, v in value.items() if isinstance(v, torch.Tensor)]
+        plan.mismatches += absent(present, [*tensors, *there])
+        plan.mismatches += filter(None, problems.values())
+        fitting = [n for n in value if not problems.get(f"{key}.{n}")]
+        value = OrderedDict((name, value[name]) for name in fitting)
+        # Some modules ask of which version a state is.
+        value._metadata = getattr(target.state_dict(), "_metadata", OrderedDict())
 
     def finish() -> None:
-        value: Any = join_tree(entry["plain"], tensors)
-        if isinstance(target, HasStateDict):
+        if isinstance(target, nn.Module) and not strict:
+            target.load_state_dict(value, strict=False)
+        elif isinstance(target, HasStateDict):
             target.load_state_dict(value)
         elif isinstance(target, dict) and isinstance(value, dict):
             target.clear()

@@ -1,0 +1,51 @@
+"""Models whose state dict is of their own making: by overrides, or by hooks.
+
+Others are held by the names of their parameters and buffers. What such a model adds,
+changes or leaves out would be lost so: it is held as any object with a state is.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+
+HOOKS = attrgetter(
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+_METHODS = attrgetter(
+    "state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict"
+)
+# Torch's layers read older forms of their state there, its wrappers take prefixes out of
+# names and gather shards: neither keeps more than the tensors.
+_TORCHS = ("torch.nn.", "torch.distributed.")
+
+
+def has_own_state(modules: Iterable[nn.Module]) -> bool:
+    """Says whether one of a model's modules has a hand in its state dict.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        >>> has_own_state(model.modules())
+        False
+        >>> _ = model[1].register_state_dict_post_hook(lambda *_: None)
+        >>> has_own_state(model.modules())
+        True
+    """
+    return any(
+        not str(getattr(part, "__module__", "")).startswith(_TORCHS)
+        for module in modules
+        for part in (
+            *_METHODS(module),
+            *chain.from_iterable(hooks.values() for hooks in HOOKS(module)),
+        )
+    )
