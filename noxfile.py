@@ -357,6 +357,17 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session
+def schedules(session: nox.Session) -> None:
+    """Lives through random schedules of kills, signals, outages and damage of checkpoints.
+
+    `-- --number 1800 --rows FILE [--fresh] [--resume]` says how many, and keeps a row each.
+    """
+    install_for_tests(session)
+    path = {"PYTHONPATH": "packages/checkpoint/tests"}
+    session.run("python", "-m", "faults.schedules", *session.posargs, env=path)
+
+
+@nox.session
 def flakes(session: nox.Session) -> None:
     """Runs all tests beside busy loops and shuffled, and 20 times those that wait.
 

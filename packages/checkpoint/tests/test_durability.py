@@ -101,8 +101,22 @@ def test_notice_is_durable_only_if_storage_has_it(saver, folder, daemon_of, numb
     assert saver.save(8, state(8)).wait(60)
 
 
-def test_notice_in_an_outage_is_not_durable(saver, folder):
+def test_notice_in_an_outage_that_ends_is_durable(saver, folder):
     with saver.on_preempt([signal.SIGUSR1], then_exit=False) as notice:
+        with outage(folder):
+            handle = saver.save(7, state(7))
+            with pytest.raises(StorageError):
+                handle.wait(60)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            until(notice.is_set)
+        until(lambda: notice.is_durable is not None)
+    assert notice.is_durable
+    assert steps(folder) == [1, 7]
+
+
+def test_notice_in_an_outage_is_not_durable(saver, folder):
+    usual = [signal.SIGUSR1]
+    with saver.on_preempt(usual, grace_s=2, then_exit=False) as notice:
         with outage(folder):
             saver.save(7, state(7))
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -115,7 +129,7 @@ def test_exit_status_says_that_not_all_is_durable(folder):
 import os, signal, torch
 from drivetrain_checkpoint import Checkpointer
 checkpointer = Checkpointer({str(folder)!r}, job="durable")
-with checkpointer.on_preempt(grace_s=20):
+with checkpointer.on_preempt(grace_s=2):
     checkpointer.save(1, {{"w": torch.ones(10)}}, persist=False)
     open({str(folder)!r}, "w").close()
     os.kill(os.getpid(), signal.SIGTERM)

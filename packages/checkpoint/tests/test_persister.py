@@ -12,7 +12,7 @@ from drivetrain_checkpoint._daemon.pending_save import PERSIST
 from drivetrain_checkpoint._daemon.persister import Persister
 from drivetrain_checkpoint._daemon.save_queue import SaveQueue
 from drivetrain_checkpoint._errors import StorageError
-from drivetrain_checkpoint._layout.manifest import ROOT_FILE, RootManifest
+from drivetrain_checkpoint._layout.manifest import ROOT_FILE, RankFile, RootManifest
 from drivetrain_checkpoint._peers.peer_client import PeerClient
 from drivetrain_checkpoint._storage.catalog import Keep, retired, scan
 from drivetrain_checkpoint._storage.posix import PosixStorage
@@ -179,7 +179,7 @@ def root(step, *, job="a", at=None):
         world_size=1,
         entries={},
         layout={},
-        ranks=(),
+        ranks=(RankFile.of(0, b""),),
     )
 
 
@@ -298,3 +298,31 @@ def test_who_may_not_list_the_storage_saves_all_the_same(
     save_id = publish(queue, arena, 0, 1)
     assert queue.wait(save_id, 20)["state"] == "committed"
     assert "whether another run saves here is not known" in caplog.text
+
+
+def test_what_storage_has_refused_is_tried_anew_when_asked(
+    queue, storage, arena, monkeypatch
+):
+    own, refusing, deleting = storage.commit, [True], threading.Event()
+    own_remove = storage.remove
+
+    def commit(name, file, content):
+        if refusing:
+            message = "cannot commit: no space left"
+            raise StorageError(message)
+        own(name, file, content)
+
+    def remove(name, last):
+        deleting.set()
+        threading.Event().wait(0.3)  # the one that failed is being deleted
+        own_remove(name, last)
+
+    monkeypatch.setattr(storage, "commit", commit)
+    monkeypatch.setattr(storage, "remove", remove)
+    save_id = publish(queue, arena, 0, 1)
+    assert queue.wait(save_id, 20)["state"] == "failed"
+    assert deleting.wait(20)
+    refusing.clear()
+    assert queue.add_task(PERSIST) == [save_id]
+    assert queue.wait(save_id, 20)["state"] == "committed"
+    assert steps(storage) == [1]

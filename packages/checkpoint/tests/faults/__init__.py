@@ -10,5 +10,6 @@ Helpers, from the ground up:
   any folder of checkpoints keeps.
 - `trainers.py`: ranks in processes of their own, quickly started. `stage.py`: a place for
   one experiment: trainers, daemon, folder and faults.
+- `schedules.py`: random schedules of all of it, over several starts of one training.
 - `tally.py`: how many points were tried, and what was violated.
 """

@@ -65,7 +65,7 @@ class Stage:
         else:
             os.environ["XDG_RUNTIME_DIR"] = self._outside
 
-    def start(self, world_size=1, *, keep=2, sizes=SMALL, spoiled=True):
+    def start(self, world_size=1, *, keep=2, sizes=SMALL, spoiled=True, **options):
         """Returns trainers that save here.
 
         Args:
@@ -73,6 +73,7 @@ class Stage:
             keep: How many checkpoints stay.
             sizes: The elements of the tensors.
             spoiled: Whether the shim stands between them and their storage.
+            options: More of what ranks are told.
         """
         environment = {"XDG_RUNTIME_DIR": str(self._runtime)}
         if spoiled:
@@ -84,6 +85,7 @@ class Stage:
             keep=keep,
             sizes=sizes,
             environment=environment,
+            **options,
         )
         trainers = Trainers(settings)
         self._trainers.append(trainers)

@@ -5,6 +5,8 @@ import functools
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import signal
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +32,9 @@ class Settings:
         keep: How many checkpoints stay.
         sizes: The elements of the tensors that are saved.
         environment: What the environment says, of the rank and its daemon.
+        preempts: Whether SIGTERM brings what is in memory to storage first.
+        fresh: Whether each rank is a new process, and not forked from one that has
+            imported torch.
     """
 
     folder: Path
@@ -38,6 +43,8 @@ class Settings:
     keep: int = 2
     sizes: tuple = SMALL
     environment: dict = field(default_factory=dict)
+    preempts: bool = False
+    fresh: bool = False
 
 
 class DeadError(Exception):
@@ -52,7 +59,7 @@ class Trainers:
     """
 
     def __init__(self, settings):
-        context = _context()
+        context = _fresh_context() if settings.fresh else _context()
         self._pipes, self.processes = [], []
         for rank in range(settings.world_size):
             ours, theirs = context.Pipe()
@@ -106,6 +113,12 @@ class Trainers:
                 answers.append(None)
         return answers
 
+    def statuses(self, timeout_s=ANSWER_S):
+        """Returns how the ranks have ended, as exit statuses; None for who lives."""
+        for process in self.processes:
+            process.join(timeout_s)
+        return [process.exitcode for process in self.processes]
+
     def kill(self):
         """Ends all ranks that live."""
         for process, pipe in zip(self.processes, self._pipes, strict=True):
@@ -128,6 +141,10 @@ def _context():
     return context
 
 
+def _fresh_context():
+    return multiprocessing.get_context("spawn")
+
+
 def _serve(pipe, rank, settings):
     """Does what it is told until nobody tells it any more."""
     os.environ.update(settings.environment)
@@ -141,15 +158,34 @@ def _serve(pipe, rank, settings):
             world_size=settings.world_size,
         )
     trainer = _Trainer(pipe, settings)
-    with contextlib.suppress(EOFError, OSError):
+    answer = None
+    with trainer.watching():
         while True:
-            name, *arguments = pipe.recv()
             try:
+                if answer is not None:
+                    said, answer = answer, None
+                    _send(pipe, said)
+                try:
+                    name, *arguments = pipe.recv()
+                except (EOFError, OSError):
+                    return
                 answer = getattr(trainer, name)(*arguments)
+            except KeyboardInterrupt:
+                answer = ("interrupted", "")
+            except BrokenPipeError:
+                return
             # Whatever goes wrong is told, and judged by the test.
             except Exception as error:  # noqa: BLE001
                 answer = ("error", f"{type(error).__name__}: {error}")
-            pipe.send(answer)
+
+
+def _send(pipe, answer):
+    """Says something whole: an interrupt waits until it is said."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        pipe.send(answer)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Trainer:
@@ -158,8 +194,15 @@ class _Trainer:
     def __init__(self, pipe, settings):
         self._pipe = pipe
         self._sizes = settings.sizes
+        self._preempts = settings.preempts
         self._checkpointer = Checkpointer(settings.folder, job=JOB, keep=settings.keep)
         self._handles = {}
+
+    def watching(self):
+        """Returns a context in which SIGTERM is a notice, if it is to be one."""
+        if not self._preempts:
+            return contextlib.nullcontext()
+        return self._checkpointer.on_preempt(grace_s=20)
 
     def save(self, step):
         self._handles[step] = self._checkpointer.save(step, state_of(step, self._sizes))
@@ -181,13 +224,28 @@ class _Trainer:
         step = self._checkpointer.restore(state)
         return ("restored", step, differences(state, step, self._sizes))
 
+    def resume(self):
+        """Restores the newest step if there is one at all."""
+        try:
+            return self.restore()
+        except CheckpointError as error:
+            return ("nothing", str(error))
+
+    def flush(self, timeout_s):
+        """Waits until all saves are durable; says whether they are."""
+        try:
+            done = self._checkpointer.flush(time.monotonic() + timeout_s)
+        except CheckpointError as error:
+            return ("failed", str(error))
+        return ("flushed" if done else "pending", "")
+
     def run(self, first, last):
         """Saves again and again, and tells of each save."""
         told = set()
         for step in range(first, last + 1):
-            self._pipe.send(self.save(step))
+            _send(self._pipe, self.save(step))
             _, durable = self.durable()
             for old in set(durable) - told:
-                self._pipe.send(("durable", [old]))
+                _send(self._pipe, ("durable", [old]))
             told |= set(durable)
         return ("ran", last)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._arena import Arena
 
 
+_CLEARED_S = 2.0
+
+
 class SaveQueue:
     """The saves that lie in memory, by rank and generation.
 
@@ -165,6 +168,8 @@ class SaveQueue:
     def add_task(self, task: str, rank: int | None = None) -> list[str]:
         """Adds a task to the saves that lie in memory without it; returns their ids."""
         with self.changed:
+            # What a save that has failed has left is deleted before it is tried anew.
+            self.changed.wait_for(self.results.are_failures_over, _CLEARED_S)
             found = []
             for key in list(self.arenas):
                 self.scan(key)

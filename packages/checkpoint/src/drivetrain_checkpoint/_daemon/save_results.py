@@ -98,6 +98,10 @@ class SaveResults:
         wanted = any(result.reported.values()) or PERSIST in result.open_tasks
         return {"state": "written" if wanted else "staged", **more}
 
+    def are_failures_over(self) -> bool:
+        """Returns whether no thread is still busy with a save that has failed."""
+        return not any(one.error and one.attempts for one in self._found.values())
+
     def failures(self) -> dict[str, str]:
         """Returns why saves have failed, by their id."""
         known = list(self._found.items())

@@ -110,13 +110,21 @@ class Daemon:
         deadline = time.monotonic() + _LEAVE_S
         self._queue.add_task(PERSIST)
         self._await_idle()
-        # A storage that is away may come back within the usual notice.
-        while not self._queue.wait_until_idle(None) and time.monotonic() < deadline:
-            time.sleep(_AGAIN_S)
-            self._queue.add_task(PERSIST)
+        self._settle(deadline)
         with contextlib.suppress(OSError):
             self._listener.hide()
         self.stop()
+
+    def _settle(self, deadline: float) -> bool:
+        """Brings what is in memory to storage; a storage that is away may come back."""
+        while True:
+            self._queue.add_task(PERSIST)
+            left = deadline - time.monotonic()
+            if self._queue.wait_until_idle(max(0.0, left)):
+                return True
+            if left <= 0:
+                return False
+            time.sleep(min(_AGAIN_S, left))
 
     def _await_idle(self) -> None:
         """Waits until nothing is left to be done, for trainers that have gone too."""
@@ -215,8 +223,8 @@ class Daemon:
             case "wait":
                 return self._wait(**about)
             case "settle":
-                queue.add_task(PERSIST)
-                return {"durable": queue.wait_until_idle(**about)}
+                deadline = time.monotonic() + about["timeout_s"]
+                return {"durable": self._settle(deadline)}
             case "status":
                 return status_of(queue, self._replicas, self._url)
             case "stop":
