@@ -14,12 +14,12 @@ from drivetrain_core import PlanError, accelerate
 
 
 def test_a_program_that_starts_again_does_not_pay_for_the_check(tmp_path):
-    def passes(loss=squared, strategy=(("micro_batch", 2),), cache=tmp_path):
+    def passes(loss=squared, strategy=(("micro_batch", 2),), cache=tmp_path, data=None):
         # What a list would count is put back.
         model, passed = layered(), itertools.count()
         model.register_forward_hook(lambda *_: (next(passed), None)[1])
         accelerated = accelerate(
-            model, sgd, pairs(), loss, strategy=list(strategy), cache=cache
+            model, sgd, data or pairs(), loss, strategy=list(strategy), cache=cache
         )
         assert "loss_rel" in accelerated.plan.guard
         return next(passed)
@@ -37,6 +37,8 @@ def test_a_program_that_starts_again_does_not_pay_for_the_check(tmp_path):
     assert passes(loss=scaled(1.0)) == 0
     assert passes(loss=scaled(2.0)) > 0
     assert passes(cache=False) == first
+    assert passes(data=pairs(seed=1)) > 0
+    assert passes(data=pairs(seed=1)) == 0
     found = []
     for flag in (True, True, False):
         flagged = layered()

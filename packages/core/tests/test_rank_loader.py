@@ -265,3 +265,29 @@ def test_two_ranks_train_on_each_sample_once():
     one, other = run_ranks(rows_of_all_loaders, 2)
     for name in LOADERS:
         assert sorted(one[name] + other[name]) == list(range(NUM_ROWS)), name
+
+
+@pytest.mark.parametrize("size", [3, 1])
+def test_samples_of_a_last_batch_that_are_left_out_are_told_of_once(size, caplog):
+    data = [torch.zeros(BATCH, 2), torch.zeros(size, 2)]
+    parts = rank_loader(data, "iterable", PLAN, 0, 0)
+    for _ in range(2):
+        assert [len(batch) for batch in parts] == [BATCH // 2, size // 2][
+            : 1 + size // 2
+        ]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"of a last batch of {size}, which 2 ranks cannot share, 1 are left out"
+    ]
+
+
+def test_a_last_batch_that_ranks_share_says_nothing(caplog):
+    data = [torch.zeros(BATCH, 2), torch.zeros(4, 2)]
+    for rank in range(2):
+        assert len(list(rank_loader(data, "iterable", PLAN, rank, 0))) == 2
+    assert not caplog.records
+
+
+def test_a_batch_without_samples_is_refused_over_ranks():
+    data = [torch.zeros(BATCH, 2), torch.zeros(0, 2)]
+    with pytest.raises(ProgramError, match="a batch of 0 samples cannot be divided"):
+        list(rank_loader(data, "iterable", PLAN, 0, 0))

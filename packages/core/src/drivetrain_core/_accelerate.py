@@ -142,9 +142,9 @@ def accelerate(
             be done.
         on_error: `raise`, or `fallback`: drop an item of a given strategy that cannot
             be used, with a warning, and record it in the plan.
-        check: Whether a plan that is given is rehearsed before it is applied: a step of
-            it and one of the program as written, on a few samples of the first batch, must
-            have the same loss, gradients, updates and buffers, within what the plan
+        check: Whether a plan that is given is rehearsed before it is applied: two steps of
+            it and of the program as written, on a few samples of the first batch, must
+            have the same losses, gradients, updates and buffers, within what the plan
             declares. What was seen stands in the plan as `guard`, with
             `{"checked": False}` where nothing was looked at.
         cluster: A description of the cluster, or its path; it must fit the ranks that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from drivetrain_core._rendezvous_store import Notes
     from drivetrain_core.services.batch_plan import BatchPlan
+
+logger = logging.getLogger(__name__)
 
 _OFTEN, _KEPT = 1024, 24
 
@@ -67,23 +70,29 @@ class _Part:
         self._data, self._plan, self._rank = data, plan, rank
         self._stream = RandomStream(seed)
         self._last: Any = None
+        self._has_warned = False
 
     def _parts(self, size_of: Callable[[Any], int]) -> Iterator[tuple[Any, int, slice]]:
-        lost = 0
+        lost, size, ranks = False, 0, self._plan.world_size
         for batch in self._stream.drawn(self._data):
-            if lost:
+            if lost or not (now := size_of(batch)):
+                which = f"{size} samples that is not the last" if lost else "0 samples"
                 message = (
-                    f"a batch of {lost} samples that is not the last cannot be divided "
-                    f"over {self._plan.world_size} ranks; make batches of one size"
+                    f"a batch of {which} cannot be divided over {ranks} ranks; make "
+                    "batches of one size"
                 )
                 raise ProgramError(message)
-            size = size_of(batch)
+            size = now
             rows = _rows(size, self._plan, self._rank)
-            in_all = (rows.stop - rows.start) * self._plan.world_size
-            lost = 0 if size in (self._plan.global_batch, in_all) else size
+            in_all = (rows.stop - rows.start) * ranks
+            lost = size not in (self._plan.global_batch, in_all)
             self._last = batch
             if rows.stop > rows.start:
                 yield batch, size, rows
+        if lost and self._rank == 0 and not self._has_warned:
+            self._has_warned = True
+            text = "of a last batch of %s, which %s ranks cannot share, %s are left out"
+            logger.warning(text, size, ranks, size - in_all)
 
     def order(self) -> int:
         """Returns a digest of the last global batch, the same on all ranks."""

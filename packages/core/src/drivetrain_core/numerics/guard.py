@@ -9,6 +9,7 @@ went, the losses, and the buffers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import accumulate
 from math import fsum
@@ -44,6 +45,10 @@ _NUDGES = 4.0
 # is no gradient, as of a bias before batch normalization: buffers see where they went, and
 # are held to so many times what the program's own sway does to them, within a limit.
 _SWAYS, _MOST_SWAYED = 2.0, 0.05
+
+# What moves twice, or not at all, is astray by all of its way; rounding of the values
+# themselves is no way.
+_MOST_ASTRAY, _ROUNDED_DRIFT = 0.5, 1e-3
 
 # A loss near zero is compared with this part of the largest one: a small model learns
 # the few batches by heart, and the rest is rounding.
@@ -233,13 +238,25 @@ def _same_buffers(baseline: Observation, plan: Observation, bound: Tolerance) ->
     return f"the buffer differs for {some(strayed)}" if strayed else ""
 
 
+def _same_drift(baseline: Observation, plan: Observation, bound: Tolerance) -> str:
+    # A running mean that moves by a thousandth a step hardly differs if it moves twice.
+    strayed = []
+    for name, way in baseline.drift.items():
+        got, values = plan.drift.get(name, way), baseline.buffers[name]
+        apart = math.dist(way, got)
+        rounding = _ROUNDED_DRIFT * bound.buffer * math.hypot(*values)
+        if apart > max(_MOST_ASTRAY * math.hypot(*way), rounding):
+            strayed.append(name)
+    return f"the forward moves {some(strayed)} otherwise" if strayed else ""
+
+
 def _own_sway(values: Sequence[float], swayed: Sequence[float] | None) -> float:
     if swayed is None:
         return 0.0
     return min(_MOST_SWAYED, _SWAYS * distance(values, swayed))
 
 
-_SAME = (_same_gradients, _same_way, _same_losses, _same_buffers)
+_SAME = (_same_gradients, _same_way, _same_losses, _same_buffers, _same_drift)
 
 
 def _reject(because: str) -> Reject:

@@ -73,7 +73,9 @@ class Observation:
         norms: The norm of each parameter's gradient at the first step.
         samples: Some values of each of these gradients, always at the same places.
         moved: The parameters that changed within the first steps.
-        buffers: Some values of each buffer after the first steps.
+        buffers: Some values of each buffer, and of each parameter that requires no
+            gradient, after the first steps.
+        drift: How far these went within the first steps.
         updates: How far some values of each parameter went within the first steps.
         journey: The same over the whole trajectory; empty if it was not longer.
         noise: The relative change of a loss under the same or another random seed.
@@ -94,6 +96,7 @@ class Observation:
     samples: _Values
     moved: frozenset[str]
     buffers: _Values = field(default_factory=dict)
+    drift: _Values = field(default_factory=dict)
     updates: _Values = field(default_factory=dict)
     journey: _Values = field(default_factory=dict)
     noise: float = 0.0

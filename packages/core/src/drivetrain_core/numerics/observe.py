@@ -89,6 +89,7 @@ def observe_steps(
         around: Entered around each step.
     """
     view, step = View(accelerated), accelerated.train_step
+    kept = sampled_buffers(accelerated)
     evaluating = set().union(*map(parameter_usage.evaluating, accelerated.models()))
     modes = frozenset(view.united(dict.fromkeys(evaluating, True)))
     sums = parameter_usage.checksums(travel.tensors)
@@ -105,12 +106,14 @@ def observe_steps(
             losses.append(mean_loss(step(batch)))
         rates.append(parameter_usage.rates(accelerated.optimizer))
     counted = getattr(accelerated.scheduler, "last_epoch", None)
+    buffers = sampled_buffers(accelerated)
     return Observation(
         losses=tuple(losses),
         norms=gradient.norms,
         samples=gradient.samples,
         moved=_changed(view, sums, parameter_usage.checksums(travel.tensors)),
-        buffers=sampled_buffers(accelerated),
+        buffers=buffers,
+        drift=_ways(kept, buffers),
         updates=travel.so_far(),
         accounting=Accounting(
             **_totals(counts, view.copies),
@@ -173,11 +176,7 @@ class Travel:
 
     def so_far(self) -> dict[str, tuple[float, ...]]:
         """Returns the way of each tensor, by the names of the model as written."""
-        end = _samples(self._view, self.tensors)
-        return {
-            name: tuple(b - a for a, b in zip(values, end[name], strict=True))
-            for name, values in self._start.items()
-        }
+        return _ways(self._start, _samples(self._view, self.tensors))
 
 
 class Gradient(NamedTuple):
@@ -284,14 +283,15 @@ def _changed(
 
 
 def sampled_buffers(accelerated: Accelerated) -> dict[str, tuple[float, ...]]:
-    """Returns some values of each buffer, always at the same places.
+    """Returns some values of each buffer and frozen parameter, always at the same places.
 
     Args:
         accelerated: The built program.
     """
     view = View(accelerated)
-    real = {n: b for n, b in view.buffers().items() if not b.is_complex()}
-    return _samples(view, real)
+    frozen = {n: p for n, p in view.parameters().items() if not p.requires_grad}
+    held = {**frozen, **view.buffers()}
+    return _samples(view, {n: t for n, t in held.items() if not t.is_complex()})
 
 
 def _samples(
@@ -301,6 +301,16 @@ def _samples(
     return view.united(
         {name: _picked(_real(tensor), number) for name, tensor in view.whole(tensors)}
     )
+
+
+def _ways(
+    start: Mapping[str, tuple[float, ...]], end: Mapping[str, tuple[float, ...]]
+) -> dict[str, tuple[float, ...]]:
+    """Returns how far values went; what is infinite and stays has not moved."""
+    return {
+        name: tuple(0.0 if a == b else b - a for a, b in zip(v, end[name], strict=True))
+        for name, v in start.items()
+    }
 
 
 def whole_model(accelerated: Accelerated) -> torch.nn.Module:

@@ -1,4 +1,4 @@
-"""Rehearses a plan: one step as written and one under it, before the model is changed."""
+"""Rehearses a plan: steps as written and under it, before the model is changed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import json
 import logging
+import math
 import traceback
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -31,15 +32,19 @@ from drivetrain_core._registry import find
 from drivetrain_core._version import __version__
 from drivetrain_core.accelerators._isolated_rng import isolated_rng
 from drivetrain_core.mesh_shape import data_part
-from drivetrain_core.numerics.checksum import gathered
+from drivetrain_core.numerics.checksum import gathered, row_checksums
 from drivetrain_core.numerics.constants import without_constants
 from drivetrain_core.numerics.guard import compare, differences
 from drivetrain_core.numerics.observe import observe
+from drivetrain_core.numerics.structure_check import some
+from drivetrain_core.numerics.tolerance import distance
 from drivetrain_core.numerics.without_dropout import WithoutDropout
 from drivetrain_core.services._whole_file import write_whole
 from drivetrain_core.services.batch_plan import BatchPlan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from drivetrain_core._accelerated import Accelerated
     from drivetrain_core._context import Context
     from drivetrain_core._optimizer.source import OptimizerSource
@@ -50,11 +55,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FIX = "leave it out, or pass check=False to train what it makes of the program"
+_CLIP = "clip the whole gradient, by max_grad_norm, or pass check=False"
 _KEEP = "let the model or the loss hold what the program counts, or pass check=False"
 # They draw as the program does. What is compiled in a mode of torch would be compiled again
 # without it, and what is recomputed on another thread knows of none.
 _KEEPS_DRAWS = {Phase.COMPILE, Phase.ACTIVATION_CHECKPOINT}
 _LIMIT_S = 600.0
+# What a forward changes after its first call, or moves towards weights that train, shows
+# in the second step.
+_STEPS = 2
+# A power of two, so that nothing is rounded; gradients grow by less in a training.
+_HUGE, _BENT = 2.0**20, 0.1
 _FIRST, _LAST = Phase.MODEL_SWAP, Phase.SCHEDULE
 
 # What every module has, and which tells nothing that the parts do not.
@@ -68,8 +79,9 @@ UNCHECKED = {"checked": False}
 class Rehearsal:
     """What a plan is rehearsed with.
 
-    The program as written trains on a batch that is cut small, on each rank alone; then
-    the plan does, on the same samples and from the same weights, all ranks together.
+    The program as written trains for two steps on a batch that is cut small, on each rank
+    alone; then the plan does, on the same samples and from the same weights, all ranks
+    together.
     Weights that are all equal, such as gates that start at zero, are drawn for it: they
     would hide what is wrong. Afterwards the model is what it was.
 
@@ -141,6 +153,7 @@ class Rehearsal:
             *(self.context.fingerprint(), self.context.summary(), self.program.seed),
             *(self.source.groups, self.source.defaults, self.program.max_grad_norm),
             *(settings, sorted({_source(part) for part in parts})),
+            *(_STEPS, int(row_checksums(self.batch).sum())),
         )
         return self.folder / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.json"
 
@@ -151,9 +164,12 @@ class Rehearsal:
         batch = gathered(self.batch if world.rank == 0 else None)[0]
         alone = dataclasses.replace(self.context, world=WorldFacts())
 
-        def written(rows: int, seed: int = 0, *, rounded: bool = False) -> Observation:
+        def written(
+            rows: int, seed: int = 0, *, rounded: bool = False, times: float = 1.0
+        ) -> Observation:
             self._start(snapshot, rounded=rounded)
-            return self._observed(Plan(), alone, None, _first(batch, rows), seed)
+            part = _first(batch, rows)
+            return self._observed(Plan(), alone, None, part, seed, times=times)
 
         ranks, rank = data_part(plan.choices, world.size, world.rank)
         size = batch_size(batch)
@@ -198,6 +214,14 @@ class Rehearsal:
         if isinstance(verdict, Reject):
             because = f"a step of it is none of the program's: {verdict.because}"
             raise PlanError(Code.NUMERICS, str(plan), because=because, fix=_FIX)
+        parts = world.size * found.accounting.num_micro_batches
+        bent = _bent(expected, partial(written, rows)) if parts > 1 else []
+        if every := sorted({name for names in gathered(bent) for name in names}):
+            because = (
+                f"the gradient of {some(every)} does not grow with the loss, as where a "
+                "hook clips it: that of each part of the batch would be clipped alone"
+            )
+            raise PlanError(Code.NUMERICS, str(plan), because=because, fix=_CLIP)
         return differences(expected, found)
 
     def _start(self, snapshot: ModelSnapshot, *, rounded: bool = False) -> None:
@@ -228,8 +252,18 @@ class Rehearsal:
         layout: LayoutPlan | None,
         batch: Any,
         seed: int = 0,
+        *,
+        times: float = 1.0,
     ) -> Observation:
-        """Trains a step under a plan and returns what it did.
+        """Trains for steps under a plan and returns what they did.
+
+        Args:
+            plan: The plan.
+            context: The facts of the ranks that train.
+            layout: What each axis of its mesh does to the model.
+            batch: This rank's part of the batch.
+            seed: What is added to the program's own.
+            times: What the loss is multiplied by.
 
         Raises:
             PlanError: It cannot be applied, or its step fails.
@@ -241,7 +275,7 @@ class Rehearsal:
         seed += program.seed
         with isolated_rng(seed), RandomStream(seed).in_place():
             built = build(program, self.module, source, plan, context, device, layout)
-            step = partial(_step, built, batch, seed)
+            step = partial(_step, built, batch, seed, times)
             try:
                 return agree(step, context.world, "rehearse")
             finally:
@@ -256,9 +290,38 @@ def _agreed(verdict: Ok | Reject) -> Ok | Reject:
     return next((v for v in every if isinstance(v, Reject)), verdict)
 
 
-def _step(built: Accelerated, batch: Any, seed: int) -> Observation:
+def _bent(expected: Observation, written: Callable[..., Observation]) -> list[str]:
+    """Returns the parameters whose gradient is no straight line in the loss.
+
+    Args:
+        expected: The program as written.
+        written: Trains it again, with its loss `times` as large.
+    """
+    found: list[str] = []
+    with suppress(Exception):  # What fails for a huge loss alone tells nothing.
+        huge = written(times=_HUGE).samples
+        twice: Mapping[str, tuple[float, ...]] = {}
+        for name, values in expected.samples.items():
+            far = [
+                (b - a) / (_HUGE - 1.0) for a, b in zip(values, huge[name], strict=True)
+            ]
+            if not all(map(math.isfinite, far)) or distance(values, far) < _BENT:
+                continue
+            # A hook that adds what does not depend on the gradient may stay.
+            twice = twice or written(times=2.0).samples
+            near = [b - a for a, b in zip(values, twice[name], strict=True)]
+            if distance(near, far) > _BENT:
+                found.append(name)
+    return found
+
+
+def _step(built: Accelerated, batch: Any, seed: int, times: float) -> Observation:
+    train, steps = built.train_step, _STEPS
+    if times != 1.0:
+        loss_of, steps = train._loss, 1
+        train._loss = lambda output, batch: loss_of(output, batch) * times
     try:
-        return observe(built, [batch], seed=seed, num_steps=1, steers=False)
+        return observe(built, [batch], seed=seed, num_steps=steps, steers=False)
     except Exception as error:
         traceback.clear_frames(error.__traceback__)
         if not built.plan.choices or isinstance(error, DrivetrainError):

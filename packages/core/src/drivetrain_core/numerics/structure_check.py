@@ -127,7 +127,8 @@ def _tied(baseline: Observation, plan: Observation, free: bool) -> str:
 def _replicated(baseline: Observation, plan: Observation, free: bool) -> str:
     del baseline, free
     names = plan.liveness.apart
-    return f"the ranks drift apart in {some(names)}" if names else ""
+    cause = "where a step leaves some out, ddp needs find_unused_parameters=True"
+    return f"the ranks drift apart in {some(names)}; {cause}" if names else ""
 
 
 def _steered(baseline: Observation, plan: Observation, free: bool) -> str:
