@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from drivetrain_core import CheckpointError
-from drivetrain_core.services import DcpCheckpointer, StatePacker, pack_state
+from drivetrain_core.services import DcpCheckpointer, pack_state
 
 
 class Overriding(nn.Linear):
@@ -156,18 +156,6 @@ def test_layers_of_torch_are_held_by_names_alone():
     }
 
 
-def test_hook_or_method_that_comes_after_a_save_is_seen():
-    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    packer = StatePacker()
-    state = {"model": model, "other": other}
-    packer.pack(state)
-    model.register_state_dict_post_hook(lambda _, state, prefix, __: state.update(n=3))
-    other.state_dict = lambda: {"n": 4}
-    entries = packer.pack(state).entries
-    assert ["n", ["value", 3]] in entries["model"]["plain"][1]
-    assert entries["other"]["plain"] == ["dict", [["n", ["value", 4]]]]
-
-
 def test_model_without_hooks_is_told_of_the_state_that_it_would_lose(tmp_path):
     plain = nn.Linear(2, 2)
     before = plain.weight.detach().clone()
@@ -261,18 +249,6 @@ def test_extra_state_may_be_a_stream_of_bytes(tmp_path):
     fresh = moved(tmp_path, saved, Scaled())
     assert fresh.scale == 7.0
     assert fresh.position == saved.get_extra_state().tell()
-
-
-def test_what_pickle_alone_holds_comes_back_and_changes_are_seen():
-    packer = StatePacker()
-    state = {"seen": {"ids": {1}, "log": io.BytesIO(b"ab")}}
-    first = packer.pack(state).entries["seen"]
-    assert packer.pack(state).entries["seen"] is first
-    state["seen"]["ids"].add(2)
-    second = packer.pack(state).entries["seen"]
-    assert second is not first
-    state["seen"]["log"].write(b"c")
-    assert packer.pack(state).entries["seen"] is not second
 
 
 def test_sparse_and_quantized_tensors_in_plain_data_come_back(tmp_path):

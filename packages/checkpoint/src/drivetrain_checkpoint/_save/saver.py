@@ -21,9 +21,9 @@ from drivetrain_checkpoint._save.save_metadata import (
     save_metadata,
 )
 from drivetrain_checkpoint._save.save_plan import EntryTexts, SavePlan
+from drivetrain_checkpoint._save.state_packer import StatePacker
 from drivetrain_checkpoint._storage.open import child_url
 from drivetrain_core import CheckpointError
-from drivetrain_core.services import StatePacker
 
 if TYPE_CHECKING:
     from drivetrain_checkpoint._job_context import JobContext

@@ -26,7 +26,7 @@ from drivetrain_checkpoint._save.remote_shard import describe, merge_tensors
 from drivetrain_checkpoint._storage.open import resolve
 from drivetrain_checkpoint.dcp._checkpoint_id import step_of
 from drivetrain_core import CheckpointError
-from drivetrain_core.services import PackedState, StatePacker
+from drivetrain_core.services import PackedState
 
 if TYPE_CHECKING:
     import os
@@ -50,7 +50,7 @@ class _Turns:
 _turns: dict[tuple[str, str], _Turns] = {}
 
 
-class _AsIs(StatePacker):
+class _AsIs:
     """Hands a packed state on."""
 
     def pack(self, state: Mapping[str, Any]) -> PackedState:

@@ -7,6 +7,7 @@ from drivetrain_core.services._local_group import new_local_group as new_local_g
 from drivetrain_core.services._lookup import ServiceFactory as ServiceFactory
 from drivetrain_core.services._lookup import get_service as get_service
 from drivetrain_core.services._lookup import service_factory as service_factory
+from drivetrain_core.services._pack_state import pack_state as pack_state
 from drivetrain_core.services._plan_restoration import (
     plan_restoration as plan_restoration,
 )
@@ -64,7 +65,5 @@ from drivetrain_core.services.restoration import Restoration as Restoration
 from drivetrain_core.services.state_entry import StateEntry as StateEntry
 from drivetrain_core.services.state_entry import is_partial as is_partial
 from drivetrain_core.services.state_entry import merge_entries as merge_entries
-from drivetrain_core.services.state_packer import StatePacker as StatePacker
-from drivetrain_core.services.state_packer import pack_state as pack_state
 from drivetrain_core.services.tensor_spec import TensorPart as TensorPart
 from drivetrain_core.services.tensor_spec import TensorSpec as TensorSpec

@@ -25,11 +25,11 @@ from drivetrain_core.services._checkpoint_folder import (
     read_manifest,
     verify,
 )
+from drivetrain_core.services._pack_state import pack_state
 from drivetrain_core.services._plan_restoration import plan_restoration
 from drivetrain_core.services.packed_state import RECORD, PackedState
 from drivetrain_core.services.safe_dcp import read_index, read_into
 from drivetrain_core.services.state_entry import is_partial, merge_entries
-from drivetrain_core.services.state_packer import pack_state
 from drivetrain_core.services.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:

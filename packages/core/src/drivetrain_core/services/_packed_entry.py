@@ -24,10 +24,11 @@ from drivetrain_core.services._optimizer_state import (
 from drivetrain_core.services._own_state import has_own_state
 from drivetrain_core.services._part_of_model import check_is_no_part
 from drivetrain_core.services._plain_tree import equal_plain, is_pickled, split_tree
+from drivetrain_core.services.packed_state import RECORD
 from drivetrain_core.services.state_entry import StateEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from drivetrain_core.services.packed_state import Entry
 
@@ -180,9 +181,12 @@ def pack_entry(
 
     Raises:
         TypeError: Something is of a type that a checkpoint cannot hold.
-        ValueError: Two tensors have one name.
+        ValueError: Two tensors have one name, or the entry has one that is taken.
         NamesError: The tensors of an optimizer have no clear names.
     """
+    if key in {"", RECORD}:
+        message = f"a name in the state must not be {key!r}"
+        raise ValueError(message)
     if type(value) in TENSORS:
         assert isinstance(value, torch.Tensor)
         plain = {"kind": "data", "plain": ["tensor", key], "tensors": [key]}
@@ -204,6 +208,21 @@ def pack_entry(
     if isinstance(value, HasStateDict):
         return _pack_tree(key, "object", value, value.state_dict(), old)
     return _pack_tree(key, "data", value, value, old)
+
+
+def merge_tensors(entries: Iterable[PackedEntry]) -> dict[str, torch.Tensor]:
+    """Returns the tensors of all entries.
+
+    Raises:
+        ValueError: Two tensors have one name.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for entry in entries:
+        for name in entry.tensors.keys() & tensors.keys():
+            message = f"two tensors of the state are named {name!r}"
+            raise ValueError(message)
+        tensors.update(entry.tensors)
+    return tensors
 
 
 def _pack_model(

@@ -164,7 +164,7 @@ def _split(
     within: list[tuple[object, str]],
 ) -> object:
     """Does what `split_tree` does, inside of some containers and their names."""
-    if isinstance(value, torch.Tensor) and is_dense(value):
+    if isinstance(value, torch.Tensor) and not (value.is_sparse or value.is_quantized):
         if name in tensors:
             message = f"two tensors of the state are named {name!r}"
             raise ValueError(message)
@@ -218,11 +218,6 @@ def _mapping(
     if known is kind:
         return [kind.__name__, items]
     raise TypeError(_refusal(value, name))
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Says whether a tensor is of the kind that a checkpoint holds by its name."""
-    return tensor.layout is torch.strided and not tensor.is_quantized
 
 
 def plain_leaf(value: object, name: str) -> list[object]:

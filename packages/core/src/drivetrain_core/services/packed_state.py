@@ -26,7 +26,7 @@ Entry = dict[str, Any]
 class PackedState:
     """A state as a checkpoint holds it.
 
-    A `StatePacker` may hand out the same dictionaries again, so they are to be read
+    What packs again and again may hand out the same dictionaries, so they are to be read
     only.
 
     Args:

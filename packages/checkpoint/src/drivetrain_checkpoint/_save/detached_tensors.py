@@ -1,4 +1,4 @@
-"""Detached copies of tensors, made anew only where a tensor lies elsewhere than before."""
+"""DetachedTensors copies of tensors, made anew only where a tensor lies elsewhere than before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DTYPE = attrgetter("dtype")
 _LIES_AS = torch.Tensor.is_set_to
 
 
-class Detached:
+class DetachedTensors:
     """The detached copies of some tensors, by name.
 
     They share the memory of the tensors, so they show what is written into them. But a
@@ -32,7 +32,7 @@ class Detached:
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
-        >>> first = Detached({}).renewed({"weight": weight})
+        >>> first = DetachedTensors({}).renewed({"weight": weight})
         >>> first.renewed({"weight": weight}) is first
         True
         >>> weight.data = torch.ones(2)
@@ -53,7 +53,7 @@ class Detached:
         self._dtypes = list(map(_DTYPE, self._listed))
         self._plain = _PLAIN.issuperset(map(type, self._listed))
 
-    def renewed(self, originals: Mapping[str, torch.Tensor]) -> Detached:
+    def renewed(self, originals: Mapping[str, torch.Tensor]) -> DetachedTensors:
         """Returns copies of tensors: this object itself if all of its copies hold.
 
         Args:
@@ -70,13 +70,13 @@ class Detached:
             old = self.copies.get(name)
             held = old is not None and _holds(old, tensor)
             copies[name] = old if held and old is not None else tensor.detach()
-        return Detached(copies, originals)
+        return DetachedTensors(copies, originals)
 
     def _with(
         self,
         originals: Mapping[str, torch.Tensor],
         stale: Iterable[tuple[int, tuple[str, torch.Tensor]]],
-    ) -> Detached:
+    ) -> DetachedTensors:
         """Returns copies of tensors where those at some places are others."""
         new = copy.copy(self)
         new._originals = originals

@@ -7,39 +7,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from drivetrain_core.services._detached import Detached
-from drivetrain_core.services._packed_entry import (
+from drivetrain_checkpoint._save.detached_tensors import DetachedTensors
+from drivetrain_core.extending import (
     TENSORS,
     NamedModel,
     PackedEntry,
+    merge_tensors,
     pack_entry,
 )
-from drivetrain_core.services.packed_state import RECORD, PackedState
+from drivetrain_core.services import PackedState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-
-def pack_state(state: Mapping[str, object]) -> PackedState:
-    """Returns a state as a checkpoint holds it; nothing is copied.
-
-    Args:
-        state: Models, optimizers, tensors, objects with `state_dict` and
-            `load_state_dict`, and plain data, by name.
-
-    Raises:
-        TypeError: Something in the state is of a type that a checkpoint cannot hold.
-        ValueError: Two tensors have one name.
-        NamesError: The tensors of a model or an optimizer have no clear names.
-
-    Example:
-        >>> packed = pack_state({"model": nn.Linear(2, 1), "position": 7})
-        >>> list(packed.tensors)
-        ['model.weight', 'model.bias']
-        >>> packed.entries["position"]
-        {'kind': 'data', 'plain': ['value', 7], 'tensors': []}
-    """
-    return StatePacker().pack(state)
 
 
 class StatePacker:
@@ -78,7 +57,7 @@ class StatePacker:
         self._names: dict[int, str] = {}
         self._entries: dict[str, PackedEntry] = {}
         self._tensors: dict[str, torch.Tensor] = {}
-        self._detached = Detached({})
+        self._detached = DetachedTensors({})
         self._packed = PackedState(self._detached.copies, {})
 
     def pack(self, state: Mapping[str, object]) -> PackedState:
@@ -100,7 +79,7 @@ class StatePacker:
         others = [(new, old) for new, old in pairs if new is not old]
         tensors = self._tensors
         if not same_keys or any(list(n.tensors) != list(o.tensors) for n, o in others):
-            tensors = _merged(entries)
+            tensors = merge_tensors(entries.values())
         elif any(new.tensors is not old.tensors for new, old in others):
             tensors = tensors.copy()
             for new, _ in others:
@@ -140,24 +119,5 @@ class StatePacker:
             if old is not None and old.value is value and type(value) in TENSORS:
                 entries[key] = old
                 continue
-            if key in {"", RECORD}:
-                message = f"a name in the state must not be {key!r}"
-                raise ValueError(message)
             entries[key] = pack_entry(key, value, models, names, old, state)
         return entries
-
-
-def _merged(entries: Mapping[str, PackedEntry]) -> dict[str, torch.Tensor]:
-    """Returns the tensors of all entries.
-
-    Raises:
-        ValueError: Two tensors have one name.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    for entry in entries.values():
-        if not tensors.keys().isdisjoint(entry.tensors):
-            name = next(name for name in entry.tensors if name in tensors)
-            message = f"two tensors of the state are named {name!r}"
-            raise ValueError(message)
-        tensors.update(entry.tensors)
-    return tensors

@@ -4,14 +4,14 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from drivetrain_core.services._detached import Detached
+from drivetrain_checkpoint._save.detached_tensors import DetachedTensors
 from drivetrain_testing import run_ranks
 
 
 def copies_of_shards():
     mesh = init_device_mesh("cpu", (1,))
     sharded = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)])
-    first = Detached({}).renewed({"weight": sharded})
+    first = DetachedTensors({}).renewed({"weight": sharded})
     assert first.renewed({"weight": sharded}) is first
     # The same memory, which is another part of another whole.
     whole = DTensor.from_local(sharded._local_tensor, mesh, [Replicate()])

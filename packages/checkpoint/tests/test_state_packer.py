@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import OrderedDict
 
 import pytest
@@ -14,9 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from drivetrain_checkpoint._save.state_packer import StatePacker
 from drivetrain_core._errors import NamesError
 from drivetrain_core._optimizer.master_weights import MasterWeightOptimizer
-from drivetrain_core.services import StatePacker, pack_state
+from drivetrain_core.services import pack_state
 from drivetrain_core.services._plain_tree import equal_plain
 from drivetrain_testing import run_ranks
 
@@ -556,3 +558,27 @@ def check_sharded():
 @pytest.mark.slow
 def test_sharded_state_is_reused_too():
     run_ranks(check_sharded, 2, timeout_s=120)
+
+
+def test_hook_or_method_that_comes_after_a_save_is_seen():
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    packer = StatePacker()
+    state = {"model": model, "other": other}
+    packer.pack(state)
+    model.register_state_dict_post_hook(lambda _, state, prefix, __: state.update(n=3))
+    other.state_dict = lambda: {"n": 4}
+    entries = packer.pack(state).entries
+    assert ["n", ["value", 3]] in entries["model"]["plain"][1]
+    assert entries["other"]["plain"] == ["dict", [["n", ["value", 4]]]]
+
+
+def test_what_pickle_alone_holds_comes_back_and_changes_are_seen():
+    packer = StatePacker()
+    state = {"seen": {"ids": {1}, "log": io.BytesIO(b"ab")}}
+    first = packer.pack(state).entries["seen"]
+    assert packer.pack(state).entries["seen"] is first
+    state["seen"]["ids"].add(2)
+    second = packer.pack(state).entries["seen"]
+    assert second is not first
+    state["seen"]["log"].write(b"c")
+    assert packer.pack(state).entries["seen"] is not second
