@@ -500,6 +500,48 @@ def test_damage_names_the_file_and_the_step(tmp_path):
         DcpCheckpointer(tmp_path).restore({"data": None})
 
 
+def cut_short(folder, step):
+    data = min(folder.glob(f"step-{step}.*/*.distcp"))
+    data.write_bytes(data.read_bytes()[:-1])
+    return data
+
+
+@pytest.mark.parametrize("part", ["data", "manifest"])
+def test_where_the_newest_is_damaged_the_one_before_is_restored(tmp_path, caplog, part):
+    for step in (1, 2, 3):
+        DcpCheckpointer(tmp_path).save(step, {"data": torch.full((100,), float(step))})
+    if part == "data":
+        cut_short(tmp_path, 3)
+    else:
+        next(tmp_path.glob("step-3.*/manifest.json")).unlink()
+    into = {"data": torch.zeros(100)}
+    assert DcpCheckpointer(tmp_path).restore(into) == 2
+    assert into["data"][0] == 2
+    name = "__0_0.distcp has" if part == "data" else "manifest.json is missing"
+    assert f"step 3 is damaged: {name}" in caplog.text
+    with pytest.raises(CheckpointError, match="step 3 is damaged"):
+        DcpCheckpointer(tmp_path).restore(into, 3)
+
+
+def test_damage_does_not_lead_to_what_a_training_left_behind(tmp_path):
+    for step in (40, 100, 60):  # it went back from 100 to 40
+        DcpCheckpointer(tmp_path).save(step, {"data": step})
+    cut_short(tmp_path, 60)
+    into = {"data": 0}
+    assert DcpCheckpointer(tmp_path).restore(into) == 40
+    cut_short(tmp_path, 40)
+    with pytest.raises(CheckpointError, match="step 40 is damaged"):
+        DcpCheckpointer(tmp_path).restore(into)
+    assert into == {"data": 40}
+
+
+def test_state_that_does_not_fit_the_newest_is_no_damage(tmp_path):
+    DcpCheckpointer(tmp_path).save(1, {"data": torch.ones(2)})
+    DcpCheckpointer(tmp_path).save(2, {"data": torch.ones(3)})
+    with pytest.raises(CheckpointError, match=r"\[2\] .* here, but \[3\]"):
+        DcpCheckpointer(tmp_path).restore({"data": torch.ones(2)})
+
+
 # Several ranks
 
 
@@ -520,6 +562,22 @@ def save_with_a_failing_rank(folder):
         messages.append(str(error))
     into = {"data": 0}
     return messages, checkpointer.restore(into), into
+
+
+def restore_beside_damage(folder):
+    checkpointer = DcpCheckpointer(folder)
+    for step in (1, 2):
+        checkpointer.save(step, {"data": step})
+    if dist.get_rank() == 0:
+        cut_short(folder, 2)
+    dist.barrier()
+    into = {"data": 0}
+    return checkpointer.restore(into), into
+
+
+@pytest.mark.slow
+def test_damage_that_one_rank_finds_leads_all_to_the_one_before(tmp_path):
+    assert run_ranks(restore_beside_damage, 2, tmp_path) == [(1, {"data": 1})] * 2
 
 
 @pytest.mark.slow

@@ -70,16 +70,23 @@ class Folder:
             Committed(int(name[2]), int(name[1]), path) for path, name in found if name
         )
 
-    def find(self, step: int | None) -> Committed:
-        """Returns the checkpoint of a step, or the last one.
+    def candidates(self, step: int | None) -> list[Committed]:
+        """Returns the checkpoint of a step; or the last one, and those that it came from.
+
+        The newest is the first. Where the training went back to an earlier step, those
+        that it left behind are not among them.
 
         Raises:
             CheckpointError: There is none.
         """
         found = self.committed()
-        fitting = [c for c in found if step is None or c.step == step]
+        fitting: list[Committed] = []
+        for one in reversed(found):
+            is_before = step is None and (not fitting or one.step < fitting[-1].step)
+            if is_before or (one.step == step and not fitting):
+                fitting.append(one)
         if fitting:
-            return fitting[-1]
+            return fitting
         if not found:
             message = f"there is no checkpoint in {self.root}"
             raise CheckpointError(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import warnings
@@ -74,7 +75,8 @@ class DcpCheckpointer:
 
     A checkpoint is written beside the others, synced, checksummed, and then renamed to
     its name: a crash at any moment leaves the earlier ones whole. What is damaged is
-    never restored, and nothing that is read is run. With a process group, all its ranks
+    never restored, but the one before it, with a warning; nothing that is read is run.
+    With a process group, all its ranks
     take part; without one, the world is this process.
 
     Args:
@@ -143,8 +145,7 @@ class DcpCheckpointer:
         strict: bool = True,
     ) -> int:
         """Restores a state in place and returns its step; see `Checkpointer`."""
-        checkpoint = self._on_first(lambda: self._folder.find(step))
-        self._on_all(lambda: self._verify(checkpoint))
+        checkpoint = self._whole(step)
         # All ranks know that it fits before the first of them changes anything.
         plan, index = self._on_all(lambda: _plan(checkpoint, into, strict=strict))
         self._on_all(lambda: _read(checkpoint, plan, index))
@@ -248,6 +249,20 @@ class DcpCheckpointer:
         if self._rank == 0:
             own.append(path / ".metadata")
         return {file.name: digest_of(file) for file in own}
+
+    def _whole(self, step: int | None) -> Committed:
+        """Returns the newest checkpoint that is not damaged, of a step or of all."""
+        candidates = self._on_first(lambda: self._folder.candidates(step))
+        for number, checkpoint in enumerate(candidates, 1):
+            try:
+                self._on_all(functools.partial(self._verify, checkpoint))
+            except CheckpointError as error:
+                if number == len(candidates):
+                    raise
+                logger.warning("the one before is restored: %s", error)
+            else:
+                break
+        return checkpoint
 
     def _verify(self, checkpoint: Committed) -> None:
         """Compares this rank's share of the files with the manifest."""
