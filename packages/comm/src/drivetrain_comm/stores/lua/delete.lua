@@ -1,0 +1,1 @@
+return reply(redis.call('HDEL', data, key))
