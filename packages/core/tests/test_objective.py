@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-import torch
 
 from drivetrain_core import Measurement
 from drivetrain_core._errors import ProgramError
 from drivetrain_core.objective import (
     read_objective,
     samples_per_cost,
-    score_of,
     throughput,
 )
 from drivetrain_core.services import ClusterSpec
@@ -52,24 +49,7 @@ def test_samples_per_cost_without_a_price_is_an_error():
         samples_per_cost(cluster(no_spot), spot=True)
 
 
-@pytest.mark.parametrize("kind", [np.float32, torch.tensor, int, float])
-def test_numbers_of_other_libraries_are_numbers(kind):
-    assert score_of(lambda _: kind(3), MEASURED, 0.3) == 3.0
-
-
-def test_objective_that_raises_is_named():
-    def broken(measured):
-        return measured.speed
-
-    with pytest.raises(ProgramError, match="objective raised AttributeError"):
-        score_of(broken, MEASURED, 0.3)
-
-
 @pytest.mark.parametrize("given", ["speed", 3, None])
 def test_objective_that_is_neither_a_name_nor_a_function_is_an_error(given):
     with pytest.raises(ProgramError, match="objective must be 'throughput' or"):
         read_objective(given)
-
-
-def test_score_is_of_one_steady_step():
-    assert score_of(lambda m: len(m.step_times_s) * m.step_time_s, MEASURED, 0.3) == 0.3

@@ -318,19 +318,6 @@ def test_a_scripted_module_is_not_trained_by_its_rehearsal():
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-def test_a_program_that_fails_by_itself_is_told_and_not_blamed_on_the_plan(caplog):
-    def broken(output, batch):
-        message = "bad loss"
-        raise ValueError(message)
-
-    with caplog.at_level(logging.WARNING):
-        accelerated = accelerate(
-            layered(), sgd, pairs(), broken, strategy=[("micro_batch", 2)]
-        )
-    assert "bad loss" in caplog.text
-    assert accelerated.plan.guard == {"checked": False}
-
-
 def test_a_part_of_the_batch_that_is_no_program_is_passed_over():
     def graph(output, batch):
         return (torch.eye(8) @ output).square().mean()

@@ -98,7 +98,7 @@ class Taught(nn.Module):
 def test_a_teacher_that_each_part_would_move_is_refused(holds_buffers):
     model = Taught(holds_buffers)
     with pytest.raises(
-        PlanError, match="the forward moves (mean_|teacher).* otherwise"
+        PlanError, match=r"the forward moves (mean_|teacher).* otherwise"
     ):
         accelerate(model, sgd, pairs(), squared, strategy=[("micro_batch", 2)])
     accelerate(model, sgd, pairs(), squared, strategy=["precision"])

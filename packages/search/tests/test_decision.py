@@ -10,12 +10,13 @@ import pytest
 
 from drivetrain_core import Choice, Code, Measurement, Ok, Reject
 from drivetrain_core.numerics.observation import Observation
-from drivetrain_core.objective import score_of, throughput
+from drivetrain_core.objective import throughput
 from drivetrain_search import last_check
 from drivetrain_search.decision import Decision
 from drivetrain_search.phase_shares import PhaseShares
 from drivetrain_search.process.trial import Failure
 from drivetrain_search.report.record import TrialRecord
+from drivetrain_search.score import score_of
 from drivetrain_search.verify import structure_of
 
 FUSED = (Choice("optimizer_impl", {"kind": "fused"}),)

@@ -22,6 +22,7 @@ from drivetrain_core._compose import (
 )
 from drivetrain_core._data.cycle import first_batches, guard_batches
 from drivetrain_core._data.loader import undisturbed
+from drivetrain_core._data.random_stream import put_random_states, random_states
 from drivetrain_core._errors import Code, PlanError, PluginError, ProgramError
 from drivetrain_core._layout import agreed_layout
 from drivetrain_core._model.meta_model import is_meta_model, move_to
@@ -35,7 +36,12 @@ from drivetrain_core._probe import (
     make_context,
     probe_world,
 )
-from drivetrain_core._program import ForwardFunction, LossFunction, Program
+from drivetrain_core._program import (
+    ForwardFunction,
+    LossFunction,
+    Program,
+    check_loss_function,
+)
 from drivetrain_core._ranks import agree, decide, require_same
 from drivetrain_core._scripts.overrides import current_overrides
 from drivetrain_core._scripts.replay import begin_call, current_script, remember_plan
@@ -350,7 +356,13 @@ def _read(
             "have none before their first batch: call the model on one before this"
         )
         raise ProgramError(message)
-    source = OptimizerSource.of(program.optimizer, module)
+    check_loss_function(program.loss, batches[0])
+    states, snapshot = random_states(), ModelSnapshot(module, program.optimizer)
+    try:
+        source = OptimizerSource.of(program.optimizer, module)
+    finally:  # A factory is called once more, when the optimizer is built.
+        snapshot.restore()
+        put_random_states(states)
     if source.needs_closure and searches:
         message = (
             f"{source.kind.__name__} needs a closure, with which no trial can be run; "
@@ -456,19 +468,12 @@ def _require_fingerprint(plan: Plan, context: Context, source: str) -> None:
             fix="search again, or pass only plan.choices",
         )
     batch = plan.fingerprint.get("batch")
-    if batch is not None and batch != here["batch"]:
-        logger.warning(
-            "the plan was made for batches of %s, these are %s; its speed may differ",
-            batch,
-            here["batch"],
-        )
-    device = plan.made.get("device")
-    if device is not None and device != context.summary()["device"]:
-        logger.warning(
-            "the plan was made on %s, this is %s; its speed may differ",
-            device,
-            context.summary()["device"],
-        )
+    device, found = plan.made.get("device"), context.summary()["device"]
+    text = "the plan was made %s %s, %s %s; its speed may differ"
+    if batch not in (None, here["batch"]):
+        logger.warning(text, "for batches of", batch, "these are", here["batch"])
+    if device not in (None, found):
+        logger.warning(text, "on", device, "this is", found)
 
 
 def _completed(plan: Plan, context: Context, on_error: str) -> Plan:

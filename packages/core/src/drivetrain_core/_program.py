@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.loss import _Loss
 
 from drivetrain_core._data.batch import tensors_of
 from drivetrain_core._errors import ProgramError
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 ForwardFunction = Callable[[nn.Module, Any], Any]
 """Runs the model on a batch and returns its output."""
+
+_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 """Returns the scalar mean loss of (output, batch)."""
@@ -115,6 +118,12 @@ class Program:
         if not isinstance(model, nn.Module):
             message = f"the model factory returned {type(model).__name__}, not a Module"
             raise ProgramError(message)
+        if type(model).__name__ in _WRAPPERS:
+            message = (
+                f"the model is in {type(model).__name__} already, around which a plan "
+                "puts its own: hand over the module inside"
+            )
+            raise ProgramError(message)
         if not any(p.requires_grad for p in model.parameters()):
             message = "the model has no parameter that requires a gradient"
             raise ProgramError(message)
@@ -164,6 +173,25 @@ shape (3,); pass loss= if it is an output, or reduce it, for example with .mean(
         raise ProgramError(message)
     if not loss.requires_grad:
         message = "the loss does not depend on any parameter that requires a gradient"
+        raise ProgramError(message)
+
+
+def check_loss_function(loss: object, batch: object) -> None:
+    """Raises a `ProgramError` for a loss of torch where the target is a part of the batch.
+
+    Example:
+        >>> check_loss_function(nn.MSELoss(), (torch.ones(2), torch.ones(2)))
+        Traceback (most recent call last):
+        ...
+        drivetrain_core._errors.ProgramError: loss is called with (output, batch), and \
+MSELoss takes no tuple as a target; pass loss=lambda output, batch: criterion(output, batch[1])
+    """
+    if isinstance(loss, _Loss) and not isinstance(batch, torch.Tensor):
+        message = (
+            f"loss is called with (output, batch), and {type(loss).__name__} takes no "
+            f"{type(batch).__name__} as a target; pass loss=lambda output, batch: "
+            "criterion(output, batch[1])"
+        )
         raise ProgramError(message)
 
 

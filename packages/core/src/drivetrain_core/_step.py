@@ -6,6 +6,8 @@ This is the hot path: what it does beyond hand-written code is measured by the b
 
 from __future__ import annotations
 
+import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from drivetrain_core._state import TrainingState
     from drivetrain_core._watch import Watch
     from drivetrain_core.services.model_layout import PipelinePasses
+
+
+logger = logging.getLogger(__name__)
 
 
 class TrainStep:
@@ -64,7 +69,27 @@ class TrainStep:
         self._size = sum(self._plan.sizes)
         self._whole = self._plan.weights == (1.0,)
         self.watch: Watch | None = None
+        owned = {
+            "max_grad_norm": self.max_grad_norm is not None,
+            "scheduler": scheduler is not None,
+            "micro_batch": self._num_micro_batches > 1,
+        }
+        unused = [name for name, is_asked in owned.items() if is_asked]
+        self._bypassed: Any = None
+        if unused:
+            self._bypassed = optimizer.register_step_pre_hook(
+                partial(self._warn_bypassed, ", ".join(unused))
+            )
         self._divide_loss()
+
+    def _warn_bypassed(self, unused: str, *_: Any) -> None:
+        """Says, at a first step that is not taken here, what is left out of it."""
+        self._bypassed.remove()
+        logger.warning(
+            "optimizer.step() was called past train_step, which leaves out %s: train by "
+            "train_step(batch), or pass own_loop=True and step by optimizer_step()",
+            unused,
+        )
 
     def _divide_loss(self) -> None:
         """Computes the loss from shards of the output, where the plan says so."""
@@ -179,6 +204,9 @@ class TrainStep:
 
     def optimizer_step(self) -> None:
         """Clips if asked, steps the optimizer and the scheduler, clears gradients."""
+        if self._bypassed is not None:
+            self._bypassed.remove()
+            self._bypassed = None
         self._clip()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drivetrain_core._errors import ProgramError
 
@@ -67,31 +65,4 @@ def read_objective(given: object) -> Objective:
         "objective must be 'throughput' or a function of a Measurement that returns a "
         f"number, got {given!r}"
     )
-    raise ProgramError(message)
-
-
-def score_of(objective: Objective, measurement: Measurement, step_s: float) -> float:
-    """Returns the objective's value if every step took as long as given.
-
-    Raises:
-        ProgramError: The value is no positive number.
-
-    Example:
-        >>> from drivetrain_core import Measurement
-        >>> measured = Measurement(step_times_s=(0.4, 0.5), samples_per_step=8)
-        >>> score_of(throughput, measured, 0.25)
-        32.0
-    """
-    steady = dataclasses.replace(measurement, step_times_s=(step_s,))
-    try:
-        value: Any = objective(steady)
-    except Exception as error:
-        message = f"objective raised {type(error).__name__}: {error}"
-        raise ProgramError(message) from error
-    # A number of numpy or torch is one as well.
-    plain = value.item() if hasattr(value, "item") else value
-    number = isinstance(plain, int | float) and not isinstance(plain, bool)
-    if number and math.isfinite(plain) and plain > 0:
-        return float(plain)
-    message = f"objective must return a positive number, got {value!r}"
     raise ProgramError(message)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from drivetrain_core import Code, Ok, Reject
 from drivetrain_core.extending import describe
-from drivetrain_core.objective import score_of
 from drivetrain_search.final import (
     Comparison,
     compare,
@@ -27,6 +26,7 @@ from drivetrain_search.posterior import (
 )
 from drivetrain_search.process.trial import Failure
 from drivetrain_search.race import surely_reached, surely_within
+from drivetrain_search.score import score_of
 from drivetrain_search.stopping import step_noise
 from drivetrain_search.time_budget import (
     LEAST_STEPS,

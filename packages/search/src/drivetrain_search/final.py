@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from drivetrain_core import Measurement
-from drivetrain_core.objective import Objective, score_of, throughput
+from drivetrain_core.objective import Objective, throughput
+from drivetrain_search.score import score_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

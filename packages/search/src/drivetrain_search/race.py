@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from drivetrain_core.objective import score_of
 from drivetrain_search.final import merge
 from drivetrain_search.reference_trial import corrected
+from drivetrain_search.score import score_of
 from drivetrain_search.stopping import (
     Verdict,
     half_width,

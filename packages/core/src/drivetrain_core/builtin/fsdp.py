@@ -11,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.utils import _sync_module_states
 
 from drivetrain_core._choice import Numerics, Ok, Option, Phase, Reject, Slot
-from drivetrain_core._errors import Code
+from drivetrain_core._errors import Code, PlanError
 from drivetrain_core._optimization import BaseOptimization
 from drivetrain_core.builtin.ddp import needs_world
 from drivetrain_core.mesh_shape import asks_for_mesh
@@ -87,6 +87,13 @@ class Fsdp(BaseOptimization):
 
     def apply(self, state: TrainingState, config: Config) -> None:
         """Shards the blocks, then the root, which must never be left out."""
+        if any(isinstance(m, torch.jit.ScriptModule) for m in state.module.modules()):
+            raise PlanError(
+                Code.NOT_APPLICABLE,
+                "fsdp",
+                because="a part of the model is scripted, and takes none of its hooks",
+                fix="use ddp, or hand over the part as it was before torch.jit.script",
+            )
         reshard = config["zero"] == 3
         options: dict[str, Any] = {}
         # bf16_params: fp32 shards are the masters, gathered as bf16, reduced in fp32.

@@ -112,6 +112,8 @@ def compare(
 def _same_gradients(baseline: Observation, plan: Observation, bound: Tolerance) -> str:
     turned, resized = [], []
     telling = _telling(baseline)
+    if not telling:  # An optimizer that is stepped in the backward leaves none.
+        return ""
     for name in telling:
         turn = 1.0 - cosine(baseline.samples[name], plan.samples[name])
         if turn > bound.turn:
@@ -197,7 +199,8 @@ def _same_way(baseline: Observation, plan: Observation, bound: Tolerance) -> str
     ):
         if not expected or not got:
             continue
-        names = [n for n in _telling(baseline) if n in expected and n in got]
+        telling = _telling(baseline) or list(expected)
+        names = [n for n in telling if n in expected and n in got]
         shares = {name: projection(expected[name], got[name]) for name in names}
         worst = sorted(names, key=lambda n: abs(shares[n] - 1.0), reverse=True)
         whole = projection(_chained(expected, names), _chained(got, names))

@@ -24,7 +24,13 @@ from drivetrain_core._compose import numerics_of
 from drivetrain_core._context import WorldFacts
 from drivetrain_core._data.batch import batch_size, map_tensors, split_batch
 from drivetrain_core._data.random_stream import RandomStream
-from drivetrain_core._errors import Code, DrivetrainError, PlanError, first_line
+from drivetrain_core._errors import (
+    Code,
+    DrivetrainError,
+    PlanError,
+    ProgramError,
+    first_line,
+)
 from drivetrain_core._model.snapshot import ModelSnapshot, used_globals
 from drivetrain_core._plan import Plan
 from drivetrain_core._ranks import agree, share
@@ -36,7 +42,7 @@ from drivetrain_core.numerics.checksum import gathered, row_checksums
 from drivetrain_core.numerics.constants import without_constants
 from drivetrain_core.numerics.guard import compare, differences
 from drivetrain_core.numerics.observe import observe
-from drivetrain_core.numerics.structure_check import some
+from drivetrain_core.numerics.structure_check import not_finite, some
 from drivetrain_core.numerics.tolerance import distance
 from drivetrain_core.numerics.without_dropout import WithoutDropout
 from drivetrain_core.services._whole_file import write_whole
@@ -56,6 +62,12 @@ logger = logging.getLogger(__name__)
 
 _FIX = "leave it out, or pass check=False to train what it makes of the program"
 _CLIP = "clip the whole gradient, by max_grad_norm, or pass check=False"
+_NORMS = {torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d}
+_SYNC = (
+    "each rank takes statistics of its own samples in {}: on GPUs, convert the model by "
+    "torch.nn.SyncBatchNorm.convert_sync_batchnorm; else use GroupNorm or LayerNorm, or "
+    "pass check=False"
+)
 _KEEP = "let the model or the loss hold what the program counts, or pass check=False"
 # They draw as the program does. What is compiled in a mode of torch would be compiled again
 # without it, and what is recomputed on another thread knows of none.
@@ -171,19 +183,30 @@ class Rehearsal:
             part = _first(batch, rows)
             return self._observed(Plan(), alone, None, part, seed, times=times)
 
+        def sound(rows: int) -> Observation:
+            found = written(rows)
+            if because := not_finite(found):
+                raise ProgramError(because)
+            return found
+
         ranks, rank = data_part(plan.choices, world.size, world.rank)
         size = batch_size(batch)
         rows = _rows(size, ranks, plan)
         try:
             try:
-                expected = agree(partial(written, rows), world, "rehearse")
+                expected = agree(partial(sound, rows), world, "rehearse")
             except Exception:  # noqa: BLE001
                 rows = size  # A part of the batch may be none of the program's.
-                expected = agree(partial(written, rows), world, "rehearse")
-        except Exception as error:  # noqa: BLE001
-            # It is the program's own, and is met where the program is run.
-            logger.warning("%s is not checked, since as written: %s", plan, error)
-            return UNCHECKED
+                expected = agree(partial(sound, rows), world, "rehearse")
+        except Exception as error:
+            if "memory" in str(error):  # A plan may be there to divide it.
+                logger.warning("%s is not checked, since as written: %s", plan, error)
+                return UNCHECKED
+            message = (
+                f"a step of the program as written, without {plan}, fails: "
+                f"{first_line(error)}; mend it, or pass check=False"
+            )
+            raise ProgramError(message) from error
         split = BatchPlan(world_size=ranks, global_batch=rows)
         sizes = [split.for_rank(one).size for one in range(ranks)]
         self._start(snapshot)
@@ -213,7 +236,9 @@ class Rehearsal:
             verdict = _agreed(compare(noisy, found, numerics))
         if isinstance(verdict, Reject):
             because = f"a step of it is none of the program's: {verdict.because}"
-            raise PlanError(Code.NUMERICS, str(plan), because=because, fix=_FIX)
+            norms = [n for n, m in self.module.named_modules() if type(m) in _NORMS]
+            fix = _SYNC.format(some(norms)) if norms and world.size > 1 else _FIX
+            raise PlanError(Code.NUMERICS, str(plan), because=because, fix=fix)
         parts = world.size * found.accounting.num_micro_batches
         bent = _bent(expected, partial(written, rows)) if parts > 1 else []
         if every := sorted({name for names in gathered(bent) for name in names}):

@@ -36,17 +36,22 @@ def some(names: Sequence[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def _finite(baseline: Observation, plan: Observation, free: bool) -> str:
-    del baseline, free
-    for index, loss in enumerate(plan.losses):
+def not_finite(seen: Observation) -> str:
+    """Returns what of an observation is infinite or NaN; empty if nothing is."""
+    for index, loss in enumerate(seen.losses):
         if not math.isfinite(loss):
             return f"the loss at step {index + 1} is {loss}"
-    bad = [name for name, norm in plan.norms.items() if not math.isfinite(norm)]
+    bad = [name for name, norm in seen.norms.items() if not math.isfinite(norm)]
     if bad:
         return f"the gradient is not finite for {some(bad)}"
-    values = (plan.updates, plan.journey, plan.buffers)
+    values = (seen.updates, seen.journey, seen.drift)
     bad = [n for v in values for n, x in v.items() if not all(map(math.isfinite, x))]
     return f"it becomes infinite or NaN: {some(bad)}" if bad else ""
+
+
+def _finite(baseline: Observation, plan: Observation, free: bool) -> str:
+    del baseline, free
+    return not_finite(plan)
 
 
 def _same_samples(baseline: Observation, plan: Observation, free: bool) -> str:
