@@ -15,9 +15,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from node_simulation import NodeFault, rehearse
+
 from drivetrain_health import faults
 from drivetrain_health.decisions.node_check import Outcome
-from drivetrain_health.decisions.node_simulation import NodeFault, rehearse
 from drivetrain_testing import Row
 
 _NODES = tuple(f"n{i}" for i in range(256))

@@ -5,3 +5,4 @@ from pathlib import Path
 
 # Modules that tests share lie beside them.
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))

@@ -6,12 +6,12 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from node_simulation import NodeFault, rehearse
 
 from drivetrain_core import ProgramError
 from drivetrain_health.decisions.node_check import Outcome, judge
 from drivetrain_health.decisions.node_pairs import pair
 from drivetrain_health.decisions.node_results import NodeCheckConfig, Result
-from drivetrain_health.decisions.node_simulation import NodeFault, rehearse
 
 CONFIG = NodeCheckConfig()
 SLOW = {NodeFault.SLOW_COMPUTE, NodeFault.SLOW_NETWORK}
