@@ -8,6 +8,7 @@ import torch
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
+from drivetrain_checkpoint import CorruptCheckpointError
 from drivetrain_checkpoint._layout.tensor_layout import (
     Layout,
     Mesh,
@@ -74,5 +75,5 @@ def test_formula_is_that_of_torch_and_every_element_is_saved_once(first):
 def test_layout_comes_back_from_plain_data():
     layout, *_ = drawn(3)
     assert Layout.from_plain(layout.to_plain()) == layout
-    with pytest.raises(ValueError, match="not a layout of tensors"):
+    with pytest.raises(CorruptCheckpointError, match="has no layout of tensors"):
         Layout.from_plain({"meshes": [], "tensors": [["x"]]})

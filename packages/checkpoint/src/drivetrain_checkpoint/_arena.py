@@ -74,8 +74,10 @@ class Arena:
         # where others have it open, and the mapping while somebody looks into it.
         weakref.finalize(self, os.close, fd)
         self._memory = mmap.mmap(fd, 0)
-        magic, version, size = _ARENA.unpack_from(self._memory, 0)
-        if magic != _ARENA_MAGIC or version != 1:
+        start = self._memory[: _ARENA.size].ljust(_ARENA.size, b"\0")
+        magic, version, size = _ARENA.unpack(start)
+        fits = len(self._memory) == PAGE + 2 * size and size >= PAGE
+        if magic != _ARENA_MAGIC or version != 1 or not fits:
             message = f"descriptor {fd} is not an arena of this version"
             raise ValueError(message)
         self.generation_bytes: int = size
@@ -211,7 +213,8 @@ class Arena:
         if state == _EMPTY:
             return None
         magic, room, length, size, sequence, crc = _HEADER.unpack_from(self._memory, at)
-        if magic != _MAGIC or sequence != state:
+        fits = max(length, room) + PAGE <= self.generation_bytes - size
+        if magic != _MAGIC or sequence != state or not fits:
             return None
         record = self._memory[at + PAGE : at + PAGE + length]
         if _native.checksum(record) != crc:

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -51,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s %(message)s")
+    # One for each trainer, node and save in memory; the usual limit is that of `select`.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listener = Listener(path)
     daemon = Daemon(listener)
     signal.signal(signal.SIGTERM, lambda *_: daemon.leave())

@@ -13,32 +13,38 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._arena import Arena
 from drivetrain_checkpoint._daemon.held_saves import held_saves, send_part, status_of
+from drivetrain_checkpoint._daemon.messages import check_message
 from drivetrain_checkpoint._daemon.pending_save import PERSIST
 from drivetrain_checkpoint._daemon.persister import Persister
 from drivetrain_checkpoint._daemon.replicator import RateLimiter, Replicator
 from drivetrain_checkpoint._daemon.save_queue import SaveQueue
+from drivetrain_checkpoint._daemon.settings import JobSettings
 from drivetrain_checkpoint._daemon.trainer_registry import TrainerRegistry
-from drivetrain_checkpoint._peers.connection import Connection
 from drivetrain_checkpoint._peers.nodes import NodeTable
 from drivetrain_checkpoint._peers.peer_client import PeerClient
 from drivetrain_checkpoint._peers.peer_server import PeerServer
 from drivetrain_checkpoint._peers.replica_store import ReplicaStore
-from drivetrain_checkpoint._storage.catalog import Keep
-from drivetrain_checkpoint._storage.local_store import LocalStore
+from drivetrain_checkpoint._peers.strangers import Strangers
 from drivetrain_checkpoint._storage.open import child_url, open_storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from drivetrain_checkpoint._daemon.listener import Listener
+    from drivetrain_checkpoint._peers.connection import Connection
 
 logger = logging.getLogger(__name__)
 
 _EMPTY_S = 60.0
 """How long a daemon without memory waits for somebody."""
 
+_STRANGER_BYTES = 64 << 10
+"""How long the first message of a connection may be: options of a storage are."""
+
+_MOST_LETTERS = 4000  # of a refusal
 _LEAVE_S = 30.0
 _AGAIN_S = 0.5
+_UNKNOWN = "the daemon has not been told where checkpoints go"
 
 
 class Daemon:
@@ -66,6 +72,7 @@ class Daemon:
         self._peers.absent_here = self._absent
         self._trainers = TrainerRegistry()
         self._connections: set[Connection] = set()
+        self._strangers = Strangers(_STRANGER_BYTES)
         self._lock = threading.Lock()
         self._leaving = threading.Lock()
         self._is_leaving = False
@@ -77,6 +84,7 @@ class Daemon:
             try:
                 sock = self._listener.accept()
             except TimeoutError:
+                self._strangers.expire()
                 self._tidy()
                 # In this order: who stops it says so before the socket goes.
                 if self._listener.is_hidden() and not self.stopped.is_set():
@@ -89,11 +97,10 @@ class Daemon:
                     logger.info("nobody has come for %g s: ending", self._idle_s)
                     return
                 continue
-            except OSError:
-                return  # it was stopped
-            connection = Connection(sock)
-            self._connections.add(connection)
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+            except OSError:  # it was stopped, or too many files are open
+                self.stopped.wait(_AGAIN_S)
+                continue
+            self._strangers.welcome(sock, self._talk)
 
     def leave(self) -> None:
         """Ends when all that lies in memory is on storage; at once if asked again.
@@ -138,14 +145,21 @@ class Daemon:
         """Lets nobody in any more, which ends `serve`; safe in a signal handler."""
         self.stopped.set()
         self._listener.close()
+        if self._server is not None:
+            self._server.close()
 
     def _talk(self, connection: Connection) -> None:
-        with contextlib.suppress(EOFError, OSError), contextlib.closing(connection):
+        try:
             while True:
                 message, fd = connection.receive()
-                self._answer(connection, message, fd, self._for_trainers)
-        self._leave(connection)
-        self._connections.discard(connection)
+                try:
+                    self._answer(connection, message, fd, self._for_trainers)
+                finally:
+                    if fd is not None:
+                        os.close(fd)
+        finally:
+            self._leave(connection)
+            self._connections.discard(connection)
 
     def _talk_to_peer(self, connection: Connection) -> None:
         while True:
@@ -160,10 +174,16 @@ class Daemon:
         operations: Callable[..., dict[str, Any] | None],
     ) -> None:
         try:
+            check_message(message)
+            if operations == self._for_trainers:
+                self._strangers.admit(connection)
+                self._connections.add(connection)
             answer = operations(connection, fd, **message)
-        except (OSError, ValueError, KeyError, RuntimeError, MemoryError) as error:
-            text = error.args[0] if isinstance(error, KeyError) else error
-            answer = {"refused": f"{text}"}
+        # Whatever a message leads to is told to its sender: the others are served on.
+        except Exception as error:  # noqa: BLE001
+            # As text: what the error has seen, such as a descriptor, lives as long as it.
+            text = str(error.args[0] if isinstance(error, KeyError) else error)
+            answer = {"refused": text[:_MOST_LETTERS] or type(error).__name__}
         if answer is not None:
             connection.send(answer)
 
@@ -179,15 +199,13 @@ class Daemon:
             case "join":
                 return self._join(**about)
             case "arm":
-                assert fd is not None
-                arena = Arena(fd)
+                arena = _arena_of(fd)
                 self._trainers.register(connection, about["rank"], self._url)
                 queue.release(about["rank"])  # what came before has ended
                 queue.set_arena(about["rank"], arena)
                 self._look_after(about["rank"])
             case "lend":
-                assert fd is not None
-                queue.set_arena(about["rank"], Arena(fd))
+                queue.set_arena(about["rank"], _arena_of(fd))
                 self._look_after(about["rank"])
             case "adopt":
                 self._trainers.register(connection, about["rank"], self._url)
@@ -264,25 +282,26 @@ class Daemon:
         self, *, url: str, options: dict[str, Any], settings: dict[str, Any]
     ) -> dict[str, Any]:
         """Learns where checkpoints go, from whoever comes first."""
+        found = JobSettings.read(settings)
         with self._lock:
             if self._persister is None:
-                self._url = url
                 self._persister = Persister(
                     self._queue,
                     self._peers,
                     open_storage(url, options),
                     lambda under: open_storage(child_url(url, under), options),
                 )
-                self._adjust(settings)
+                self._url = url
+                self._adjust(found)
         return {"id": self._id, "pid": os.getpid()}
 
-    def _adjust(self, settings: dict[str, Any]) -> None:
-        assert self._persister is not None
-        self._idle_s = settings["idle_s"]
-        self._persister.keep = Keep(**settings["keep"])
-        self._persister.limit_s = settings["limit_s"]
-        local = settings["local"]
-        self._persister.local = LocalStore(*local) if local else None
+    def _adjust(self, found: JobSettings) -> None:
+        if self._persister is None:
+            raise ValueError(_UNKNOWN)
+        self._idle_s = found.idle_s
+        self._persister.keep = found.keep
+        self._persister.limit_s = found.limit_s
+        self._persister.local = found.local
 
     def _listen(self, *, host: str, secret: str, port: int = 0) -> dict[str, Any]:
         """Lets those in who know a secret, beside those who know another."""
@@ -303,14 +322,14 @@ class Daemon:
         settings: dict[str, Any],
     ) -> dict[str, Any]:
         """Learns who saves the job, and on which nodes."""
-        table = NodeTable.from_plain(nodes)
+        table, found = NodeTable.from_plain(nodes), JobSettings.read(settings)
         me = next(node for node in table.nodes if node.id == table.here)
         if me.port:
             self._listen(host=me.host, secret=secret, port=me.port)
         with self._lock:
             # A daemon that takes the place of one that died is called as that was.
+            self._adjust(found)
             self._id = table.here
-            self._adjust(settings)
             if self._trainers.begin(run, me.ranks):
                 self._replicator.rate = RateLimiter(bytes_per_s)
             self._replicator.num_replicas = num_replicas
@@ -337,8 +356,7 @@ class Daemon:
 
     def _look_after(self, rank: int) -> None:
         if self._persister is None:
-            message = "the daemon has not been told where checkpoints go"
-            raise ValueError(message)
+            raise ValueError(_UNKNOWN)
         self._persister.serve(rank)
         self._replicator.serve(rank)
 
@@ -384,3 +402,11 @@ class Daemon:
             self._listener.hide()
             connection.send({"ok": True})
         self.stop()
+
+
+def _arena_of(fd: int | None) -> Arena:
+    """Returns the memory behind a descriptor, which stays the caller's."""
+    if fd is None:
+        message = "no memory came with the message"
+        raise ValueError(message)
+    return Arena(os.dup(fd))

@@ -10,7 +10,6 @@ from drivetrain_checkpoint._formats.plain_values import MAPPINGS, is_value, valu
 from drivetrain_checkpoint._layout.partition import specs_of
 from drivetrain_checkpoint._rank_group import RankGroup
 from drivetrain_checkpoint._restore.read_blocks import read_blocks, wanted_blocks
-from drivetrain_core.services.plain_json import from_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +41,7 @@ class DrivetrainSource:
 
         Numbers of numpy are returned as Python's.
         """
-        entries = from_json(self._checkpoint.root.entries)
+        entries = self._checkpoint.entries()
         found = {}
         for name, entry in entries.items():
             if is_value(entry) and name != MAPPINGS:

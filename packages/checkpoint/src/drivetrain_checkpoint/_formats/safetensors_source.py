@@ -17,6 +17,7 @@ from drivetrain_checkpoint._layout.tensor_layout import Layout, Mesh, TensorLayo
 from drivetrain_checkpoint._rank_group import RankGroup
 from drivetrain_checkpoint._restore.read_blocks import read_blocks, wanted_blocks
 from drivetrain_checkpoint._storage.protocol import as_storage_error
+from drivetrain_core.strict_json import unique_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,8 +60,8 @@ class _File(ShardSource):
                 message = f"{path}: {error}"
                 raise ForeignCheckpointError(message) from error
         ends = (slot.start + slot.size_bytes for slot in self.slots.values())
-        end = max(ends, default=0)
-        if end > size_bytes or any(s.start < 8 for s in self.slots.values()):
+        end = max(ends, default=8 + header_bytes)
+        if end != size_bytes:
             raise CorruptCheckpointError(_cut(path, size_bytes, end))
 
     def read(self, start: int, size_bytes: int) -> memoryview:
@@ -160,7 +161,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> SafetensorsSource:
 def _weight_map(index: Path) -> dict[Path, set[str] | None]:
     found: dict[Path, set[str] | None] = {}
     try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
+        text = index.read_bytes()
+        weight_map = json.loads(text, object_pairs_hook=unique_keys)["weight_map"]
         for name, file in weight_map.items():
             if Path(file).name != file:
                 message = f"it names {file!r}, which is not a file beside it"
@@ -168,11 +170,20 @@ def _weight_map(index: Path) -> dict[Path, set[str] | None]:
             names = found.setdefault(index.parent / file, set())
             assert names is not None
             names.add(name)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        AttributeError,
+        KeyError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         message = f"{index} is no index of safetensors files: {error}"
         raise ForeignCheckpointError(message) from error
     return found
 
 
 def _cut(path: Path, size_bytes: int, end: int) -> str:
-    return f"{path} is cut: it has {size_bytes:,} of {end:,} bytes"
+    said = (
+        "is cut: it has" if size_bytes < end else "goes on behind its tensors: it has"
+    )
+    return f"{path} {said} {size_bytes:,} of {end:,} bytes"

@@ -12,15 +12,46 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._errors import CorruptCheckpointError, ForeignCheckpointError
-from drivetrain_checkpoint._native import checksum
+from drivetrain_checkpoint._fields import (
+    are_counts,
+    check_fields,
+    is_count,
+    is_kind,
+    is_name,
+)
+from drivetrain_checkpoint._native import BLOCK_BYTES, checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 FORMAT = "drivetrain-checkpoint"
 VERSION = 1
 ROOT_FILE = "manifest.json"
+
+_FIELDS: Mapping[str, Callable[[Any], bool]] = {
+    "job": is_kind(str),
+    "save_id": is_name,
+    "step": is_count,
+    "world_size": is_count,
+}
+_RANK_FIELDS: Mapping[str, Callable[[Any], bool]] = {
+    **_FIELDS,
+    **dict.fromkeys(("rank", "size_bytes", "header_bytes"), is_count),
+    "block_bytes": lambda value: value == BLOCK_BYTES,
+    "crc32c": are_counts,
+}
+_ROOT_FIELDS: Mapping[str, Callable[[Any], bool]] = {
+    **_FIELDS,
+    **dict.fromkeys(("saved_at_ns", "began_ns"), is_count),
+    **dict.fromkeys(("entries", "layout"), is_kind(dict)),
+    "writer": is_kind(str),
+}
+_FILE_FIELDS: Mapping[str, Callable[[Any], bool]] = {
+    "file": is_name,
+    "size_bytes": is_count,
+    "crc32c": is_count,
+}
 
 
 def is_manifest(path: Path) -> bool:
@@ -91,15 +122,17 @@ class RankManifest:
             CorruptCheckpointError: They are not those of a manifest.
         """
         try:
+            check_fields(fields, _RANK_FIELDS)
             found = cls(**{**fields, "crc32c": tuple(fields["crc32c"])})
-        except (TypeError, KeyError) as error:
+            if len(found.crc32c) not in {0, found.num_blocks}:
+                message = f"{len(found.crc32c)} checksums, not {found.num_blocks}"
+                raise ValueError(message)  # noqa: TRY301
+            if found.rank >= found.world_size or found.header_bytes > found.size_bytes:
+                message = f"rank {found.rank} of {found.world_size}, or its sizes"
+                raise ValueError(message)  # noqa: TRY301
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             message = f"{name} is not a manifest of a rank: {error}"
             raise CorruptCheckpointError(message) from error
-        if found.crc32c and len(found.crc32c) != found.num_blocks:
-            message = (
-                f"{name} has {len(found.crc32c)} checksums, not {found.num_blocks}"
-            )
-            raise CorruptCheckpointError(message)
         return found
 
     @property
@@ -128,6 +161,21 @@ class RankFile:
         return cls(
             file=rank_manifest_file(rank), size_bytes=len(text), crc32c=checksum(text)
         )
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any], rank: int) -> RankFile:
+        """Returns the entry that has these fields.
+
+        Raises:
+            ValueError: They are not those of that rank.
+            TypeError: Likewise.
+        """
+        check_fields(fields, _FILE_FIELDS)
+        found = cls(**fields)
+        if found.file != rank_manifest_file(rank):
+            message = f"the manifest of rank {rank} must not be {found.file!r:.80}"
+            raise ValueError(message)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,16 +235,29 @@ class RootManifest:
         fields = _parse(text, name)
         stated = fields.pop("crc32c", None)
         body = {"format": FORMAT, "version": VERSION, **fields}
-        # Its very bytes, since JSON has several forms of one number: 1e-8 and 1E-8.
-        if stated != checksum(_dump(body)) or text != _dump({**body, "crc32c": stated}):
-            message = f"{name} is damaged: its checksum does not fit"
-            raise CorruptCheckpointError(message)
         try:
-            ranks = tuple(RankFile(**rank) for rank in fields.pop("ranks"))
-            return cls(**fields, ranks=ranks)
-        except (TypeError, KeyError) as error:
+            # Its very bytes, since JSON has several forms of one number: 1e-8 and 1E-8.
+            is_whole = text == _dump({**body, "crc32c": checksum(_dump(body))})
+            if not is_whole or not is_count(stated):
+                message = f"{name} is damaged: its checksum does not fit"
+                raise CorruptCheckpointError(message)
+            ranks = fields.pop("ranks")
+            files = [RankFile.from_fields(one, rank) for rank, one in enumerate(ranks)]
+            check_fields(fields, _ROOT_FIELDS)
+            found = cls(**fields, ranks=tuple(files))
+            if found.world_size != len(files):
+                message = f"{len(files)} ranks of {found.world_size}"
+                raise ValueError(message)  # noqa: TRY301
+        except (
+            AttributeError,
+            KeyError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             message = f"{name} is not the manifest of a checkpoint: {error}"
             raise CorruptCheckpointError(message) from error
+        return found
 
 
 def _dump(value: object) -> bytes:
@@ -206,7 +267,7 @@ def _dump(value: object) -> bytes:
 def _parse(text: bytes, name: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         message = f"{name} is damaged: {error}"
         raise CorruptCheckpointError(message) from error
     if not isinstance(found, dict) or found.pop("format", None) != FORMAT:

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from drivetrain_checkpoint._fields import are_counts, is_shape
+from drivetrain_core.strict_json import unique_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -132,11 +136,17 @@ def plan_safetensors(
     return SafetensorsLayout(header, slots, padded + at)
 
 
-def read_header(header: bytes | memoryview) -> dict[str, Slot]:
+def read_header(
+    header: bytes | memoryview, size_bytes: int | None = None
+) -> dict[str, Slot]:
     """Returns where the tensors of a file lie, by name.
+
+    As in the format's own library, they follow one another: none overlaps another, and
+    between them there is nothing.
 
     Args:
         header: The bytes before the first tensor, or more.
+        size_bytes: How long the file is; None if that is not known.
 
     Raises:
         ValueError: They are not the header of a safetensors file.
@@ -149,22 +159,42 @@ def read_header(header: bytes | memoryview) -> dict[str, Slot]:
     data = bytes(header)
     begin = 8 + int.from_bytes(data[:8], "little")
     try:
-        entries = json.loads(data[8:begin])
+        entries = json.loads(data[8:begin], object_pairs_hook=unique_keys)
         pairs = json.loads((entries.pop("__metadata__", None) or {}).get(_PAIRS, "[]"))
         for name in pairs:
             *shape, two = entries[name]["shape"]
             entries[name] |= {"dtype": "C128", "shape": [*shape] if two == 2 else None}
         slots = {name: _slot(name, entry, begin) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        at = begin
+        for slot in sorted(slots.values(), key=lambda one: (one.start, one.size_bytes)):
+            if slot.start != at:
+                message = (
+                    f"{slot.name} begins at byte {slot.start - begin:,} of the data"
+                )
+                raise ValueError(message)  # noqa: TRY301
+            at += slot.size_bytes
+        if size_bytes not in {None, at}:
+            message = f"its tensors end at byte {at:,} of {size_bytes:,}"
+            raise ValueError(message)  # noqa: TRY301
+    except (
+        AttributeError,
+        KeyError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         message = f"not the header of a safetensors file: {error}"
         raise ValueError(message) from error
     return slots
 
 
 def _slot(name: str, entry: Mapping[str, Any], begin: int) -> Slot:
-    first, last = entry["data_offsets"]
-    shape = tuple(entry["shape"])
+    places, shape = entry["data_offsets"], entry["shape"]
+    if not are_counts(places) or not is_shape(shape):
+        message = f"{name} must not lie at {reprlib.repr((places, shape))}"
+        raise ValueError(message)
+    first, last = places
     if last - first != DTYPE_BYTES[entry["dtype"]] * math.prod(shape):
         message = f"{name} has {last - first} bytes"
         raise ValueError(message)
-    return Slot(name, entry["dtype"], shape, begin + first, last - first)
+    return Slot(name, entry["dtype"], tuple(shape), begin + first, last - first)

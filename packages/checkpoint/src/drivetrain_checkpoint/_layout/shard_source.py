@@ -6,6 +6,7 @@ import functools
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from drivetrain_checkpoint._errors import CorruptCheckpointError
 from drivetrain_checkpoint._layout.safetensors_layout import read_header
 
 if TYPE_CHECKING:
@@ -19,11 +20,15 @@ class ShardSource(ABC):
 
     Attributes:
         is_local: Whether reading costs no more than a copy.
+        where: What it is called.
         header_bytes: How many bytes come before the first tensor.
+        size_bytes: How many there are in all.
     """
 
     is_local = False
+    where: str
     header_bytes: int
+    size_bytes: int
 
     @abstractmethod
     def read(self, start: int, size_bytes: int) -> memoryview:
@@ -40,5 +45,13 @@ class ShardSource(ABC):
 
     @functools.cached_property
     def slots(self) -> Mapping[str, Slot]:
-        """Where the tensors lie in the file."""
-        return read_header(self.read(0, self.header_bytes))
+        """Where the tensors lie in the file.
+
+        Raises:
+            CorruptCheckpointError: It does not say so.
+        """
+        try:
+            return read_header(self.read(0, self.header_bytes), self.size_bytes)
+        except ValueError as error:
+            message = f"{self.where}: {error}"
+            raise CorruptCheckpointError(message) from error

@@ -13,11 +13,20 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_checkpoint._errors import CorruptCheckpointError
+from drivetrain_checkpoint._fields import are_counts, is_count, is_kind, is_shape
+from drivetrain_checkpoint._layout.safetensors_layout import DTYPE_BYTES
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+_PLACEMENT = re.compile(r"S(\d{1,2})(?:/(\d{1,9}))?(?::\d{1,18}(?:,\d{1,18})*)?")
+_FACTOR = 1024
 
 Range = tuple[int, int]
 """Some places along one dimension: the first, and how many."""
@@ -102,24 +111,31 @@ class Layout:
         }
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Layout:
+    def from_plain(cls, plain: Mapping[str, Any], name: str = "the save") -> Layout:
         """Returns the layout that `to_plain` wrote.
 
+        Args:
+            plain: What it wrote, or what a file says that it did.
+            name: What is said to have it, if it is none.
+
         Raises:
-            ValueError: It is none.
+            CorruptCheckpointError: It is none.
         """
         try:
-            meshes = tuple(Mesh(tuple(s), tuple(r)) for s, r in plain["meshes"])
-            tensors = tuple(
-                TensorLayout(
-                    name, dtype, tuple(shape), mesh, tuple(placements), replica
-                )
-                for name, dtype, shape, mesh, placements, replica in plain["tensors"]
-            )
-        except (TypeError, KeyError, ValueError) as error:
-            message = f"not a layout of tensors: {error}"
-            raise ValueError(message) from error
+            meshes = tuple(_mesh(*mesh) for mesh in plain["meshes"])
+            tensors = tuple(_tensor(meshes, *one) for one in plain["tensors"])
+            if len({one.name for one in tensors}) < len(tensors):
+                message = "a tensor is there twice"
+                raise ValueError(message)  # noqa: TRY301
+        except (KeyError, TypeError, ValueError) as error:
+            message = f"{name} has no layout of tensors: {error}"
+            raise CorruptCheckpointError(message) from error
         return cls(meshes, tensors)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the tensors take."""
+        return sum(DTYPE_BYTES[t.dtype] * math.prod(t.shape) for t in self.tensors)
 
     def block(self, tensor: TensorLayout, rank: int) -> Block | None:
         """Returns what a rank saved of a tensor, or None if it saved nothing.
@@ -184,6 +200,55 @@ class Layout:
         for coordinate, block in found:
             if size_of(block) and all(map(_meets, block, wanted)):
                 yield mesh.rank_at(coordinate), block
+
+
+def _mesh(shape: list[int], ranks: list[int]) -> Mesh:
+    """Returns a mesh of plain data.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not (
+        is_shape(shape)
+        and are_counts(ranks)
+        and math.prod(shape) == len(set(ranks)) == len(ranks) > 0
+    ):
+        message = f"a mesh must not be {reprlib.repr((shape, ranks))}"
+        raise ValueError(message)
+    return Mesh(tuple(shape), tuple(ranks))
+
+
+def _tensor(
+    meshes: Sequence[Mesh],
+    name: str,
+    dtype: str,
+    shape: list[int],
+    mesh: int,
+    placements: list[str],
+    replica: int,
+) -> TensorLayout:
+    """Returns a tensor's layout of plain data, like `_mesh`."""
+    is_plain = is_kind(str)(name) and dtype in DTYPE_BYTES and is_shape(shape)
+    if is_plain and is_count(mesh) and mesh < len(meshes) and is_count(replica):
+        grid = meshes[mesh]
+        num_replicas = 1
+        for size, placement in zip(grid.shape, placements, strict=True):
+            if placement == "R":
+                num_replicas *= size
+            elif not (found := _PLACEMENT.fullmatch(placement)):
+                break
+            else:
+                dim, factor = int(found[1]), int(found[2] or 1)
+                if dim >= len(shape) or not 0 < factor <= max(_FACTOR, len(grid.ranks)):
+                    break
+        else:
+            if replica < num_replicas:
+                return TensorLayout(
+                    name, dtype, tuple(shape), mesh, tuple(placements), replica
+                )
+    about = (name, dtype, shape, mesh, placements, replica)
+    message = f"a tensor must not be {reprlib.repr(about)}"
+    raise ValueError(message)
 
 
 def whole_block(shape: Iterable[int]) -> Block:

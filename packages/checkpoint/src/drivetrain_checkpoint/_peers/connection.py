@@ -20,8 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LENGTH = struct.Struct("<I")
-_MOST_BYTES = 1 << 30
+_MOST_BYTES = 16 << 20
+"""How long a message may be: the table of 100,000 nodes fits."""
+
+_PIECE_BYTES = 256 << 10
 _MOST_PATH_BYTES = 100
+
+
+class ProtocolError(ConnectionError):
+    """What came is no message; the conversation cannot go on."""
 
 
 def socket_path(job: str, url: str) -> Path:
@@ -79,21 +86,31 @@ class Connection:
 
     Args:
         sock: A connected socket; descriptors go through those of Unix only.
+        most_bytes: How long a message may be that comes.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, most_bytes: int = _MOST_BYTES) -> None:
         """Takes the socket over."""
         self.socket = sock
+        self._most_bytes = most_bytes
         # A conversation that nobody can go on with is over.
         weakref.finalize(self, sock.close)
+
+    def trust(self) -> None:
+        """Takes messages of any length from now on: it is known who the other is."""
+        self._most_bytes = _MOST_BYTES
 
     def send(self, message: dict[str, Any], fd: int | None = None) -> None:
         """Sends a message, and a descriptor with it.
 
         Raises:
+            DaemonError: It is longer than messages may be.
             OSError: The other end is gone.
         """
         text = json.dumps(message, separators=(",", ":")).encode()
+        if len(text) > _MOST_BYTES:
+            too_long = f"a message has at most {_MOST_BYTES:,} bytes, not {len(text):,}"
+            raise DaemonError(too_long)
         head = _LENGTH.pack(len(text))
         if fd is None:
             self.socket.sendall(head)
@@ -106,26 +123,51 @@ class Connection:
 
         Raises:
             EOFError: The other end is gone.
-            OSError: Likewise.
+            ProtocolError: What came is no message.
+            OSError: The other end is gone.
         """
-        fd = None
+        head = b""
+        fds: list[int] = []
         if self.socket.family == socket.AF_UNIX:
             head, fds, _, _ = socket.recv_fds(self.socket, _LENGTH.size, 1)
-            fd = fds[0] if fds else None
-        else:
-            head = self.socket.recv(_LENGTH.size)
-        while 0 < len(head) < _LENGTH.size:
-            more = self.socket.recv(_LENGTH.size - len(head))
-            head = head + more if more else b""
-        if not head:
-            raise EOFError
-        (length,) = _LENGTH.unpack(head)
-        if length > _MOST_BYTES:
-            raise EOFError
-        text = bytearray(length)
-        self.receive_into(memoryview(text))
-        message: dict[str, Any] = json.loads(text)
-        return message, fd
+            if not head:
+                raise EOFError
+        try:
+            head += self.receive_bytes(_LENGTH.size - len(head))
+            return self._message(*_LENGTH.unpack(head)), fds[0] if fds else None
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+
+    def _message(self, length: int) -> dict[str, Any]:
+        if length > self._most_bytes:
+            text = f"a message of {length:,} bytes, where {self._most_bytes:,} may come"
+            raise ProtocolError(text)
+        try:
+            message = json.loads(self.receive_bytes(length))
+        except (ValueError, RecursionError) as error:
+            text = f"what came is no message: {error}"
+            raise ProtocolError(text) from error
+        if not isinstance(message, dict):
+            text = f"a {type(message).__name__} came, which is no message"
+            raise ProtocolError(text)
+        return message
+
+    def receive_bytes(self, length: int) -> bytes:
+        """Returns raw bytes; memory is taken as they come, not as they are announced.
+
+        Raises:
+            EOFError: The other end is gone before.
+            OSError: Likewise.
+        """
+        found = bytearray()
+        while len(found) < length:
+            part = self.socket.recv(min(length - len(found), _PIECE_BYTES))
+            if not part:
+                raise EOFError
+            found += part
+        return bytes(found)
 
     def receive_into(self, target: memoryview) -> None:
         """Fills memory with the raw bytes that follow a message.

@@ -7,8 +7,16 @@ from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_checkpoint._fields import are_counts, check_fields, is_count, is_name
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+_FIELDS = {
+    **dict.fromkeys(("id", "host", "domain"), is_name),
+    "port": lambda value: is_count(value) and value < 1 << 16,
+    "ranks": are_counts,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,9 +61,20 @@ class NodeTable:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> NodeTable:
-        """Returns the table that `to_plain` wrote."""
-        nodes = [Node(**{**n, "ranks": tuple(n["ranks"])}) for n in plain["nodes"]]
-        return cls(plain["here"], tuple(nodes))
+        """Returns the table that `to_plain` wrote.
+
+        Raises:
+            ValueError: It is none.
+        """
+        try:
+            for node in plain["nodes"]:
+                check_fields(node, _FIELDS)
+            nodes = [Node(**{**n, "ranks": tuple(n["ranks"])}) for n in plain["nodes"]]
+            here = {node.id: node for node in nodes}[plain["here"]]
+        except (AttributeError, KeyError, TypeError) as error:
+            message = f"not a table of nodes: {error}"
+            raise ValueError(message) from error
+        return cls(here.id, tuple(nodes))
 
     @property
     def others(self) -> tuple[Node, ...]:

@@ -67,7 +67,7 @@ class PeerClient:
                 contextlib.closing(self.connect(node)) as connection,
             ):
                 answer = connection.ask({**question, "ranks": sorted(mine)})
-                found |= set(answer.get("absent", ()))
+                found |= mine.intersection(answer.get("absent", ()))
         return found
 
     def notify_committer(self, message: dict[str, Any]) -> None:

@@ -6,26 +6,28 @@ it answers a challenge, and so does the other side.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
-import logging
 import secrets
 import socket
 import struct
 import threading
+import time
 from typing import TYPE_CHECKING
 
-from drivetrain_checkpoint._peers.connection import Connection
+from drivetrain_checkpoint._peers.connection import Connection, ProtocolError
+from drivetrain_checkpoint._peers.strangers import Strangers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from drivetrain_checkpoint._peers.nodes import Node
 
-logger = logging.getLogger(__name__)
-
 _CONNECT_S = 10.0
+_TICK_S = 0.5
+_STRANGER_BYTES = 4096
+"""What may come before a proof; the proof itself has 64 letters."""
+
 _IDLE_S = 60.0
 _MOST_SECRETS = 16
 """How many runs, and readers beside them, may know a daemon at one time."""
@@ -53,6 +55,8 @@ class PeerServer:
         self._answer = answer
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=1024)
+        self._listener.settimeout(_TICK_S)
+        self._strangers = Strangers(_STRANGER_BYTES)
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -61,31 +65,38 @@ class PeerServer:
         if secret not in self._secrets:
             self._secrets = [*self._secrets, secret][-_MOST_SECRETS:]
 
+    def close(self) -> None:
+        """Lets nobody in any more; safe in a signal handler."""
+        self._listener.close()
+
     def _serve(self) -> None:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._talk, args=(sock,), daemon=True).start()
+            except TimeoutError:
+                self._strangers.expire()
+            except OSError:  # too many files are open, or this one no more
+                if self._listener.fileno() < 0:
+                    return
+                time.sleep(_TICK_S)
+            else:
+                self._strangers.welcome(sock, self._talk)
 
-    def _talk(self, sock: socket.socket) -> None:
-        connection = Connection(sock)
-        with contextlib.closing(connection), contextlib.suppress(OSError, EOFError):
-            sock.settimeout(_CONNECT_S)
-            challenge = secrets.token_hex(16)
-            connection.send({"challenge": challenge})
-            reply, _ = connection.receive()
-            said, asked = reply.get("proof"), f"client {challenge}"
-            secret = next((s for s in self._secrets if _fits(s, asked, said)), None)
-            if secret is None:
-                logger.warning("a stranger at %s was turned away", sock.getpeername())
-                connection.send({"refused": "another job's secret"})
-                return
-            mine = _proof(secret, f"server {reply.get('challenge')}")
-            connection.send({"proof": mine})
-            _limit_time(sock)
-            self._answer(connection)
+    def _talk(self, connection: Connection) -> None:
+        challenge = secrets.token_hex(16)
+        connection.send({"challenge": challenge})
+        reply, _ = connection.receive()
+        said, asked = reply.get("proof"), f"client {challenge}"
+        secret = next((s for s in self._secrets if _fits(s, asked, said)), None)
+        theirs = reply.get("challenge")
+        if secret is None or not isinstance(theirs, str) or not theirs.isascii():
+            connection.send({"refused": "another job's secret"})
+            message = "it does not know the secret of a job here"
+            raise ProtocolError(message)
+        self._strangers.admit(connection)
+        connection.send({"proof": _proof(secret, f"server {theirs}")})
+        _limit_time(connection.socket)
+        self._answer(connection)
 
 
 def connect_to(node: Node, secret: str) -> Connection:
@@ -99,7 +110,7 @@ def connect_to(node: Node, secret: str) -> Connection:
         OSError: It is not reached, or it is another job's.
     """
     sock = socket.create_connection((node.host, node.port), timeout=_CONNECT_S)
-    connection = Connection(sock)
+    connection = Connection(sock, _STRANGER_BYTES)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         theirs = connection.receive()[0].get("challenge")
@@ -117,6 +128,7 @@ def connect_to(node: Node, secret: str) -> Connection:
         connection.close()
         message = f"{node.address} is not a daemon of this job"
         raise ConnectionError(message)
+    connection.trust()
     _limit_time(sock)
     return connection
 
@@ -137,6 +149,6 @@ def _proof(secret: str, challenge: str) -> str:
 
 
 def _fits(secret: str, challenge: str, proof: object) -> bool:
-    return isinstance(proof, str) and hmac.compare_digest(
-        _proof(secret, challenge), proof
-    )
+    if not isinstance(proof, str) or not proof.isascii():
+        return False
+    return hmac.compare_digest(_proof(secret, challenge), proof)

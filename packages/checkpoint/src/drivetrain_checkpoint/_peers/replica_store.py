@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint import _native
 from drivetrain_checkpoint._arena import Arena
+from drivetrain_checkpoint._layout.manifest import RankManifest
 
 if TYPE_CHECKING:
     from drivetrain_checkpoint._peers.connection import Connection
@@ -61,8 +62,7 @@ class ReplicaStore:
         size, length = message["image_bytes"], message["record_bytes"]
         arena = Arena.create(size, length)
         connection.send({"ok": True})
-        record = bytearray(length)
-        connection.receive_into(memoryview(record))
+        record = connection.receive_bytes(length)
         at = arena.image_address(length, 0)
         image = arena.view(at - arena.address, size)
         connection.receive_into(image)
@@ -71,7 +71,13 @@ class ReplicaStore:
         if connection.receive()[0]["crc32c"] != mine:
             text = "the replica is not what was sent"
             raise ValueError(text)
-        arena.publish(0, message["sequence"], bytes(record), length, size)
+        arena.publish(0, message["sequence"], record, length, size)
+        # Whoever asks what is held reads every record: none may be odd.
+        held = arena.generations()[0].record
+        named = RankManifest.from_fields(held["manifest"], "the replica").rank
+        if named != message["rank"]:
+            text = f"the replica is that of rank {named}, not {message['rank']}"
+            raise ValueError(text)
         replica = Replica(message["rank"], message["source"], arena)
         with self._lock:
             self._replicas[replica.rank] = replica

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._arena import Arena
 from drivetrain_checkpoint._errors import CorruptCheckpointError, DaemonError
+from drivetrain_checkpoint._layout.entries import read_entries
 from drivetrain_checkpoint._layout.tensor_layout import Layout
 from drivetrain_checkpoint._restore.select_step import (
     HeldShard,
@@ -20,9 +21,9 @@ from drivetrain_checkpoint._restore.select_step import (
 )
 from drivetrain_checkpoint._restore.sources import MemorySource, PeerSource
 from drivetrain_checkpoint._storage.catalog import checkpoints_of_job, read_root, scan
-from drivetrain_checkpoint._storage.checked_source import StorageSource
 from drivetrain_checkpoint._storage.course import Dated
 from drivetrain_checkpoint._storage.local_store import LocalStore
+from drivetrain_checkpoint._storage.open_checkpoint import CommittedCheckpoint
 from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:
@@ -33,8 +34,48 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._layout.shard_source import ShardSource
     from drivetrain_checkpoint._rank_group import Rendezvous
     from drivetrain_checkpoint._storage.protocol import Storage
+    from drivetrain_core.services.packed_state import Entry
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlainHalf:
+    """What stands beside the tensors of a save, as it lay in memory or on a local disk.
+
+    Args:
+        text: Entries and layout as JSON, without braces.
+        name: The save, as a user calls it.
+    """
+
+    text: bytes
+    name: str
+
+    def entries(self) -> dict[str, Entry]:
+        """Returns the plain half of the state.
+
+        Raises:
+            CorruptCheckpointError: There is none in what was saved.
+        """
+        return read_entries(self._fields.get("entries"), self.name)
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """Who saved what.
+
+        Raises:
+            CorruptCheckpointError: What was saved does not say.
+        """
+        return Layout.from_plain(self._fields.get("layout", {}), self.name)
+
+    @functools.cached_property
+    def _fields(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(b"{" + self.text + b"}")
+        except (ValueError, RecursionError) as error:
+            message = f"{self.name} is damaged on the disk of a node: {error}"
+            raise CorruptCheckpointError(message) from error
+        return found
 
 
 class LocatedSave:
@@ -42,24 +83,30 @@ class LocatedSave:
 
     Args:
         selected: What was selected.
-        entries: The plain half of the state, as JSON.
-        layout: Who saved what.
+        plain: What stands beside its tensors.
         source: Gives the place that a rank's part is read from; asked once for each.
     """
 
     def __init__(
         self,
         selected: SelectedSave,
-        entries: Mapping[str, Any],
-        layout: Layout,
+        plain: PlainHalf | CommittedCheckpoint,
         source: Callable[[int], ShardSource],
     ) -> None:
         """Reads nothing yet."""
         self.selected = selected
-        self.entries = entries
-        self.layout = layout
+        self._plain = plain
         self._source = functools.cache(source)
         self._opened: dict[int, ShardSource] = {}
+
+    def entries(self) -> dict[str, Entry]:
+        """Returns the plain half of the state; raises what `PlainHalf` does."""
+        return self._plain.entries()
+
+    @property
+    def layout(self) -> Layout:
+        """Who saved what; raises what `PlainHalf` does."""
+        return self._plain.layout
 
     def source(self, rank: int) -> ShardSource:
         """Returns the place that a rank's part is read from."""
@@ -217,20 +264,21 @@ def _open(
     has = job.group.all_gather(body is not None)
 
     @functools.cache
-    def root() -> Any:
+    def committed() -> CommittedCheckpoint:
         assert stored is not None
         try:
-            return read_root(storage, stored.name)
+            root = read_root(storage, stored.name)
         except FileNotFoundError as error:
             message = f"{storage.url}/{stored.name} has gone meanwhile"
             raise CorruptCheckpointError(message) from error
+        return CommittedCheckpoint(storage, stored.name, root)
 
+    plain: PlainHalf | CommittedCheckpoint
     if any(has):
         text = job.group.broadcast(body, has.index(True))
-        plain = json.loads(b"{" + text + b"}")
+        plain = PlainHalf(text, f"step {selected.step}")
     else:
-        found = job.group.run_on_all(root)
-        plain = {"entries": found.entries, "layout": found.layout}
+        plain = job.group.run_on_all(committed)
 
     def source(rank: int) -> ShardSource:
         key = (rank, selected.save_id)
@@ -240,10 +288,9 @@ def _open(
         if stored is None:
             message = f"step {selected.step} of rank {rank} is nowhere any more"
             raise CorruptCheckpointError(message)
-        return StorageSource.committed(storage, stored.name, root(), rank)
+        return committed().source(rank)
 
-    layout = Layout.from_plain(plain["layout"])
-    return LocatedSave(selected, plain["entries"], layout, source)
+    return LocatedSave(selected, plain, source)
 
 
 def _places(

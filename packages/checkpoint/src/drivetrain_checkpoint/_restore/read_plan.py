@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_checkpoint._errors import CorruptCheckpointError
 from drivetrain_checkpoint._layout.safetensors_layout import DTYPE_BYTES
-from drivetrain_checkpoint._layout.tensor_layout import intersect, size_of
+from drivetrain_checkpoint._layout.tensor_layout import intersect, shape_of, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -149,7 +149,13 @@ def _copies(
     if not size_of(wanted):
         return
     for source, block in layout.savers(tensor, wanted):
-        slot = slots_of(source)[tensor.name]
+        slot = slots_of(source).get(tensor.name)
+        if slot is None or (slot.dtype, slot.shape) != (tensor.dtype, shape_of(block)):
+            message = (
+                f"rank {source} has not saved its block of {tensor.name}, "
+                f"{tensor.dtype} {list(shape_of(block))}, but {slot or 'nothing'}"
+            )
+            raise CorruptCheckpointError(message)
         for ours, theirs in intersect(wanted, block):
             if not theirs:  # a single number
                 yield BlockCopy(target, source, slot.start, tensor.dtype, (), (), ())

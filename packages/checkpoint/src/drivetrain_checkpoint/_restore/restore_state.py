@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drivetrain_checkpoint._errors import CorruptCheckpointError
 from drivetrain_checkpoint._layout.partition import specs_of
+from drivetrain_checkpoint._layout.rank_entries import entries_of_rank
 from drivetrain_checkpoint._restore.locate import locate
 from drivetrain_checkpoint._restore.restore_tensors import restore_tensors
 from drivetrain_checkpoint._storage.course import Dated
 from drivetrain_core import CheckpointError
 from drivetrain_core.services import plan_restoration
-from drivetrain_core.services.plain_json import from_json
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._job_context import JobContext
     from drivetrain_checkpoint._restore.locate import LocatedSave
-    from drivetrain_core.services import Restoration
+    from drivetrain_core.services import Restoration, TensorSpec
+    from drivetrain_core.services.packed_state import Entry
 
 logger = logging.getLogger(__name__)
 
@@ -67,15 +68,23 @@ def _try(
         memory while it was read.
     """
     group = job.group
-    entries: Any = from_json(save.entries)
-    specs = specs_of(save.layout)
+    entries, specs, because = group.run_on_all(lambda: _plain_of(save))
+    if said := next(filter(None, group.all_gather(because)), ""):
+        return CorruptCheckpointError(said)
     # All ranks know that it fits before the first of them changes anything.
-    plan = group.run_on_all(
-        lambda: plan_restoration(into, entries, specs, strict=strict)
-    )
+    own, others = entries_of_rank(entries, group.rank, group.world_size)
+    part = {key: value for key, value in into.items() if key not in others}
+    plan = group.run_on_all(lambda: plan_restoration(part, own, specs, strict=strict))
     targets = group.run_on_all(lambda: _targets_of(plan))
     if plan.mismatches:
         logger.warning("not all was restored: %s", plan.summary())
+    for key in others.keys() & into.keys():
+        logger.warning(
+            "%r is left as it is: each of %d ranks has saved its own, and there are %d now",
+            key,
+            others[key],
+            group.world_size,
+        )
     problem: Exception | None = None
     try:
         restore_tensors(group, save, targets)
@@ -95,7 +104,18 @@ def _try(
         raise problem
     for finish in plan.finish:
         finish()
+    into.update(part)
     return None
+
+
+def _plain_of(
+    save: LocatedSave,
+) -> tuple[dict[str, Entry], dict[str, TensorSpec], str]:
+    """Returns what is no tensor, the tensors that there are, and what is damaged."""
+    try:
+        return save.entries(), specs_of(save.layout), ""
+    except CorruptCheckpointError as error:
+        return {}, {}, str(error)
 
 
 def _targets_of(plan: Restoration) -> dict[str, Tensor]:

@@ -33,7 +33,9 @@ class MemorySource(ShardSource):
         self._arena = arena
         self._generation = generation
         self._at = generation.image_at
+        self.where = "the memory of this node"
         self.header_bytes = generation.record["manifest"]["header_bytes"]
+        self.size_bytes = generation.image_bytes
 
     def address(self, start: int) -> int:
         """Returns where bytes of the image lie in this process."""
@@ -63,7 +65,9 @@ class PeerSource(ShardSource):
         self._secret = secret
         self._manifest = manifest
         self._lock = threading.Lock()
+        self.where = f"the memory of {node.address}"
         self.header_bytes = manifest["header_bytes"]
+        self.size_bytes = manifest["size_bytes"]
 
     def read(self, start: int, size_bytes: int) -> memoryview:
         """Returns bytes from the network.

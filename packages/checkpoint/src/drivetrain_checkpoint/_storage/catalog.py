@@ -260,6 +260,9 @@ def read_rank(
     Raises:
         CorruptCheckpointError: It is missing or damaged, or another save's.
     """
+    if rank >= root.world_size:
+        message = f"{storage.url}/{name} has no rank {rank}, which its layout names"
+        raise CorruptCheckpointError(message)
     entry = root.ranks[rank]
     where = f"{storage.url}/{name}/{entry.file}"
     try:

@@ -51,6 +51,8 @@ class StorageSource(ShardSource):
         self._file = tensor_file(manifest.rank)
         self.manifest = manifest
         self.header_bytes = manifest.header_bytes
+        self.size_bytes = manifest.size_bytes
+        self.where = f"{storage.url}/{name}/{self._file}"
         size = storage.files(name).get(self._file)
         if size is None:
             message = f"{self.where} is missing"
@@ -72,11 +74,6 @@ class StorageSource(ShardSource):
         """
         manifest = read_rank(storage, name, root, rank)
         return cls(storage, name, manifest, lambda: root.layout)
-
-    @property
-    def where(self) -> str:
-        """The file."""
-        return f"{self._storage.url}/{self._name}/{self._file}"
 
     def read(self, start: int, size_bytes: int) -> memoryview:
         """Returns bytes of the file, after comparing whole blocks with their checksums.

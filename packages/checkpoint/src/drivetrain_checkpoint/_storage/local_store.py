@@ -40,6 +40,9 @@ _UNREADABLE = (
     CorruptCheckpointError,
     ForeignCheckpointError,
     FileNotFoundError,
+    KeyError,
+    RecursionError,
+    TypeError,
     ValueError,
 )
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._arguments import count
 from drivetrain_checkpoint._errors import CorruptCheckpointError
-from drivetrain_checkpoint._layout.manifest import ROOT_FILE
+from drivetrain_checkpoint._layout.entries import read_entries
+from drivetrain_checkpoint._layout.manifest import ROOT_FILE, tensor_file
 from drivetrain_checkpoint._layout.tensor_layout import Layout
 from drivetrain_checkpoint._storage.catalog import newest, read_root, scan
 from drivetrain_checkpoint._storage.checked_source import StorageSource
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._layout.manifest import RootManifest
     from drivetrain_checkpoint._storage.protocol import Storage
+    from drivetrain_core.services.packed_state import Entry
 
 
 logger = logging.getLogger(__name__)
@@ -48,10 +50,29 @@ class CommittedCheckpoint:
         """The checkpoint's folder, as a user calls it."""
         return f"{self.storage.url}/{self.name}"
 
+    def entries(self) -> dict[str, Entry]:
+        """Returns the plain half of the state.
+
+        Raises:
+            CorruptCheckpointError: The manifest has none.
+        """
+        return read_entries(self.root.entries, self.url)
+
     @functools.cached_property
     def layout(self) -> Layout:
-        """Who saved what."""
-        return Layout.from_plain(self.root.layout)
+        """Who saved what.
+
+        Raises:
+            CorruptCheckpointError: The manifest does not say, or not of these files.
+        """
+        found = Layout.from_plain(self.root.layout, self.url)
+        files = self.storage.files(self.name)
+        sizes = [files.get(tensor_file(rank)) for rank in range(self.root.world_size)]
+        # Nobody then makes room for what cannot come.
+        if found.size_bytes > sum(size or 0 for size in sizes) and None not in sizes:
+            message = f"{self.url} has less than the {found.size_bytes:,} bytes it says"
+            raise CorruptCheckpointError(message)
+        return found
 
     @functools.cached_property
     def source(self) -> Callable[[int], StorageSource]:

@@ -10,6 +10,7 @@ from drivetrain_checkpoint._layout.manifest import (
     rank_manifest_file,
     tensor_file,
 )
+from drivetrain_checkpoint._layout.tensor_layout import Layout
 from drivetrain_checkpoint._storage.catalog import read_root
 from drivetrain_checkpoint._storage.checked_source import StorageSource
 from drivetrain_checkpoint._storage.open import open_parent, resolve
@@ -60,6 +61,10 @@ def verify(
     except (CorruptCheckpointError, ForeignCheckpointError) as error:
         return [Problem(ROOT_FILE, str(error))]
     problems = []
+    try:
+        Layout.from_plain(root.layout)
+    except CorruptCheckpointError as error:
+        problems.append(Problem(ROOT_FILE, str(error)))
     sources = []
     for rank in range(root.world_size):
         try:

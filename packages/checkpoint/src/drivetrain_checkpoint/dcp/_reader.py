@@ -30,7 +30,6 @@ from drivetrain_checkpoint._storage.open_checkpoint import (
 from drivetrain_checkpoint.dcp._checkpoint_id import step_of
 from drivetrain_core import CheckpointError
 from drivetrain_core.services import unwritable
-from drivetrain_core.services.plain_json import from_json
 
 if TYPE_CHECKING:
     import os
@@ -101,7 +100,7 @@ has none at all
         """
         del args, more
         self._checkpoint = open_checkpoint(self._place, self._step, self._options)
-        entries = from_json(self._checkpoint.root.entries)
+        entries = self._checkpoint.entries()
         found: dict[str, Any] = {
             tensor.name: _metadata_of(tensor)
             for tensor in self._checkpoint.layout.tensors
@@ -149,7 +148,7 @@ has none at all
         """
         assert self._checkpoint is not None
         layouts = {tensor.name: tensor for tensor in self._checkpoint.layout.tensors}
-        entries = from_json(self._checkpoint.root.entries)
+        entries = self._checkpoint.entries()
         wanted, targets = [], []
         for item in plan.items:
             name = item.storage_index.fqn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import reprlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ _DECODERS: Mapping[str, Callable[[Any], object]] = {
     "float": float,
     "complex": lambda parts: complex(from_json(parts[0]), from_json(parts[1])),
     "bytes": base64.b64decode,
-    "dtype": lambda name: getattr(torch, name),
+    "dtype": lambda name: _dtype(name),
     "device": torch.device,
     "size": torch.Size,
     "numpy": lambda parts: np.dtype(_numpy(parts[0])).type(from_json(parts[1])),
@@ -83,11 +84,24 @@ def from_json(value: object) -> Any:
     if isinstance(value, list):
         return [from_json(part) for part in value]
     if isinstance(value, dict):
-        if value.keys() != {_TAG, "v"} or value[_TAG] not in _DECODERS:
-            message = f"not the form of a value: {value!r:.80}"
-            raise ValueError(message)
-        return _DECODERS[value[_TAG]](value["v"])
+        problem: Exception | None = None
+        try:
+            if value.keys() == {_TAG, "v"}:
+                return _DECODERS[value[_TAG]](value["v"])
+        # What is given to them may be anything, and nested as deep as JSON may be.
+        except (ArithmeticError, LookupError, RuntimeError, TypeError) as error:
+            problem = error
+        message = f"not the form of a value: {reprlib.repr(value)}"
+        raise ValueError(message) from problem
     return value
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        message = f"torch has no dtype {reprlib.repr(name)}"
+        raise TypeError(message)
+    return found
 
 
 def _numpy(name: str) -> str:

@@ -1,0 +1,67 @@
+"""Entries of a checkpoint: the plain half of a state, read from what files say."""
+
+from __future__ import annotations
+
+import pickle
+import reprlib
+from typing import TYPE_CHECKING, Any
+
+from drivetrain_checkpoint._errors import CorruptCheckpointError
+from drivetrain_core.extending import join_tree
+from drivetrain_core.services.plain_json import from_json
+
+if TYPE_CHECKING:
+    from drivetrain_core.services.packed_state import Entry
+
+_TREES = frozenset({"data", "object", "model", "optimizer"})
+"""The kinds whose plain half core itself puts together; the others have forms of their own."""
+
+_NOTHING: Any = None
+
+
+def read_entries(plain: object, name: str) -> dict[str, Entry]:
+    """Returns the entries of a state, whose forms are those that are put back.
+
+    Args:
+        plain: The entries as JSON, as a file says.
+        name: What is said to have them, if they are none.
+
+    Raises:
+        CorruptCheckpointError: They are none.
+
+    Example:
+        >>> read_entries({"$": "dict", "v": [["lr", 0.1]]}, "step 3")
+        Traceback (most recent call last):
+        ...
+        drivetrain_checkpoint._errors.CorruptCheckpointError: step 3 has no entries of \
+a state: 'lr' must not be 0.1
+    """
+    try:
+        entries: dict[str, Any] = from_json(plain)
+        for key, entry in entries.items():
+            if not _are_texts([key]) or not _is_entry(entry):
+                message = f"{key!r:.40} must not be {reprlib.repr(entry)}"
+                raise ValueError(message)  # noqa: TRY301
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
+        message = f"{name} has no entries of a state: {error}"
+        raise CorruptCheckpointError(message) from error
+    return entries
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether something has the fields of an entry; raises if its tree is none."""
+    if not isinstance(entry, dict) or not {"kind", "plain", "tensors"} <= entry.keys():
+        return False
+    kind, names, groups = entry["kind"], entry["tensors"], entry.get("groups", [])
+    if not _are_texts([kind]) or not _are_texts(names) or kind not in _TREES:
+        return _are_texts([kind]) and _are_texts(names)
+    try:
+        tree = join_tree(entry["plain"], dict.fromkeys(names, _NOTHING))
+    except pickle.UnpicklingError:
+        return True  # whoever asks for it is told which class is not allowed
+    is_tree = kind in {"data", "object"} or isinstance(tree, dict)
+    return is_tree and isinstance(groups, list) and all(map(_are_texts, groups))
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, str) for part in value)
