@@ -75,7 +75,9 @@ def run(scenario, **options):
     return reports, asyncio.run(asyncio.wait_for(main(), 60.0))
 
 
-def test_worker_that_is_killed_as_it_starts_ends():
+def test_worker_that_is_killed_as_it_starts_ends(caplog):
+    caplog.set_level("INFO")
+
     async def scenario(worker_group, launcher):
         (worker,) = worker_group.workers.values()
         worker_group.ask_to_leave("the node goes", 5.0)
@@ -88,6 +90,9 @@ def test_worker_that_is_killed_as_it_starts_ends():
     assert num_started == 1
     assert [one.state for one in reports] == [pb.WorkerReport.FAILED]
     assert reports[0].reason == "was killed: the node leaves"
+    # That a worker ends with the rest of its node is no fault of it.
+    assert "is not needed any more: the node leaves" in caplog.text
+    assert "was killed" not in caplog.text
 
 
 def test_copy_that_dies_as_it_starts_is_not_made_whole():

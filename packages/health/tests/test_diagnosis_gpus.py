@@ -2,12 +2,13 @@
 
 # ruff: noqa: N802, N815
 
+import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
 
-from drivetrain_health.diagnosis import GpuWatch
+from drivetrain_health.diagnosis import GpuWatch, _gpus
 from drivetrain_health.diagnosis._gpus import visible_gpus
 from drivetrain_health.failures import ErrorRecord, Evidence, diagnose
 
@@ -250,6 +251,20 @@ def test_library_that_is_not_installed_names_the_extra(monkeypatch):
     assert watch.read() == ()
     assert 'pip install "drivetrain-health[nvml]"' in watch.why_missing
     watch.close()
+
+
+@pytest.mark.parametrize("has_driver", [True, False])
+def test_machine_without_a_driver_is_not_told_that_it_has_none(
+    monkeypatch, tmp_path, caplog, has_driver
+):
+    device = tmp_path / "nvidiactl"
+    monkeypatch.setattr(_gpus, "_DRIVERS", (str(device),))
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    caplog.set_level("INFO")
+    if has_driver:
+        device.touch()
+    GpuWatch().close()
+    assert ("GPUs are not watched" in caplog.text) == has_driver
 
 
 def test_driver_that_hangs_keeps_nobody(nvml):

@@ -6,10 +6,12 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 __all__ = [
     "ASK_WITHOUT_START",
     "adopt_orphans",
+    "children",
     "describe_exit",
     "end_with_parent",
     "has_lost_accelerator",
@@ -30,6 +32,19 @@ def adopt_orphans() -> None:
         OSError: The system cannot do that.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children() -> set[int]:
+    """Returns the processes whose parent is this one."""
+    found: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(errors="replace").rsplit(")", 1)[1].split()
+        except OSError:
+            continue  # it has ended
+        if int(fields[1]) == os.getpid():
+            found.add(int(path.parent.name))
+    return found
 
 
 def end_with_parent(parent: int | None = None) -> None:

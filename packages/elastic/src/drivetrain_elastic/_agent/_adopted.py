@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from drivetrain_core.processes import children
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -27,19 +28,6 @@ def reap_orphans(own: Container[int]) -> None:
         if found is None or found.si_pid in own:
             return
         os.waitpid(found.si_pid, 0)
-
-
-def children() -> set[int]:
-    """Returns the processes whose parent is this one."""
-    found: set[int] = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text(errors="replace").rsplit(")", 1)[1].split()
-        except OSError:
-            continue  # it has ended
-        if int(fields[1]) == os.getpid():
-            found.add(int(path.parent.name))
-    return found
 
 
 def kill_adopted(spared: Container[int]) -> int:

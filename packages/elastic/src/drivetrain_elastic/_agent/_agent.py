@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_core import ProgramError
-from drivetrain_core.processes import adopt_orphans
-from drivetrain_elastic._agent._adopted import children, kill_adopted, reap_orphans
+from drivetrain_core.processes import adopt_orphans, children
+from drivetrain_elastic._agent._adopted import kill_adopted, reap_orphans
 from drivetrain_elastic._agent._diagnostician import Diagnostician, first_line
 from drivetrain_elastic._agent._final_reports import FinalReports
 from drivetrain_elastic._agent._flights import flights_of

@@ -346,9 +346,11 @@ class WorkerGroup:
         exit_code: int = 1,
     ) -> None:
         """Lets go of a worker that has died, and of its copy, and sees to the place."""
-        is_meant = self._is_ending and worker.why_killed
-        level = logging.INFO if is_meant else logging.WARNING
-        logger.log(level, "worker %s %s", worker.name, why)
+        if self._is_ending and worker.why_killed:
+            ended = first_line(worker.why_killed)
+            logger.info("worker %s is not needed any more: %s", worker.name, ended)
+        else:
+            logger.warning("worker %s %s", worker.name, why)
         copy = [one for one in self.workers.values() if one.copy == worker.copy]
         for one in copy:
             del self.workers[one.name]

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# NVIDIA's, and that of Windows under Linux.
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 _INSTALL = 'pip install "drivetrain-health[nvml]"'
 _MOST_LINKS = 36
 _MOST_EVENTS = 100
@@ -120,7 +122,10 @@ class GpuWatch:
     def _miss(self, why: str) -> None:
         if why != self.why_missing:
             self.why_missing = why
-            logger.info("GPUs are not watched: %s", why)
+            # Where no driver is, there is nothing to be watched, nor to be told.
+            is_here = any(map(os.path.exists, _DRIVERS))
+            level = logging.INFO if is_here else logging.DEBUG
+            logger.log(level, "GPUs are not watched: %s", why)
 
     def _run(self) -> None:
         driver = self._driver
