@@ -148,6 +148,8 @@ def _fresh_context():
 def _serve(pipe, rank, settings):
     """Does what it is told until nobody tells it any more."""
     os.environ.update(settings.environment)
+    # A shell lets what it starts in the background ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
     if settings.world_size > 1:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
