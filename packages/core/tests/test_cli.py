@@ -210,7 +210,10 @@ def test_list_json_has_every_builtin(capsys):
     assert "bf16_autocast" in rows["precision"]["options"]["dtype"]
     assert rows["precision"]["why_not"] == ""
     assert "rank" in rows["ddp"]["why_not"]
+    assert rows["precision"]["tried"] == "by default"
+    assert rows["channels_last"]["tried"] == "when named"
     keys = {"name", "slot", "package", "options", "numerics", "summary", "why_not"}
+    keys.add("tried")
     assert all(set(row) == keys for row in rows.values())
 
 

@@ -11,7 +11,9 @@ import pytest
 from rich.console import Console
 
 from drivetrain_core import Budget, Choice, Code, DrivetrainError, Measurement
+from drivetrain_core.extending import describe
 from drivetrain_search import Report, TrialRecord
+from drivetrain_search.final import Comparison
 from drivetrain_search.progress import ConsoleProgress
 from drivetrain_search.report.record import speed_text
 
@@ -56,6 +58,26 @@ def report():
         ),
     )
     return Report(trials=trials, chosen=COMPILED, seconds=15.3, stopped="all asked")
+
+
+def test_report_in_words_is_one_line(report):
+    assert str(report) == (
+        f"chosen: {describe(COMPILED)}, 2.00x the program as written (in its trial); "
+        "4 trials in 15 s; report.table() and html(path) show all"
+    )
+    final = Comparison(
+        baseline=measurement(0.5),
+        plan=measurement(0.4),
+        speedup=1.25,
+        low=1.2,
+        high=1.3,
+    )
+    assert "1.25x the program as written (1.20x to 1.30x);" in str(
+        dataclasses.replace(report, comparison=final)
+    )
+    for kept in ((), BROKEN):
+        text = str(dataclasses.replace(report, chosen=kept, comparison=final))
+        assert text.startswith("the program as written is kept: all asked; 4 trials")
 
 
 def printed(table, width=200):

@@ -23,14 +23,23 @@ def test_trial_search_keeps_the_contract():
 def test_search_leaves_the_random_state_of_the_program(monkeypatch):
     def search(*_):
         random.random()
-        return "found"
+        return "found", "report"
 
     monkeypatch.setattr(service, "search", search)
     monkeypatch.setattr(service, "Payload", lambda **_: None)
     monkeypatch.setattr(service, "read_options", lambda *_, **__: None)
     before = random.getstate()
-    assert TrialSearch().search(MagicMock(progress=False)) == "found"
+    assert TrialSearch().search(MagicMock(progress=False)) == ("found", "report")
     assert random.getstate() == before
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_search_ends_with_a_line_of_what_was_chosen(monkeypatch, capsys, progress):
+    monkeypatch.setattr(service, "search", lambda *_: ("plan", "chosen: fused, 2x"))
+    monkeypatch.setattr(service, "Payload", lambda **_: None)
+    monkeypatch.setattr(service, "read_options", lambda *_, **__: None)
+    TrialSearch().search(MagicMock(progress=progress))
+    assert capsys.readouterr().err == ("chosen: fused, 2x\n" if progress else "")
 
 
 def test_accelerate_finds_it_and_core_has_a_fallback():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,10 @@ class TrialSearch:
             cache=request.cache,
         )
         written = tuple(request.written)
-        return search(payload, written, options, _progress(request))
+        plan, report = search(payload, written, options, _progress(request))
+        if request.progress is True:
+            sys.stderr.write(f"{report}\n")
+        return plan, report
 
 
 def _key(request: SearchRequest) -> str:

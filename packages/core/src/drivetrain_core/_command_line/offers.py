@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from drivetrain_core._choice import Reject
+from drivetrain_core._choice import Numerics, Reject
 from drivetrain_core._command_line.explain import summary
 from drivetrain_core._command_line.typical import typical_context
 from drivetrain_core._errors import Code
@@ -68,6 +68,7 @@ def _row(name: str, optimization: Optimization, owner: str) -> dict[str, Any]:
         },
         "numerics": optimization.numerics(defaults).name.lower(),
         "summary": summary(name),
+        "tried": _tried(optimization),
         "why_not": _why_not(name),
     }
 
@@ -80,8 +81,18 @@ def _broken_row(name: str, owner: str, why_not: str) -> dict[str, Any]:
         "options": {},
         "numerics": "",
         "summary": "",
+        "tried": "",
         "why_not": why_not,
     }
+
+
+def _tried(optimization: Optimization) -> str:
+    """Returns when a search of a common program on this machine tries an optimization."""
+    proposed = [*map(optimization.normalize, optimization.configs(typical_context()))]
+    if not proposed:
+        return "when named"
+    free = optimization.numerics(proposed[0]) is Numerics.CHANGES_ALGORITHM
+    return "with changes_algorithm" if free else "by default"
 
 
 def _why_not(name: str) -> str:
@@ -112,7 +123,9 @@ def show_optimizations(
         options = ", ".join(
             f"{key}={_values(value)}" for key, value in row["options"].items()
         )
-        here = f"no: {row['why_not']}" if row["why_not"] else "yes"
+        here = f"no: {row['why_not']}"
+        if not row["why_not"]:
+            here = f"yes, tried {row['tried']}"
         cells = (row["name"], row["package"], options, here)
         table.add_row(*map(Text, cells), style="dim" if row["why_not"] else "")
     (console or Console()).print(table)

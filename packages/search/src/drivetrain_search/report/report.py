@@ -34,6 +34,22 @@ class Report(ReportData):
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        """Returns what was chosen, and the figure against the program as written."""
+        tried, plan = count_text(self.trials), describe(self.chosen)
+        taken = (
+            f"{tried} in {self.seconds:.0f} s; report.table() and html(path) show all"
+        )
+        measured = [t for t in self.trials if t.measurement and not t.code]
+        own = next((t for t in measured if t.choices == self.chosen), None)
+        if own is None or own is self.baseline:
+            return f"the program as written is kept: {self.stopped}; {taken}"
+        gain, why = self.speedup(own), "in its trial"
+        if self.comparison is not None:
+            gain = self.comparison.speedup
+            why = f"{self.comparison.low:.2f}x to {self.comparison.high:.2f}x"
+        return f"chosen: {plan}, {gain:.2f}x the program as written ({why}); {taken}"
+
     def table(self) -> Table:
         """Returns the trials as a `rich` table, the fastest first."""
         from rich.table import Table
