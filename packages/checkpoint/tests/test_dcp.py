@@ -133,7 +133,9 @@ def test_checkpoints_of_dcp_are_restored_by_a_checkpointer(tmp_path, writer):
 
 def test_what_would_not_be_loaded_is_not_saved(tmp_path, writer):
     for value in (Position(), np.arange(3), Path("/data"), dt.datetime(2026, 1, 2)):
-        with pytest.raises(CheckpointException, match=r"'object' cannot be saved"):
+        with pytest.raises(
+            CheckpointException, match=r"object is of type .* cannot hold"
+        ):
             save({"a": torch.ones(1), "object": value}, writer)
     assert list_checkpoints(tmp_path / "run") == []
 
@@ -192,7 +194,7 @@ def test_damage_is_found_and_nothing_is_loaded_from_nowhere(tmp_path, writer):
 def test_what_cannot_be_saved_is_refused(writer):
     with pytest.raises(CheckpointException, match="float8_e4m3fnuz"):
         save({"a": torch.ones(1, dtype=torch.float8_e4m3fnuz)}, writer)
-    with pytest.raises(CheckpointException, match="cannot be saved"):
+    with pytest.raises(CheckpointException, match="a is of type lock"):
         save({"a": threading.Lock()}, writer)
     with pytest.raises(ValueError, match="use_collectives"):
         save({"a": torch.ones(1)}, writer, use_collectives=False)

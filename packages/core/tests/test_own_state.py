@@ -159,7 +159,7 @@ def test_layers_of_torch_are_held_by_names_alone():
 def test_model_without_hooks_is_told_of_the_state_that_it_would_lose(tmp_path):
     plain = nn.Linear(2, 2)
     before = plain.weight.detach().clone()
-    with pytest.raises(CheckpointError, match="is a model here, but an object in the"):
+    with pytest.raises(CheckpointError, match="is a model here, but a model with hooks"):
         moved(tmp_path, Hooked(7), plain)
     assert torch.equal(plain.weight, before)
 

@@ -78,8 +78,11 @@ from drivetrain_core.services._packed_entry import pack_entry as pack_entry
 from drivetrain_core.services._part_of_model import data_part_of as data_part_of
 from drivetrain_core.services._part_of_model import mark_as_part as mark_as_part
 from drivetrain_core.services._part_of_model import mark_data_part as mark_data_part
+from drivetrain_core.services._plain_tree import equal_plain as equal_plain
 from drivetrain_core.services._plain_tree import join_tree as join_tree
+from drivetrain_core.services._plain_tree import plain_leaf as plain_leaf
 from drivetrain_core.services._plain_tree import split_tree as split_tree
+from drivetrain_core.services._plain_tree import unpickled as unpickled
 from drivetrain_core.services._shape_mismatch import absent as absent
 from drivetrain_core.services._shape_mismatch import shape_mismatch as shape_mismatch
 from drivetrain_core.services._shape_mismatch import summary as summary

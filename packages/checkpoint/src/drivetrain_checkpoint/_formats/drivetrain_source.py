@@ -45,7 +45,7 @@ class DrivetrainSource:
         found = {}
         for name, entry in entries.items():
             if is_value(entry) and name != MAPPINGS:
-                value = value_of(name, entry)
+                value = value_of(entry)
                 # Of a file with such a number `torch.load` says that it is not safe.
                 found[name] = value.item() if isinstance(value, np.generic) else value
             elif entry["plain"] != ["tensor", name] and name != MAPPINGS:

@@ -73,9 +73,8 @@ def agree(proposals: Sequence[Proposal], policy: Policy) -> Verdict:
         if other.digest != first.digest:
             return Verdict(
                 "raise",
-                f"rank 0 and rank {rank} save different plain data. What is no tensor "
-                "must be equal on all ranks; save what belongs to one rank as a "
-                "sharded tensor",
+                f"rank 0 and rank {rank} save different plain data, names or shapes in "
+                "what is one for all ranks",
             )
     busy = [rank for rank, other in enumerate(proposals) if not other.has_memory]
     if busy:

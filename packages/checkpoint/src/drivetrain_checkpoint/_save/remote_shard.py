@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import Replicate
+import torch.distributed as dist
+from torch.distributed.tensor import Replicate, Shard
 
 from drivetrain_checkpoint._layout.partition import mesh_of
 from drivetrain_checkpoint._layout.tensor_layout import Mesh
@@ -73,6 +74,34 @@ class RemoteShard:
         """Returns what this rank holds; it is asked only on ranks of the mesh."""
         assert self.own is not None
         return self.own
+
+
+def on_mesh(name: str, tensor: Any) -> RemoteShard:
+    """Returns a tensor of FSDP1 as one on a mesh, which holds the same shards.
+
+    Raises:
+        TypeError: Its shards are not those of `torch.chunk`.
+    """
+    whole = tensor.metadata()
+    shards, shape = whole.shards_metadata, tuple(whole.size)
+    dim = getattr(tensor.sharding_spec(), "dim", 0)
+    length = -(-shape[dim] // len(shards))
+    starts = [shard.shard_offsets[dim] for shard in shards]
+    is_cut_once = all(
+        shard.shard_sizes[i] == size
+        for shard in shards
+        for i, size in enumerate(shape)
+        if i != dim
+    )
+    if not is_cut_once or starts != [length * number for number in range(len(shards))]:
+        message = f"{name} is a ShardedTensor of uneven shards; make it a DTensor"
+        raise TypeError(message)
+    group = tensor._process_group
+    ranks = (dist.get_global_rank(group, s.placement.rank()) for s in shards)
+    own = next((shard.tensor for shard in tensor.local_shards()), None)
+    mesh = Mesh((len(shards),), tuple(ranks))
+    dtype = whole.tensor_properties.dtype
+    return RemoteShard(dtype, shape, mesh, (Shard(dim),), own)
 
 
 def describe(tensors: Mapping[str, Tensor]) -> dict[str, TensorDescription]:

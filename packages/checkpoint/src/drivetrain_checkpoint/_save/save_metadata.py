@@ -34,6 +34,7 @@ class PreparedSave:
     Args:
         step: The step, as it was given or as a plain number.
         entries: The plain half of the state, as JSON.
+        values: A checksum of the small tensors in plain data, which may differ.
         claim: The daemon's answer when it was asked for memory.
         waited_s: How long that was waited for.
         problem: Why this rank cannot save, if it cannot.
@@ -41,6 +42,7 @@ class PreparedSave:
 
     step: Any
     entries: str = ""
+    values: str = ""
     claim: Claim = field(default_factory=dict)
     waited_s: float = 0.0
     problem: Exception | None = None
@@ -58,7 +60,8 @@ def make_proposal(
         after_ns: When the save before was made; this one is newer, whatever the clock
             says.
     """
-    plain = f"{under}\0{ready.entries}\0{plan.digest if plan else ''}"
+    layout = plan.digest if plan else ""
+    plain = f"{under}\0{ready.entries}\0{layout}\0{ready.values}"
     problem = ready.problem
     saved_at_ns = max(time.time_ns(), after_ns + 1)
     return Proposal(

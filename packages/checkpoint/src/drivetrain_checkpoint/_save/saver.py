@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._arguments import count
 from drivetrain_checkpoint._errors import StorageError
+from drivetrain_checkpoint._layout.rank_entries import (
+    differing,
+    entry_digests,
+    gather_entries,
+    values_digest,
+)
 from drivetrain_checkpoint._save.agreement import agree
 from drivetrain_checkpoint._save.handle import SaveHandle
 from drivetrain_checkpoint._save.joined_tensor import gather_state, has_partial_entries
@@ -24,6 +30,7 @@ from drivetrain_checkpoint._save.save_plan import EntryTexts, SavePlan
 from drivetrain_checkpoint._save.state_packer import StatePacker
 from drivetrain_checkpoint._storage.open import child_url
 from drivetrain_core import CheckpointError
+from drivetrain_core.services import PackedState
 
 if TYPE_CHECKING:
     from drivetrain_checkpoint._job_context import JobContext
@@ -45,6 +52,7 @@ class Saver:
 
     Attributes:
         packer: Takes states apart.
+        keeps_apart: Whether plain data that differs from rank to rank is kept for each.
     """
 
     def __init__(
@@ -52,11 +60,15 @@ class Saver:
     ) -> None:
         """Has no memory yet."""
         self.packer: Any = StatePacker()
+        self.keeps_apart = True
         self._job = job
         self._memory = memory
         self._policy = policy
         self._counts = counts
         self._plan: SavePlan | None = None
+        self._packed = PackedState({}, {})
+        self._apart: set[str] = set()
+        self._differing = ""
         self._entries = EntryTexts()
         self._saved_at_ns = 0
         self._began_ns = 0
@@ -66,7 +78,8 @@ class Saver:
     def prewarm(self, state: Mapping[str, object], *, wait: bool) -> None:
         """Makes the memory for saves of such a state, beside the training."""
         self._register()
-        self._allocate(state)
+        self._packed = self._pack(state)
+        self._allocate()
         self._memory.warm(wait=wait)
 
     def save(
@@ -78,6 +91,10 @@ class Saver:
         self._register()
         ready = self._prepare(step, state, under)
         proposals = self._gather_proposals(ready, under)
+        if self._find_apart(proposals):
+            self._give_back(ready.claim)
+            ready = self._prepare(step, state, under)
+            proposals = self._gather_proposals(ready, under)
         verdict = self._agreed(proposals, ready)
         first = proposals[0]
         self._saved_at_ns = first.saved_at_ns
@@ -184,12 +201,35 @@ class Saver:
             # Whatever the clocks say: after those whose checkpoints it has found.
             self._began_ns = max(time.time_ns(), self._saved_at_ns + 1)
 
-    def _allocate(self, state: Mapping[str, object]) -> str:
-        """Makes sure that there is memory for a state; returns its plain half."""
+    def _pack(self, state: Mapping[str, object]) -> PackedState:
         if has_partial_entries(state):
-            packed = gather_state(self._job.group, lambda: self.packer.pack(state))
-        else:
-            packed = self.packer.pack(state)
+            return gather_state(self._job.group, lambda: self.packer.pack(state))
+        packed: PackedState = self.packer.pack(state)
+        return packed
+
+    def _find_apart(self, proposals: list[Proposal]) -> bool:
+        """Finds out what ranks have each for itself; all of them call it.
+
+        Returns:
+            Whether there is more of it than before, so that the save is prepared anew.
+        """
+        is_alike = len({(one.step, one.digest) for one in proposals}) == 1
+        has_problem = any(one.problem for one in proposals)
+        if is_alike or has_problem or not self.keeps_apart:
+            return False
+        kept, others = differing(
+            self._job.group.all_gather(entry_digests(self._packed))
+        )
+        self._differing = f" ({', '.join(sorted(others))})" if others else ""
+        new = kept - self._apart
+        self._apart |= new
+        if new and self._job.group.rank == 0:
+            logger.info("kept for each rank: %s", ", ".join(sorted(new)))
+        return bool(new)
+
+    def _allocate(self) -> str:
+        """Makes sure that there is memory for a state; returns its plain half."""
+        packed = self._packed
         entries = self._entries.text(packed.entries)
         if self._plan is None or not self._plan.renew(packed.tensors):
             self._plan = SavePlan(packed.tensors, self._job.group)
@@ -204,11 +244,22 @@ class Saver:
         try:
             ready.step = _checked(step, state)
             child_url(self._job.settings.url, under)
-            ready.entries = self._allocate(state)
+            self._packed = self._pack(state)
+        # Whatever keeps one rank from saving, the others must not wait for it.
+        except Exception as error:  # noqa: BLE001
+            ready.problem = error
+        if self._apart:
+            packed = PackedState({}, {}) if ready.problem else self._packed
+            self._packed = gather_entries(self._job.group, packed, self._apart)
+        if ready.problem is not None:
+            return ready
+        try:
+            ready.entries = self._allocate()
+            if self.keeps_apart and self._job.group.world_size > 1:
+                ready.values = values_digest(self._packed)
             ready.claim, ready.waited_s = self._memory.claim(
                 wait=self._policy == "wait", drop=self._policy == "drop_oldest"
             )
-        # Whatever keeps one rank from saving, the others must not wait for it.
         except Exception as error:  # noqa: BLE001
             ready.problem = error
         return ready
@@ -237,7 +288,7 @@ class Saver:
             if ready.problem is not None:
                 raise ready.problem
             kind = ValueError if "different" in verdict.because else CheckpointError
-            raise kind(verdict.because)
+            raise kind(verdict.because + self._differing)
         return verdict
 
     def _give_back(self, claim: Claim) -> None:

@@ -20,6 +20,8 @@ from torch.futures import Future
 
 from drivetrain_checkpoint._formats.plain_values import MAPPINGS, is_value, value_of
 from drivetrain_checkpoint._layout.partition import DTYPES
+from drivetrain_checkpoint._layout.rank_entries import RANKS, entries_of_rank
+from drivetrain_checkpoint._rank_group import RankGroup
 from drivetrain_checkpoint._restore.read_blocks import read_blocks
 from drivetrain_checkpoint._restore.read_plan import Wanted
 from drivetrain_checkpoint._storage.open import resolve
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
     from drivetrain_checkpoint._layout.tensor_layout import TensorLayout
+    from drivetrain_core.services.packed_state import Entry
 
 
 class Reader(StorageReader):
@@ -107,11 +110,11 @@ has none at all
         }
         mappings = entries.pop(MAPPINGS, None)
         for name, entry in entries.items():
-            if is_value(entry):
+            if entry["kind"] == RANKS or is_value(entry):
                 found.setdefault(name, BytesStorageMetadata())
         return Metadata(
             state_dict_metadata=found,
-            planner_data=value_of(MAPPINGS, mappings) if mappings else None,
+            planner_data=value_of(mappings) if mappings else None,
             storage_data={},
         )
 
@@ -156,7 +159,7 @@ has none at all
                 # The planner loads it without restrictions, so that it gets a pickle
                 # that was made here.
                 stream = io.BytesIO()
-                torch.save(value_of(name, entries[name]), stream)
+                torch.save(_value_of_rank(name, entries[name]), stream)
                 stream.seek(0)
                 planner.load_bytes(item, stream)
                 continue
@@ -182,6 +185,18 @@ has none at all
         except CheckpointError:
             return False
         return True
+
+
+def _value_of_rank(name: str, entry: Entry) -> Any:
+    group = RankGroup()
+    own, others = entries_of_rank({name: entry}, group.rank, group.world_size)
+    if name in others or not is_value(own[name]):
+        message = (
+            f"each of {len(entry['plain'][1])} ranks has saved a {name!r} of its own, and "
+            f"there are {group.world_size} now: leave it out of the state that is loaded"
+        )
+        raise CheckpointError(message)
+    return value_of(own[name])
 
 
 def _metadata_of(tensor: TensorLayout) -> TensorStorageMetadata:

@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
@@ -21,8 +22,9 @@ from drivetrain_checkpoint._formats.plain_values import (
     entry_of_tensor,
     entry_of_value,
 )
+from drivetrain_checkpoint._layout.rank_entries import merge_entries
 from drivetrain_checkpoint._rank_group import RankGroup
-from drivetrain_checkpoint._save.remote_shard import describe, merge_tensors
+from drivetrain_checkpoint._save.remote_shard import describe, merge_tensors, on_mesh
 from drivetrain_checkpoint._storage.open import resolve
 from drivetrain_checkpoint.dcp._checkpoint_id import step_of
 from drivetrain_core import CheckpointError
@@ -127,6 +129,7 @@ class Writer(StorageWriter):
         self._turns = _turns.setdefault((resolve(folder), job), _Turns())
         self._checkpointer = Checkpointer(folder, **options)
         self._checkpointer._saver.packer = _AsIs()
+        self._checkpointer._saver.keeps_apart = False
         # All that was saved is durable: nobody needs the memory.
         self._end = weakref.finalize(self, _stop, self._checkpointer)
 
@@ -189,9 +192,10 @@ class Writer(StorageWriter):
         entries: dict[str, Entry] = {name: entry_of_tensor(name) for name in every}
         paths: dict[str, Any] = {}
         for _, theirs, their_paths in answers:
-            for name, entry in theirs.items():
-                entries.setdefault(name, entry)
             paths.update(their_paths)
+            for name in theirs:
+                of_ranks = [values[name] for _, values, _ in answers if name in values]
+                entries.setdefault(name, merge_entries(of_ranks))
         if paths:
             entries[MAPPINGS] = entry_of_value(paths)
         with self._turns.lock:
@@ -255,19 +259,15 @@ def _split(planner: SavePlanner) -> tuple[dict[str, Any], dict[str, Entry]]:
                 "call; use DefaultSavePlanner, and change the state before it is saved"
             )
             raise TypeError(message)
-    tensors, values = {}, {}
+    tensors: dict[str, Any] = {}
+    values: dict[str, Entry] = {}
     for name, value in planner.state_dict.items():  # type: ignore[attr-defined]
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, ShardedTensor):
+            tensors[name] = on_mesh(name, value)
+        elif isinstance(value, torch.Tensor):
             tensors[name] = value.detach()
-        elif type(value).__name__ == "ShardedTensor":
-            message = f"{name} is a ShardedTensor; make it a DTensor, which replaces it"
-            raise TypeError(message)
         else:
-            try:
-                values[name] = entry_of_value(value)
-            except TypeError as error:
-                message = f"{name!r} cannot be saved: {error}"
-                raise TypeError(message) from error
+            values[name] = entry_of_value(value, name)
     return tensors, values
 
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+OWN = "state_dict"
+"""The kind of the entry of such a model."""
+
 HOOKS = attrgetter(
     "_state_dict_hooks",
     "_state_dict_pre_hooks",

@@ -21,7 +21,7 @@ from drivetrain_core.services._optimizer_state import (
     OptimizerState,
     keeps_state_by_parameter,
 )
-from drivetrain_core.services._own_state import has_own_state
+from drivetrain_core.services._own_state import OWN, has_own_state
 from drivetrain_core.services._part_of_model import check_is_no_part
 from drivetrain_core.services._plain_tree import equal_plain, is_pickled, split_tree
 from drivetrain_core.services.packed_state import RECORD
@@ -196,7 +196,7 @@ def pack_entry(
         return _settled(PackedEntry(value, entry, tensors), old)
     if isinstance(value, nn.Module):
         if models[key].has_own_state:
-            return _pack_tree(key, "object", value, unwrap(value).state_dict(), old)
+            return _pack_tree(key, OWN, value, unwrap(value).state_dict(), old)
         return _pack_model(key, value, models[key], old)
     if isinstance(value, torch.optim.Optimizer):
         source = old.source if old is not None else None

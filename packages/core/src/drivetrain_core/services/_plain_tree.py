@@ -40,6 +40,10 @@ _MOST_LEVELS = 64
 """How deep a state may be nested: JSON and recursion have room for some 200."""
 
 
+class _ClassNotAllowedError(CheckpointError, pickle.UnpicklingError):
+    """A value in a checkpoint is of a class that is not read without leave."""
+
+
 def split_tree(value: object, name: str, tensors: dict[str, torch.Tensor]) -> object:
     """Returns the plain half of a value, and collects the tensors in it.
 
@@ -262,7 +266,7 @@ def unpickled(data: bytes) -> Any:
             f"the checkpoint holds an object that is not read without leave: {found}. If "
             "you trust it, allow its class with torch.serialization.add_safe_globals"
         )
-        raise CheckpointError(message) from error
+        raise _ClassNotAllowedError(message) from error
 
 
 def _is_plain(value: object) -> bool:

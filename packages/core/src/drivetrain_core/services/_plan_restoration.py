@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,23 +16,28 @@ from drivetrain_core.services._optimizer_state import (
     OptimizerState,
     keeps_state_by_parameter,
 )
-from drivetrain_core.services._own_state import has_own_state
+from drivetrain_core.services._own_state import OWN, has_own_state
 from drivetrain_core.services._packed_entry import HasStateDict, with_extra_state
 from drivetrain_core.services._plain_tree import join_tree, split_tree
 from drivetrain_core.services._shape_mismatch import absent, nearest, shape_mismatch
 from drivetrain_core.services.restoration import Restoration
 from drivetrain_core.services.state_entry import StateEntry
+from drivetrain_core.services.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 
     from drivetrain_core.services.packed_state import Entry
-    from drivetrain_core.services.tensor_spec import TensorSpec
 
 # What is here, and what in the checkpoint: an object may take what was saved as data, and
 # data be replaced by an object's state.
 _INTERCHANGEABLE = {("object", "data"), ("data", "object")}
-_KINDS = {"model": "a model", "optimizer": "an optimizer", "object": "an object"}
+_KINDS = {
+    "model": "a model",
+    "optimizer": "an optimizer",
+    "object": "an object",
+    OWN: "a model with hooks or overrides of its state dict",
+}
 _NUM_HINTS = 3
 
 
@@ -82,9 +88,9 @@ def plan_restoration(
             continue
         entry = entries[key]
         kind = _expected_kind(target, entry)
-        if kind == "object" and isinstance(target, nn.Module):
+        if kind == OWN and isinstance(target, nn.Module):
             target = unwrap(target)
-            entry = _as_object(key, entry)
+            entry = _as_state_dict(key, entry)
         if kind != entry["kind"] and (kind, entry["kind"]) not in _INTERCHANGEABLE:
             there = _KINDS.get(entry["kind"], entry["kind"])
             plan.mismatches.append(
@@ -113,7 +119,7 @@ def _expected_kind(target: object, entry: Entry) -> str:
     if isinstance(target, StateEntry):
         return target.kind
     if isinstance(target, nn.Module):
-        return "object" if has_own_state(named_modules(target).values()) else "model"
+        return OWN if has_own_state(named_modules(target).values()) else "model"
     if isinstance(target, torch.optim.Optimizer):
         # A new optimizer does not show yet how it keeps its state: the saved one did.
         by_name = keeps_state_by_parameter(target) and entry["kind"] == "optimizer"
@@ -121,14 +127,14 @@ def _expected_kind(target: object, entry: Entry) -> str:
     return "object" if isinstance(target, HasStateDict) else "data"
 
 
-def _as_object(key: str, entry: Entry) -> Entry:
-    """Returns the entry of a model that was held by names as that of an object."""
+def _as_state_dict(key: str, entry: Entry) -> Entry:
+    """Returns the entry of a model that was held by names as that of its state dict."""
     if entry["kind"] != "model" or entry["plain"][1]:
         return entry  # or it has extra state, by the names of modules
     names = {name.removeprefix(f"{key}."): name for name in entry["tensors"]}
     names |= {n: f"{key}.{of}" for n, of in entry.get("ties", {}).items()}
     items = [[name, ["tensor", of]] for name, of in names.items()]
-    return {**entry, "kind": "object", "plain": ["dict", items]}
+    return {**entry, "kind": OWN, "plain": ["dict", items]}
 
 
 def _plan_model(
@@ -200,14 +206,24 @@ def _plan_tensor(
     entry: Entry,
     specs: Sequence[TensorSpec],
 ) -> None:
-    if entry["plain"] != ["tensor", key]:
+    is_within = entry["plain"][0] == "torch"
+    value: Any = join_tree(entry["plain"], {}) if is_within else None
+    if isinstance(value, torch.Tensor):
+        specs = [TensorSpec(name=key, global_shape=value.shape, dtype=value.dtype)]
+    elif entry["plain"] != ["tensor", key]:
         plan.mismatches.append(f"{key!r} is a tensor here, but not in the checkpoint")
         return
     problem = shape_mismatch(key, target, specs[0])
     if problem:
         plan.mismatches.append(problem)
-        return
-    plan.targets.append(lambda: {key: target.detach()})
+    elif entry["tensors"]:
+        plan.targets.append(lambda: {key: target.detach()})
+    else:
+        plan.finish.append(partial(_fill, target.detach(), value))
+
+
+def _fill(target: torch.Tensor, value: torch.Tensor) -> None:
+    target.copy_(value)
 
 
 def _plan_data(
