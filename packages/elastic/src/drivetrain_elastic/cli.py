@@ -57,11 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _populate_demo_parser(parser: argparse.ArgumentParser) -> None:
-    for name, least, default in (
-        ("workers", 1, 4),
-        ("kills", 0, 3),
-        ("steps", 1, 200),
-    ):
+    for name, least, default in (("workers", 1, 4), ("kills", 0, 3), ("steps", 1, 200)):
         parser.add_argument(
             f"--{name}", type=integer(least), default=default, metavar="N"
         )

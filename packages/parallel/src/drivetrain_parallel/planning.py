@@ -25,10 +25,7 @@ from drivetrain_parallel.pipeline import plan_pipeline, stages_per_rank
 from drivetrain_parallel.proof.copies import with_values
 from drivetrain_parallel.proof.give_values import give_values
 from drivetrain_parallel.proof.in_place import ConstantParameters
-from drivetrain_parallel.proof.rng_guard import (
-    changed_buffers,
-    undisturbed,
-)
+from drivetrain_parallel.proof.rng_guard import changed_buffers, undisturbed
 from drivetrain_parallel.tensor import plan_tensor_parallel
 from drivetrain_parallel.tensor.repeated import find_block_lists, shortened
 

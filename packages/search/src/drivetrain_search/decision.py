@@ -18,12 +18,7 @@ from drivetrain_search.final import (
     run_in_turns,
 )
 from drivetrain_search.last_check import LastCheck
-from drivetrain_search.posterior import (
-    gain_over,
-    posteriors_of,
-    process_noise,
-    revised,
-)
+from drivetrain_search.posterior import gain_over, posteriors_of, process_noise, revised
 from drivetrain_search.process.trial import Failure
 from drivetrain_search.race import surely_reached, surely_within
 from drivetrain_search.score import score_of
@@ -487,9 +482,7 @@ class Decision:
 
 
 def _pairs(
-    base: TrialRecord,
-    record: TrialRecord,
-    sets: Sequence[dict[Choices, Measurement]],
+    base: TrialRecord, record: TrialRecord, sets: Sequence[dict[Choices, Measurement]]
 ) -> _Pairs:
     """Returns what the baseline and a plan measured in each set that both ran in."""
     mine = [one for one in sets if record.choices in one]

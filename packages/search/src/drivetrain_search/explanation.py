@@ -97,9 +97,7 @@ def cost_of_required(
 
 
 def not_tried(
-    names: Iterable[str],
-    trials: Sequence[TrialRecord],
-    skipped: Sequence[Rejected],
+    names: Iterable[str], trials: Sequence[TrialRecord], skipped: Sequence[Rejected]
 ) -> list[str]:
     """Returns those of the optimizations that were neither tried nor ruled out.
 

@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING
 from drivetrain_core import Ok, Reject
 from drivetrain_search.process.trial import Look
 from drivetrain_search.time_budget import check_seconds
-from drivetrain_search.verify import (
-    passes_of_check,
-    structure_of,
-    verify,
-)
+from drivetrain_search.verify import passes_of_check, structure_of, verify
 
 if TYPE_CHECKING:
     from drivetrain_core import Choice, Measurement

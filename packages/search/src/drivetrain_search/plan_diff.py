@@ -171,9 +171,7 @@ def _counts(value: object) -> bool:
 
 
 def show_diff(
-    diff: PlanDiff,
-    names: tuple[str, str],
-    console: Console | None = None,
+    diff: PlanDiff, names: tuple[str, str], console: Console | None = None
 ) -> None:
     """Prints a difference as tables.
 

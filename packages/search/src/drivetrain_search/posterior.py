@@ -14,11 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from drivetrain_core.extending import find
-from drivetrain_search.surrogate import (
-    Prediction,
-    Surrogate,
-    expected_improvement,
-)
+from drivetrain_search.surrogate import Prediction, Surrogate, expected_improvement
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence

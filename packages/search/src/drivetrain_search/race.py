@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from drivetrain_search.final import merge
 from drivetrain_search.reference_trial import corrected
 from drivetrain_search.score import score_of
-from drivetrain_search.stopping import (
-    Verdict,
-    half_width,
-    step_noise,
-    turn_of,
-    verdict,
-)
+from drivetrain_search.stopping import Verdict, half_width, step_noise, turn_of, verdict
 
 if TYPE_CHECKING:
     from drivetrain_core import Measurement

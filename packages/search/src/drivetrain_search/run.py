@@ -141,12 +141,7 @@ def search(
         if on_cpu:
             free = machine_limits.memory().available
             capacity = int(_LEAVE_FREE * free / world.local_size)
-        predictor = Predictor(
-            forecaster,
-            capacity,
-            on_cpu=on_cpu,
-            limit_s=forecasts_s,
-        )
+        predictor = Predictor(forecaster, capacity, on_cpu=on_cpu, limit_s=forecasts_s)
 
         def choose_meshes(space: Sequence[SlotSpace]) -> Chosen:
             # Measured where there are meshes to choose from only.

@@ -194,9 +194,7 @@ class Agent:
             )
             self._diagnostician = Diagnostician(self._config.node, folder, output)
             self._watch = NodeWatch(
-                self._diagnostician,
-                alert=self._report_alert,
-                is_training=self._sends,
+                self._diagnostician, alert=self._report_alert, is_training=self._sends
             )
             self._worker_group = WorkerGroup(
                 self._config,

@@ -115,10 +115,7 @@ class Diagnostician:
                 path.unlink(missing_ok=True)
 
     async def examine(
-        self,
-        worker: LocalWorker,
-        exit_code: int,
-        siblings: Sequence[LocalWorker] = (),
+        self, worker: LocalWorker, exit_code: int, siblings: Sequence[LocalWorker] = ()
     ) -> tuple[LocalWorker, pb.Failure]:
         """Returns who of a copy has failed first, as far as can be told, and why.
 

@@ -47,9 +47,7 @@ class WorkerConnection:
 
 
 async def serve_workers(
-    path: str,
-    *,
-    heard: Callable[[WorkerConnection, dict[str, Any]], None],
+    path: str, *, heard: Callable[[WorkerConnection, dict[str, Any]], None]
 ) -> asyncio.Server:
     """Waits for workers at a socket.
 

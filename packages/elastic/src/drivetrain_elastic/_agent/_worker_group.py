@@ -338,12 +338,7 @@ class WorkerGroup:
         self._diagnostician.forget(worker)
 
     def _bury(
-        self,
-        worker: LocalWorker,
-        why: str,
-        *,
-        is_own_fault: bool,
-        exit_code: int = 1,
+        self, worker: LocalWorker, why: str, *, is_own_fault: bool, exit_code: int = 1
     ) -> None:
         """Lets go of a worker that has died, and of its copy, and sees to the place."""
         if self._is_ending and worker.why_killed:

@@ -259,10 +259,7 @@ class _Pass:
         """Returns the position of all ranks, if each is as far as this one."""
         sampler = self._sampler
         position = sampler._start + self._at * self._num_replicas
-        return {
-            **sampler.state_dict(),
-            "position": min(position, sampler._num_samples),
-        }
+        return {**sampler.state_dict(), "position": min(position, sampler._num_samples)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from a position of any number of ranks."""

@@ -46,9 +46,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._token = token
 
     async def intercept_service(
-        self,
-        continuation: Callable[[Any], Awaitable[Any]],
-        details: Any,
+        self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> Any:
         """Lets a call through, or answers it."""
         reason = refusal(dict(details.invocation_metadata), self._token)

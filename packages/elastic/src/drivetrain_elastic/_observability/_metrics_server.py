@@ -104,11 +104,7 @@ class _Collector:
 
 
 def _gauge(
-    name: str,
-    text: str,
-    values: Any,
-    labels: tuple[str, ...] = (),
-    kind: str = "Gauge",
+    name: str, text: str, values: Any, labels: tuple[str, ...] = (), kind: str = "Gauge"
 ) -> Any:
     from prometheus_client import core
 

@@ -170,10 +170,7 @@ class StepMeter:
             account = account._replace(redone_s=account.redone_s + self._cut_s)
         self._cut_s, self._cut_step = 0.0, 0
         self._accounts[epoch] = account._replace(
-            first_step=step,
-            last_step=step,
-            first_sample=num_read,
-            last_sample=num_read,
+            first_step=step, last_step=step, first_sample=num_read, last_sample=num_read
         )
         for old in sorted(self._accounts)[:-_NUM_WORLDS]:
             del self._accounts[old]

@@ -67,10 +67,7 @@ class Step:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        _: object,
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
         if kind is not None:
             # The others must not wait for what this rank does not do; a script that goes

@@ -25,11 +25,7 @@ _ELEMENT_BYTES = 2
 
 
 def tensor_s(
-    part: Part,
-    width: int,
-    tokens: float,
-    hardware: Hardware,
-    shape: MeshShape,
+    part: Part, width: int, tokens: float, hardware: Hardware, shape: MeshShape
 ) -> float:
     """Returns the time of one pass's tensor-parallel collectives in a part.
 
@@ -71,10 +67,7 @@ def context_s(part: Part, tokens: float, hardware: Hardware, shape: MeshShape) -
 
 
 def message_s(
-    profile: ModelProfile,
-    hardware: Hardware,
-    shape: MeshShape,
-    options: StepOptions,
+    profile: ModelProfile, hardware: Hardware, shape: MeshShape, options: StepOptions
 ) -> float:
     """Returns the time of one message from a stage to the next, the slowest of all."""
     if shape.pipeline == 1:

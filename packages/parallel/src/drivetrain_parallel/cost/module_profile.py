@@ -177,11 +177,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.tally.inner_saved += tensor.numel()
 
     def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        causal: bool,
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool
     ) -> None:
         """Counts fused attention."""
         if query.dim() > 3:

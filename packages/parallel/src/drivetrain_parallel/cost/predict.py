@@ -119,10 +119,7 @@ def check_mesh(profile: ModelProfile, shape: MeshShape, options: StepOptions) ->
 
 
 def predict(
-    profile: ModelProfile,
-    hardware: Hardware,
-    shape: MeshShape,
-    options: StepOptions,
+    profile: ModelProfile, hardware: Hardware, shape: MeshShape, options: StepOptions
 ) -> Prediction:
     """Returns the time and memory of a step.
 

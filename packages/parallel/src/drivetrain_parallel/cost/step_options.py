@@ -10,12 +10,7 @@ from drivetrain_parallel.cost.schedules import SCHEDULES
 CHECKPOINTING = ("none", "selective", "full")
 """What is computed again in the backward: nothing, all but products, all of a block."""
 
-_SHARES = (
-    "overlap_tensor",
-    "overlap_pipeline",
-    "overlap_data",
-    "overlap_context",
-)
+_SHARES = ("overlap_tensor", "overlap_pipeline", "overlap_data", "overlap_context")
 # A plain optimizer keeps nothing, and a head may keep no logits.
 _LEAST_BYTES = {
     "weight_bytes": 1,

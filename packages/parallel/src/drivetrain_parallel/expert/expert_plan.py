@@ -12,10 +12,7 @@ from drivetrain_core import Code, PlanError
 from drivetrain_core.extending import batch_size, split_batch
 from drivetrain_core.numerics.parameter_usage import dropouts
 from drivetrain_parallel.collective_channel import CollectiveChannel, rehearse
-from drivetrain_parallel.expert.expert_layers import (
-    expert_parameters,
-    share_experts,
-)
+from drivetrain_parallel.expert.expert_layers import expert_parameters, share_experts
 from drivetrain_parallel.proof.copies import proof_copy, with_values
 from drivetrain_parallel.proof.outputs import StepOutput, compare, step_output
 

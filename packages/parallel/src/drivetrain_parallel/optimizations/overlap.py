@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core import (
-    BaseOptimization,
-    Code,
-    Ok,
-    Option,
-    Phase,
-    Reject,
-    Slot,
-)
+from drivetrain_core import BaseOptimization, Code, Ok, Option, Phase, Reject, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

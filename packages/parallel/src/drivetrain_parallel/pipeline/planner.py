@@ -11,11 +11,7 @@ from torch import nn
 from drivetrain_core import Code, PlanError
 from drivetrain_core.accelerators import isolated_rng
 from drivetrain_core.extending import map_tensors
-from drivetrain_parallel.pipeline.balance import (
-    PipelineCosts,
-    balance,
-    stage_costs,
-)
+from drivetrain_parallel.pipeline.balance import PipelineCosts, balance, stage_costs
 from drivetrain_parallel.pipeline.costs import count_costs, measure_costs
 from drivetrain_parallel.pipeline.needs import derive_plan, keep_all
 from drivetrain_parallel.pipeline.replicas import shadow, shared_copy

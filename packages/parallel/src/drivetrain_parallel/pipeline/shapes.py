@@ -31,10 +31,7 @@ from drivetrain_parallel.proof.copies import copy_structure
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from drivetrain_parallel.pipeline.plan import (
-        Boundary,
-        PipelinePlan,
-    )
+    from drivetrain_parallel.pipeline.plan import Boundary, PipelinePlan
 
 TensorShape = tuple[tuple[int, ...], torch.dtype]
 """The shape and dtype of a tensor."""

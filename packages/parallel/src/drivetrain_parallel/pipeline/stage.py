@@ -10,11 +10,7 @@ from torch import nn
 
 from drivetrain_core import Code, PlanError
 from drivetrain_core.extending import tensors_of
-from drivetrain_parallel.pipeline.replicas import (
-    meta_twin,
-    replace_module,
-    shared_copy,
-)
+from drivetrain_parallel.pipeline.replicas import meta_twin, replace_module, shared_copy
 from drivetrain_parallel.pipeline.shapes import (
     BoundaryShapes,
     TensorShape,

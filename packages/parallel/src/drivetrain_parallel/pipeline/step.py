@@ -12,10 +12,7 @@ from torch.distributed import pipelining
 from drivetrain_core import Code, DistributedError, PlanError
 from drivetrain_core.extending import batch_size, tensors_of
 from drivetrain_parallel.pipeline.failure import FailureBoard
-from drivetrain_parallel.pipeline.local_shapes import (
-    learn_local_shapes,
-    may_send_parts,
-)
+from drivetrain_parallel.pipeline.local_shapes import learn_local_shapes, may_send_parts
 from drivetrain_parallel.pipeline.schedules import (
     check_micro_batches,
     schedule_rules,

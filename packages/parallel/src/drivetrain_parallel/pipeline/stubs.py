@@ -223,11 +223,7 @@ class ReceivedModule(_Stub):
     """
 
     def __init__(
-        self,
-        twin: nn.Module,
-        name: str,
-        relay: Relay,
-        real: nn.Module | None = None,
+        self, twin: nn.Module, name: str, relay: Relay, real: nn.Module | None = None
     ) -> None:
         """Remembers whose results to return."""
         super().__init__(twin, real)

@@ -73,9 +73,7 @@ def copy_structure(
 
 
 def proof_copy(
-    model: nn.Module,
-    batch: Any,
-    loss_of: Callable[[nn.Module, Any], torch.Tensor],
+    model: nn.Module, batch: Any, loss_of: Callable[[nn.Module, Any], torch.Tensor]
 ) -> tuple[nn.Module, Any]:
     """Returns a copy of a model, and a batch, whose values hide nothing.
 

@@ -325,10 +325,7 @@ def _ablation(arguments: argparse.Namespace) -> str:
                 }
                 for each in outcomes
             ],
-            "at_scale": {
-                "own_mfu": own.mfu,
-                **ranking_dict(ranking, arguments.top),
-            },
+            "at_scale": {"own_mfu": own.mfu, **ranking_dict(ranking, arguments.top)},
         }
         return json.dumps(plain, indent=2)
     return (

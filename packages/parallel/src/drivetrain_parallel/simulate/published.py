@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_core import PlanError
 from drivetrain_core.extending import load_yaml
 from drivetrain_core.mesh_shape import MeshShape
-from drivetrain_parallel.cost import (
-    Hardware,
-    StepOptions,
-    predict,
-    profile_transformer,
-)
+from drivetrain_parallel.cost import Hardware, StepOptions, predict, profile_transformer
 from drivetrain_parallel.simulate.clusters import load_cluster
 
 if TYPE_CHECKING:

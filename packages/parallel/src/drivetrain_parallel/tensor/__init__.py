@@ -11,11 +11,7 @@ from drivetrain_parallel.tensor.canonical import (
 )
 from drivetrain_parallel.tensor.derive import plan_tensor_parallel
 from drivetrain_parallel.tensor.explain import explain_tensor_plan
-from drivetrain_parallel.tensor.loss import (
-    has_split_loss,
-    local_loss,
-    loss_context,
-)
+from drivetrain_parallel.tensor.loss import has_split_loss, local_loss, loss_context
 from drivetrain_parallel.tensor.plan import (
     Dropped,
     HeadInput,

@@ -10,12 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from drivetrain_parallel.tensor.plan import (
-    HeadInput,
-    ModuleStyle,
-    Style,
-    TensorPlan,
-)
+from drivetrain_parallel.tensor.plan import HeadInput, ModuleStyle, Style, TensorPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -47,11 +47,7 @@ def coverage_of(
 
 
 def gathered_for_coverage(
-    model: nn.Module,
-    flow: Flow,
-    lists: BlockLists,
-    plan: TensorPlan,
-    least: float,
+    model: nn.Module, flow: Flow, lists: BlockLists, plan: TensorPlan, least: float
 ) -> Iterator[tuple[tuple[str, ...], dict[str, ModuleStyle]]]:
     """Yields further matrices to be split, with outputs joined at once, by kind.
 

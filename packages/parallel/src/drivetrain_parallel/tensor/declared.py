@@ -10,12 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_parallel.tensor.plan import (
-    Dropped,
-    ModuleStyle,
-    Style,
-    TensorPlan,
-)
+from drivetrain_parallel.tensor.plan import Dropped, ModuleStyle, Style, TensorPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -136,12 +136,7 @@ class _Builder:
     """Puts together what is exact, step by step."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        flow: Flow,
-        lists: BlockLists,
-        degree: int,
-        trial: Trial,
+        self, model: nn.Module, flow: Flow, lists: BlockLists, degree: int, trial: Trial
     ) -> None:
         self._model, self._flow, self._lists = model, flow, lists
         self._trial = trial

@@ -20,11 +20,7 @@ from drivetrain_parallel.proof.outputs import StepOutput, distance, step_output
 from drivetrain_parallel.tensor.apply import apply_tensor_plan
 from drivetrain_parallel.tensor.canonical import full_gradients
 from drivetrain_parallel.tensor.loss import local_loss, loss_context
-from drivetrain_parallel.torch_internals import (
-    on_each_rank,
-    per_rank,
-    simulated_ranks,
-)
+from drivetrain_parallel.torch_internals import on_each_rank, per_rank, simulated_ranks
 
 if TYPE_CHECKING:
     from torch import nn

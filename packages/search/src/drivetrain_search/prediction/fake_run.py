@@ -25,12 +25,7 @@ from drivetrain_core.extending import (
 )
 from drivetrain_search.prediction.fake_mode import fake_mode
 from drivetrain_search.prediction.kernel_memory import KernelMemory
-from drivetrain_search.prediction.memory_model import (
-    Pass,
-    Peak,
-    States,
-    along_depth,
-)
+from drivetrain_search.prediction.memory_model import Pass, Peak, States, along_depth
 from drivetrain_search.prediction.time_model import work_from_dict
 from drivetrain_search.prediction.tracker import ACTIVATIONS, GRADIENTS, Tracker
 from drivetrain_search.process.payload import read_payload

@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core.numerics.observation import (
-    Accounting,
-    Observation,
-    ParameterUsage,
-)
+from drivetrain_core.numerics.observation import Accounting, Observation, ParameterUsage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -147,11 +147,7 @@ def _to_replay(payload: Payload, program: Program, because: str) -> Payload:
     if _why_not_picklable(batches):
         batches = ()  # The script's own first batches stand in for them.
     return dataclasses.replace(
-        payload,
-        program=None,
-        guard_batches=batches,
-        weights=weights,
-        replayed=because,
+        payload, program=None, guard_batches=batches, weights=weights, replayed=because
     )
 
 

@@ -87,8 +87,7 @@ def run_rank(
     if world > 1 and not torch.distributed.is_initialized():
         _join(spec, rank, payload.context.device)
     context = dataclasses.replace(
-        payload.context,
-        world=WorldFacts(size=world, rank=rank, local_size=world),
+        payload.context, world=WorldFacts(size=world, rank=rank, local_size=world)
     )
     program = _for_rank(program, context.loop.loader, rank)
     torch.manual_seed(program.seed)

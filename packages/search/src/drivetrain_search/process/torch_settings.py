@@ -78,10 +78,7 @@ _CUDNN = ("enabled", "benchmark", "deterministic")
 _SDP = ("flash", "mem_efficient", "math", "cudnn")
 _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "matmul": (
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
-    ),
+    "matmul": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "deterministic": (
         torch.get_deterministic_debug_mode,
         torch.set_deterministic_debug_mode,
@@ -89,10 +86,7 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "denormal": (_flushes_denormal, torch.set_flush_denormal),
     "anomaly": (_anomaly, lambda found: torch.autograd.set_detect_anomaly(*found)),
     "cudnn": (_cudnn, _set_cudnn),
-    "onednn": (
-        torch._C._get_mkldnn_enabled,
-        torch._C._set_mkldnn_enabled,
-    ),
+    "onednn": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
     "attention": (_attention, _set_attention),
     "autocast": (_autocast, _set_autocast),
     "recursion": (sys.getrecursionlimit, sys.setrecursionlimit),

@@ -9,11 +9,7 @@ from drivetrain_core import MissingLibraryError
 from drivetrain_core.extending import describe
 from drivetrain_search.report.data import ReportData
 from drivetrain_search.report.html import write_page
-from drivetrain_search.report.record import (
-    TrialRecord,
-    count_text,
-    speed_text,
-)
+from drivetrain_search.report.record import TrialRecord, count_text, speed_text
 
 if TYPE_CHECKING:
     import os
