@@ -20,6 +20,7 @@ from peer_recovery import recovery_from_peer, replica_rate
 from planning import planning
 from recovery import recovery
 from stall import first, steady
+from strangers import strangers
 
 from drivetrain_testing import Bar, Row, run_bars
 
@@ -71,6 +72,7 @@ TABLE = [
         planning(cached=True, most=0.001),
     ),
     ("host-memory", "<= 2 x the state + 32 MiB", host_memory),
+    ("strangers", "<= 32 MiB, all are served, and it ends", strangers),
     ("daemon-start", "<= 8 x an empty interpreter", start),
     ("stall-10gb-gpu", "<= 1.15 x a pinned copy", gpu.stall),
     ("overlap-gpu", "<= 3% slower", gpu.overlap),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import reprlib
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 _TREES = frozenset({"data", "object", "model", "optimizer"})
 """The kinds whose plain half core itself puts together; the others have forms of their own."""
+
+_SLOT = re.compile(r"param_groups\.\d{1,9}\..*|(?!param_groups\b).*", re.DOTALL)
+"""What an optimizer's state is named: an option has the number of its group."""
 
 _NOTHING: Any = None
 
@@ -39,7 +43,7 @@ a state: 'lr' must not be 0.1
     try:
         entries: dict[str, Any] = from_json(plain)
         for key, entry in entries.items():
-            if not _are_texts([key]) or not _is_entry(entry):
+            if not _are_texts([key]) or not _is_entry(key, entry):
                 message = f"{key!r:.40} must not be {reprlib.repr(entry)}"
                 raise ValueError(message)  # noqa: TRY301
     except (AttributeError, RecursionError, TypeError, ValueError) as error:
@@ -48,19 +52,27 @@ a state: 'lr' must not be 0.1
     return entries
 
 
-def _is_entry(entry: Any) -> bool:
+def _is_entry(key: str, entry: Any) -> bool:
     """Whether something has the fields of an entry; raises if its tree is none."""
     if not isinstance(entry, dict) or not {"kind", "plain", "tensors"} <= entry.keys():
         return False
-    kind, names, groups = entry["kind"], entry["tensors"], entry.get("groups", [])
+    kind, names, groups = entry["kind"], entry["tensors"], entry.get("groups")
     if not _are_texts([kind]) or not _are_texts(names) or kind not in _TREES:
         return _are_texts([kind]) and _are_texts(names)
     try:
         tree = join_tree(entry["plain"], dict.fromkeys(names, _NOTHING))
     except pickle.UnpicklingError:
         return True  # whoever asks for it is told which class is not allowed
-    is_tree = kind in {"data", "object"} or isinstance(tree, dict)
-    return is_tree and isinstance(groups, list) and all(map(_are_texts, groups))
+    if kind in {"data", "object"}:
+        return True
+    if not isinstance(tree, dict) or not _are_texts(list(tree)):
+        return False
+    bare = (name.removeprefix(f"{key}.") for name in (*names, *tree))
+    return kind == "model" or (
+        isinstance(groups, list)
+        and all(map(_are_texts, groups))
+        and all(map(_SLOT.fullmatch, bare))
+    )
 
 
 def _are_texts(value: Any) -> bool:

@@ -112,7 +112,13 @@ class RankManifest:
             CorruptCheckpointError: It is not whole.
             ForeignCheckpointError: It is of another format or version.
         """
-        return cls.from_fields(_parse(text, name), name)
+        found = cls.from_fields(_parse(text, name), name)
+        if len(found.crc32c) != found.num_blocks:
+            message = (
+                f"{name} has {len(found.crc32c)} checksums, not {found.num_blocks}"
+            )
+            raise CorruptCheckpointError(message)
+        return found
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], name: str) -> RankManifest:
@@ -124,9 +130,6 @@ class RankManifest:
         try:
             check_fields(fields, _RANK_FIELDS)
             found = cls(**{**fields, "crc32c": tuple(fields["crc32c"])})
-            if len(found.crc32c) not in {0, found.num_blocks}:
-                message = f"{len(found.crc32c)} checksums, not {found.num_blocks}"
-                raise ValueError(message)  # noqa: TRY301
             if found.rank >= found.world_size or found.header_bytes > found.size_bytes:
                 message = f"rank {found.rank} of {found.world_size}, or its sizes"
                 raise ValueError(message)  # noqa: TRY301
