@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from drivetrain_checkpoint import CorruptCheckpointError, list_checkpoints, verify
 from drivetrain_core import CheckpointError
+from drivetrain_testing import run_ranks
 
 pytestmark = [
     pytest.mark.extra,
@@ -231,6 +233,48 @@ def test_damage_and_absence_are_told(io, tmp_path):
         handle.write(b"x")
     with pytest.raises(CorruptCheckpointError, match="is damaged in block"):
         io.load_checkpoint(path)
+
+
+class NeverCommitted:
+    durable = False
+
+    def wait(self):
+        return True
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "last-v1.ckpt", "hpc_ckpt_3.ckpt"])
+def test_what_lightning_goes_on_from_by_name_is_not_there_before_it_is_whole(
+    io, tmp_path, monkeypatch, name
+):
+    from drivetrain_checkpoint import Checkpointer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpointer, "save", lambda *_, **__: NeverCommitted())
+        io.save_checkpoint(checkpoint(1), tmp_path / name)
+        assert list(tmp_path.iterdir()) == []
+        io.save_checkpoint(checkpoint(1), tmp_path / "epoch=1.ckpt")
+        assert [path.name for path in tmp_path.iterdir()] == ["epoch=1.ckpt"]
+
+
+def load_its_own(folder):
+    from drivetrain_checkpoint.adapters.lightning import TwoStageCheckpointIO
+
+    io, rank = TwoStageCheckpointIO(), dist.get_rank()
+    paths = [folder / "one.ckpt", folder / "two.ckpt"]
+    if rank == 0:
+        for step, path in enumerate(paths, 4):
+            io.save_checkpoint(checkpoint(step), path)
+    dist.barrier()
+    own = io.load_checkpoint(paths[rank])
+    alike = io.load_checkpoint(paths[0])
+    dist.barrier()
+    io.teardown()
+    return own["global_step"], alike["global_step"]
+
+
+@pytest.mark.slow
+def test_ranks_may_load_different_checkpoints(tmp_path):
+    assert run_ranks(load_its_own, 2, tmp_path) == [(4, 4), (5, 4)]
 
 
 def test_file_of_lightning_itself_is_read(io, tmp_path):

@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from drivetrain_checkpoint._checkpointer import Checkpointer
 from drivetrain_checkpoint._layout.manifest import ROOT_FILE
+from drivetrain_checkpoint._rank_group import RankGroup
 from drivetrain_checkpoint._storage.open import open_storage, resolve
 from drivetrain_checkpoint.adapters._objects import Objects, each, hold, release
 from drivetrain_core import CheckpointError
@@ -35,6 +36,8 @@ __all__ = ["TwoStageCheckpointIO"]
 logger = logging.getLogger(__name__)
 
 _ENTRY = "checkpoint"
+_SOUGHT = ("last", "hpc_ckpt")
+"""What Lightning looks for by name, and goes on from: it must be there when it is whole."""
 
 
 class TwoStageCheckpointIO(CheckpointIO):  # type: ignore[misc]
@@ -128,7 +131,8 @@ class TwoStageCheckpointIO(CheckpointIO):  # type: ignore[misc]
         handle = self._savers[folder].save(step, {_ENTRY: state}, under=name)
         self._open.append(handle)
         self._doomed.pop(resolve(path), None)
-        if "://" not in folder:
+        is_sought = any(part in name for part in _SOUGHT)
+        if "://" not in folder and not is_sought:
             # Lightning asks whether a path is taken before storage has it.
             Path(folder, name).mkdir(parents=True, exist_ok=True)
         self._sweep()
@@ -139,7 +143,9 @@ class TwoStageCheckpointIO(CheckpointIO):  # type: ignore[misc]
         map_location: Any | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Returns a checkpoint, from memory if it is there; all ranks call it.
+        """Returns a checkpoint, from memory if it is there; all ranks call it together.
+
+        Each may ask for another one.
 
         A file, as Lightning itself saves it, is read as Lightning does.
 
@@ -154,13 +160,16 @@ class TwoStageCheckpointIO(CheckpointIO):  # type: ignore[misc]
             CheckpointError: There is none, or it holds pickles that are not trusted.
             CorruptCheckpointError: It is damaged.
         """
+        paths = RankGroup().all_gather(resolve(path))
         if os.path.isfile(path):  # noqa: PTH113 (an URL is no Path)
             there = TorchCheckpointIO().load_checkpoint(
                 path, map_location, weights_only
             )
             return dict(there)
         folder, name = _split(path)
-        reader = Checkpointer(folder, **self._options)
+        # Each rank may ask for another one: the best by a metric of its own.
+        group: Literal["self"] | None = "self" if len(set(paths)) > 1 else None
+        reader = Checkpointer(folder, process_group=group, **self._options)
         runs_already = reader.has_daemon()
         state: dict[str, Any] = {_ENTRY: None}
         try:
