@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import digits
 import torch
 from torch import nn
 
 from drivetrain_core.examples import byte_lm
-from drivetrain_search.examples import digits
 
 _LENGTH, _BYTES, _HELD_OUT = 64, 1_000_000, 256
 

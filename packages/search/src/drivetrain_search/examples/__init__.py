@@ -1,1 +1,0 @@
-"""Example programs that search their plan."""
