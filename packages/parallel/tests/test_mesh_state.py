@@ -222,6 +222,13 @@ def laid(model):
     return ModelEntry(ParallelizedModel([model], whole_model(model)))
 
 
+def test_model_with_a_state_of_its_own_is_refused_over_a_mesh():
+    model = nn.Linear(2, 2)
+    model.register_state_dict_post_hook(lambda *_: None)
+    with pytest.raises(TypeError, match="by hooks or overrides of state_dict"):
+        pack_state({"model": laid(model)})
+
+
 def test_chunks_are_read_and_written_by_their_offset():
     one, two = torch.zeros(2, 3), torch.ones(1, 3)
     tensor = ChunkedTensor(

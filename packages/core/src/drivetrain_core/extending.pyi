@@ -70,11 +70,15 @@ from drivetrain_core.services._optimizer_state import OptimizerState as Optimize
 from drivetrain_core.services._optimizer_state import (
     keeps_state_by_parameter as keeps_state_by_parameter,
 )
+from drivetrain_core.services._own_state import has_own_state as has_own_state
 from drivetrain_core.services._packed_entry import TENSORS as TENSORS
 from drivetrain_core.services._packed_entry import NamedModel as NamedModel
 from drivetrain_core.services._packed_entry import PackedEntry as PackedEntry
 from drivetrain_core.services._packed_entry import merge_tensors as merge_tensors
 from drivetrain_core.services._packed_entry import pack_entry as pack_entry
+from drivetrain_core.services._packed_entry import (
+    with_extra_state as with_extra_state,
+)
 from drivetrain_core.services._part_of_model import data_part_of as data_part_of
 from drivetrain_core.services._part_of_model import mark_as_part as mark_as_part
 from drivetrain_core.services._part_of_model import mark_data_part as mark_data_part

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
-from drivetrain_core.extending import absent, join_tree, shape_mismatch, split_tree
+from drivetrain_core.extending import (
+    absent,
+    has_own_state,
+    join_tree,
+    shape_mismatch,
+    split_tree,
+    with_extra_state,
+)
 from drivetrain_core.services import unwritable
 from drivetrain_core.services.chunked_tensor import Chunk, ChunkedTensor
 from drivetrain_core.services.state_entry import StateEntry
@@ -15,6 +21,8 @@ from drivetrain_parallel.state.parallelized_model import ParallelizedModel, join
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from torch import nn
 
     from drivetrain_core.services.packed_state import Entry
     from drivetrain_core.services.restoration import Restoration
@@ -113,11 +121,14 @@ class ModelEntry(StateEntry):
         plan.finish.append(finish)
 
     def _with_extra(self) -> dict[str, nn.Module]:
-        return {
-            name: module
-            for name, module in self.laid.modules().items()
-            if type(module).get_extra_state is not nn.Module.get_extra_state
-        }
+        modules = self.laid.modules()
+        if has_own_state(modules.values()):
+            message = (
+                "a module of the model has a state of its own, by hooks or overrides of "
+                "state_dict, which a program over a mesh would lose: train it without one"
+            )
+            raise TypeError(message)
+        return with_extra_state(modules)
 
 
 def _problem(
