@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from random_programs import MESHES, make
-from same_program import STEPS, plain
+from same_program import STEPS, judged, plain
 from small_decoder import BATCH, SAMPLES, Case, adamw
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import default_collate
@@ -256,7 +256,7 @@ def verdict(job: Job, folder: Path) -> str:
         text = output.read()
     for kind in ("refused", "not healed"):
         if status and (folder / kind).exists():
-            return f"{kind}: {(folder / kind).read_text()}"
+            return judged(f"{kind}: {(folder / kind).read_text()}")
     if status and "Traceback" not in text:
         return f"not healed: {text.strip().splitlines()[-1:]}"
     if status is None:

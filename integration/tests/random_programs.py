@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from same_program import cell_of
+from same_program import cell_of, judged
 from small_decoder import LENGTH, VOCABULARY, Case
 from torch import nn
 from torch.nn import functional
@@ -171,7 +171,7 @@ def make(seed: int) -> Case:
 
 def verdicts(seed: int, strategies: list[list[Any]]) -> list[str]:
     """Returns the verdict of each strategy on a seed's program; on each rank."""
-    return [cell_of(lambda: make(seed), strategy) for strategy in strategies]
+    return [judged(cell_of(lambda: make(seed), each)) for each in strategies]
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ import argparse
 import copy
 import functools
 import itertools
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,22 @@ def plain(case: Case) -> tuple[list[float], list[int], list[torch.Tensor]]:
 def cycled(data: Any) -> Any:
     while True:
         yield from data
+
+
+def judged(verdict: str) -> str:
+    """Returns a verdict on a program that is sound: a refusal by a bug of ours is wrong.
+
+    Such a refusal carries what Python or torch has raised, and no rule of ours.
+    """
+    ours, known = [DrivetrainError], set()
+    while ours:
+        kind = ours.pop()
+        known.add(kind.__name__)
+        ours += kind.__subclasses__()
+    named = set(re.findall(r"\b[A-Z]\w*(?:Error|Exception)\b", verdict))
+    foreign = sorted(named - known)
+    is_refused = verdict.startswith("refused")
+    return f"WRONG: {foreign[0]}, {verdict}" if is_refused and foreign else verdict
 
 
 def cell_of(make: Any, strategy: list[Any]) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from same_program import ALONE, PAGE, ROWS, TWO_RANKS, cells, on_two_ranks
+from same_program import ALONE, PAGE, ROWS, TWO_RANKS, cells, judged, on_two_ranks
 
 
 def rows_of(page):
@@ -46,3 +46,18 @@ def test_rows_come_out_as_the_page_says(name):
             verdict = found[name, column]
             assert (said[column] == "=") is (verdict == "same"), (column, verdict)
             assert not verdict.startswith("WRONG")
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("same", "same"),
+        ("refused: PlanError: blocks differ", "refused: PlanError: blocks differ"),
+        (
+            "refused: planning it failed: NameError: x",
+            "WRONG: NameError, refused: planning it failed: NameError: x",
+        ),
+    ],
+)
+def test_a_refusal_by_what_python_raised_is_none_of_ours(said, found):
+    assert judged(said) == found
