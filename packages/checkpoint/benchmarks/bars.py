@@ -15,6 +15,7 @@ from daemon_start import start
 from durable import durable
 from host_memory import host_memory
 from interference import slowdown
+from kept_steps import kept_steps
 from many_tensors import flat, model_and_optimizer, module, overhead
 from peer_recovery import recovery_from_peer, replica_rate
 from planning import planning
@@ -72,6 +73,7 @@ TABLE = [
         planning(cached=True, most=0.001),
     ),
     ("host-memory", "<= 2 x the state + 32 MiB", host_memory),
+    ("save-1000-kept", "<= 1.1 x with 10 kept", kept_steps(1000, 1.1)),
     ("strangers", "<= 32 MiB, all are served, and it ends", strangers),
     ("daemon-start", "<= 8 x an empty interpreter", start),
     ("stall-10gb-gpu", "<= 1.15 x a pinned copy", gpu.stall),

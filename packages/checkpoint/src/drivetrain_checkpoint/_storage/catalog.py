@@ -63,6 +63,10 @@ class Saved:
     name: str
     root: RootManifest
 
+    def without_plain(self) -> Saved:
+        """Returns what is small of it."""
+        return Saved(self.name, replace(self.root, entries={}, layout={}))
+
 
 class DamagedSave(NamedTuple):
     """A checkpoint that was committed, and whose root manifest does not read.
@@ -178,13 +182,13 @@ def scan(
         known: What was read before, by its folder, which is not read again; what is new
             is added, without its plain half.
     """
-    found: list[Saved] = []
+    before = known or {}
+    names = storage.names()
+    found = [before[name] for name in names if name in before]
     damaged: list[DamagedSave] = []
-    for name in storage.names():
+    for name in names:
         said = parse_name(name)
-        assert said is not None
-        if known is not None and name in known:
-            found.append(known[name])
+        if name in before or said is None:
             continue
         try:
             found.append(Saved(name, read_root(storage, name)))
@@ -193,9 +197,9 @@ def scan(
         except FileNotFoundError:
             continue
     if known is not None:
-        lean = {one.name: replace(one.root, entries={}, layout={}) for one in found}
+        now = {one.name: known.get(one.name) or one.without_plain() for one in found}
         known.clear()
-        known.update({name: Saved(name, root) for name, root in lean.items()})
+        known.update(now)
     found.sort(key=lambda saved: (saved.root.saved_at_ns, saved.root.step))
     return found, damaged
 
@@ -349,7 +353,7 @@ def abandoned(
     now = time.time() if now_s is None else now_s
     return [
         name
-        for name in storage.names()
+        for name in {*storage.names(), *storage.unfinished()}
         if name not in committed
         and ROOT_FILE not in storage.files(name)
         and now - storage.changed_s(name) > _ABANDONED_S

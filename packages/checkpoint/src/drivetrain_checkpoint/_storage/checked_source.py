@@ -54,6 +54,9 @@ class StorageSource(ShardSource):
         self.size_bytes = manifest.size_bytes
         self.where = f"{storage.url}/{name}/{self._file}"
         size = storage.files(name).get(self._file)
+        # Some object stores list what is new later than they give it.
+        if size is None and storage.exists(name, self._file):
+            size = manifest.size_bytes
         if size is None:
             message = f"{self.where} is missing"
             raise CorruptCheckpointError(message)

@@ -66,6 +66,13 @@ class Storage(Protocol):
         """Returns the folders that are there, committed or not."""
         ...
 
+    def unfinished(self) -> list[str]:
+        """Returns the folders with uploads that were begun and not ended.
+
+        They are not seen otherwise, and are paid for.
+        """
+        return []
+
     def files(self, name: str) -> dict[str, int]:
         """Returns the files of a folder with their sizes; none if it is not there."""
         ...

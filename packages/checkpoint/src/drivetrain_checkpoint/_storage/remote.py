@@ -11,6 +11,7 @@ import contextlib
 import errno
 import functools
 import itertools
+import logging
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from drivetrain_checkpoint._native import Progress
+
+logger = logging.getLogger(__name__)
 
 _RENAMING = frozenset({"arrow_hdfs", "hdfs", "webhdfs", "sftp", "ssh", "smb", "file"})
 """Protocols whose files can be seen half written."""
@@ -84,6 +87,7 @@ class RemoteStorage(Storage):
         with _failing("write", path):
             self._make_folder(name)
             if len(memory) > _PART_BYTES and hasattr(self._fs, "call_s3"):
+                self._abort_uploads(name, file)
                 self._write_to_s3(path, memory, progress)
             else:
                 with self._fs.open(path, "wb", block_size=_PART_BYTES) as stream:
@@ -101,6 +105,10 @@ class RemoteStorage(Storage):
 
     def names(self) -> list[str]:
         return [n for n in self._list(self._root) if parse_name(n)]
+
+    def unfinished(self) -> list[str]:
+        names = {self._name_of(upload["Key"]) for upload in self._uploads("")}
+        return sorted(name for name in names if parse_name(name))
 
     def files(self, name: str) -> dict[str, int]:
         return self._list(self._path(name))
@@ -136,7 +144,8 @@ class RemoteStorage(Storage):
                 list(pool.map(read, itertools.count(at, _PART_BYTES), rooms))
 
     def changed_s(self, name: str) -> float:
-        times = [0.0]
+        times: list[float] = [0.0]
+        times += [u["Initiated"].timestamp() for u in self._uploads(name)]
         with contextlib.suppress(FileNotFoundError):
             for entry in self._fs.ls(self._path(name), detail=True):
                 at = entry.get("LastModified") or entry.get("mtime")
@@ -148,6 +157,7 @@ class RemoteStorage(Storage):
     def remove(self, name: str, last: str) -> None:
         path = self._path(name)
         with _failing("delete", path):
+            self._abort_uploads(name)
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(f"{path}/{last}")
             with contextlib.suppress(FileNotFoundError):
@@ -181,6 +191,34 @@ class RemoteStorage(Storage):
             e["name"].rstrip("/").rpartition("/")[2]: int(e.get("size") or 0)
             for e in entries
         }
+
+    def _name_of(self, key: str) -> str:
+        """Returns the folder that an object of S3 lies in."""
+        return key.rstrip("/").split("/")[-2] if "/" in key else ""
+
+    def _uploads(self, name: str, file: str = "") -> list[dict[str, Any]]:
+        """Returns the uploads to S3 in a folder that were begun and not ended."""
+        if not hasattr(self._fs, "call_s3"):
+            return []
+        bucket, key, _ = self._fs.split_path(self._path(name, file))
+        try:
+            found = self._fs.call_s3(
+                "list_multipart_uploads", Bucket=bucket, Prefix=key or ""
+            )
+        # Not everybody who may write may list them; what is left is an owner's rule's.
+        except Exception as error:  # noqa: BLE001
+            logger.debug("unfinished uploads are not known: %s", error)
+            return []
+        uploads: list[dict[str, Any]] = found.get("Uploads", [])
+        return uploads
+
+    def _abort_uploads(self, name: str, file: str = "") -> None:
+        """Gives up what a process before this one had begun to send, and did not end."""
+        for upload in self._uploads(name, file):
+            bucket, _, _ = self._fs.split_path(self._path(name))
+            about = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+            with contextlib.suppress(FileNotFoundError):  # it has just ended
+                self._fs.call_s3("abort_multipart_upload", Bucket=bucket, **about)
 
     def _write_to_s3(self, path: str, memory: memoryview, progress: Progress) -> None:
         call = self._fs.call_s3

@@ -1,0 +1,66 @@
+"""What a save costs in a folder of many checkpoints, beside the same in one of few."""
+
+import dataclasses
+import statistics
+from pathlib import Path
+
+import torch
+from workload import MIB, milliseconds, new_place, ratio, timed
+
+from drivetrain_checkpoint import Checkpointer, Keep
+from drivetrain_checkpoint._layout.manifest import ROOT_FILE, RootManifest
+from drivetrain_testing import Row
+
+_FEW = 10
+_STATE_BYTES = 4 * MIB
+
+
+def kept_steps(num_many, most):
+    """A small save with many steps kept, until it is durable, in saves with ten kept.
+
+    Args:
+        num_many: How many are kept.
+        most: The bound, of the cost with ten.
+    """
+
+    def measure(quick):
+        with new_place() as place:
+            few, many = (
+                _filled(place.folder / f"{num}", num) for num in (_FEW, num_many)
+            )
+            state = {"w": torch.zeros(_STATE_BYTES // 4)}
+            ours, theirs = [], []
+            for step in range(15 if quick else 60):
+                for checkpointer, times in ((few, theirs), (many, ours)):
+                    save = checkpointer.save
+                    times.append(timed(lambda: save(10**6 + step, state).wait()))  # noqa: B023
+                    checkpointer.flush()
+        # The first makes the memory, and reads the folder.
+        ours, theirs = ours[3:], theirs[3:]
+        found = statistics.median(ours) / statistics.median(theirs)
+        return Row(
+            figure=f"{found:.2f} x ({milliseconds(ours)})",
+            holds=found <= most,
+            details={"ours_s": ours, "theirs_s": theirs, "pairs": ratio(ours, theirs)},
+        )
+
+    return measure
+
+
+def _filled(folder, num):
+    """Returns a checkpointer whose folder has as many checkpoints as it keeps."""
+    checkpointer = Checkpointer(folder, job="kept", keep=Keep(last=num))
+    checkpointer.save(0, {"w": torch.zeros(10)}).wait()
+    (first,) = Path(folder).glob("step-*")
+    text = (first / ROOT_FILE).read_bytes()
+    root = RootManifest.from_bytes(text, ROOT_FILE)
+    born = int(root.save_id, 16) - num
+    for step in range(1, num):
+        save_id = f"{born + step:016x}"
+        old = dataclasses.replace(
+            root, step=step, save_id=save_id, saved_at_ns=root.saved_at_ns - num + step
+        )
+        place = Path(folder) / f"step-{step:010d}-{save_id}"
+        place.mkdir()
+        (place / ROOT_FILE).write_bytes(old.to_bytes())
+    return checkpointer
