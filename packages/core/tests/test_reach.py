@@ -138,7 +138,7 @@ def test_module_is_looked_through_like_a_script(reach):
     assert reach("", files, program="lib.job", **options).is_never
     assert reach("", files, program="lib.fast", **options).is_named
     assert reach(
-        "", files, program="drivetrain_parallel.examples.llama", **options
+        "", files, program="drivetrain_elastic.examples.byte_lm", **options
     ).is_named
     assert reach("", files, program="pytest", **options).unknown == "it imports pytest"
     assert reach("", files, program="pdb", **options).unknown == "it imports pdb"

@@ -14,3 +14,4 @@ from drivetrain_testing.pytest import (  # noqa: F401
 
 # Some tests have helpers that lie beside them.
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "examples"))

@@ -6,11 +6,11 @@ import dataclasses
 import subprocess
 import sys
 
+import llama
 import pytest
 import torch
 
 from drivetrain_core import MissingLibraryError
-from drivetrain_parallel.examples import llama
 from drivetrain_testing import RankError, run_ranks
 
 SMALL = llama.Job(
@@ -196,7 +196,7 @@ def test_llama_over_eight_ranks_is_that_of_one_process():
 )
 def test_llama_is_a_program(arguments, tmp_path):
     pytest.importorskip("transformers")
-    command = [sys.executable, "-m", "drivetrain_parallel.examples.llama", *arguments]
+    command = [sys.executable, llama.__file__, *arguments]
     ended = subprocess.run(
         command, capture_output=True, text=True, timeout=400, cwd=tmp_path, check=False
     )

@@ -1,7 +1,7 @@
 """Trains a small Llama of Hugging Face on several processes, split in three ways.
 
-Run it as `torchrun --nproc-per-node 8 -m drivetrain_parallel.examples.llama`, or without
-torchrun, and it starts its processes itself. The model has random weights, the text is
+Run it as `torchrun --nproc-per-node 8 llama.py`, or without torchrun, and it starts its
+processes itself. The model has random weights, the text is
 the source code of Python's standard library. It prints what was split, the loss and the
 speed; with `--check` it trains in one process too, and compares the losses.
 
@@ -233,7 +233,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="drivetrain_parallel.examples.llama",
         description=(__doc__ or "").split("\n", 1)[0],
         allow_abbrev=False,
     )
@@ -271,13 +270,7 @@ def _steps(text: str) -> int:
 def _start(ranks: int, argv: Sequence[str]) -> int:
     """Starts this program anew on several ranks of this machine."""
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [
-        sys.executable,
-        "-m",
-        *torchrun,
-        "-m",
-        "drivetrain_parallel.examples.llama",
-    ]
+    command = [sys.executable, "-m", *torchrun, __file__]
     # As torchrun does where nobody says otherwise, and tells at length.
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     return subprocess.call([*command, *argv], env=environment)

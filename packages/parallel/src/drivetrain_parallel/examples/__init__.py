@@ -1,1 +1,0 @@
-"""Example programs over a mesh."""
