@@ -17,7 +17,8 @@ from drivetrain_checkpoint._layout.tensor_layout import (
     TensorLayout,
     size_of,
 )
-from drivetrain_checkpoint._save.joined_tensor import JoinedTensor, has_partial_entries
+from drivetrain_checkpoint._save.joined_tensor import has_partial_entries
+from drivetrain_checkpoint._save.remote_shard import RemoteShard
 from drivetrain_core import CheckpointError
 from drivetrain_core.services.chunked_tensor import Chunk, ChunkedTensor
 from drivetrain_core.services.state_entry import StateEntry
@@ -176,8 +177,8 @@ def test_a_state_without_parts_asks_no_other_rank():
     assert has_partial_entries({"model": Tensors({})})
 
 
-def test_a_joined_tensor_cannot_be_changed():
-    joined = JoinedTensor((torch.ones(2), torch.ones(1)), (3,), 0)
+def test_a_remote_shard_cannot_be_changed():
+    joined = RemoteShard(torch.float32, (3,), Mesh((1,), (0,)), ())
     with pytest.raises(dataclasses.FrozenInstanceError):
         joined.shape = (4,)
     assert joined.numel() == 3

@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
 from drivetrain_checkpoint._errors import CorruptCheckpointError, ForeignCheckpointError
 from drivetrain_core import CheckpointError
-from drivetrain_core.services import TensorSpec
-from drivetrain_core.services.safe_dcp import read_index, read_into
+from drivetrain_core.services.safe_dcp import read_index, read_into, specs_of
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
     from torch import Tensor
+
+    from drivetrain_core.services import TensorSpec
 
 
 class DcpSource:
@@ -39,13 +38,7 @@ class DcpSource:
         except CheckpointError as error:
             raise ForeignCheckpointError(str(error)) from error
         self._files = {entry.name for entry in path.iterdir()}
-        self.tensors: Mapping[str, TensorSpec] = {
-            name: TensorSpec(
-                name=name, global_shape=tuple(about.size), dtype=about.properties.dtype
-            )
-            for name, about in self._index.state_dict_metadata.items()
-            if isinstance(about, TensorStorageMetadata)
-        }
+        self.tensors: Mapping[str, TensorSpec] = specs_of(self._index)
 
     def values(self) -> dict[str, Any]:
         """Returns what is no tensor, loaded with `weights_only`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import nn
 
 from drivetrain_checkpoint._formats.detect import open_source
 from drivetrain_core import CheckpointError, named_tensors
-from drivetrain_core.services import Restoration, unwritable
+from drivetrain_core.extending import absent, shape_mismatch
+from drivetrain_core.services import Restoration
 
 if TYPE_CHECKING:
     import os
@@ -103,24 +105,13 @@ def _matched(
         if name is None:
             mismatches.append(f"{names[0]!r} is here, but not in the checkpoint")
             continue
-        spec = there[name]
-        problem = unwritable(tensor)
+        spec = replace(there[name], dtype=tensor.dtype) if cast else there[name]
+        problem = shape_mismatch(name, tensor, spec)
         if problem:
-            mismatches.append(f"{name!r} {problem}")
-            continue
-        same_dtype = cast or tensor.dtype == spec.dtype
-        if tuple(tensor.shape) == spec.global_shape and same_dtype:
+            mismatches.append(problem)
+        else:
             targets[name] = tensor
-            continue
-        mismatches.append(
-            f"{name!r} is {list(tensor.shape)} {tensor.dtype} here, but "
-            f"{list(spec.global_shape)} {spec.dtype} in the checkpoint"
-        )
-    mismatches += [
-        f"{name!r} is in the checkpoint, but not here"
-        for name in there
-        if name not in known
-    ]
+    mismatches += absent((), [name for name in there if name not in known])
     return targets, mismatches
 
 

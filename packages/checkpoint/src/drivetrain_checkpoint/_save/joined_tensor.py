@@ -6,14 +6,19 @@ several parts on a rank, as fused ones do under tensor parallelism, is joined fo
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drivetrain_checkpoint._save.remote_shard import describe, merge_tensors
+from drivetrain_checkpoint._layout.partition import mesh_of
+from drivetrain_checkpoint._save.remote_shard import (
+    RemoteShard,
+    describe,
+    merge_tensors,
+)
 from drivetrain_core.services import PackedState
 from drivetrain_core.services.chunked_tensor import ChunkedTensor
 from drivetrain_core.services.state_entry import StateEntry, is_partial, merge_entries
@@ -41,57 +46,6 @@ class _Sectioned:
     def is_partial(self) -> bool:
         """Returns False."""
         return False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class JoinedTensor:
-    """A tensor whose sections along a dimension lie in tensors of their own.
-
-    Args:
-        chunks: The sections in order, DTensors of one mesh and one placement.
-        shape: The shape of the whole.
-        dim_of_sections: The dimension that has sections.
-    """
-
-    chunks: tuple[Any, ...]
-    shape: tuple[int, ...]
-    dim_of_sections: int
-    layout = torch.strided
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of its elements."""
-        found: torch.dtype = self.chunks[0].dtype
-        return found
-
-    @property
-    def device_mesh(self) -> Any:
-        """The mesh of all sections."""
-        return self.chunks[0].device_mesh
-
-    @property
-    def placements(self) -> tuple[Any, ...]:
-        """How the sections lie, each by itself."""
-        sizes = tuple(chunk.shape[self.dim_of_sections] for chunk in self.chunks)
-        return tuple(
-            _Sectioned(one.dim, getattr(one, "split_factor", 1), sizes)
-            if not one.is_replicate() and one.dim == self.dim_of_sections
-            else one
-            for one in self.chunks[0].placements
-        )
-
-    def dim(self) -> int:
-        """Returns the number of dimensions."""
-        return len(self.shape)
-
-    def numel(self) -> int:
-        """Returns the number of elements."""
-        return math.prod(self.shape)
-
-    def to_local(self) -> Tensor:
-        """Returns what this rank has, joined."""
-        parts = [chunk.detach().to_local() for chunk in self.chunks]
-        return torch.cat(parts, self.dim_of_sections)
 
 
 def has_partial_entries(state: object) -> bool:
@@ -161,4 +115,25 @@ def _joined(name: str, tensor: Tensor) -> Any:
         raise TypeError(message)
     if not hasattr(found[0], "device_mesh"):
         return torch.cat([t.detach() for t in found], moving[0])
-    return JoinedTensor(tuple(found), shape, moving[0])
+    return RemoteShard(
+        found[0].dtype,
+        shape,
+        mesh_of(found[0]),
+        _placements(found, moving[0]),
+        functools.partial(_join, found, moving[0]),
+    )
+
+
+def _placements(chunks: list[Any], dim: int) -> tuple[Any, ...]:
+    """Returns how the sections lie, each by itself."""
+    sizes = tuple(chunk.shape[dim] for chunk in chunks)
+    return tuple(
+        _Sectioned(one.dim, getattr(one, "split_factor", 1), sizes)
+        if not one.is_replicate() and one.dim == dim
+        else one
+        for one in chunks[0].placements
+    )
+
+
+def _join(chunks: list[Any], dim: int) -> Tensor:
+    return torch.cat([chunk.detach().to_local() for chunk in chunks], dim)

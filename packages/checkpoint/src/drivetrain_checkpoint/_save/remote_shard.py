@@ -19,7 +19,7 @@ from drivetrain_checkpoint._layout.partition import mesh_of
 from drivetrain_checkpoint._layout.tensor_layout import Mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -52,14 +52,15 @@ class RemoteShard:
         shape: Its shape over all ranks.
         device_mesh: The mesh.
         placements: How it lies there.
-        own: What this rank holds of it; None if it is not on the mesh.
+        own: What this rank holds of it, or makes of what it holds when it is asked;
+            None if it is not on the mesh.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     device_mesh: Mesh
     placements: tuple[Any, ...]
-    own: Tensor | None = None
+    own: Tensor | Callable[[], Tensor] | None = None
     layout = torch.strided
 
     def dim(self) -> int:
@@ -73,7 +74,7 @@ class RemoteShard:
     def to_local(self) -> Tensor:
         """Returns what this rank holds; it is asked only on ranks of the mesh."""
         assert self.own is not None
-        return self.own
+        return self.own if isinstance(self.own, torch.Tensor) else self.own()
 
 
 def on_mesh(name: str, tensor: Any) -> RemoteShard:

@@ -8,12 +8,12 @@ import gc
 import mmap
 import time
 import weakref
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from drivetrain_checkpoint import _native
 from drivetrain_checkpoint._arguments import amount
@@ -22,7 +22,7 @@ from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._save.device_copy import DeviceLink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
@@ -67,8 +67,8 @@ class Stager(AsyncStager):
             TypeError: The state holds a tensor that is not dense.
             MemoryError: The machine has no memory for a copy.
         """
-        sources: list[Tensor] = []
-        _collect(state_dict, sources)
+        leaves, tree = tree_flatten(dict(state_dict))
+        sources = [_local(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
         places, size_bytes = _places(sources)
         generation = self._free()
         view = generation.hand_out(size_bytes)
@@ -90,7 +90,8 @@ class Stager(AsyncStager):
         for device in devices:
             if device.type != "cpu":
                 torch.accelerator.synchronize(device)
-        staged: dict[str, Any] = _rebuilt(state_dict, iter(copies))
+        left = iter(copies)
+        staged: dict[str, Any] = tree_unflatten([_copy(x, left) for x in leaves], tree)
         return staged
 
     def close(self) -> None:
@@ -150,44 +151,28 @@ class _Generation:
             self._link = DeviceLink(device_type, address, len(memory), memory)
 
 
-def _collect(value: Any, found: list[Tensor]) -> None:
-    """Adds the tensors of a nested state, each as this rank holds it."""
-    if isinstance(value, torch.Tensor):
-        local = value.detach()
-        local = local.to_local() if isinstance(local, DTensor) else local
-        if local.layout is not torch.strided or type(value).__name__ == "ShardedTensor":
-            message = f"a {type(value).__name__} of {local.layout} cannot be staged"
-            raise TypeError(message)
-        found.append(local)
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            _collect(part, found)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            _collect(part, found)
+def _local(tensor: Tensor) -> Tensor:
+    """Returns a tensor as this rank holds it."""
+    local = tensor.detach()
+    local = local.to_local() if isinstance(local, DTensor) else local
+    if local.layout is not torch.strided or type(tensor).__name__ == "ShardedTensor":
+        message = f"a {type(tensor).__name__} of {local.layout} cannot be staged"
+        raise TypeError(message)
+    return local
 
 
-def _rebuilt(value: Any, copies: Iterator[Tensor]) -> Any:
-    """Returns a nested state with copies in place of its tensors."""
-    if isinstance(value, DTensor):
+def _copy(leaf: Any, copies: Iterator[Tensor]) -> Any:
+    """Returns the next copy in place of a tensor, and a copy of anything else."""
+    if isinstance(leaf, DTensor):
         return DTensor.from_local(
             next(copies),
-            value.device_mesh,
-            value.placements,
+            leaf.device_mesh,
+            leaf.placements,
             run_check=False,
-            shape=value.shape,
-            stride=value.stride(),
+            shape=leaf.shape,
+            stride=leaf.stride(),
         )
-    if isinstance(value, torch.Tensor):
-        return next(copies)
-    if isinstance(value, Mapping):
-        return {key: _rebuilt(part, copies) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_rebuilt(part, copies) for part in value]
-    if isinstance(value, tuple):
-        parts = [_rebuilt(part, copies) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return copy.deepcopy(value)
+    return next(copies) if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf)
 
 
 def _places(tensors: list[Tensor]) -> tuple[list[int], int]:

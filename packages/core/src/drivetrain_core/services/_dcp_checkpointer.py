@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from drivetrain_core._errors import CheckpointError, NamesError
@@ -29,9 +28,8 @@ from drivetrain_core.services._checkpoint_folder import (
 from drivetrain_core.services._pack_state import pack_state
 from drivetrain_core.services._plan_restoration import plan_restoration
 from drivetrain_core.services.packed_state import RECORD, PackedState
-from drivetrain_core.services.safe_dcp import read_index, read_into
+from drivetrain_core.services.safe_dcp import read_index, read_into, specs_of
 from drivetrain_core.services.state_entry import is_partial, merge_entries
-from drivetrain_core.services.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     import os
@@ -206,11 +204,11 @@ class DcpCheckpointer:
             ValueError: What is no tensor differs between ranks.
         """
         parts = {k: e for k, e in packed.entries.items() if is_partial(e)}
-        own = {k: repr(e) for k, e in packed.entries.items() if k not in parts}
-        own["the step"] = str(step)
-        digests = {k: hashlib.sha256(v.encode()).hexdigest() for k, v in own.items()}
         # A part is equal to others by its name alone; what is in it comes after that.
-        digests |= dict.fromkeys(parts, "part")
+        own = {"the step": step, **packed.entries, **dict.fromkeys(parts)}
+        digests = {
+            k: hashlib.sha256(repr(v).encode()).hexdigest() for k, v in own.items()
+        }
         replies = self._exchange((digests, parts))
         first = replies[0][0]
         for rank, (other, _) in enumerate(replies):
@@ -252,17 +250,16 @@ class DcpCheckpointer:
 
     def _whole(self, step: int | None) -> Committed:
         """Returns the newest checkpoint that is not damaged, of a step or of all."""
-        candidates = self._on_first(lambda: self._folder.candidates(step))
-        for number, checkpoint in enumerate(candidates, 1):
+        *newer, oldest = self._on_first(lambda: self._folder.candidates(step))
+        for checkpoint in newer:
             try:
                 self._on_all(functools.partial(self._verify, checkpoint))
             except CheckpointError as error:
-                if number == len(candidates):
-                    raise
                 logger.warning("the one before is restored: %s", error)
             else:
-                break
-        return checkpoint
+                return checkpoint
+        self._on_all(lambda: self._verify(oldest))
+        return oldest
 
     def _verify(self, checkpoint: Committed) -> None:
         """Compares this rank's share of the files with the manifest."""
@@ -279,7 +276,7 @@ def _plan(
     record: dict[str, object] = {RECORD: None}
     read_into(checkpoint.path, record, index, files)
     entries: Any = record[RECORD]
-    return plan_restoration(into, entries, _specs(index), strict=strict), index
+    return plan_restoration(into, entries, specs_of(index), strict=strict), index
 
 
 def _read(checkpoint: Committed, plan: Restoration, index: Metadata) -> None:
@@ -291,17 +288,6 @@ def _read(checkpoint: Committed, plan: Restoration, index: Metadata) -> None:
     read_into(checkpoint.path, targets, index, read_manifest(checkpoint))
     for finish in plan.finish:
         finish()
-
-
-def _specs(index: Metadata) -> dict[str, TensorSpec]:
-    """Returns the tensors that an index lists, by name."""
-    return {
-        name: TensorSpec(
-            name=name, global_shape=tuple(saved.size), dtype=saved.properties.dtype
-        )
-        for name, saved in index.state_dict_metadata.items()
-        if isinstance(saved, TensorStorageMetadata)
-    }
 
 
 def _attempt(action: Callable[[], _T]) -> tuple[_T | None, BaseException | None]:

@@ -189,9 +189,12 @@ def _split(
     within.append((value, name))
     plain: object
     if isinstance(value, dict):
+        for key in value:
+            if not _is_plain(key):
+                raise TypeError(_refusal(key, f"a key of {name}"))
         items = [
             [
-                key if type(key) is str else _checked_key(key, name),
+                key,
                 _split(v, f"{name}.{key}", tensors, within),
             ]
             for key, v in value.items()
@@ -272,12 +275,6 @@ def unpickled(data: bytes) -> Any:
 def _is_plain(value: object) -> bool:
     known = type(value) in _SCALARS or isinstance(value, torch.dtype | torch.device)
     return value is None or known
-
-
-def _checked_key(key: object, name: str) -> object:
-    if not _is_plain(key):
-        raise TypeError(_refusal(key, f"a key of {name}"))
-    return key
 
 
 def numpy_kind(value: np.generic[Any]) -> str:

@@ -88,9 +88,6 @@ def plan_restoration(
             continue
         entry = entries[key]
         kind = _expected_kind(target, entry)
-        if kind == OWN and isinstance(target, nn.Module):
-            target = unwrap(target)
-            entry = _as_state_dict(key, entry)
         if kind != entry["kind"] and (kind, entry["kind"]) not in _INTERCHANGEABLE:
             there = _KINDS.get(entry["kind"], entry["kind"])
             plan.mismatches.append(
@@ -107,7 +104,7 @@ def plan_restoration(
         elif isinstance(target, torch.Tensor):
             _plan_tensor(plan, key, target, entry, specs)
         else:
-            _plan_data(plan, key, into, target, entry, specs, strict=strict)
+            _plan_data(plan, key, into, entry, specs, strict=strict)
     if strict and plan.mismatches:
         error = CheckpointError(plan.summary())
         error.mismatches = tuple(plan.mismatches)
@@ -125,16 +122,6 @@ def _expected_kind(target: object, entry: Entry) -> str:
         by_name = keeps_state_by_parameter(target) and entry["kind"] == "optimizer"
         return "optimizer" if by_name else "object"
     return "object" if isinstance(target, HasStateDict) else "data"
-
-
-def _as_state_dict(key: str, entry: Entry) -> Entry:
-    """Returns the entry of a model that was held by names as that of its state dict."""
-    if entry["kind"] != "model" or entry["plain"][1]:
-        return entry  # or it has extra state, by the names of modules
-    names = {name.removeprefix(f"{key}."): name for name in entry["tensors"]}
-    names |= {n: f"{key}.{of}" for n, of in entry.get("ties", {}).items()}
-    items = [[name, ["tensor", of]] for name, of in names.items()]
-    return {**entry, "kind": OWN, "plain": ["dict", items]}
 
 
 def _plan_model(
@@ -230,12 +217,14 @@ def _plan_data(
     plan: Restoration,
     key: str,
     into: MutableMapping[str, object],
-    target: object,
     entry: Entry,
     specs: Iterable[TensorSpec],
     *,
     strict: bool,
 ) -> None:
+    target = into[key]
+    if isinstance(target, nn.Module):
+        target = unwrap(target)
     if isinstance(target, HasStateDict) and entry["kind"] == "data":
         kind = entry["plain"][0]
         if kind in {"value", "numpy", "size", "tensor", "list", "tuple"}:
@@ -253,8 +242,7 @@ def _plan_data(
     tensors |= {name: present[name] for name, why in problems.items() if not why}
     value: Any = join_tree(entry["plain"], tensors)
     if isinstance(target, nn.Module):
-        there = [f"{key}.{n}" for n, v in value.items() if isinstance(v, torch.Tensor)]
-        plan.mismatches += absent(present, [*tensors, *there])
+        plan.mismatches += absent(present, tensors)
         plan.mismatches += filter(None, problems.values())
         fitting = [n for n in value if not problems.get(f"{key}.{n}")]
         value = OrderedDict((name, value[name]) for name in fitting)

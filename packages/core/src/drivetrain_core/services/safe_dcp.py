@@ -16,9 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 
 from drivetrain_core._errors import CheckpointError
+from drivetrain_core.services.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     import io
@@ -124,6 +129,17 @@ def read_index(path: Path) -> Metadata:
     if metadata.storage_meta is None:
         metadata.storage_meta = StorageMeta()
     return metadata
+
+
+def specs_of(index: Metadata) -> dict[str, TensorSpec]:
+    """Returns the tensors that an index lists, by name."""
+    return {
+        name: TensorSpec(
+            name=name, global_shape=tuple(saved.size), dtype=saved.properties.dtype
+        )
+        for name, saved in index.state_dict_metadata.items()
+        if isinstance(saved, TensorStorageMetadata)
+    }
 
 
 def read_into(
