@@ -4,12 +4,13 @@ import sys
 import time
 from dataclasses import replace
 
+from published_goodput import published_cases
+
 from drivetrain_cloud.goodput import (
     Origin,
     break_even,
     get_input,
     preset,
-    published_cases,
     simulate,
     simulate_many,
     with_input,

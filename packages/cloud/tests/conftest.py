@@ -10,6 +10,7 @@ import pytest
 # Modules that tests share lie beside them.
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+sys.path.append(str(HERE.parent / "benchmarks"))
 # A script that was written for Horovod is one that an operator starts.
 sys.path.append(str(HERE.parents[1] / "horovod/tests"))
 DOUBLE = "drivetrain_cluster_double"

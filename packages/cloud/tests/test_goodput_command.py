@@ -95,18 +95,6 @@ def test_command_shows_sensitivity(goodput):
     assert len(json.loads(out)["inputs"]["mtbf_h"]) == 4
 
 
-@pytest.mark.slow
-def test_command_shows_published_figures(goodput):
-    status, out, _ = goodput("--published", "--seeds", "1")
-    assert status == 0
-    assert "> 90.0%" in out
-    assert "its own" in out
-    status, out, _ = goodput("--published", "--seeds", "1", "--json")
-    cases = {one["case"]: one for one in json.loads(out)}
-    assert cases["atorch-before"]["inputs"]["mtbf_job_h"]["origin"] == "fitted"
-    assert cases["byterobust"]["is_test"]
-
-
 def test_command_lists_inputs_with_their_sources(goodput):
     status, out, _ = goodput("--inputs", "--set", "restart_s=99")
     lines = {line.split()[1]: line for line in out.splitlines()}
@@ -143,7 +131,7 @@ def test_command_lists_inputs_with_their_sources(goodput):
         (["--sweep", "load_s=1", "--sweep", "load_s=2"], "twice"),
         (["--sweep", "load_s=1", "--recovery", "torchrun,dlrover"], "needs one system"),
         (["--sweep", "load_s=1", "--sensitivity"], "give one of"),
-        (["--published", "--plot", "a.svg"], "--published has no plot"),
+        (["--inputs", "--plot", "a.svg"], "--inputs has no plot"),
         (["--plot", "a.gif"], "must end in"),
     ],
 )

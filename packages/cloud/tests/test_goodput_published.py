@@ -7,6 +7,7 @@ from dataclasses import fields
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from published_goodput import published_cases
 
 from drivetrain_cloud.goodput import (
     PRESETS,
@@ -25,7 +26,6 @@ from drivetrain_cloud.goodput import (
     plot_sensitivity,
     plot_sweep,
     preset,
-    published_cases,
     restart_goodput,
     sensitivity,
     simulate_many,

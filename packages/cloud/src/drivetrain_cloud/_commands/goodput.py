@@ -16,7 +16,6 @@ from drivetrain_cloud.goodput import (
     plot_sensitivity,
     plot_sweep,
     preset,
-    published_cases,
     sensitivity,
     simulate_many,
     sweep,
@@ -50,7 +49,6 @@ def _shown(arguments: argparse.Namespace) -> int:
     show = {
         "sensitivity": _print_sensitivity,
         "sweep": _print_sweep,
-        "published": _print_published,
         "inputs": _print_inputs,
     }
     chosen = [name for name in show if getattr(arguments, name)]
@@ -58,8 +56,8 @@ def _shown(arguments: argparse.Namespace) -> int:
         message = f"give one of {', '.join('--' + name for name in chosen)}"
         raise UsageError(message)
     if arguments.plot is not None:
-        if chosen and chosen[0] in {"published", "inputs"}:
-            message = f"--{chosen[0]} has no plot"
+        if chosen == ["inputs"]:
+            message = "--inputs has no plot"
             raise UsageError(message)
         check_plot_path(arguments.plot)
     return show[chosen[0]](arguments) if chosen else _print_jobs(arguments)
@@ -241,49 +239,6 @@ def _print_sensitivity(arguments: argparse.Namespace) -> int:
         (
             (key, f"{get_input(job, key):g}", *(f"{one:.2%}" for one in shares))
             for key, shares in found.items()
-        ),
-    )
-    return 0
-
-
-def _print_published(arguments: argparse.Namespace) -> int:
-    report = reporter(arguments, "jobs")
-    cases = published_cases()
-    found = []
-    for done, case in enumerate(cases):
-        report(done, len(cases))
-        found.append(case.run(range(arguments.seeds)))
-    report(len(cases), len(cases))
-    if arguments.json:
-        plain = [
-            {
-                "case": one.case.name,
-                "source": one.case.source,
-                "published": one.case.figure,
-                "goodput": one.goodput,
-                "error_points": one.error_points,
-                "is_test": one.case.is_test,
-                "inputs": {
-                    name: {"value": i.value, "origin": i.origin, "note": i.note}
-                    for name, i in one.case.inputs.items()
-                },
-            }
-            for one in found
-        ]
-        print(json.dumps(plain))
-        return 0
-    _print_table(
-        ("case", "published", "simulated", "points", "fitted", "of"),
-        (
-            (
-                one.case.name,
-                f"{'> ' if one.case.is_bound else ''}{one.case.figure:.1%}",
-                f"{one.goodput:.1%}",
-                f"{one.error_points:+.1f}",
-                "its own" if one.case.is_own_fit else one.case.fitted_to or "nothing",
-                one.case.source,
-            )
-            for one in found
         ),
     )
     return 0

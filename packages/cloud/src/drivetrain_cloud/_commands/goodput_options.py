@@ -83,9 +83,6 @@ def populate_goodput_parser(parser: argparse.ArgumentParser) -> None:
         help="each input a quarter, half, twice and four times as large",
     )
     run.add_argument(
-        "--published", action="store_true", help="figures of others, and ours for them"
-    )
-    run.add_argument(
         "--inputs", action="store_true", help="all inputs, with where they are from"
     )
     parser.add_argument("--plot", metavar="FILE", help="a plot, .svg, .png or .pdf")

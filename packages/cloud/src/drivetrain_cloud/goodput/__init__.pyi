@@ -19,9 +19,6 @@ from drivetrain_cloud.goodput._presets import Sourced as Sourced
 from drivetrain_cloud.goodput._presets import preset as preset
 from drivetrain_cloud.goodput._profile import CheckpointPlan as CheckpointPlan
 from drivetrain_cloud.goodput._profile import RecoveryProfile as RecoveryProfile
-from drivetrain_cloud.goodput._published import Case as Case
-from drivetrain_cloud.goodput._published import Outcome as Outcome
-from drivetrain_cloud.goodput._published import published_cases as published_cases
 from drivetrain_cloud.goodput._simulation import Run as Run
 from drivetrain_cloud.goodput._simulation import simulate as simulate
 from drivetrain_cloud.goodput._summary import Summary as Summary

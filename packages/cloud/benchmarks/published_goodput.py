@@ -10,11 +10,17 @@ import functools
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_cloud.goodput._config import GoodputConfig
-from drivetrain_cloud.goodput._modes import FailureMode, Sign
-from drivetrain_cloud.goodput._presets import Origin, Sourced, preset
-from drivetrain_cloud.goodput._profile import CheckpointPlan, RecoveryProfile
-from drivetrain_cloud.goodput._summary import simulate_many
+from drivetrain_cloud.goodput import (
+    CheckpointPlan,
+    FailureMode,
+    GoodputConfig,
+    Origin,
+    RecoveryProfile,
+    Sign,
+    Sourced,
+    preset,
+    simulate_many,
+)
 from drivetrain_health.failures import Action, FailureClass
 
 if TYPE_CHECKING:
@@ -474,3 +480,22 @@ def published_cases() -> tuple[Case, ...]:
             fitted_to="60.8% and 32.9%",
         ),
     )
+
+
+def main():
+    """Prints each figure, what the simulation makes of it, and where inputs are from."""
+    for case in published_cases():
+        found = case.run(range(20))
+        least = "> " if case.is_bound else ""
+        fitted = "its own figure" if case.is_own_fit else case.fitted_to or "nothing"
+        print(
+            f"{case.name}: published {least}{case.figure:.1%}, simulated "
+            f"{found.goodput:.1%} ({found.error_points:+.1f} points), fitted to {fitted}; "
+            f"{case.source}"
+        )
+        for name, one in case.inputs.items():
+            print(f"    {name} = {one.value:g} ({one.origin}): {one.note}")
+
+
+if __name__ == "__main__":
+    main()
