@@ -184,7 +184,9 @@ class Checkpointer:
             step: The number of steps that the state has seen. Saving a step again
                 replaces it.
             state: Models, optimizers, tensors, objects with `state_dict`, and plain
-                data, by name.
+                data, by name. A model whose modules have hooks or overrides of
+                `state_dict` is held by that. What an object or plain data has for one
+                rank alone, small tensors on the CPU among it, is kept for each rank.
             persist: Whether storage follows. Without it the save stays in memory until
                 a newer one takes its place, and is brought to storage only by `flush`,
                 by waiting for its handle, or by the trainer's death.
@@ -195,7 +197,7 @@ class Checkpointer:
         Raises:
             TypeError: The state holds what a checkpoint cannot.
             ValueError: The step is negative, `under` is no name, or ranks save
-                different plain data.
+                different models, optimizers, or names.
             NamesError: Two tensors have one name.
             DaemonError: The daemon cannot be started, or another process saves this
                 job.
@@ -217,7 +219,8 @@ class Checkpointer:
 
         That is this node's memory, then the memory of other nodes, then local disks,
         then storage. Bytes that several ranks need from farther away are read once, and
-        broadcast.
+        broadcast. What was kept for each rank is given back to it; where there are more
+        or fewer ranks now, it is left as it is, and a warning names it.
 
         Args:
             into: What to restore into, by the names that were saved; plain data is

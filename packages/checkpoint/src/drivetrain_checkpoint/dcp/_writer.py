@@ -67,7 +67,8 @@ class Writer(StorageWriter):
     When `save` returns, the checkpoint is committed, checksummed and durable; before that
     it does not exist. A tensor that several ranks hold is saved by one of them, chosen by
     this format's own formula. Plain data is kept as JSON, other objects as the bytes of
-    `torch.save`, which are only ever loaded with `weights_only`.
+    `torch.save`, which are only ever loaded with `weights_only`; values that differ from
+    rank to rank are kept for each. The shards of FSDP1 are saved as those of a DTensor.
 
     One process may save from several threads, as `async_save` does. With several ranks
     one save must have ended before the next is begun, as DCP itself demands.
