@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -206,11 +205,7 @@ def _plan_tensor(
     elif entry["tensors"]:
         plan.targets.append(lambda: {key: target.detach()})
     else:
-        plan.finish.append(partial(_fill, target.detach(), value))
-
-
-def _fill(target: torch.Tensor, value: torch.Tensor) -> None:
-    target.copy_(value)
+        plan.finish.append(lambda: target.detach().copy_(value))
 
 
 def _plan_data(
@@ -227,19 +222,21 @@ def _plan_data(
         target = unwrap(target)
     if isinstance(target, HasStateDict) and entry["kind"] == "data":
         kind = entry["plain"][0]
-        if kind in {"value", "numpy", "size", "tensor", "list", "tuple"}:
+        if kind in {"value", "numpy", "size", "tensor", "torch", "list", "tuple"}:
             plan.mismatches.append(
                 f"{key!r} is an object here, but a {kind} in the checkpoint"
             )
             return
     present = _present_tensors(key, target)
-    tensors = {spec.name: _new_tensor(spec) for spec in specs}
     problems = {
         spec.name: shape_mismatch(spec.name, present[spec.name], spec)
         for spec in specs
         if spec.name in present
     }
-    tensors |= {name: present[name] for name, why in problems.items() if not why}
+    tensors = {
+        s.name: present[s.name] if problems.get(s.name) == "" else _new_tensor(s)
+        for s in specs
+    }
     value: Any = join_tree(entry["plain"], tensors)
     if isinstance(target, nn.Module):
         plan.mismatches += absent(present, tensors)

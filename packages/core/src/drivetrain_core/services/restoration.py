@@ -28,7 +28,7 @@ class Restoration:
     targets: list[Callable[[], Mapping[str, torch.Tensor]]] = field(
         default_factory=list
     )
-    finish: list[Callable[[], None]] = field(default_factory=list)
+    finish: list[Callable[[], object]] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
 
     def summary(self) -> str:
