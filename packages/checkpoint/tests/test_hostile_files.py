@@ -13,6 +13,11 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from drivetrain_checkpoint import (
     Checkpointer,
@@ -20,11 +25,13 @@ from drivetrain_checkpoint import (
     ForeignCheckpointError,
     list_checkpoints,
     load,
+    read_dcp,
     read_safetensors,
     torch_load,
     torch_save,
     verify,
 )
+from drivetrain_checkpoint._formats.convert import convert
 from drivetrain_checkpoint._layout.entries import read_entries
 from drivetrain_checkpoint._layout.manifest import ROOT_FILE
 from drivetrain_checkpoint._layout.safetensors_layout import plan_safetensors
@@ -477,6 +484,26 @@ def test_index_of_dcp_of_which_a_part_is_another_is_refused(tmp_path, part, at):
     (bad / ".metadata").write_bytes(content)
     with contextlib.suppress(CheckpointError):
         load(bad, {"w": torch.zeros(3)}, strict=False)
+
+
+def test_tensor_that_no_memory_holds_is_no_tensor_of_a_dcp_folder(tmp_path):
+    index = Metadata(
+        state_dict_metadata={
+            "w": TensorStorageMetadata(
+                properties=TensorProperties(dtype=torch.float32),
+                size=torch.Size([1 << 60]),
+                chunks=[],
+            )
+        },
+        storage_data={},
+    )
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(CheckpointError, match="no room for w"):
+        convert(tmp_path, tmp_path / "out.pt", to="torch")
+    del index.state_dict_metadata["w"].properties
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(ForeignCheckpointError, match="not safe to read"):
+        read_dcp(tmp_path)
 
 
 def test_own_file_with_a_foreign_slot_is_not_read_as_another_tensor(saved, tmp_path):

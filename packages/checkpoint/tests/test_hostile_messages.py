@@ -216,7 +216,6 @@ def test_odd_messages_are_refused_and_the_owner_is_served(tmp_path, daemon_of):
     owner = Checkpointer(tmp_path, job="odd")
     assert owner.save(1, SMALL).wait(60)
     pid, path = daemon_of(), owner._job.client._path
-    hello = owner._job.settings.hello()
 
     @settings(max_examples=150, deadline=None)
     @given(
@@ -233,11 +232,6 @@ def test_odd_messages_are_refused_and_the_owner_is_served(tmp_path, daemon_of):
 
     send()
     for odd in (
-        {**hello, "settings": {**hello["settings"], "idle_s": "x"}},
-        {**hello, "settings": {**hello["settings"], "limit_s": None}},
-        {**hello, "settings": {**hello["settings"], "keep": {"last": "x"}}},
-        {**hello, "settings": {**hello["settings"], "local": 7}},
-        {**hello, "settings": {}},
         {"op": "join", "nodes": 5},
         {"op": "adopt", "rank": {}},
         {"op": "arm", "rank": 0},
@@ -250,13 +244,28 @@ def test_odd_messages_are_refused_and_the_owner_is_served(tmp_path, daemon_of):
     owner.stop_daemon()
 
 
-@pytest.mark.parametrize("settings_", [{}, {"idle_s": "x"}])
-def test_odd_first_message_leaves_nothing_behind(place, settings_):
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"idle_s": "x"},
+        {"idle_s": float("nan")},
+        {"limit_s": None},
+        {"keep": {"last": "x"}},
+        {"keep": {"what": 1}},
+        {"local": 7},
+        {"local": [7, 7]},
+        None,
+    ],
+)
+def test_odd_first_message_leaves_nothing_behind(place, odd):
     folder, path, daemon = place
-    hello = {"op": "hello", "url": "nowhere", "options": {}, "settings": settings_}
-    assert "refused" in asked(path, hello)
+    owner = Checkpointer(folder, job="odd")
+    hello = owner._job.settings.hello()
+    settings_ = {} if odd is None else {**hello["settings"], **odd}
+    assert "refused" in asked(path, {**hello, "url": "x", "settings": settings_})
     assert daemon._persister is None
-    assert Checkpointer(folder, job="odd").save(1, SMALL).wait(60)
+    assert owner.save(1, SMALL).wait(60)
+    assert daemon._url == f"{folder}"
 
 
 def test_connection_that_ends_oddly_is_not_counted_any_more(place):
@@ -357,7 +366,7 @@ def test_strangers_that_get_no_thread_are_hung_up_on(monkeypatch, caplog):
     one, two = socket.socketpair()
     with two:
         found = Strangers(1000)
-        found.welcome(one, lambda _: None)
+        found.welcome(one, "here", lambda _: None)
         assert two.recv(1) == b""
     assert not found._since
     assert "can't start new thread" in caplog.text

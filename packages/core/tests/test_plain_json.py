@@ -40,3 +40,25 @@ def test_plain_data_of_another_kind_is_refused():
         to_json({1, 2})
     with pytest.raises(ValueError, match="not the form"):
         from_json({"$": "module", "v": "os"})
+
+
+@pytest.mark.parametrize(
+    "tag", ["float", "complex", "bytes", "dtype", "device", "size"]
+)
+@pytest.mark.parametrize("value", [None, {}, [], [[]], ["x", 1], "load", 10**400])
+def test_form_that_holds_something_else_is_refused(tag, value):
+    said = {"$": "tuple", "v": [{"$": tag, "v": value}]}
+    try:
+        (found,) = from_json(said)
+    except ValueError:
+        return
+    assert not callable(found)
+    assert to_json(found) is not None
+
+
+def test_forms_nested_too_deep_are_refused():
+    value = []
+    for _ in range(5000):
+        value = [value]
+    with pytest.raises(ValueError, match="not the form"):
+        from_json({"$": "tuple", "v": [value]})

@@ -12,23 +12,25 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._arena import Arena
+from drivetrain_checkpoint._arguments import amount
 from drivetrain_checkpoint._daemon.held_saves import held_saves, send_part, status_of
 from drivetrain_checkpoint._daemon.messages import check_message
 from drivetrain_checkpoint._daemon.pending_save import PERSIST
 from drivetrain_checkpoint._daemon.persister import Persister
 from drivetrain_checkpoint._daemon.replicator import RateLimiter, Replicator
 from drivetrain_checkpoint._daemon.save_queue import SaveQueue
-from drivetrain_checkpoint._daemon.settings import JobSettings
 from drivetrain_checkpoint._daemon.trainer_registry import TrainerRegistry
 from drivetrain_checkpoint._peers.nodes import NodeTable
 from drivetrain_checkpoint._peers.peer_client import PeerClient
 from drivetrain_checkpoint._peers.peer_server import PeerServer
 from drivetrain_checkpoint._peers.replica_store import ReplicaStore
 from drivetrain_checkpoint._peers.strangers import Strangers
+from drivetrain_checkpoint._storage.catalog import Keep
+from drivetrain_checkpoint._storage.local_store import LocalStore
 from drivetrain_checkpoint._storage.open import child_url, open_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from drivetrain_checkpoint._daemon.listener import Listener
     from drivetrain_checkpoint._peers.connection import Connection
@@ -44,7 +46,6 @@ _STRANGER_BYTES = 64 << 10
 _MOST_LETTERS = 4000  # of a refusal
 _LEAVE_S = 30.0
 _AGAIN_S = 0.5
-_UNKNOWN = "the daemon has not been told where checkpoints go"
 
 
 class Daemon:
@@ -100,7 +101,7 @@ class Daemon:
             except OSError:  # it was stopped, or too many files are open
                 self.stopped.wait(_AGAIN_S)
                 continue
-            self._strangers.welcome(sock, self._talk)
+            self._strangers.welcome(sock, "this node", self._talk)
 
     def leave(self) -> None:
         """Ends when all that lies in memory is on storage; at once if asked again.
@@ -282,26 +283,30 @@ class Daemon:
         self, *, url: str, options: dict[str, Any], settings: dict[str, Any]
     ) -> dict[str, Any]:
         """Learns where checkpoints go, from whoever comes first."""
-        found = JobSettings.read(settings)
         with self._lock:
             if self._persister is None:
-                self._persister = Persister(
+                persister = Persister(
                     self._queue,
                     self._peers,
                     open_storage(url, options),
                     lambda under: open_storage(child_url(url, under), options),
                 )
-                self._url = url
-                self._adjust(found)
+                self._adjust(persister, settings)
+                self._url, self._persister = url, persister
         return {"id": self._id, "pid": os.getpid()}
 
-    def _adjust(self, found: JobSettings) -> None:
+    def _adjust(self, persister: Persister, settings: Mapping[str, Any]) -> None:
+        """Takes over all settings, or none if one is odd."""
+        keep, local = Keep(**settings["keep"]), settings["local"]
+        limit_s, idle_s = (amount(at, settings[at]) for at in ("limit_s", "idle_s"))
+        persister.local = LocalStore(*local) if local else None
+        persister.keep, persister.limit_s, self._idle_s = keep, limit_s, idle_s
+
+    def _known_persister(self) -> Persister:
         if self._persister is None:
-            raise ValueError(_UNKNOWN)
-        self._idle_s = found.idle_s
-        self._persister.keep = found.keep
-        self._persister.limit_s = found.limit_s
-        self._persister.local = found.local
+            message = "the daemon has not been told where checkpoints go"
+            raise ValueError(message)
+        return self._persister
 
     def _listen(self, *, host: str, secret: str, port: int = 0) -> dict[str, Any]:
         """Lets those in who know a secret, beside those who know another."""
@@ -322,13 +327,13 @@ class Daemon:
         settings: dict[str, Any],
     ) -> dict[str, Any]:
         """Learns who saves the job, and on which nodes."""
-        table, found = NodeTable.from_plain(nodes), JobSettings.read(settings)
+        table = NodeTable.from_plain(nodes)
         me = next(node for node in table.nodes if node.id == table.here)
         if me.port:
             self._listen(host=me.host, secret=secret, port=me.port)
         with self._lock:
             # A daemon that takes the place of one that died is called as that was.
-            self._adjust(found)
+            self._adjust(self._known_persister(), settings)
             self._id = table.here
             if self._trainers.begin(run, me.ranks):
                 self._replicator.rate = RateLimiter(bytes_per_s)
@@ -355,9 +360,7 @@ class Daemon:
         return {rank for rank in mine if not self._queue.has(rank, save_id)}
 
     def _look_after(self, rank: int) -> None:
-        if self._persister is None:
-            raise ValueError(_UNKNOWN)
-        self._persister.serve(rank)
+        self._known_persister().serve(rank)
         self._replicator.serve(rank)
 
     def _tidy(self) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from drivetrain_checkpoint._arguments import amount
 from drivetrain_checkpoint._storage.catalog import Keep
-from drivetrain_checkpoint._storage.local_store import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,36 +51,3 @@ class Settings:
             "idle_s": self.idle_s,
             "local": self.local and [self.local, self.job],
         }
-
-
-class JobSettings(NamedTuple):
-    """What a daemon has read of `Settings.changing`.
-
-    Args:
-        keep: Which checkpoints stay.
-        limit_s: How long a storage may make no progress, in seconds.
-        idle_s: How long memory is kept for a job that nobody runs.
-        local: A disk of the node; None for none.
-    """
-
-    keep: Keep
-    limit_s: float
-    idle_s: float
-    local: LocalStore | None
-
-    @classmethod
-    def read(cls, plain: Mapping[str, Any]) -> JobSettings:
-        """Returns what was sent.
-
-        Raises:
-            TypeError: It is something else.
-            ValueError: Likewise.
-            KeyError: It lacks something.
-        """
-        local = plain["local"]
-        return cls(
-            Keep(**plain["keep"]),
-            amount("limit_s", plain["limit_s"]),
-            amount("idle_s", plain["idle_s"]),
-            LocalStore(*local) if local else None,
-        )

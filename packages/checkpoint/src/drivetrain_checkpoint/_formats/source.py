@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from drivetrain_core import CheckpointError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -59,10 +61,14 @@ def read_tensor(
         dtype: What it is cast to; None leaves it as it is.
 
     Raises:
-        CheckpointError: It is damaged, or cannot be read.
+        CheckpointError: It is damaged, cannot be read, or is said to be larger than memory.
     """
     spec = source.tensors[name]
-    tensor = torch.empty(spec.global_shape, dtype=dtype or spec.dtype)
+    try:
+        tensor = torch.empty(spec.global_shape, dtype=dtype or spec.dtype)
+    except (RuntimeError, MemoryError) as error:
+        message = f"{source.where}: no room for {name}, {list(spec.global_shape)}"
+        raise CheckpointError(message) from error
     if tensor.numel():
         source.fill({name: tensor})
     return tensor

@@ -72,7 +72,7 @@ class PeerServer:
     def _serve(self) -> None:
         while True:
             try:
-                sock, _ = self._listener.accept()
+                sock, address = self._listener.accept()
             except TimeoutError:
                 self._strangers.expire()
             except OSError:  # too many files are open, or this one no more
@@ -80,7 +80,8 @@ class PeerServer:
                     return
                 time.sleep(_TICK_S)
             else:
-                self._strangers.welcome(sock, self._talk)
+                who = f"{address[0]}:{address[1]}"
+                self._strangers.welcome(sock, who, self._talk)
 
     def _talk(self, connection: Connection) -> None:
         challenge = secrets.token_hex(16)

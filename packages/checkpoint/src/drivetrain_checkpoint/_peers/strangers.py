@@ -40,21 +40,20 @@ class Strangers:
         self._most_bytes = most_bytes
         self._since: dict[Connection, tuple[float, str]] = {}
         self._changed = threading.Condition()
-        self._num_unsaid = 0
         self._silent_until = 0.0
 
-    def welcome(self, sock: socket.socket, talk: Callable[[Connection], None]) -> None:
+    def welcome(
+        self, sock: socket.socket, who: str, talk: Callable[[Connection], None]
+    ) -> None:
         """Talks to one more, as soon as there is a place.
 
         Args:
             sock: The connection.
+            who: Where it comes from.
             talk: Talks until the conversation ends, and calls `admit` when it knows who
                 is there.
         """
         connection = Connection(sock, self._most_bytes)
-        with contextlib.suppress(OSError):
-            sock.settimeout(None)
-        who = str(sock.getsockname()) if sock.family == socket.AF_UNIX else _name(sock)
         with self._changed:
             while len(self._since) >= _MOST:
                 self._drop_older(_BUSY_PATIENCE_S)
@@ -109,17 +108,6 @@ class Strangers:
         with self._changed:
             now = time.monotonic()
             if now < self._silent_until:
-                self._num_unsaid += 1
                 return
-            more, self._num_unsaid = self._num_unsaid, 0
             self._silent_until = now + _QUIET_S
-        logger.warning(
-            "a stranger at %s was turned away: %s (%d more before)", who, why, more
-        )
-
-
-def _name(sock: socket.socket) -> str:
-    with contextlib.suppress(OSError):
-        host, port, *_ = sock.getpeername()
-        return f"{host}:{port}"
-    return "an address unknown"
+        logger.warning("a stranger at %s was turned away: %s", who, why)

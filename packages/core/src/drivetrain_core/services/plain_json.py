@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 import reprlib
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ _DECODERS: Mapping[str, Callable[[Any], object]] = {
     "float": float,
     "complex": lambda parts: complex(from_json(parts[0]), from_json(parts[1])),
     "bytes": base64.b64decode,
-    "dtype": lambda name: _dtype(name),
+    "dtype": lambda name: torch.empty(0, dtype=vars(torch)[name], device="meta").dtype,
     "device": torch.device,
     "size": torch.Size,
     "numpy": lambda parts: np.dtype(_numpy(parts[0])).type(from_json(parts[1])),
@@ -84,24 +85,13 @@ def from_json(value: object) -> Any:
     if isinstance(value, list):
         return [from_json(part) for part in value]
     if isinstance(value, dict):
-        problem: Exception | None = None
-        try:
+        # What is given to them may be anything, and nested as deep as JSON may be.
+        with contextlib.suppress(ArithmeticError, LookupError, RuntimeError, TypeError):
             if value.keys() == {_TAG, "v"}:
                 return _DECODERS[value[_TAG]](value["v"])
-        # What is given to them may be anything, and nested as deep as JSON may be.
-        except (ArithmeticError, LookupError, RuntimeError, TypeError) as error:
-            problem = error
         message = f"not the form of a value: {reprlib.repr(value)}"
-        raise ValueError(message) from problem
+        raise ValueError(message)
     return value
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        message = f"torch has no dtype {reprlib.repr(name)}"
-        raise TypeError(message)
-    return found
 
 
 def _numpy(name: str) -> str:

@@ -115,7 +115,8 @@ def read_index(path: Path) -> Metadata:
     """
     try:
         with (path / ".metadata").open("rb") as file:
-            metadata = _IndexUnpickler(file).load()
+            metadata: Metadata = _IndexUnpickler(file).load()
+        specs_of(metadata)  # which an index has, whose parts are whole
     except FileNotFoundError as error:
         message = f"{path} has no index (.metadata)"
         raise CheckpointError(message) from error
@@ -123,9 +124,6 @@ def read_index(path: Path) -> Metadata:
     except Exception as error:
         message = f"the index (.metadata) of {path} is not safe to read: {error}"
         raise CheckpointError(message) from error
-    if not isinstance(metadata, Metadata):
-        message = f"the index (.metadata) of {path} is a {type(metadata).__name__}"
-        raise CheckpointError(message)
     if metadata.storage_meta is None:
         metadata.storage_meta = StorageMeta()
     return metadata
