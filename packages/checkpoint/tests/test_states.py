@@ -206,3 +206,26 @@ def test_adapters_hold_an_enum_as_an_object():
     found = release(held, "it", trusted=True)
     assert found["level"] is Level.HIGH
     assert isinstance(found["size"], torch.Size)
+
+
+class Tied(nn.Module):
+    def __init__(self, *, tied):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(4, 3), nn.Linear(3, 4, bias=False)
+        if tied:
+            self.out.weight = self.embed.weight
+
+
+def test_tied_weights_are_loaded_under_each_name(tmp_path, checkpointer):
+    saved = Tied(tied=True)
+    checkpointer.save(1, {"model": saved}).wait()
+    for into in (Tied(tied=False), Tied(tied=True)):
+        assert load(tmp_path / "run", into, key="model") == []
+        assert torch.equal(into.out.weight, saved.embed.weight)
+        assert torch.equal(into.embed.weight, saved.embed.weight)
+    alone = {"out": {"weight": torch.zeros(4, 3)}}
+    assert load(tmp_path / "run", alone, key="model") == []
+    assert torch.equal(alone["out"]["weight"], saved.embed.weight)
+    wrong = {"out": {"weight": torch.zeros(5, 3)}}
+    with pytest.raises(CheckpointError, match=r"'out\.weight' is \[5, 3\]"):
+        load(tmp_path / "run", wrong, key="model")

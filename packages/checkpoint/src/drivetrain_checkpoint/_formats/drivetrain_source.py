@@ -36,6 +36,15 @@ class DrivetrainSource:
         self._checkpoint = checkpoint
         self.tensors: Mapping[str, TensorSpec] = specs_of(checkpoint.layout)
 
+    @property
+    def ties(self) -> dict[str, str]:
+        """The other names of tied weights, and which tensor each stands for."""
+        return {
+            f"{key}.{name}": f"{key}.{of}"
+            for key, entry in self._checkpoint.entries().items()
+            for name, of in entry.get("ties", {}).items()
+        }
+
     def values(self) -> dict[str, Any]:
         """Returns the plain data; the plain half of a model or an optimizer as it is.
 

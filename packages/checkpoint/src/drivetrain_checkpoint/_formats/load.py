@@ -77,7 +77,11 @@ checkpoint", "'bias' is in the checkpoint, but not here"]
         for name, spec in source.tensors.items()
         if name.startswith(prefix)
     }
-    targets, mismatches = _matched(_named(into), there, cast=cast)
+    ties = {
+        name.removeprefix(prefix): of.removeprefix(prefix)
+        for name, of in getattr(source, "ties", {}).items()
+    }
+    targets, copies, mismatches = _matched(_named(into), there, ties, cast=cast)
     if mismatches and strict:
         if not targets and not key and there:
             mismatches.append(_key_hint(there))
@@ -86,33 +90,42 @@ checkpoint", "'bias' is in the checkpoint, but not here"]
         error.mismatches = tuple(mismatches)
         raise error
     source.fill({prefix + name: tensor for name, tensor in targets.items()})
+    for tensor, of in copies:
+        tensor.detach().copy_(of.detach())
     return mismatches
 
 
 def _matched(
     here: Mapping[int, tuple[list[str], Tensor]],
     there: Mapping[str, TensorSpec],
+    ties: Mapping[str, str],
     *,
     cast: bool,
-) -> tuple[dict[str, Tensor], list[str]]:
-    """Returns the tensors that fit, by their names there, and what does not fit."""
+) -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor]], list[str]]:
+    """Returns the tensors that fit, by their names there, and what does not fit.
+
+    In between are those that take a copy of another: they were one tensor there.
+    """
     targets: dict[str, Tensor] = {}
+    copies: list[tuple[Tensor, Tensor]] = []
     mismatches = []
     known: set[str] = set()
     for names, tensor in here.values():
         known.update(names)
-        name = next((name for name in names if name in there), None)
+        every = [*names, *(ties[name] for name in names if name in ties)]
+        name = next((name for name in every if name in there), None)
         if name is None:
             mismatches.append(f"{names[0]!r} is here, but not in the checkpoint")
             continue
         spec = replace(there[name], dtype=tensor.dtype) if cast else there[name]
-        problem = shape_mismatch(name, tensor, spec)
+        known.add(name)
+        problem = shape_mismatch(names[0], tensor, spec)
         if problem:
             mismatches.append(problem)
-        else:
-            targets[name] = tensor
+        elif targets.setdefault(name, tensor) is not tensor:
+            copies.append((tensor, targets[name]))
     mismatches += absent((), [name for name in there if name not in known])
-    return targets, mismatches
+    return targets, copies, mismatches
 
 
 def _named(into: nn.Module | Mapping[str, Any]) -> dict[int, tuple[list[str], Tensor]]:
