@@ -13,10 +13,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from drivetrain_checkpoint import Checkpointer
+from drivetrain_checkpoint import Checkpointer, CorruptCheckpointError
+from drivetrain_checkpoint._layout.entries import read_entries
 from drivetrain_checkpoint._save.remote_shard import on_mesh
 from drivetrain_checkpoint.dcp import Reader, Writer
 from drivetrain_core import CheckpointError
+from drivetrain_core.services.plain_json import to_json
 from drivetrain_testing import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -216,3 +218,23 @@ def test_shards_that_are_cut_otherwise_are_refused():
 
     with pytest.raises(TypeError, match=r"w is a ShardedTensor .* make it a DTensor"):
         on_mesh("w", Uneven())
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"kind": "ranks", "plain": ["ranks", [["value", 1]]]},
+        {"kind": "ranks", "of": "data", "plain": ["ranks"]},
+        {"kind": "ranks", "of": "data", "plain": ["ranks", 3]},
+        {"kind": "ranks", "of": "data", "plain": ["ranks", [["value", 1], ["no", 2]]]},
+        {"kind": "ranks", "of": "ranks", "plain": ["ranks", [["ranks", []]]]},
+        {"kind": "ranks", "of": "model", "plain": ["ranks", [["dict", []]]]},
+        {"kind": "model", "plain": ["dict", []], "ties": ["a"]},
+        {"kind": "model", "plain": ["dict", []], "ties": {"a": 3}},
+        {"kind": "state_dict", "plain": ["value", 3]},
+        {"kind": "state_dict", "plain": ["dict", [[3, ["value", 3]]]]},
+    ],
+)
+def test_entries_that_are_crafted_are_refused(entry):
+    with pytest.raises(CorruptCheckpointError, match="has no entries of a state"):
+        read_entries(to_json({"x": {"tensors": [], **entry}}), "it")

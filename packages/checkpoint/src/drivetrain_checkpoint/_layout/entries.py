@@ -8,13 +8,14 @@ import reprlib
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._errors import CorruptCheckpointError
+from drivetrain_checkpoint._layout.rank_entries import RANKS
 from drivetrain_core.extending import join_tree
 from drivetrain_core.services.plain_json import from_json
 
 if TYPE_CHECKING:
     from drivetrain_core.services.packed_state import Entry
 
-_TREES = frozenset({"data", "object", "model", "optimizer"})
+_TREES = frozenset({"data", "object", "model", "optimizer", "state_dict"})
 """The kinds whose plain half core itself puts together; the others have forms of their own."""
 
 _SLOT = re.compile(r"param_groups\.\d{1,9}\..*|(?!param_groups\b).*", re.DOTALL)
@@ -57,6 +58,13 @@ def _is_entry(key: str, entry: Any) -> bool:
     if not isinstance(entry, dict) or not {"kind", "plain", "tensors"} <= entry.keys():
         return False
     kind, names, groups = entry["kind"], entry["tensors"], entry.get("groups")
+    if kind == RANKS:
+        of, (_, plains) = entry.get("of"), entry["plain"]
+        every = [{**entry, "kind": of, "plain": plain} for plain in plains]
+        return of in {"data", "object"} and all(_is_entry(key, one) for one in every)
+    ties = entry.get("ties", {})
+    if not isinstance(ties, dict) or not _are_texts([*ties, *ties.values()]):
+        return False
     if not _are_texts([kind]) or not _are_texts(names) or kind not in _TREES:
         return _are_texts([kind]) and _are_texts(names)
     try:
@@ -68,7 +76,7 @@ def _is_entry(key: str, entry: Any) -> bool:
     if not isinstance(tree, dict) or not _are_texts(list(tree)):
         return False
     bare = (name.removeprefix(f"{key}.") for name in (*names, *tree))
-    return kind == "model" or (
+    return kind in {"model", "state_dict"} or (
         isinstance(groups, list)
         and all(map(_are_texts, groups))
         and all(map(_SLOT.fullmatch, bare))
