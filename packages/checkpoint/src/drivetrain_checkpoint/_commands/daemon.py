@@ -58,11 +58,11 @@ def recover(args: argparse.Namespace) -> int:
     question = {"op": "settle", "timeout_s": _SLICE_S}
     is_durable = False
     while not is_durable and time.monotonic() < deadline:
-        asked_at = time.monotonic()
         is_durable = _asked(args.job, url, question)["durable"]
-        if time.monotonic() - asked_at < _SLICE_S:
-            break  # nothing is left to be done
-    status = _asked(args.job, url, {"op": "status"})
+        status = _asked(args.job, url, {"op": "status"})
+        is_busy = any(rank["doing"] for rank in status["ranks"].values())
+        if status["failures"] and not is_busy:
+            break  # storage refuses it; the daemon goes on trying
     failures = sorted(set(status["failures"].values()))
     found = None
     if is_durable:
