@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _ENTRY = "checkpoint"
 _SOUGHT = ("last", "hpc_ckpt")
-"""What Lightning looks for by name, and goes on from: it must be there when it is whole."""
+"""What Lightning looks for by name, and goes on from: no folder is made ahead of it."""
 
 
 class TwoStageCheckpointIO(CheckpointIO):  # type: ignore[misc]
