@@ -161,6 +161,18 @@ def test_a_step_of_ours_says_nothing(own_loop, caplog):
     assert not caplog.records
 
 
+def test_a_loop_of_ones_own_may_step_by_itself(caplog):
+    accelerated = accelerate(
+        layered(), sgd, pairs(), squared, strategy=[], max_grad_norm=1.0, own_loop=True
+    )
+    for batch in accelerated.loader:
+        accelerated.backward(accelerated.loss_of(batch))
+        accelerated.clip_grad_norm_(1.0)
+        accelerated.optimizer.step()
+        accelerated.optimizer.zero_grad()
+    assert not caplog.records
+
+
 def test_an_optimizer_in_the_backward_is_refused_for_what_it_does():
     def stepped_in_backward():
         model = layered()

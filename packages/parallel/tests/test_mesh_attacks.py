@@ -1,5 +1,7 @@
 """Programs over a mesh that once trained other numbers, or failed without a reason."""
 
+from contextlib import nullcontext
+
 import mesh_programs as programs
 import pytest
 import torch
@@ -164,7 +166,7 @@ class TwoPass(torch.optim.SGD):
     needs_second_pass = True
 
     def perturb(self):
-        raise NotImplementedError
+        return nullcontext()
 
 
 def two_pass(parameters):

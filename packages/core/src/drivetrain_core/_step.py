@@ -76,7 +76,7 @@ class TrainStep:
         }
         unused = [name for name, is_asked in owned.items() if is_asked]
         self._bypassed: Any = None
-        if unused:
+        if unused and state.context.loop.owns_step:
             self._bypassed = optimizer.register_step_pre_hook(
                 partial(self._warn_bypassed, ", ".join(unused))
             )

@@ -49,7 +49,7 @@ from drivetrain_core.services._whole_file import write_whole
 from drivetrain_core.services.batch_plan import BatchPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from drivetrain_core._accelerated import Accelerated
     from drivetrain_core._context import Context
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from drivetrain_core.services.model_layout import LayoutPlan
 
 logger = logging.getLogger(__name__)
+
+_Samples = dict[str, tuple[float, ...]]
 
 _FIX = "leave it out, or pass check=False to train what it makes of the program"
 _CLIP = "clip the whole gradient, by max_grad_norm, or pass check=False"
@@ -236,14 +238,15 @@ class Rehearsal:
             verdict = _agreed(compare(noisy, found, numerics))
         if isinstance(verdict, Reject):
             because = f"a step of it is none of the program's: {verdict.because}"
-            norms = [n for n, m in self.module.named_modules() if type(m) in _NORMS]
+            modules = self.module.named_modules()
+            norms = [n for n, m in modules if type(m) in _NORMS and m.training]
             fix = _SYNC.format(some(norms)) if norms and world.size > 1 else _FIX
             raise PlanError(Code.NUMERICS, str(plan), because=because, fix=fix)
         parts = world.size * found.accounting.num_micro_batches
         bent = _bent(expected, partial(written, rows)) if parts > 1 else []
-        if every := sorted({name for names in gathered(bent) for name in names}):
+        if bent:
             because = (
-                f"the gradient of {some(every)} does not grow with the loss, as where a "
+                f"the gradient of {some(bent)} does not grow with the loss, as where a "
                 "hook clips it: that of each part of the batch would be clipped alone"
             )
             raise PlanError(Code.NUMERICS, str(plan), because=because, fix=_CLIP)
@@ -320,24 +323,24 @@ def _bent(expected: Observation, written: Callable[..., Observation]) -> list[st
 
     Args:
         expected: The program as written.
-        written: Trains it again, with its loss `times` as large.
+        written: Trains it again, with its loss `times` as large; all ranks call it.
     """
-    found: list[str] = []
-    with suppress(Exception):  # What fails for a huge loss alone tells nothing.
-        huge = written(times=_HUGE).samples
-        twice: Mapping[str, tuple[float, ...]] = {}
-        for name, values in expected.samples.items():
-            far = [
-                (b - a) / (_HUGE - 1.0) for a, b in zip(values, huge[name], strict=True)
-            ]
-            if not all(map(math.isfinite, far)) or distance(values, far) < _BENT:
-                continue
-            # A hook that adds what does not depend on the gradient may stay.
-            twice = twice or written(times=2.0).samples
-            near = [b - a for a, b in zip(values, twice[name], strict=True)]
-            if distance(near, far) > _BENT:
-                found.append(name)
-    return found
+
+    def rise(times: float) -> _Samples:
+        found: _Samples = {}
+        with suppress(Exception):  # What fails for a huge loss alone tells nothing.
+            for name, values in written(times=times).samples.items():
+                pairs = zip(expected.samples[name], values, strict=True)
+                found[name] = tuple((b - a) / (times - 1.0) for a, b in pairs)
+        return found
+
+    far = {n: v for n, v in rise(_HUGE).items() if all(map(math.isfinite, v))}
+    found = [n for n, v in far.items() if distance(expected.samples[n], v) > _BENT]
+    if any(gathered(found)):
+        # A hook that adds what does not depend on the gradient may stay.
+        near = rise(2.0)
+        found = [n for n in found if n in near and distance(near[n], far[n]) > _BENT]
+    return sorted({name for names in gathered(found) for name in names})
 
 
 def _step(built: Accelerated, batch: Any, seed: int, times: float) -> Observation:
