@@ -15,6 +15,7 @@ from drivetrain_checkpoint import (
 )
 from drivetrain_checkpoint._native import Progress
 from drivetrain_checkpoint._storage import posix
+from drivetrain_checkpoint._storage.open import open_storage
 from drivetrain_checkpoint._storage.posix import PosixStorage
 
 NAME = "step-0000000007-0123456789abcdef"
@@ -127,3 +128,55 @@ def test_folder_whose_name_is_too_long_is_refused_before_anything_is_copied(tmp_
     assert checkpointer.restore(state) == 1
     assert checkpointer.save(2, state, under="a" * 255).wait(60)
     checkpointer.stop_daemon()
+
+
+def test_folder_in_that_of_a_job_appears_with_its_first_checkpoint(tmp_path):
+    job = tmp_path / "job"
+    storage = open_storage(str(job), under="last.ckpt")
+    reader = open_storage(str(job / "last.ckpt"))
+    for number, name in enumerate((NAME, OTHER), 1):
+        storage.write_small(name, "part", b"content")
+        assert (job / "last.ckpt").exists() == (number > 1)
+        assert storage.read(name, "part") == b"content"
+        assert storage.files(name) == {"part": 7}
+        assert storage.changed_s(name) > 0
+        assert not storage.exists(name, "whole")
+        assert name in storage.names()
+        assert reader.names() == [NAME][: number - 1]
+        storage.commit(name, "whole", b"")
+        assert storage.exists(name, "whole")
+        assert storage.ensure_durable(name, "whole")
+        assert reader.read(name, "part") == b"content"
+    assert sorted(reader.names()) == sorted(storage.names()) == [NAME, OTHER]
+    storage.remove(NAME, "whole")
+    assert storage.names() == [OTHER]
+    assert list((job / ".unfinished").iterdir()) == []
+
+
+def test_folder_that_is_there_and_empty_takes_a_checkpoint(tmp_path):
+    (tmp_path / "last.ckpt").mkdir()
+    storage = open_storage(str(tmp_path), under="last.ckpt")
+    storage.write_small(NAME, "part", b"content")
+    storage.commit(NAME, "whole", b"")
+    assert storage.exists(NAME, "whole")
+
+
+def test_save_that_lies_aside_is_deleted_there(tmp_path):
+    storage = open_storage(str(tmp_path), under="last.ckpt")
+    storage.write_small(NAME, "part", b"content")
+    storage.remove(NAME, "whole")
+    assert storage.names() == []
+    assert [path.name for path in tmp_path.iterdir()] == [".unfinished"]
+    assert list((tmp_path / ".unfinished").iterdir()) == []
+
+
+def test_commit_aside_that_cannot_move_in_leaves_no_checkpoint(tmp_path):
+    (tmp_path / "last.ckpt").write_text("a file")
+    storage = open_storage(str(tmp_path), under="last.ckpt")
+    storage.write_small(NAME, "part", b"content")
+    with pytest.raises(StorageError, match="cannot commit"):
+        storage.commit(NAME, "whole", b"")
+    assert storage.files(NAME) == {"part": 7}
+    (tmp_path / "last.ckpt").unlink()
+    storage.commit(NAME, "whole", b"")
+    assert storage.exists(NAME, "whole")

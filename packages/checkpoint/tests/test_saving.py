@@ -1,5 +1,6 @@
 """What a save may be asked for: memory alone, overlap, warm memory, preemption."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from drivetrain_checkpoint._daemon.client import visit
 from drivetrain_checkpoint._daemon.listener import Listener
 from drivetrain_checkpoint._daemon.service import Daemon
 from drivetrain_checkpoint._peers.connection import socket_path
+from drivetrain_checkpoint._peers.nodes import Node, NodeTable
 from drivetrain_checkpoint._save import rank_memory
 from drivetrain_core import CheckpointError, machine_limits
 from drivetrain_testing import is_alive
@@ -367,3 +369,21 @@ def test_replicas_on_one_node_are_refused(folder):
     with pytest.raises(ValueError, match="1 replicas need more than 1 nodes"):
         checkpointer.save(1, state_of(1))
     checkpointer.stop_daemon()
+
+
+def test_ranks_that_a_job_no_longer_has_are_not_waited_for(tmp_path):
+    daemon = Daemon(Listener(tmp_path / "socket"))
+    first = Node(id="a", host="", port=0, domain="a", ranks=(0, 2))
+    other = Node(id="b", host="", port=0, domain="b", ranks=(1,))
+    absent = daemon._peers.absent_here
+    # Before anybody has said who saves the job, nobody is known to be gone.
+    assert absent("0" * 16, "old", {0, 1, 2}) == set()
+    daemon._peers.join(NodeTable("a", (first, other)), "secret")
+    daemon._trainers.begin("old", first.ranks)
+    assert absent("0" * 16, "old", {0, 1, 2}) == set()
+    fewer = dataclasses.replace(first, ranks=(0,))
+    daemon._peers.join(NodeTable("a", (fewer, other)), "secret")
+    daemon._trainers.begin("new", fewer.ranks)
+    # Rank 1 is another node's, which is asked.
+    assert absent("0" * 16, "old", {0, 1, 2}) == {0, 2}
+    assert absent("0" * 16, "new", {0, 1}) == set()

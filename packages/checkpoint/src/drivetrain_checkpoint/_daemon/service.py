@@ -27,7 +27,7 @@ from drivetrain_checkpoint._peers.replica_store import ReplicaStore
 from drivetrain_checkpoint._peers.strangers import Strangers
 from drivetrain_checkpoint._storage.catalog import Keep
 from drivetrain_checkpoint._storage.local_store import LocalStore
-from drivetrain_checkpoint._storage.open import child_url, open_storage
+from drivetrain_checkpoint._storage.open import open_storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -289,7 +289,7 @@ class Daemon:
                     self._queue,
                     self._peers,
                     open_storage(url, options),
-                    lambda under: open_storage(child_url(url, under), options),
+                    lambda under: open_storage(url, options, under),
                 )
                 self._adjust(persister, settings)
                 self._url, self._persister = url, persister
@@ -354,9 +354,12 @@ class Daemon:
     def _absent(self, save_id: str, run: str, ranks: set[int]) -> set[int]:
         """Returns the ranks of this node that will never publish a save.
 
-        Those are the ranks whose trainer is gone, or is that of another run.
+        Those are the ranks whose trainer is gone, or is that of another run, and those
+        that the job no longer has on any node.
         """
-        mine = ranks & self._trainers.ended_ranks(run)
+        table = self._peers.nodes
+        placed = {r for node in table.nodes for r in node.ranks} if table else ranks
+        mine = (ranks & self._trainers.ended_ranks(run)) | (ranks - placed)
         return {rank for rank in mine if not self._queue.has(rank, save_id)}
 
     def _look_after(self, rank: int) -> None:

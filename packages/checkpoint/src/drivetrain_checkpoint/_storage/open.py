@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from drivetrain_checkpoint._storage.protocol import Storage
 
+_UNFINISHED = ".unfinished"
 _MOST_NAME_BYTES = 255
 _MOST_PATH_BYTES = 4095 - 64  # what is left is for the files of a checkpoint
 
@@ -65,19 +66,23 @@ def child_url(url: str, under: str) -> str:
     return found if "://" in url else _checked(found)
 
 
-def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
+def open_storage(
+    url: str, options: Mapping[str, Any] | None = None, under: str = ""
+) -> Storage:
     """Returns the storage behind a path or an URL, as `resolve` gave it.
 
     Args:
         url: The place.
         options: For URLs, what fsspec is to know.
+        under: A folder in it, to be written to; see `child_url`.
 
     Raises:
         StorageError: What is needed for this kind of URL is not installed.
     """
+    place = child_url(url, under)
     if "://" in url:
-        return RemoteStorage(url, options)
-    return PosixStorage(Path(url))
+        return RemoteStorage(place, options)
+    return PosixStorage(Path(place), Path(url, _UNFINISHED) if under else None)
 
 
 def open_parent(

@@ -36,11 +36,14 @@ class PosixStorage(Storage):
 
     Args:
         root: The folder; it is made when something is written.
+        aside: Where saves lie until they are committed; None for in the folder. Then the
+            folder is not there before one is, for those who take it for a checkpoint.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, aside: Path | None = None) -> None:
         self.root = root
         self.url = str(root)
+        self._aside = aside
         self._root_is_synced = False
 
     def write(
@@ -81,22 +84,25 @@ class PosixStorage(Storage):
             temporary.rename(path)
             try:
                 sync_folder(path.parent)
+                self._move_in(name)
                 # A process that died may have made the folder, and not synced it.
                 sync_folder(self.root)
             except OSError:
                 # What is reported as failed must not be found as a checkpoint.
                 with contextlib.suppress(OSError):
-                    path.unlink()
+                    (self._at(name) / file).unlink()
                 raise
 
     def names(self) -> list[str]:
-        try:
-            with as_storage_error("list", self.root, may_miss=True):
+        found = []
+        for place in filter(None, (self.root, self._aside)):
+            with (
+                contextlib.suppress(FileNotFoundError),
+                as_storage_error("list", place, may_miss=True),
+            ):
                 # A path for each of 1,000 would cost more than all else of a commit.
-                found = os.listdir(self.root)  # noqa: PTH208
-                return [name for name in found if parse_name(name)]
-        except FileNotFoundError:
-            return []
+                found += os.listdir(place)  # noqa: PTH208
+        return [name for name in found if parse_name(name)]
 
     def files(self, name: str) -> dict[str, int]:
         return {file: stat.st_size for file, stat in self._stats(name).items()}
@@ -115,7 +121,7 @@ class PosixStorage(Storage):
         return True
 
     def read(self, name: str, file: str) -> bytes:
-        path = self.root / name / file
+        path = self._at(name) / file
         with as_storage_error("read", path, may_miss=True):
             try:
                 return path.read_bytes()
@@ -137,11 +143,11 @@ class PosixStorage(Storage):
     def changed_s(self, name: str) -> float:
         times = [stat.st_mtime for stat in self._stats(name).values()]
         with contextlib.suppress(FileNotFoundError):
-            times.append((self.root / name).stat().st_mtime)
+            times.append(self._at(name).stat().st_mtime)
         return max(times, default=0.0)
 
     def remove(self, name: str, last: str) -> None:
-        path = self.root / name
+        path = self._at(name)
         with as_storage_error("delete", path):
             if path.is_symlink():  # what it leads to is somebody else's
                 path.unlink()
@@ -150,27 +156,46 @@ class PosixStorage(Storage):
                 (path / last).unlink()
                 sync_folder(path)
             with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(path)
+                shutil.rmtree(path if path.parent == self.root else path.parent)
 
     def _stats(self, name: str) -> dict[str, os.stat_result]:
         """Returns what the file system knows of the files of a folder."""
         found = {}
         with contextlib.suppress(FileNotFoundError):
-            for entry in os.scandir(self.root / name):
+            for entry in os.scandir(self._at(name)):
                 with contextlib.suppress(FileNotFoundError):
                     found[entry.name] = entry.stat()
         return found
 
     def _folder(self, name: str) -> Path:
         """Returns the folder of a save, made durably; it may be there already."""
-        path = self.root / name
+        path = self._at(name)
         with as_storage_error("make", path):
             if not self._root_is_synced:
-                _make_synced(self.root)
+                _make_synced(self._aside or self.root)
                 self._root_is_synced = True
             if not path.is_dir():
                 _make_synced(path)
         return path
+
+    def _at(self, name: str) -> Path:
+        """Returns where a save lies now, or is to lie."""
+        there = self.root / name
+        if self._aside is None or there.exists():
+            return there
+        # In a folder that becomes the storage's, if it has none yet.
+        return self._aside / name / name
+
+    def _move_in(self, name: str) -> None:
+        """Moves a save that lies aside into the folder, which appears with it."""
+        if self._aside is None:
+            return
+        try:
+            (self._aside / name).rename(self.root)
+        except OSError:  # others lie there already
+            (self._aside / name / name).rename(self.root / name)
+            (self._aside / name).rmdir()
+        sync_folder(self.root.parent)
 
 
 def _make_synced(path: Path) -> None:
