@@ -106,3 +106,13 @@ def test_row_checksums_of_nested_tensors_follow_the_samples():
         return row_checksums(torch.nested.nested_tensor(parts, layout=torch.jagged))
 
     assert found([0, 1, 2])[[2, 0, 1]].equal(found([2, 0, 1]))
+
+
+def test_row_checksums_of_samples_that_lie_in_lists():
+    images = [torch.randn(3, 8 + i, 8) for i in range(4)]
+    labels = [{"label": torch.tensor([i])} for i in range(4)]
+    sums = row_checksums((images, labels))
+    assert sums.unique().shape == (4,)
+    assert row_checksums((images[::-1], labels[::-1])).flip(0).equal(sums)
+    other = [images[0] + 1, *images[1:]]
+    assert (row_checksums((other, labels)) != sums).tolist() == [True, *[False] * 3]

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drivetrain_core._data.batch import batch_size, tensors_of
+from drivetrain_core._data.batch import batch_size, split_batch, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 # The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), in signed arithmetic.
 _MIX = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
@@ -49,13 +49,16 @@ def row_checksums(batch: Any) -> torch.Tensor:
         True
     """
     size = batch_size(batch)
-    total: torch.Tensor | None = None
-    rows = (t for t in tensors_of(batch) if t.ndim and t.shape[0] == size)
-    for index, tensor in enumerate(rows):
-        sums = _row_sums(tensor.detach(), size, seed=index + 1)
-        total = sums if total is None else total + sums.to(total.device)
-    assert total is not None
-    return total
+    if rows := [t for t in tensors_of(batch) if t.ndim and t.shape[0] == size]:
+        return _total(rows, size)
+    # Lists hold the samples one by one.
+    parts = [tensors_of(part) for part in split_batch(batch, [1] * size)]
+    return torch.cat([_total([t.unsqueeze(0) for t in part], 1) for part in parts])
+
+
+def _total(rows: Sequence[torch.Tensor], size: int) -> torch.Tensor:
+    sums = [_row_sums(t.detach(), size, seed) for seed, t in enumerate(rows, start=1)]
+    return sum((s.cpu() for s in sums), start=torch.zeros(size, dtype=torch.int64))
 
 
 def _row_sums(tensor: torch.Tensor, size: int, seed: int) -> torch.Tensor:
