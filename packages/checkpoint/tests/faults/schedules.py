@@ -109,7 +109,8 @@ class Training:
         self._stage = stage
         self._sizes = sizes
         self._fresh = fresh
-        self._floor = 0
+        # What must come back: from storage whatever happens, and as long as memory lives.
+        self._sure = self._floor = 0
         self._damaged = set()
         self._number = 0
         self.problems = []
@@ -205,9 +206,11 @@ class Training:
         elif number == signal.SIGTERM:
             self._await_statuses()
         self._listen(lambda: False)
-        if number != signal.SIGKILL or whom != "both":
-            self._floor = max(self._floor, min(self._saved))
-        self._floor = max(self._floor, self._durable)
+        self._sure = max(self._sure, self._durable)
+        if self._life.end == "kill both":
+            self._floor = self._sure
+        else:
+            self._floor = max(self._floor, self._sure, min(self._saved))
         if action == "terminate" and whom == "both":
             self._end_outage()
             with contextlib.suppress(AssertionError):
@@ -223,7 +226,7 @@ class Training:
             if not any(map(is_alive, self._trainers.pids)):
                 break
         self._listen(lambda: False)
-        statuses = self._trainers.statuses(0.1)
+        statuses = self._trainers.statuses()
         if None in statuses:
             self._wrong(f"told to end, and statuses are {statuses}")
         if not self._life.preempts:
@@ -258,7 +261,8 @@ class Training:
         if {word for word, _ in said} != {"flushed"}:
             self._wrong(f"flush: {said}")
             return
-        self._floor = max(self._floor, self._durable, min(self._saved))
+        self._sure = max(self._sure, self._durable, min(self._saved))
+        self._floor = max(self._floor, self._sure)
 
     def _await_interrupt(self):
         """Waits until the rank has been interrupted, be it in a save or after them."""
@@ -286,6 +290,7 @@ class Training:
                 await_true(self._has_committed, _STORAGE_S)
             if not self._has_committed():
                 self._wrong(f"step {self._floor} never reaches the storage")
+        self._sure = self._floor
         self._stage.kill_daemon()
         there = self._whole()
         if self._life.damage == "none" or len(there) < 2:
@@ -293,7 +298,7 @@ class Training:
         newest = max(there)
         _damage(there.pop(newest), self._life.damage)
         self._damaged.add(newest)
-        self._floor = min(self._floor, max(there))
+        self._sure = self._floor = min(self._floor, max(there))
 
     def _whole(self):
         """Returns the committed checkpoints that were not damaged, by step."""
