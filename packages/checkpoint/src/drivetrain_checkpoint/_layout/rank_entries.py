@@ -17,11 +17,10 @@ from drivetrain_core.native_library import without_memory
 from drivetrain_core.services import PackedState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch import Tensor
 
-    from drivetrain_checkpoint._rank_group import RankGroup
     from drivetrain_core.services.packed_state import Entry
 
 _KINDS = ("data", "object")
@@ -70,7 +69,9 @@ def differing(
 
 
 def gather_entries(
-    group: RankGroup, packed: PackedState, keys: Collection[str]
+    all_gather: Callable[[object], list[Any]],
+    packed: PackedState,
+    keys: Collection[str],
 ) -> PackedState:
     """Returns a state with what each rank has of some entries; all ranks call it."""
     tensors, entries = dict(packed.tensors), dict(packed.entries)
@@ -82,7 +83,7 @@ def gather_entries(
             "plain": _with_values(entry["plain"], small),
             "tensors": [name for name in entry["tensors"] if name not in small],
         }
-    answers = group.all_gather({k: entries[k] for k in entries.keys() & keys})
+    answers = all_gather({k: entries[k] for k in entries.keys() & keys})
     for key in entries.keys() & keys:
         if all(key in of_rank for of_rank in answers):
             merged = merge_entries([of_rank[key] for of_rank in answers])

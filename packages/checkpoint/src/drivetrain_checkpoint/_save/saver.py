@@ -250,7 +250,9 @@ class Saver:
             ready.problem = error
         if self._apart:
             packed = PackedState({}, {}) if ready.problem else self._packed
-            self._packed = gather_entries(self._job.group, packed, self._apart)
+            self._packed = gather_entries(
+                self._job.group.all_gather, packed, self._apart
+            )
         if ready.problem is not None:
             return ready
         try:
