@@ -372,7 +372,9 @@ def test_replicas_on_one_node_are_refused(folder):
 
 
 def test_ranks_that_a_job_no_longer_has_are_not_waited_for(tmp_path):
-    daemon = Daemon(Listener(tmp_path / "socket"))
+    listener = Listener(tmp_path / "socket")
+    listener.close()  # nobody comes
+    daemon = Daemon(listener)
     first = Node(id="a", host="", port=0, domain="a", ranks=(0, 2))
     other = Node(id="b", host="", port=0, domain="b", ranks=(1,))
     absent = daemon._peers.absent_here
