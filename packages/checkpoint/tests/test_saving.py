@@ -371,10 +371,8 @@ def test_replicas_on_one_node_are_refused(folder):
     checkpointer.stop_daemon()
 
 
-def test_ranks_that_a_job_no_longer_has_are_not_waited_for(tmp_path):
-    listener = Listener(tmp_path / "socket")
-    listener.close()  # nobody comes
-    daemon = Daemon(listener)
+def test_ranks_that_a_job_no_longer_has_are_not_waited_for():
+    daemon = Daemon(None)  # nobody comes
     first = Node(id="a", host="", port=0, domain="a", ranks=(0, 2))
     other = Node(id="b", host="", port=0, domain="b", ranks=(1,))
     absent = daemon._peers.absent_here
