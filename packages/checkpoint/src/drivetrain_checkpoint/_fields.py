@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+MISSHAPEN = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
+"""What is raised where something from outside is not what it should be."""
+
 _MOST_NAME = 256
 _MOST_COUNT = 1 << 62
 _MOST_DIMS = 64

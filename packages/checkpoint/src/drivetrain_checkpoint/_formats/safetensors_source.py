@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint import _native
 from drivetrain_checkpoint._errors import CorruptCheckpointError, ForeignCheckpointError
+from drivetrain_checkpoint._fields import MISSHAPEN
 from drivetrain_checkpoint._layout.partition import specs_of
 from drivetrain_checkpoint._layout.safetensors_layout import read_header
 from drivetrain_checkpoint._layout.shard_source import ShardSource
@@ -166,17 +167,11 @@ def _weight_map(index: Path) -> dict[Path, set[str] | None]:
         for name, file in weight_map.items():
             if Path(file).name != file:
                 message = f"it names {file!r}, which is not a file beside it"
-                raise ValueError(message)  # noqa: TRY301
+                raise ValueError(message)
             names = found.setdefault(index.parent / file, set())
             assert names is not None
             names.add(name)
-    except (
-        AttributeError,
-        KeyError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except MISSHAPEN as error:
         message = f"{index} is no index of safetensors files: {error}"
         raise ForeignCheckpointError(message) from error
     return found

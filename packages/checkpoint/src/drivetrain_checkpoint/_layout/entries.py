@@ -8,6 +8,7 @@ import reprlib
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._errors import CorruptCheckpointError
+from drivetrain_checkpoint._fields import MISSHAPEN
 from drivetrain_checkpoint._layout.rank_entries import RANKS
 from drivetrain_core.extending import join_tree
 from drivetrain_core.services.plain_json import from_json
@@ -46,8 +47,8 @@ a state: 'lr' must not be 0.1
         for key, entry in entries.items():
             if not _are_texts([key]) or not _is_entry(key, entry):
                 message = f"{key!r:.40} must not be {reprlib.repr(entry)}"
-                raise ValueError(message)  # noqa: TRY301
-    except (AttributeError, RecursionError, TypeError, ValueError) as error:
+                raise ValueError(message)
+    except MISSHAPEN as error:
         message = f"{name} has no entries of a state: {error}"
         raise CorruptCheckpointError(message) from error
     return entries

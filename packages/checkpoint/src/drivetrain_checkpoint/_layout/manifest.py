@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._errors import CorruptCheckpointError, ForeignCheckpointError
 from drivetrain_checkpoint._fields import (
+    MISSHAPEN,
     are_counts,
     check_fields,
     is_count,
@@ -250,14 +251,8 @@ class RootManifest:
             found = cls(**fields, ranks=tuple(files))
             if found.world_size != len(files):
                 message = f"{len(files)} ranks of {found.world_size}"
-                raise ValueError(message)  # noqa: TRY301
-        except (
-            AttributeError,
-            KeyError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
+                raise ValueError(message)
+        except MISSHAPEN as error:
             message = f"{name} is not the manifest of a checkpoint: {error}"
             raise CorruptCheckpointError(message) from error
         return found

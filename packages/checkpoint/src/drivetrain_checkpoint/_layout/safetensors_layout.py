@@ -13,7 +13,7 @@ import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_checkpoint._fields import are_counts, is_shape
+from drivetrain_checkpoint._fields import MISSHAPEN, are_counts, is_shape
 from drivetrain_core.strict_json import unique_keys
 
 if TYPE_CHECKING:
@@ -171,18 +171,12 @@ def read_header(
                 message = (
                     f"{slot.name} begins at byte {slot.start - begin:,} of the data"
                 )
-                raise ValueError(message)  # noqa: TRY301
+                raise ValueError(message)
             at += slot.size_bytes
         if size_bytes not in {None, at}:
             message = f"its tensors end at byte {at:,} of {size_bytes:,}"
-            raise ValueError(message)  # noqa: TRY301
-    except (
-        AttributeError,
-        KeyError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+            raise ValueError(message)
+    except MISSHAPEN as error:
         message = f"not the header of a safetensors file: {error}"
         raise ValueError(message) from error
     return slots

@@ -19,6 +19,7 @@ from drivetrain_checkpoint._errors import (
     ForeignCheckpointError,
     StorageError,
 )
+from drivetrain_checkpoint._fields import MISSHAPEN
 from drivetrain_checkpoint._layout.manifest import RankManifest, rank_manifest_file
 from drivetrain_checkpoint._storage.checked_source import StorageSource
 from drivetrain_checkpoint._storage.posix import PosixStorage
@@ -40,10 +41,7 @@ _UNREADABLE = (
     CorruptCheckpointError,
     ForeignCheckpointError,
     FileNotFoundError,
-    KeyError,
-    RecursionError,
-    TypeError,
-    ValueError,
+    *MISSHAPEN,
 )
 
 
