@@ -217,7 +217,8 @@ def test_command_runs_an_operator_and_ends_with_a_signal(cluster):
         [
             sys.executable,
             "-m",
-            "drivetrain_elastic.cli",
+            "drivetrain_core.cli",
+            "cloud",
             "operator",
             "--leader-election",
         ],

@@ -6,11 +6,15 @@ import sys
 from typing import TYPE_CHECKING
 
 from drivetrain_comm._cli import bench, doctor, schedules, tune
+from drivetrain_core.cli import main as run_drivetrain
 from drivetrain_core.commands import run_program
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+
+_MOVED = {"topo": "topo", "fabric": "simulate"}
+"""Commands that are those of drivetrain-fabric now; their old names warn."""
 
 
 def populate_parser(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         >>> main(["tune", "--out", "table.csv"])
         2
     """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and (name := _MOVED.get(words[0])):
+        text = f"drivetrain-comm {words[0]} is now drivetrain fabric {name}\n"
+        sys.stderr.write(text)
+        return run_drivetrain(["fabric", name, *words[1:]])
     return run_program(
         "drivetrain-comm",
         populate_parser,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from drivetrain_core.cli import main as run_drivetrain
 from drivetrain_core.commands import deferred, integer, run_program
 from drivetrain_elastic._commands._check_options import populate_check_parser
 from drivetrain_elastic._commands._job_options import populate_job_parsers
@@ -14,6 +15,14 @@ from drivetrain_elastic._commands._run_options import populate_run_parser
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
+
+_MOVED = {
+    **dict.fromkeys(("diagnose", "faults"), "health"),
+    **dict.fromkeys(
+        ("cost", "goodput", "operator", "simulate-spot", "supervise"), "cloud"
+    ),
+}
+"""Commands that are those of another package now; their old names warn."""
 
 
 def populate_parser(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         >>> main(["status", "--token-file", "none"])
         1
     """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and (package := _MOVED.get(words[0])):
+        text = f"drivetrain-elastic {words[0]} is now drivetrain {package} {words[0]}\n"
+        sys.stderr.write(text)
+        return run_drivetrain([package, *words])
     return run_program(
         "drivetrain-elastic",
         populate_parser,
