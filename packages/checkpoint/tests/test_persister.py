@@ -56,7 +56,7 @@ def persister(queue, storage):
     return found
 
 
-def publish(queue, arena, index, step, *, rank=0, world_size=1, began_ns=0):
+def publish(queue, arena, index, step, *, rank=0, world_size=1, began_ns=0, under=""):
     save_id = f"{step:016x}"
     manifest = {
         "job": "test",
@@ -75,6 +75,7 @@ def publish(queue, arena, index, step, *, rank=0, world_size=1, began_ns=0):
         "saved_at_ns": step,
         "began_ns": began_ns,
         "writer": "here",
+        "under": under,
         "run": "r",
         "tasks": [PERSIST],
         "manifest": manifest,
@@ -326,3 +327,49 @@ def test_what_storage_has_refused_is_tried_anew_when_asked(
     assert queue.add_task(PERSIST) == [save_id]
     assert queue.wait(save_id, 20)["state"] == "committed"
     assert steps(storage) == [1]
+
+
+def test_older_of_two_runs_commits_no_more_in_a_folder_of_the_job(
+    queue, persister, storage, arena, tmp_path
+):
+    inner = PosixStorage(tmp_path / "run" / "last.ckpt")
+    persister._open_under = lambda under: inner
+
+    def commit(step, began_ns):
+        theirs = dataclasses.replace(root(step), job="test", writer="elsewhere")
+        theirs = dataclasses.replace(theirs, began_ns=began_ns)
+        inner.commit(f"step-{step:010d}-{step:016x}", ROOT_FILE, theirs.to_bytes())
+
+    def outcome(index, step):
+        save_id = publish(queue, arena, index, step, began_ns=50, under="last.ckpt")
+        return queue.wait(save_id, 20)["state"]
+
+    commit(1, 60)  # an earlier run's, whose clock was ahead
+    assert outcome(0, 2) == "committed"
+    commit(3, 40)
+    assert outcome(1, 4) == "committed"
+    commit(5, 60)
+    assert outcome(0, 6) == "failed"
+
+
+def test_commit_does_not_wait_for_what_is_deleted(
+    queue, persister, storage, arena, monkeypatch
+):
+    persister.keep = Keep(last=1)
+    own, deleting, gate = storage.remove, threading.Event(), threading.Event()
+
+    def remove(name, last):
+        deleting.set()
+        assert gate.wait(60)
+        own(name, last)
+
+    monkeypatch.setattr(storage, "remove", remove)
+    for step in (1, 2):
+        assert queue.wait(publish(queue, arena, step % 2, step), 20)["state"]
+    assert deleting.wait(20)
+    save_id = publish(queue, arena, 1, 3)
+    assert queue.wait(save_id, 20)["state"] == "committed"
+    gate.set()
+    with queue.changed:
+        assert queue.changed.wait_for(queue.is_idle, 20)
+    assert steps(storage) == [3]

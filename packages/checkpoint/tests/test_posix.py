@@ -92,7 +92,19 @@ def test_commit_of_another_daemon_is_synced_before_it_is_believed(tmp_path, sync
     (tmp_path / NAME).mkdir()
     (tmp_path / NAME / "manifest.json").touch()
     assert storage.ensure_durable(NAME, "manifest.json")
-    assert synced == [tmp_path / NAME, tmp_path]
+    # The folder itself may have appeared with it.
+    assert synced == [tmp_path / NAME, tmp_path, tmp_path.parent]
+
+
+def test_folder_above_that_nobody_may_read_does_not_matter(tmp_path, monkeypatch):
+    def sync(folder):
+        if folder == tmp_path.parent:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(posix, "sync_folder", sync)
+    (tmp_path / NAME).mkdir()
+    (tmp_path / NAME / "manifest.json").touch()
+    assert PosixStorage(tmp_path).ensure_durable(NAME, "manifest.json")
 
 
 def test_file_system_without_direct_writes_gets_others(tmp_path, monkeypatch):

@@ -78,8 +78,12 @@ def test_a_loss_of_torch_that_gets_a_whole_batch_is_told_how_to_be_called(strate
     accelerate(layered(), sgd, whole, nn.MSELoss(), strategy=strategy)
 
 
-def wrapped():
-    model = nn.parallel.DistributedDataParallel(layered())
+class OwnWrapper(nn.parallel.DistributedDataParallel):
+    """What a program may derive from torch's."""
+
+
+def wrapped(kind):
+    model = kind(layered())
     try:
         accelerate(model, sgd, pairs(), squared, strategy=["ddp"])
     except DrivetrainError as error:
@@ -87,8 +91,9 @@ def wrapped():
     return ""
 
 
-def test_a_model_that_is_wrapped_already_is_refused():
-    for text in run_ranks(wrapped, 2):
+@pytest.mark.parametrize("kind", [nn.parallel.DistributedDataParallel, OwnWrapper])
+def test_a_model_that_is_wrapped_already_is_refused(kind):
+    for text in run_ranks(wrapped, 2, kind):
         assert "in DistributedDataParallel already" in text
         assert "the module inside" in text
 

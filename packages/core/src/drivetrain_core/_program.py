@@ -118,9 +118,9 @@ class Program:
         if not isinstance(model, nn.Module):
             message = f"the model factory returned {type(model).__name__}, not a Module"
             raise ProgramError(message)
-        if type(model).__name__ in _WRAPPERS:
+        if around := _WRAPPERS & {base.__name__ for base in type(model).__mro__}:
             message = (
-                f"the model is in {type(model).__name__} already, around which a plan "
+                f"the model is in {min(around)} already, around which a plan "
                 "puts its own: hand over the module inside"
             )
             raise ProgramError(message)

@@ -85,7 +85,9 @@ class Persister:
         self._storage = storage
         self._open_under = open_under
         self._retiring = threading.Lock()
+        self._looking = threading.Lock()
         self._known: dict[str, dict[str, Saved]] = {}
+        self._found_first: dict[str, frozenset[str]] = {}
         self._ranks: set[int] = set()
 
     def serve(self, rank: int) -> None:
@@ -217,16 +219,19 @@ class Persister:
         Raises:
             StorageError: It does.
         """
-        with self._retiring:
+        with self._looking:
             known = self._known.setdefault(storage.url, {})
             try:
                 scan(storage, known)
             # Who may not list the storage may save to it all the same.
             except (CheckpointError, OSError) as error:
                 logger.warning("whether another run saves here is not known: %s", error)
-            others = [saved.root for saved in known.values()]
-        # Of the folders in that of a job it is not known what a run had found there.
-        if not under and (problem := why_overtaken(root, others)):
+            # A run begins after all that it finds in the folder of its job. In others
+            # clocks alone would say so: what lies there at first is of earlier runs.
+            first = frozenset(known) if under else frozenset()
+            first = self._found_first.setdefault(storage.url, first)
+            others = [saved.root for name, saved in known.items() if name not in first]
+        if problem := why_overtaken(root, others):
             raise StorageError(problem)
 
     def _storage_of(self, under: str) -> Storage:
@@ -325,13 +330,14 @@ class Persister:
     def _retire(self, storage: Storage, newest: RootManifest) -> None:
         """Deletes what is no longer kept; nobody waits for it."""
         try:
-            known = self._known[storage.url]
             name = folder_name(newest.step, newest.save_id)
-            known[name] = Saved(name, newest)
+            with self._looking:
+                self._known[storage.url][name] = Saved(name, newest)
+                known = dict(self._known[storage.url])
             saved = sorted(known.values(), key=lambda one: one.root.saved_at_ns)
             names = [s.name for s in retired(saved, newest, self.keep)]
-            for name in [*names, *abandoned(storage, committed=known)]:
-                storage.remove(name, ROOT_FILE)
+            for old in [*names, *abandoned(storage, committed=known)]:
+                storage.remove(old, ROOT_FILE)
         # Old checkpoints that stay do no harm.
         except (CheckpointError, OSError) as error:
             logger.warning("an old checkpoint stays: %s", error)

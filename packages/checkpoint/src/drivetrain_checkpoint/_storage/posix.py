@@ -118,6 +118,9 @@ class PosixStorage(Storage):
         with as_storage_error("sync", path.parent):
             sync_folder(path.parent)
             sync_folder(self.root)
+            # The folder itself may have appeared with its first checkpoint.
+            with contextlib.suppress(PermissionError):
+                sync_folder(self.root.parent)
         return True
 
     def read(self, name: str, file: str) -> bytes:

@@ -65,16 +65,6 @@ class CommandParser(argparse.ArgumentParser):
                 found[action.dest] = long[0]
         return found
 
-    def command(self, words: Sequence[str]) -> argparse.ArgumentParser | None:
-        """Returns the parser of a sub-command, by its words; None if there is none."""
-        found: argparse.ArgumentParser | None = self
-        for word in words:
-            if found is None:
-                break
-            groups = [a.choices for a in found._actions if isinstance(a.choices, dict)]
-            found = next((group[word] for group in groups if word in group), None)
-        return found
-
     def _show_help(self, _: argparse.Namespace) -> NoReturn:
         self.print_help(sys.stderr)
         self.exit(2)
