@@ -81,7 +81,7 @@ def on_mesh(name: str, tensor: Any) -> RemoteShard:
     """Returns a tensor of FSDP1 as one on a mesh, which holds the same shards.
 
     Raises:
-        TypeError: Its shards are not those of `torch.chunk`.
+        TypeError: Its shards are not those of `torch.chunk`, one for each rank.
     """
     whole = tensor.metadata()
     shards, shape = whole.shards_metadata, tuple(whole.size)
@@ -94,11 +94,16 @@ def on_mesh(name: str, tensor: Any) -> RemoteShard:
         for i, size in enumerate(shape)
         if i != dim
     )
-    if not is_cut_once or starts != [length * number for number in range(len(shards))]:
-        message = f"{name} is a ShardedTensor of uneven shards; make it a DTensor"
+    ranks = [shard.placement.rank() for shard in shards]
+    is_even = starts == [length * number for number in range(len(shards))]
+    if not is_cut_once or not is_even or len(set(ranks)) < len(ranks):
+        message = (
+            f"{name} is a ShardedTensor of uneven shards, or of several for one rank; "
+            "make it a DTensor"
+        )
         raise TypeError(message)
     group = tensor._process_group
-    ranks = (dist.get_global_rank(group, s.placement.rank()) for s in shards)
+    ranks = [dist.get_global_rank(group, rank) for rank in ranks]
     own = next((shard.tensor for shard in tensor.local_shards()), None)
     mesh = Mesh((len(shards),), tuple(ranks))
     dtype = whole.tensor_properties.dtype

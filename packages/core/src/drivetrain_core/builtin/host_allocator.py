@@ -36,7 +36,8 @@ class HostAllocator(BaseOptimization):
     glibc maps large tensors one by one, and unmaps them when they are freed, so that the
     kernel clears every page of the next step's tensors anew. With this, the process keeps
     its peak of memory until it ends or the plan is closed. (glibc manual, 3.2.3.6,
-    M_MMAP_MAX and M_TRIM_THRESHOLD.)
+    M_MMAP_MAX and M_TRIM_THRESHOLD.) Only glibc's main heap keeps what is large: a thread
+    has another one, and so has a thread whose memory has once run out.
     """
 
     name = "host_allocator"
