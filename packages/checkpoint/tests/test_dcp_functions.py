@@ -212,9 +212,12 @@ def test_metadata_lists_what_was_saved(tools):
     assert isinstance(found["seen"], dcp.BytesStorageMetadata)
 
 
-def test_options_of_torchs_file_system_writer_are_refused_by_name(tmp_path):
-    with pytest.raises(TypeError, match="single_file_per_rank"):
-        Writer(tmp_path, single_file_per_rank=True)
+@pytest.mark.parametrize(
+    "option", ["single_file_per_rank", "thread_count", "overwrite", "_extensions"]
+)
+def test_options_of_torchs_file_system_writer_are_refused_by_name(tmp_path, option):
+    with pytest.raises(TypeError, match=option):
+        Writer(tmp_path, **{option: 1})
 
 
 def test_files_of_torch_save_come_from_convert(tmp_path):
