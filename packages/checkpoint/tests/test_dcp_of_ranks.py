@@ -114,11 +114,6 @@ def with_activation_checkpoints(model):
     return DistributedDataParallel(model)
 
 
-def activation_checkpoints_in_fsdp1(model):
-    checkpoint_wrapper.apply_activation_checkpointing(model)
-    return sharded_by_fsdp1(model)
-
-
 def of_tensor_parallel(model):
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
     plan = {"column": ColwiseParallel(), "row": RowwiseParallel()}
@@ -170,12 +165,6 @@ KINDS = {
     "fsdp2, a schedule": (Whole, sharded, scheduled, {}),
     "fsdp1": (without_extra, sharded_by_fsdp1, adam, {}),
     "fsdp1, full": (without_extra, sharded_by_fsdp1, adam, FULL),
-    "fsdp1, activation checkpoints": (
-        without_extra,
-        activation_checkpoints_in_fsdp1,
-        adam,
-        {},
-    ),
     "activation checkpoints": (Whole, with_activation_checkpoints, adam, {}),
     "tied (ddp)": (Tied, DistributedDataParallel, adam, {}),
     "fsdp1, tied": (Tied, sharded_by_fsdp1, adam, {}),
