@@ -572,6 +572,22 @@ def test_hook_or_method_that_comes_after_a_save_is_seen():
     assert entries["other"]["plain"] == ["dict", [["n", ["value", 4]]]]
 
 
+def test_hook_of_an_optimizer_that_comes_after_a_save_is_seen():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    packer = StatePacker()
+    state = {"model": model, "optimizer": optimizer}
+    assert packer.pack(state).entries["optimizer"]["kind"] == "optimizer"
+    hook = optimizer.register_state_dict_post_hook(lambda _, state: {**state, "n": 3})
+    entry = packer.pack(state).entries["optimizer"]
+    assert ["n", ["value", 3]] in entry["plain"][1]
+    hook.remove()
+    assert packer.pack(state).entries["optimizer"]["kind"] == "optimizer"
+    optimizer.state_dict = lambda: {"n": 4}
+    entry = packer.pack(state).entries["optimizer"]
+    assert entry["plain"] == ["dict", [["n", ["value", 4]]]]
+
+
 def test_what_pickle_alone_holds_comes_back_and_changes_are_seen():
     packer = StatePacker()
     state = {"seen": {"ids": {1}, "log": io.BytesIO(b"ab")}}

@@ -560,6 +560,8 @@ def save_with_a_failing_rank(folder):
         checkpointer.save(3, {"data": 1})
     except CheckpointError as error:
         messages.append(str(error))
+    with pytest.raises(ValueError, match=r"different values in seed\. Save what"):
+        checkpointer.save(4, {"seed": torch.tensor(dist.get_rank())})
     into = {"data": 0}
     return messages, checkpointer.restore(into), into
 

@@ -1,5 +1,6 @@
 """What a module keeps by hooks and overrides of its state dict is saved as it keeps it."""
 
+import functools
 import io
 import warnings
 
@@ -331,3 +332,60 @@ def test_weights_that_were_not_tied_are_not_tied_in_silence(tmp_path):
         CheckpointError, match=r"'model\.out\.weight' is in the checkpoint"
     ):
         moved(tmp_path, Tied(tied=False), Tied(tied=True))
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer that adds to its state dict by hooks."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        self.count = 0
+        self.register_state_dict_post_hook(Counting.add)
+        self.register_load_state_dict_pre_hook(Counting.take)
+
+    def add(self, state):
+        return {**state, "count": self.count}
+
+    def take(self, state):
+        self.count = state["count"]
+        return {name: value for name, value in state.items() if name != "count"}
+
+
+class Rebuilding(torch.optim.SGD):
+    """An optimizer that makes something of the state that it loads."""
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.total = sum(s["momentum_buffer"].sum() for s in self.state.values())
+
+
+def stepped(kind, steps):
+    torch.manual_seed(steps)
+    model = nn.Linear(2, 2)
+    optimizer = kind(model.parameters())
+    for _ in range(steps):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def buffers(state):
+    return [s["momentum_buffer"] for s in state["optimizer"].state.values()]
+
+
+def test_hooks_of_an_optimizers_state_dict_are_used(tmp_path):
+    saved, fresh = stepped(Counting, 3), stepped(Counting, 1)
+    saved["optimizer"].count = 3
+    DcpCheckpointer(tmp_path).save(0, saved)
+    DcpCheckpointer(tmp_path).restore(fresh)
+    assert fresh["optimizer"].count == 3
+    assert all(map(torch.equal, buffers(fresh), buffers(saved)))
+
+
+def test_optimizer_that_overrides_only_its_load_makes_of_it_what_it_does(tmp_path):
+    kind = functools.partial(Rebuilding, lr=0.1, momentum=0.9)
+    saved, fresh = stepped(kind, 3), stepped(kind, 1)
+    DcpCheckpointer(tmp_path).save(0, saved)
+    DcpCheckpointer(tmp_path).restore(fresh)
+    assert fresh["optimizer"].total == sum(b.sum() for b in buffers(saved))
+    assert all(map(torch.equal, buffers(fresh), buffers(saved)))

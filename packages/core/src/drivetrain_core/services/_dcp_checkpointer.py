@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+_SMALL_BYTES = 1 << 14  # as many are compared between ranks
 # What `pack` raises for a state that no checkpoint could hold.
 _UNFIT = (TypeError, ValueError, NamesError)
 
@@ -201,27 +203,25 @@ class DcpCheckpointer:
         """Returns the state with the plain half of all ranks together.
 
         Raises:
-            ValueError: What is no tensor differs between ranks.
+            ValueError: Plain data differs between ranks, or a small tensor in it.
         """
         parts = {k: e for k, e in packed.entries.items() if is_partial(e)}
         # A part is equal to others by its name alone; what is in it comes after that.
-        own = {"the step": step, **packed.entries, **dict.fromkeys(parts)}
-        digests = {
-            k: hashlib.sha256(repr(v).encode()).hexdigest() for k, v in own.items()
-        }
+        digests = {"the step": str(step)}
+        for key, entry in packed.entries.items():
+            names = entry["tensors"] if entry["kind"] in {"data", "object"} else ()
+            values = [_values(packed.tensors[name]) for name in names]
+            own = None if key in parts else (entry, values)
+            digests[key] = hashlib.sha256(repr(own).encode()).hexdigest()
         replies = self._exchange((digests, parts))
         first = replies[0][0]
         for rank, (other, _) in enumerate(replies):
-            different = sorted(
-                key
-                for key in first.keys() | other.keys()
-                if first.get(key) != other.get(key)
-            )
+            different = sorted({key for key, _ in first.items() ^ other.items()})
             if different:
                 message = (
                     f"rank 0 and rank {rank} save different values in "
-                    f"{', '.join(different)}. What is no tensor must be equal on all "
-                    "ranks; save what belongs to one rank as a sharded tensor"
+                    f"{', '.join(different)}. Save what belongs to one rank as a sharded "
+                    "tensor, or by drivetrain-checkpoint, which keeps what each rank has"
                 )
                 raise ValueError(message)
         if not parts:
@@ -282,12 +282,16 @@ def _plan(
 def _read(checkpoint: Committed, plan: Restoration, index: Metadata) -> None:
     for prepare in plan.prepare:
         prepare()
-    targets: dict[str, object] = {}
-    for part in plan.targets:
-        targets.update(part())
+    targets: dict[str, object] = {n: t for p in plan.targets for n, t in p().items()}
     read_into(checkpoint.path, targets, index, read_manifest(checkpoint))
     for finish in plan.finish:
         finish()
+
+
+def _values(tensor: torch.Tensor) -> object:
+    """Returns what a small tensor holds, such as a state of random numbers."""
+    is_here = type(tensor) is torch.Tensor and tensor.device.type == "cpu"
+    return tensor.tolist() if is_here and tensor.nbytes <= _SMALL_BYTES else None
 
 
 def _attempt(action: Callable[[], _T]) -> tuple[_T | None, BaseException | None]:

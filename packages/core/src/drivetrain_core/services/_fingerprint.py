@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drivetrain_core.services._own_state import HOOKS
+from drivetrain_core.services._own_state import HOOKS, makes_its_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -154,7 +154,7 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> Fingerprint | None:
     """
     found = Fingerprint()
     masters = getattr(optimizer, "master_weights", None)
-    found.add([type(optimizer), type(optimizer).state_dict, masters is None])
+    found.add([type(optimizer), makes_its_state(optimizer), masters is None])
     found.add(chain.from_iterable(masters or ()))
     for group in optimizer.param_groups:
         found.add(group["params"])

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import empty as empty_dtensor
 
 from drivetrain_core._errors import NamesError
+from drivetrain_core.services._own_state import makes_its_state
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -24,17 +25,15 @@ def keeps_state_by_parameter(optimizer: torch.optim.Optimizer) -> bool:
 
     Args:
         optimizer: Any optimizer. One that overrides `state_dict` counts if it has
-            `master_weights`, its pairs of a weight and the copy that it steps.
+            `master_weights`, its pairs of a weight and the copy that it steps; one with
+            hooks of its state dict never does.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2))
         >>> keeps_state_by_parameter(torch.optim.Adam([weight]))
         True
     """
-    overrides = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
-    if overrides and not hasattr(optimizer, "master_weights"):
-        return False
-    return not any(
+    return not makes_its_state(optimizer) and not any(
         isinstance(value, dict | list | tuple)
         for state in optimizer.state.values()
         for value in state.values()

@@ -1,6 +1,6 @@
-"""Models whose state dict is of their own making: by overrides, or by hooks.
+"""Models and optimizers whose state dict is of their own making: by overrides, or by hooks.
 
-Others are held by the names of their parameters and buffers. What such a model adds,
+Others are held by the names of their parameters and buffers. What such a one adds,
 changes or leaves out would be lost so: it is held as any object with a state is.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
+
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,6 +32,7 @@ _METHODS = attrgetter(
 # Torch's layers read older forms of their state there, its wrappers take prefixes out of
 # names and gather shards: neither keeps more than the tensors.
 _TORCHS = ("torch.nn.", "torch.distributed.")
+_OPTIMIZER_HOOKS = ("state_dict_pre_hooks", "state_dict_post_hooks")
 
 
 def has_own_state(modules: Iterable[nn.Module]) -> bool:
@@ -52,3 +55,22 @@ def has_own_state(modules: Iterable[nn.Module]) -> bool:
             *chain.from_iterable(hooks.values() for hooks in HOOKS(module)),
         )
     )
+
+
+def makes_its_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Says whether an optimizer, or the one inside it, has a hand in its state dict.
+
+    Example:
+        >>> adam = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
+        >>> makes_its_state(adam)
+        False
+        >>> _ = adam.register_state_dict_post_hook(lambda _, state: state)
+        >>> makes_its_state(adam)
+        True
+    """
+    inner = getattr(getattr(optimizer, "inner", None), "__dict__", {})
+    held = [*vars(optimizer).items(), *inner.items()]
+    has_hooks = any(value for name, value in held if name.endswith(_OPTIMIZER_HOOKS))
+    method = getattr(optimizer.state_dict, "__func__", None)
+    is_own = method is not torch.optim.Optimizer.state_dict
+    return has_hooks or (is_own and not hasattr(optimizer, "master_weights"))

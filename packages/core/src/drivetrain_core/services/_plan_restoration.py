@@ -183,6 +183,9 @@ def _plan_optimizer(
     plan.prepare.append(restoration.prepare)
     plan.targets.append(restoration.targets)
     plan.finish.append(restoration.finish)
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        # What else it does with a state that it loads.
+        plan.finish.append(lambda: optimizer.load_state_dict(optimizer.state_dict()))
 
 
 def _plan_tensor(
