@@ -139,3 +139,48 @@ def test_save_that_was_given_up_is_not_tried_again(queue, arena):
     queue.retry(0.0)
     queue.add_task(PERSIST)
     assert queue.begin(0, PERSIST, 0.0) is None
+
+
+def fail(queue, rank, save_id):
+    pending = queue.begin(rank, PERSIST, 0.0)
+    assert pending.save_id == save_id
+    queue.end(pending, PERSIST, "no space")
+
+
+def test_save_whose_memory_one_rank_needs_by_now_is_not_tried_again(queue, arena):
+    other = Arena.create(4096, 4096)
+    queue.set_arena(1, other)
+    for rank, memory in enumerate((arena, other)):
+        publish(memory, 0, 1, "a")
+        queue.published(rank)
+    for rank, memory in enumerate((arena, other)):
+        fail(queue, rank, "a")
+        publish(memory, 1, 2, "b", tasks=())
+    assert queue.claim(1, drop=False, timeout_s=0.0)["index"] == 0
+    # Else rank 0 would wait for the part of rank 1, whose memory waits for rank 0's next.
+    queue.add_task(PERSIST)
+    queue.retry(0.0)
+    assert queue.begin(0, PERSIST, 0.0).save_id == "b"
+    assert claim(queue)["index"] == 0
+    queue.release(0)
+    queue.release(1)
+    queue.retry(0.0)
+    assert [queue.begin(rank, PERSIST, 0.0).save_id for rank in (0, 1)] == ["a", "a"]
+
+
+def test_part_that_another_rank_waits_for_is_written_or_said_not_to_come(queue, arena):
+    assert queue.ask_for(0, "a") is None
+    publish(arena, 0, 1, "a", tasks=())
+    assert queue.ask_for(0, "a")
+    assert queue.begin(0, PERSIST, 0.0).save_id == "a"
+    publish(arena, 1, 2, "b", tasks=())
+    publish(arena, 0, 3, "c", tasks=())
+    assert queue.ask_for(0, "a") is None
+    assert claim(queue)["index"] == 1
+    assert queue.ask_for(0, "b") is False
+    queue.release(0)
+    assert queue.ask_for(0, "b")
+    assert queue.begin(0, PERSIST, 0.0).save_id == "b"
+    assert queue.ask_for(0, "b")
+    queue.report("b", 0, {})
+    assert queue.ask_for(0, "b")

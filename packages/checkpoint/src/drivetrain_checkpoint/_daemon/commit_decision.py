@@ -39,7 +39,7 @@ def decide(
 
     Args:
         reported: The ranks that have said that their part is on storage.
-        absent: The ranks that ended before they had saved.
+        absent: The ranks whose part will never come.
         on_storage: The ranks whose part was there when somebody looked last.
         world_size: How many ranks there are.
         error: What has failed anywhere, or nothing.
@@ -59,7 +59,8 @@ def decide(
     if error:
         return Decision("fail", error)
     if absent:
-        return Decision("fail", f"{_listing(sorted(absent))} ended before it had saved")
+        late = "ended before it had saved, or has used its memory for another save"
+        return Decision("fail", f"{_listing(sorted(absent))} {late}")
     missing = sorted(set(range(world_size)) - set(on_storage))
     if not missing:
         return Decision("commit", "every rank's part is on storage")

@@ -201,10 +201,13 @@ class SaveQueue:
     def _retry(self, pending: PendingSave, task: str) -> bool:
         """Lets all ranks here write a save that has failed; returns whether they will."""
         save_id, result = pending.save_id, self.results.of(pending.save_id)
-        if task != PERSIST or self.is_open(save_id) or not self._is_whole(pending):
+        # A rank whose memory is set aside for its next save has no part of this one left.
+        parts = self._parts(save_id)
+        is_there = all(map(self._is_whole, parts))
+        if task != PERSIST or self.is_open(save_id) or not is_there:
             return False
         if result.retry():
-            for part in self._parts(save_id):
+            for part in parts:
                 part.waiting.add(PERSIST)
                 result.open_tasks.setdefault(PERSIST, set()).add(part.rank)
             self.changed.notify_all()
@@ -299,6 +302,31 @@ class SaveQueue:
             if rank in self.arenas:
                 self.scan(rank)
             return any(part.rank == rank for part in self._parts(save_id))
+
+    def ask_for(self, rank: int, save_id: str) -> bool | None:
+        """Lets a rank's part of a save be written, as another rank waits for it.
+
+        Returns:
+            Whether it may come yet; None if nothing is known of it here.
+        """
+        with self.changed:
+            if rank in self.arenas:
+                self.scan(rank)
+            mine = [part for part in self._parts(save_id) if part.rank == rank]
+            if not mine:
+                return None
+            result = self.results.of(save_id)
+            is_written = rank in result.reported or result.committed
+            if is_written or PERSIST in mine[0].running:
+                return True
+            if not self._is_whole(mine[0]):
+                return False
+            if result.error:
+                return self._retry(mine[0], PERSIST)
+            mine[0].waiting.add(PERSIST)
+            result.open_tasks.setdefault(PERSIST, set()).add(rank)
+            self.changed.notify_all()
+            return True
 
     def wait_until_idle(self, timeout_s: float | None) -> bool:
         """Waits until nothing is left to be done; returns whether nothing has failed."""

@@ -352,15 +352,21 @@ class Daemon:
             self._queue.add_task(PERSIST, rank)
 
     def _absent(self, save_id: str, run: str, ranks: set[int]) -> set[int]:
-        """Returns the ranks of this node that will never publish a save.
+        """Returns the ranks of this node whose part of a save will never come.
 
-        Those are the ranks whose trainer is gone, or is that of another run, and those
-        that the job no longer has on any node.
+        Those are the ranks that have taken its memory for another one; and of those that
+        hold nothing of it the ones whose trainer is gone, or is that of another run, and
+        those that the job no longer has on any node.
         """
         table = self._peers.nodes
         placed = {r for node in table.nodes for r in node.ranks} if table else ranks
-        mine = (ranks & self._trainers.ended_ranks(run)) | (ranks - placed)
-        return {rank for rank in mine if not self._queue.has(rank, save_id)}
+        gone = self._trainers.ended_ranks(run) | (ranks - placed)
+        may_come = {rank: self._queue.ask_for(rank, save_id) for rank in ranks}
+        return {
+            rank
+            for rank, may in may_come.items()
+            if may is False or (may is None and rank in gone)
+        }
 
     def _look_after(self, rank: int) -> None:
         self._known_persister().serve(rank)
