@@ -22,7 +22,7 @@ from faults.state import problems_of
 _STEP = re.compile(r"/step-0*(\d+)-[^/]*/(?!.*\.tmp$)")
 
 
-def record(stage, world_size=1, *, num_saves=4, keep=2):
+def record(stage, world_size=1, *, num_saves=4, keep=2, under=""):
     """Returns the log of a run, in which handles are asked before every call.
 
     Args:
@@ -30,10 +30,11 @@ def record(stage, world_size=1, *, num_saves=4, keep=2):
         world_size: The number of ranks.
         num_saves: How often they save.
         keep: How many checkpoints stay.
+        under: The folder in that of the job that they save to.
     """
     control = stage.control
     control["record"] = 1
-    trainers = stage.start(world_size, keep=keep)
+    trainers = stage.start(world_size, keep=keep, under=under)
     control.arm(Action.GATE, 0)
     promised = set()
 
@@ -54,8 +55,8 @@ def record(stage, world_size=1, *, num_saves=4, keep=2):
             await_true(lambda rank=rank: let_one_through() or trainers.has_said(rank))
             assert trainers.hear(rank) == ("saved", step)
         await_true(lambda step=step: advance() or step in promised)
-    kept = min(keep, num_saves)
-    await_true(lambda: advance() or len(list(stage.folder.iterdir())) == kept)
+    kept, folder = min(keep, num_saves), stage.folder / under
+    await_true(lambda: advance() or len(list(folder.iterdir())) == kept)
     return Log(control.log).read()
 
 
@@ -110,7 +111,11 @@ def restore_disk(tree, base):
             (base / name).write_bytes(content)
 
 
-def problems_after(tree, required, base):
+def problems_after(tree, required, base, under=""):
     """Returns what is wrong with what is left of a disk of `Stage`."""
     restore_disk(tree, base)
-    return problems_of(base / "runs" / "one", required)
+    folder = base / "runs" / "one" / under
+    # A folder in that of a job is looked for by its name: it has a checkpoint, or is not.
+    committed = list(folder.glob("step-*/manifest.json"))
+    is_early = bool(under) and folder.exists() and not committed
+    return problems_of(folder, required) + ["it is there too early"] * is_early

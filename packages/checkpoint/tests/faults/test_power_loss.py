@@ -45,6 +45,20 @@ def test_power_cut_takes_nothing_that_was_promised(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_folder_in_that_of_a_job_is_there_with_its_first_checkpoint(
+    stage, tmp_path, tally, world_size
+):
+    log = record(stage, world_size, num_saves=3, under="last.ckpt")
+    wrong = []
+    for index, tree, required in cuts(log, stage.root, 1):
+        problems = problems_after(tree, required, tmp_path / "left", "last.ckpt")
+        tally.add("power loss in a folder of the job", problems)
+        wrong += [(index, problem) for problem in problems]
+    assert wrong == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", [(4, 1, 40), pytest.param((5, 6, 1), marks=pytest.mark.faults)]
 )

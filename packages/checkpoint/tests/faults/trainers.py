@@ -35,6 +35,7 @@ class Settings:
         preempts: Whether SIGTERM brings what is in memory to storage first.
         fresh: Whether each rank is a new process, and not forked from one that has
             imported torch.
+        under: The folder in that of the job that they save to.
     """
 
     folder: Path
@@ -45,6 +46,7 @@ class Settings:
     environment: dict = field(default_factory=dict)
     preempts: bool = False
     fresh: bool = False
+    under: str = ""
 
 
 class DeadError(Exception):
@@ -197,6 +199,7 @@ class _Trainer:
         self._pipe = pipe
         self._sizes = settings.sizes
         self._preempts = settings.preempts
+        self._under = settings.under
         self._checkpointer = Checkpointer(settings.folder, job=JOB, keep=settings.keep)
         self._handles = {}
 
@@ -207,7 +210,8 @@ class _Trainer:
         return self._checkpointer.on_preempt(grace_s=20)
 
     def save(self, step):
-        self._handles[step] = self._checkpointer.save(step, state_of(step, self._sizes))
+        state = state_of(step, self._sizes)
+        self._handles[step] = self._checkpointer.save(step, state, under=self._under)
         return ("saved", step)
 
     def wait(self, step, timeout_s):
