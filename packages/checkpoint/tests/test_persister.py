@@ -373,3 +373,30 @@ def test_commit_does_not_wait_for_what_is_deleted(
     with queue.changed:
         assert queue.changed.wait_for(queue.is_idle, 20)
     assert steps(storage) == [3]
+
+
+def test_machine_without_a_thread_left_costs_one_save(queue, arena, monkeypatch):
+    real = threading.Thread.start
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    publish(queue, arena, 0, 1)
+    answer = queue.wait(f"{1:016x}", 60)
+    assert (answer["state"], answer["error"]) == ("failed", "can't start new thread")
+    monkeypatch.setattr(threading.Thread, "start", real)
+    publish(queue, arena, 1, 2)
+    assert queue.wait(f"{2:016x}", 60)["state"] == "committed"
+
+
+def test_memory_that_is_filled_anew_while_it_is_written_is_not_committed(
+    queue, storage, arena
+):
+    storage.gate.clear()
+    first = publish(queue, arena, 0, 1)
+    assert storage.entered.wait(20)
+    arena.begin(0)  # by a trainer that a daemon before this one had given leave to
+    storage.gate.set()
+    assert queue.wait(first, 20)["error"] == "it was given up"
+    assert steps(storage) == []

@@ -184,3 +184,12 @@ def test_part_that_another_rank_waits_for_is_written_or_said_not_to_come(queue, 
     assert queue.ask_for(0, "b")
     queue.report("b", 0, {})
     assert queue.ask_for(0, "b")
+
+
+def test_save_whose_memory_is_being_filled_anew_is_waited_for_no_longer(queue, arena):
+    publish(arena, 0, 1, "a")
+    queue.published(0)
+    arena.begin(0)  # for a save that never comes: its trainer fails
+    assert queue.begin(0, PERSIST, 0.0) is None
+    assert queue.wait("a", 0.0)["dropped"]
+    assert queue.is_idle()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 import threading
@@ -117,7 +118,11 @@ class Persister:
             worker = threading.Thread(
                 target=self._counted_attempt, args=(pending,), daemon=True
             )
-            worker.start()
+            try:
+                worker.start()
+            except RuntimeError as error:  # there are too many threads
+                self._report(pending, str(error))
+                continue
             self._watch(pending, worker)
 
     def _watch(self, pending: PendingSave, worker: threading.Thread) -> None:
@@ -180,11 +185,13 @@ class Persister:
             return None  # a daemon before this one has done it
         arena, generation = pending.arena, pending.generation
         memory = arena.view(generation.image_at, manifest.size_bytes)
+        # A trainer whose daemon has died may fill what that had set aside for it.
+        holds = functools.partial(arena.has, generation)
         if self.local is not None:
             text = bytes(arena.view(generation.record_at, generation.record_bytes))
-            self.local.keep(manifest, memory, text, _NUM_WRITERS, progress)
+            self.local.keep(manifest, memory, text, _NUM_WRITERS, progress, holds)
         text = self._written_before(storage, name, manifest) or write_rank(
-            storage, manifest, memory, _NUM_WRITERS, progress
+            storage, manifest, memory, _NUM_WRITERS, progress, holds
         )
         entry = dataclasses.asdict(RankFile.of(manifest.rank, text))
         self._queue.report(manifest.save_id, manifest.rank, entry)
@@ -208,6 +215,7 @@ class Persister:
         )
         self._check_alone(storage, root, under)
         plain = arena.body(generation)
+        self._check(progress, holds=holds())
         storage.commit(name, ROOT_FILE, root.with_plain(plain))
         self._queue.committed(manifest.save_id)
         self._peers.notify_all({"op": "committed", "save_id": manifest.save_id})
@@ -308,8 +316,8 @@ class Persister:
             with self._queue.changed:
                 self._queue.changed.wait(_TICK_S)
 
-    def _check(self, progress: Progress) -> None:
-        if progress.stop:
+    def _check(self, progress: Progress, *, holds: bool = True) -> None:
+        if progress.stop or not holds:
             message = "it was given up"
             raise StorageError(message)
 

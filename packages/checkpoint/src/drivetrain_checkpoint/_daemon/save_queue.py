@@ -400,4 +400,5 @@ class SaveQueue:
         there = pending.arena.has(generation)
         if not there:
             pending.waiting.clear()
+            self._replace(pending)
         return there and not is_claimed

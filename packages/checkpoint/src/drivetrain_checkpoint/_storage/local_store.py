@@ -27,7 +27,7 @@ from drivetrain_checkpoint._storage.protocol import folder_name
 from drivetrain_checkpoint._storage.write_rank import write_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from drivetrain_checkpoint._native import Progress
     from drivetrain_checkpoint._storage.protocol import Storage
@@ -90,6 +90,7 @@ class LocalStore:
         record: bytes,
         num_threads: int,
         progress: Progress,
+        holds: Callable[[], bool] = lambda: True,
     ) -> None:
         """Writes a rank's part, and deletes what is older than the last few saves.
 
@@ -98,7 +99,7 @@ class LocalStore:
         """
         storage, record_file = self._storage, _record_file(manifest.rank)
         try:
-            write_rank(storage, manifest, memory, num_threads, progress)
+            write_rank(storage, manifest, memory, num_threads, progress, holds)
             name = folder_name(manifest.step, manifest.save_id)
             storage.commit(name, record_file, record)
             names = sorted(storage.names(), key=storage.changed_s)

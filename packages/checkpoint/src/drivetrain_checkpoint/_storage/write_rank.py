@@ -29,6 +29,7 @@ def write_rank(
     memory: memoryview,
     num_threads: int,
     progress: Progress,
+    holds: Callable[[], bool] = lambda: True,
 ) -> bytes:
     """Writes a rank's part from memory, and returns its manifest with checksums.
 
@@ -38,6 +39,7 @@ def write_rank(
         memory: The content of the file.
         num_threads: How many threads write.
         progress: How far it is, and whether it is to stop.
+        holds: Whether the memory is still that of the save; another may be under way.
 
     Raises:
         StorageError: The storage fails, or the save was given up.
@@ -45,7 +47,7 @@ def write_rank(
     name = folder_name(manifest.step, manifest.save_id)
     file = tensor_file(manifest.rank)
     sums = storage.write(name, file, memory, num_threads, progress)
-    if progress.stop:
+    if progress.stop or not holds():
         message = "it was given up"
         raise StorageError(message)
     text = dataclasses.replace(manifest, crc32c=tuple(sums)).to_bytes()
