@@ -1,5 +1,6 @@
 """What a user may do that nobody meant, and what becomes of it."""
 
+import math
 import os
 import shutil
 import signal
@@ -11,9 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from drivetrain_checkpoint import Checkpointer, DaemonError, list_checkpoints
+from drivetrain_checkpoint import (
+    Checkpointer,
+    DaemonError,
+    StorageError,
+    list_checkpoints,
+)
 from drivetrain_core import CheckpointError
+from drivetrain_testing import run_ranks
 
 
 def value_of(value, size=1000):
@@ -58,6 +66,12 @@ def test_state_that_could_not_come_back_is_refused(checkpointer, state, error, m
     with pytest.raises(error, match=message):
         checkpointer.save(1, state)
     assert checkpointer.save(2, value_of(2)).wait(60)
+
+
+def test_step_that_no_message_can_carry_is_refused(checkpointer):
+    with pytest.raises(ValueError, match="less than 2\\*\\*62, got 12089258"):
+        checkpointer.save(2**80, value_of(1))
+    assert checkpointer.save(2**62 - 1, value_of(1)).wait(60)
 
 
 @pytest.mark.parametrize("step", [1.5, True, "3", None])
@@ -229,3 +243,96 @@ def test_stopped_daemon_keeps_nobody_for_ever(
         assert handle.durable
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def test_path_that_leads_nowhere_is_told(tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for place in ("~no-such-user/run", loop):
+        with pytest.raises(StorageError, match="cannot find"):
+            Checkpointer(place)
+
+
+def test_wait_without_end_may_be_infinite(tmp_path):
+    checkpointer = Checkpointer(tmp_path / "run", job="attack", overlap=True)
+    assert checkpointer.save(1, value_of(1)).wait(math.inf)
+    checkpointer.save(2, value_of(2))
+    assert checkpointer.flush(math.inf)
+
+
+def test_handle_asks_the_daemon_of_its_save(checkpointer, tmp_path, monkeypatch):
+    with monkeypatch.context() as changed:
+        assert checkpointer.save(1, value_of(1)).wait(60)
+        changed.setenv("XDG_RUNTIME_DIR", str(tmp_path / "another"))
+        assert checkpointer.save(2, value_of(2), persist=False).wait(60)
+    assert not (tmp_path / "another").exists()
+
+
+def test_run_whose_first_save_failed_began_when_the_next_was_made(
+    checkpointer, tmp_path, monkeypatch
+):
+    assert checkpointer.save(1, value_of(1)).wait(60)
+    checkpointer.stop_daemon()
+    again = Checkpointer(tmp_path / "run", job="attack")
+
+    def refuse():
+        raise DaemonError("another process saves this job")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(again._memory, "saved_at_ns", refuse)
+        with pytest.raises(DaemonError, match="another process"):
+            again.save(2, value_of(2))
+    assert again.save(2, value_of(2)).wait(60)
+
+
+def restore_what_each_wants(folder, wanted):
+    checkpointer = Checkpointer(folder, job="attack")
+    for step in (1, 2):
+        assert checkpointer.save(step, value_of(step)).wait(60)
+    assert checkpointer.save(3, value_of(3), under="best").wait(60)
+    state = value_of(-1)
+    with pytest.raises(CheckpointError, match="restore different checkpoints") as found:
+        checkpointer.restore(state, **wanted[dist.get_rank()])
+    return str(found.value), float(state["x"].sum())
+
+
+@pytest.mark.parametrize("other", [{"step": 1}, {"under": "best"}], ids=str)
+def test_ranks_that_restore_different_checkpoints_are_told(tmp_path, other):
+    wanted = [other, {}]
+    told = run_ranks(restore_what_each_wants, 2, str(tmp_path / "run"), wanted)
+    assert told[0] == told[1]
+    assert told[0][1] == -1000
+
+
+def save_where_one_rank_has_no_daemon(folder):
+    rank = dist.get_rank()
+    runtime = Path(folder, f"runtime-{rank}")
+    runtime.mkdir(mode=0o700)
+    os.environ["XDG_RUNTIME_DIR"] = str(runtime)
+    checkpointer = Checkpointer(Path(folder, "run"), job="attack")
+    (home,) = runtime.iterdir()
+    if rank == 1:
+        home.rmdir()
+        home.touch()
+    told = []
+    for call in (checkpointer.save, lambda _, state: checkpointer.restore(state)):
+        with pytest.raises(CheckpointError) as found:
+            call(1, value_of(1))
+        told.append(str(found.value))
+    # What a loop does that goes on without a checkpoint.
+    sums = torch.ones(3)
+    dist.all_reduce(sums)
+    if rank == 1:
+        home.unlink()
+    dist.barrier()
+    done = checkpointer.save(2, value_of(2)).wait(60)
+    checkpointer.stop_daemon()
+    return told, sums.tolist(), done
+
+
+def test_rank_without_a_daemon_keeps_no_other_waiting(tmp_path):
+    found = run_ranks(save_where_one_rank_has_no_daemon, 2, str(tmp_path))
+    for told, sums, done in found:
+        assert all("cannot be made" in text for text in told)
+        assert sums == [2.0] * 3
+        assert done

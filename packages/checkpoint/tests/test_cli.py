@@ -210,6 +210,15 @@ def test_recover_brings_memory_to_storage(tmp_path, capsys):
     assert main(["daemon", "stop", "--at-once", *where]) == 0
 
 
+def test_recover_finds_what_lies_in_folders_of_the_job_alone(tmp_path, capsys):
+    checkpointer = Checkpointer(tmp_path, job="cli")
+    checkpointer.save(6, {"weights": torch.ones(3)}, under="best", persist=False)
+    assert main(["recover", str(tmp_path), "--job", "cli"]) == 0
+    assert "step 6 is durable" in capsys.readouterr().out
+    assert steps(tmp_path / "best") == [6]
+    checkpointer.stop_daemon()
+
+
 def test_recover_says_why_it_cannot(tmp_path, capsys):
     checkpointer = Checkpointer(tmp_path / "run", job="cli")
     (tmp_path / "run").write_text("no folder can be made here")

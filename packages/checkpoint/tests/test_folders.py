@@ -56,7 +56,9 @@ def test_failure_in_one_folder_leaves_the_others(tmp_path):
     assert checkpointer.save(2, state_of(2), under="good").wait(60)
 
 
-@pytest.mark.parametrize("under", ["a/b", "..", "."])
+@pytest.mark.parametrize(
+    "under", ["a/b", "..", ".", ".unfinished", "step-0000000001-0123456789abcdef"]
+)
 def test_folder_must_be_one_name(tmp_path, under):
     checkpointer = Checkpointer(tmp_path, job="folders")
     with pytest.raises(ValueError, match="name of one folder"):

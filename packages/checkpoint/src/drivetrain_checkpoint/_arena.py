@@ -96,11 +96,13 @@ class Arena:
         try:
             os.ftruncate(fd, PAGE + 2 * generation)
             os.pwrite(fd, _ARENA.pack(_ARENA_MAGIC, 1, generation), 0)
+            # The copy is the arena's, which may not find addresses for it.
+            return cls(os.dup(fd))
         except OSError as error:
-            os.close(fd)
             message = f"no {2 * generation:,} bytes of shared memory: {error.strerror}"
             raise MemoryError(message) from error
-        return cls(fd)
+        finally:
+            os.close(fd)
 
     @property
     def size_bytes(self) -> int:

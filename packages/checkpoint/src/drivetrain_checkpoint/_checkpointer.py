@@ -225,7 +225,8 @@ class Checkpointer:
         Args:
             into: What to restore into, by the names that were saved; plain data is
                 replaced.
-            step: The step; by default the one that was saved last.
+            step: The step, the same on every rank; by default the one that was saved
+                last.
             strict: Whether all of `into` has to fit. Otherwise what fits is restored,
                 and a warning is logged of all that was left as it is.
             under: The folder in that of the checkpointer, as it was saved.
@@ -236,8 +237,9 @@ class Checkpointer:
         Raises:
             TypeError: The step is no whole number.
             ValueError: The step is negative, or `under` is no name.
-            CheckpointError: There is none, or it does not fit; then its `mismatches`
-                are all that does not. Nothing has been changed.
+            CheckpointError: There is none, ranks want different ones, or it does not
+                fit; then its `mismatches` are all that does not. Nothing has been
+                changed.
             CorruptCheckpointError: It is damaged. What was read before is in place, so
                 that the state must be restored from another step.
         """

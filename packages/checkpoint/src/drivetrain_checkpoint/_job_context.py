@@ -86,15 +86,14 @@ class JobContext:
         if self._is_registered:
             return False
         replica_holders(rendezvous.nodes.nodes, self.num_replicas)
-        self.client.join(
-            {
-                "nodes": rendezvous.nodes.to_plain(),
-                "secret": rendezvous.secret,
-                "run": rendezvous.run,
-                "num_replicas": self.num_replicas,
-                "bytes_per_s": self.replica_bytes_per_s,
-            }
-        )
+        about = {
+            "nodes": rendezvous.nodes.to_plain(),
+            "secret": rendezvous.secret,
+            "run": rendezvous.run,
+            "num_replicas": self.num_replicas,
+            "bytes_per_s": self.replica_bytes_per_s,
+        }
+        self.group.run_on_all(lambda: self.client.join(about))
         self._is_registered = True
         return True
 

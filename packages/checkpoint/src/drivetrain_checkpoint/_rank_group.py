@@ -143,8 +143,9 @@ class RankGroup:
 
         Raises:
             DaemonError: A daemon cannot be started.
+            CheckpointError: That of another rank cannot.
         """
-        identity = client.hello()["id"]
+        identity = self.run_on_all(lambda: client.hello()["id"])
         fresh = (secrets.token_hex(32), secrets.token_hex(8))
         facts = self.all_gather((identity, domain or identity, *fresh))
         secret, run = facts[0][2:]
@@ -152,13 +153,16 @@ class RankGroup:
         for rank, (name, *_) in enumerate(facts):
             ranks.setdefault(name, []).append(rank)
         places = [("", 0)] * self.world_size
+
+        def listen() -> tuple[str, int]:
+            if ranks[identity][0] != self.rank:
+                return "", 0
+            host = _address()
+            question = {"op": "listen", "host": host, "secret": secret}
+            return host, client.ask(question)["port"]
+
         if len(ranks) > 1:
-            place = ("", 0)
-            if ranks[identity][0] == self.rank:
-                host = _address()
-                question = {"op": "listen", "host": host, "secret": secret}
-                place = (host, client.ask(question)["port"])
-            places = self.all_gather(place)
+            places = self.all_gather(self.run_on_all(listen))
         nodes = tuple(
             Node(
                 id=name,

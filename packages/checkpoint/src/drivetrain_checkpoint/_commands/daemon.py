@@ -67,7 +67,8 @@ def recover(args: argparse.Namespace) -> int:
     found = None
     if is_durable:
         saved = list_saved(common.storage_at(args.folder, args))
-        found = [one.root.step for one in saved if one.root.job == args.job][-1]
+        mine = [one.root.step for one in saved if one.root.job == args.job]
+        found = mine[-1] if mine else max(steps)  # they lie in folders of the job's
     if args.json:
         common.say_json({"step": found, "durable": is_durable, "failures": failures})
     elif is_durable:

@@ -57,12 +57,13 @@ class Client:
 
     Args:
         settings: How the daemon is to serve the job.
+        path: Where the daemon listens, if that is known.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, path: Path | None = None) -> None:
         """Finds out where the daemon listens; nothing is started yet."""
         self.settings = settings
-        self._path = socket_path(settings.job, settings.url)
+        self._path = path or socket_path(settings.job, settings.url)
         self._connection: Connection | None = None
         self._joined: dict[str, Any] | None = None
         self._armed: dict[int, Arena] = {}
@@ -123,9 +124,16 @@ class Client:
 
         A daemon that it has to start learns of the memory too.
         """
-        other = Client(self.settings)
+        other = self.beside()
         other._joined, other._lent = self._joined, dict(self._armed)
         return other
+
+    def beside(self) -> Client:
+        """Returns another conversation with this daemon.
+
+        It is the same one whatever has become of the environment.
+        """
+        return Client(self.settings, self._path)
 
     def attach(self) -> list[int]:
         """Returns the descriptors of the memory that the daemon holds."""
@@ -151,7 +159,7 @@ class Client:
         """
         with self._lock:
             if self._is_asking:
-                with contextlib.closing(Client(self.settings)) as other:
+                with contextlib.closing(self.beside()) as other:
                     return what(other)
             try:
                 self._is_asking = True

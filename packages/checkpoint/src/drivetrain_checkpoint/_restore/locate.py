@@ -155,7 +155,8 @@ def locate(
         damaged: Saves that turned out to be damaged when they were read.
 
     Raises:
-        CheckpointError: There is none; the message lists what there is.
+        CheckpointError: There is none, and the message lists what there is; or ranks
+            want different ones.
         CorruptCheckpointError: All that would be selected is damaged.
         StorageError: The storage fails.
     """
@@ -165,7 +166,7 @@ def locate(
         # A daemon that died took nothing with it that a trainer still holds: a new one
         # learns of it, from all ranks before any of them looks.
         job.client.hello()
-    group.all_gather(None)
+    _check_alike(group.all_gather((step, under)))
     nodes = rendezvous.nodes
     here = _saves_on_node(job.client, nodes.here, under)
     is_first = group.rank == 0
@@ -191,6 +192,17 @@ def locate(
         passed_over = "; ".join(damage)
         logger.warning("step %d is restored: %s", found.save.step, passed_over)
     return _open(job, storage, found.save, here)
+
+
+def _check_alike(wanted: Sequence[tuple[int | None, str]]) -> None:
+    """Raises if ranks restore different steps: each would get parts of both."""
+    for rank, other in enumerate(wanted):
+        if other != wanted[0]:
+            message = (
+                f"rank 0 and rank {rank} restore different checkpoints (step and folder "
+                f"{wanted[0]}, {other}): let one rank choose, and tell it to the others"
+            )
+            raise CheckpointError(message)
 
 
 def _saves_on_node(client: Client, node: str, under: str) -> _NodeSaves:

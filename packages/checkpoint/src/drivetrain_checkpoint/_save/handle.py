@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from drivetrain_checkpoint._daemon.client import Client
 from drivetrain_checkpoint._errors import DaemonError, StorageError
 from drivetrain_checkpoint._layout.manifest import ROOT_FILE
 from drivetrain_checkpoint._storage.protocol import folder_name
@@ -14,6 +14,7 @@ from drivetrain_core import CheckpointError
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from drivetrain_checkpoint._daemon.client import Client
     from drivetrain_checkpoint._storage.protocol import Storage
 
 _SLICE_S = 0.5
@@ -59,7 +60,7 @@ class SaveHandle:
         self._storage = storage
         self._under = under
         self._client = client
-        self._waiting = Client(client.settings)
+        self._waiting = client.beside()
         self._staging = staging
         self._unknown_since: float | None = None
         self._durable = False
@@ -131,7 +132,7 @@ class SaveHandle:
             return False
         if self._staging is not None:
             try:
-                self._staging.result(timeout_s)
+                self._staging.result(None if timeout_s == math.inf else timeout_s)
             except TimeoutError:
                 return False
         if until == "staged":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._arguments import count
 from drivetrain_checkpoint._errors import StorageError
+from drivetrain_checkpoint._fields import is_count
 from drivetrain_checkpoint._layout.rank_entries import (
     differing,
     entry_digests,
@@ -195,11 +196,18 @@ class Saver:
 
     def _register(self) -> None:
         """Makes the job known to the daemons; its saves are newer than all before."""
-        if self._job.register_nodes() and self._job.group.rank == 0:
+        if self._job.register_nodes():
+            self._began_ns = 0
+        if not self._began_ns:  # the first try may have failed
+            self._began_ns = self._job.group.run_on_all(self._begin)
+
+    def _begin(self) -> int:
+        """Returns when this run begins: after all saves that its first rank finds."""
+        if self._job.group.rank == 0:
             before = [*self._memory.saved_at_ns(), *self._job.saved_at_ns()]
             self._saved_at_ns = max([self._saved_at_ns, *before])
-            # Whatever the clocks say: after those whose checkpoints it has found.
-            self._began_ns = max(time.time_ns(), self._saved_at_ns + 1)
+        # Whatever the clocks say.
+        return max(time.time_ns(), self._saved_at_ns + 1)
 
     def _pack(self, state: Mapping[str, object]) -> PackedState:
         if has_partial_entries(state):
@@ -308,9 +316,12 @@ def _checked(step: object, state: object) -> int:
 
     Raises:
         TypeError: It is no whole number, or the state is no mapping from names.
-        ValueError: It is negative.
+        ValueError: It is negative, or more than messages carry.
     """
     number = count("step", step, 0)
+    if not is_count(number):
+        message = f"the step must be less than 2**62, got {number}"
+        raise ValueError(message)
     if not isinstance(state, Mapping):
         message = f"the state must be a mapping from names, got {type(state).__name__}"
         raise TypeError(message)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._storage.posix import PosixStorage
-from drivetrain_checkpoint._storage.protocol import as_storage_error
+from drivetrain_checkpoint._storage.protocol import as_storage_error, parse_name
 from drivetrain_checkpoint._storage.remote import RemoteStorage
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def resolve(place: str | os.PathLike[str]) -> str:
     """Returns a place as it is called from any folder and any process.
 
     Raises:
-        StorageError: It is a path that is longer than Linux takes.
+        StorageError: It is a path that is longer than Linux takes, or leads nowhere.
         ValueError: It is an URL of nothing.
 
     Example:
@@ -40,7 +40,8 @@ def resolve(place: str | os.PathLike[str]) -> str:
             message = f"{text} names no place"
             raise ValueError(message)
         return text.rstrip("/")
-    with as_storage_error("find", text):
+    # Python raises RuntimeError for a user that is not known and for links in a circle.
+    with as_storage_error("find", text, errors=(OSError, RuntimeError)):
         return _checked(str(Path(text).expanduser().resolve()))
 
 
@@ -59,8 +60,10 @@ def child_url(url: str, under: str) -> str:
         >>> child_url("s3://bucket/run", "best.ckpt"), child_url("/run", "")
         ('s3://bucket/run/best.ckpt', '/run')
     """
-    if "/" in under or under in {".", ".."}:
-        message = f"under must be the name of one folder, got {under!r}"
+    if "/" in under or under in {".", "..", _UNFINISHED} or parse_name(under):
+        message = (
+            f"under must be the name of one folder, and none of a save's, got {under!r}"
+        )
         raise ValueError(message)
     found = f"{url}/{under}" if under else url
     return found if "://" in url else _checked(found)

@@ -136,7 +136,7 @@ def as_storage_error(
     what: object,
     *,
     may_miss: bool = False,
-    errors: type[Exception] = OSError,
+    errors: type[Exception] | tuple[type[Exception], ...] = OSError,
 ) -> Iterator[None]:
     """Raises errors of the operating system as `StorageError`, with what was done.
 
