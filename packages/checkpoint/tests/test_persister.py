@@ -11,6 +11,7 @@ from drivetrain_checkpoint._daemon.commit_decision import decide
 from drivetrain_checkpoint._daemon.pending_save import PERSIST
 from drivetrain_checkpoint._daemon.persister import Persister
 from drivetrain_checkpoint._daemon.save_queue import SaveQueue
+from drivetrain_checkpoint._daemon.service import Daemon
 from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._layout.manifest import ROOT_FILE, RankFile, RootManifest
 from drivetrain_checkpoint._peers.peer_client import PeerClient
@@ -400,3 +401,21 @@ def test_memory_that_is_filled_anew_while_it_is_written_is_not_committed(
     storage.gate.set()
     assert queue.wait(first, 20)["error"] == "it was given up"
     assert steps(storage) == []
+
+
+def test_save_of_which_the_first_rank_has_nothing_left_is_not_waited_for(storage):
+    daemon = Daemon(None)  # one that has taken the place of another
+    queue, memory = daemon._queue, [Arena.create(8192, 8192) for _ in range(2)]
+    daemon._persister = Persister(queue, daemon._peers, storage)
+    queue.set_arena(1, memory[1])
+    lost = publish(queue, memory[1], 0, 1, rank=1, world_size=2)
+    part = queue.begin(1, PERSIST, 0.0)
+    queue.report(lost, 1, {"rank": 1})
+    queue.end(part, PERSIST)
+    about = {"step": 1, "save_id": lost, "under": "", "timeout_s": 0.01}
+    assert daemon._wait(**about)["state"] == "written"  # the first rank may be late
+    queue.set_arena(0, memory[0])
+    for index in (0, 1):
+        publish(queue, memory[0], index, 2 + index, world_size=2)
+    assert daemon._wait(**about)["state"] == "unknown"
+    assert daemon._wait(**about | {"timeout_s": 0.0})["state"] == "written"

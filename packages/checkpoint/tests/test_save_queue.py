@@ -175,7 +175,8 @@ def test_part_that_another_rank_waits_for_is_written_or_said_not_to_come(queue, 
     assert queue.begin(0, PERSIST, 0.0).save_id == "a"
     publish(arena, 1, 2, "b", tasks=())
     publish(arena, 0, 3, "c", tasks=())
-    assert queue.ask_for(0, "a") is None
+    assert queue.ask_for(0, "a") is False
+    assert queue.ask_for(0, "d") is None
     assert claim(queue)["index"] == 1
     assert queue.ask_for(0, "b") is False
     queue.release(0)

@@ -307,14 +307,16 @@ class SaveQueue:
         """Lets a rank's part of a save be written, as another rank waits for it.
 
         Returns:
-            Whether it may come yet; None if nothing is known of it here.
+            Whether it may come yet; None if nothing is known of it here. Of a rank that
+            has published a later save none will: ids of saves grow.
         """
         with self.changed:
             if rank in self.arenas:
                 self.scan(rank)
             mine = [part for part in self._parts(save_id) if part.rank == rank]
             if not mine:
-                return None
+                ours = [p.save_id for p in self._pending.values() if p.rank == rank]
+                return False if max(ours, default="") > save_id else None
             result = self.results.of(save_id)
             is_written = rank in result.reported or result.committed
             if is_written or PERSIST in mine[0].running:

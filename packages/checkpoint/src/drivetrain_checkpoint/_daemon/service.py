@@ -397,14 +397,14 @@ class Daemon:
         is_open = answer["state"] in {"unknown", "written"}
         # What this daemon commits itself it knows; what another has committed, before
         # this one or elsewhere, is on storage.
-        may_be_there = is_open and not self._queue.has(0, save_id)
-        if (
-            may_be_there
-            and self._persister
-            and self._persister.ensure_committed(**about)
-        ):
+        if not is_open or self._queue.has(0, save_id) or not self._persister:
+            return answer
+        # Who only looks need not ask other nodes.
+        run = self._trainers.run
+        is_lost = timeout_s and 0 in self._peers.absent(save_id, run, {0})
+        if self._persister.ensure_committed(**about):
             return {**answer, "state": "committed"}
-        return answer
+        return {**answer, "state": "unknown"} if is_lost else answer
 
     def _stop(self, connection: Connection, *, at_once: bool = False) -> None:
         if not at_once:

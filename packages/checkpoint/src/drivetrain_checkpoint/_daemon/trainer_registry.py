@@ -26,12 +26,13 @@ class TrainerRegistry:
     Attributes:
         ranks_here: The ranks that this node has in the current run; None before the
             first.
+        run: The current run of the job; empty before the first.
     """
 
     def __init__(self) -> None:
         """Knows no trainer yet."""
         self.ranks_here: set[int] | None = None
-        self._run = ""
+        self.run = ""
         self._ended: set[int] = set()
         self._trainers: dict[int, Connection] = {}
         self._lock = threading.Condition()
@@ -40,9 +41,9 @@ class TrainerRegistry:
         """Takes note of the run of the job; returns whether it is another than before."""
         with self._lock:
             self.ranks_here = set(ranks)
-            is_new = run != self._run
+            is_new = run != self.run
             if is_new:
-                self._run, self._ended = run, set()
+                self.run, self._ended = run, set()
             return is_new
 
     def register(self, connection: Connection, rank: int, url: str) -> None:
@@ -115,7 +116,7 @@ class TrainerRegistry:
         """
         with self._lock:
             here = self.ranks_here or set()
-            return set(here) if run != self._run else here & self._ended
+            return set(here) if run != self.run else here & self._ended
 
 
 def _is_alive(pid: int) -> bool:
