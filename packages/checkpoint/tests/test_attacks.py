@@ -336,3 +336,14 @@ def test_rank_without_a_daemon_keeps_no_other_waiting(tmp_path):
         assert all("cannot be made" in text for text in told)
         assert sums == [2.0] * 3
         assert done
+
+
+def persist_on_one_rank(folder, which):
+    checkpointer = Checkpointer(folder, job="attack")
+    handle = checkpointer.save(1, value_of(1), persist=dist.get_rank() == which)
+    return handle.wait(30)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_save_that_one_rank_wants_on_storage_gets_there(tmp_path, which):
+    assert run_ranks(persist_on_one_rank, 2, str(tmp_path / "run"), which) == [True] * 2

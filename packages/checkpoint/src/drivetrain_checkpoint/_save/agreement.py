@@ -22,6 +22,7 @@ class Proposal(NamedTuple):
         dropped: The save that would be given up for it, if one would.
         save_id: What the save would be called.
         saved_at_ns: The time, in nanoseconds since 1970.
+        persist: Whether storage is to follow; it does if one rank says so.
     """
 
     step: int
@@ -31,6 +32,7 @@ class Proposal(NamedTuple):
     dropped: str | None
     save_id: str
     saved_at_ns: int
+    persist: bool = True
 
 
 class Verdict(NamedTuple):

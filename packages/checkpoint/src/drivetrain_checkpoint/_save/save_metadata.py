@@ -49,7 +49,12 @@ class PreparedSave:
 
 
 def make_proposal(
-    ready: PreparedSave, plan: SavePlan | None, under: str, after_ns: int
+    ready: PreparedSave,
+    plan: SavePlan | None,
+    under: str,
+    after_ns: int,
+    *,
+    persist: bool,
 ) -> Proposal:
     """Returns what this rank says before a save.
 
@@ -59,6 +64,7 @@ def make_proposal(
         under: The folder in that of the checkpointer.
         after_ns: When the save before was made; this one is newer, whatever the clock
             says.
+        persist: Whether storage is to follow.
     """
     layout = plan.digest if plan else ""
     plain = f"{under}\0{ready.entries}\0{layout}\0{ready.values}"
@@ -73,6 +79,7 @@ def make_proposal(
         # Its order is known by the id alone, where a manifest does not read any more.
         f"{saved_at_ns:016x}",
         saved_at_ns,
+        persist,
     )
 
 

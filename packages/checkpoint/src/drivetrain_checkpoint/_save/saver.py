@@ -91,11 +91,11 @@ class Saver:
         self._memory.wait_for_copy()
         self._register()
         ready = self._prepare(step, state, under)
-        proposals = self._gather_proposals(ready, under)
+        proposals = self._gather_proposals(ready, under, persist=persist)
         if self._find_apart(proposals):
             self._give_back(ready.claim)
             ready = self._prepare(step, state, under)
-            proposals = self._gather_proposals(ready, under)
+            proposals = self._gather_proposals(ready, under, persist=persist)
         verdict = self._agreed(proposals, ready)
         first = proposals[0]
         self._saved_at_ns = first.saved_at_ns
@@ -125,7 +125,7 @@ class Saver:
             ready.entries,
             began_ns=self._began_ns,
             under=under,
-            persist=persist,
+            persist=any(one.persist for one in proposals),
         )
         staging = self._memory.fill(ready.claim, self._plan, record)
         handle = make_handle(staging=staging)
@@ -274,10 +274,14 @@ class Saver:
             ready.problem = error
         return ready
 
-    def _gather_proposals(self, ready: PreparedSave, under: str) -> list[Proposal]:
+    def _gather_proposals(
+        self, ready: PreparedSave, under: str, *, persist: bool
+    ) -> list[Proposal]:
         """Returns what every rank proposes; all call it."""
         try:
-            proposal = make_proposal(ready, self._plan, under, self._saved_at_ns)
+            proposal = make_proposal(
+                ready, self._plan, under, self._saved_at_ns, persist=persist
+            )
             return self._job.group.all_gather(proposal)
         except BaseException:
             # A rank that is gone must not cost the others their memory.
