@@ -187,9 +187,10 @@ class Checkpointer:
                 data, by name. A model whose modules have hooks or overrides of
                 `state_dict` is held by that. What an object or plain data has for one
                 rank alone, small tensors on the CPU among it, is kept for each rank.
-            persist: Whether storage follows. Without it the save stays in memory until
-                a newer one takes its place, and is brought to storage only by `flush`,
-                by waiting for its handle, or by the trainer's death.
+            persist: Whether storage follows, for all ranks if one says so. Without it
+                the save stays in memory until a newer one takes its place, and is
+                brought to storage only by `flush`, by waiting for its handle, or by the
+                trainer's death.
             under: The name of a folder in that of the checkpointer, for checkpoints
                 that are kept, listed and restored apart from all others; the same on
                 every rank. Empty, it is the checkpointer's folder itself.
