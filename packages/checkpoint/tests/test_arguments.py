@@ -58,6 +58,11 @@ def test_step_to_restore_is_checked(tmp_path, step):
         Checkpointer(tmp_path, job="arguments").restore({}, step)
 
 
+def test_state_to_restore_is_a_mapping(tmp_path):
+    with pytest.raises(TypeError, match=r"a mapping from names, got Linear"):
+        Checkpointer(tmp_path, job="arguments").restore(torch.nn.Linear(2, 2))
+
+
 def test_arguments_for_dcp_are_checked(tmp_path):
     with pytest.raises(ValueError, match="timeout_s must be a finite number"):
         Stager(timeout_s=NAN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Mapping
 from typing import SupportsIndex
 
 
@@ -83,3 +84,14 @@ def text(name: str, value: object) -> str:
         message = f"{name} must be a name, got an empty one"
         raise ValueError(message)
     return value
+
+
+def mapping(name: str, value: object) -> None:
+    """Checks that an argument is a mapping from names.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(value, Mapping):
+        message = f"the {name} must be a mapping from names, got {type(value).__name__}"
+        raise TypeError(message)

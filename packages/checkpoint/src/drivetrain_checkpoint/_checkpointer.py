@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from drivetrain_checkpoint._arguments import amount, count, text
+from drivetrain_checkpoint._arguments import amount, count, mapping, text
 from drivetrain_checkpoint._daemon.settings import Settings
 from drivetrain_checkpoint._job_context import JobContext
 from drivetrain_checkpoint._rank_group import RankGroup
@@ -236,7 +236,7 @@ class Checkpointer:
             The step that was restored.
 
         Raises:
-            TypeError: The step is no whole number.
+            TypeError: The step is no whole number, or `into` no mapping.
             ValueError: The step is negative, or `under` is no name.
             CheckpointError: There is none, ranks want different ones, or it does not
                 fit; then its `mismatches` are all that does not. Nothing has been
@@ -246,6 +246,7 @@ class Checkpointer:
         """
         if step is not None:
             step = count("step", step, 0)
+        mapping("state", into)
         with self._alone("restore"):
             self._memory.wait_for_copy()
             return restore_state(self._job, into, step, strict=strict, under=under)
