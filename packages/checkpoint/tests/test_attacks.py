@@ -1,7 +1,9 @@
 """What a user may do that nobody meant, and what becomes of it."""
 
+import contextlib
 import math
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -347,3 +349,38 @@ def persist_on_one_rank(folder, which):
 @pytest.mark.parametrize("which", [0, 1])
 def test_save_that_one_rank_wants_on_storage_gets_there(tmp_path, which):
     assert run_ranks(persist_on_one_rank, 2, str(tmp_path / "run"), which) == [True] * 2
+
+
+def keep_as_many_as_the_rank_says(folder):
+    checkpointer = Checkpointer(folder, job="attack", keep=dist.get_rank() + 2)
+    with pytest.raises(ValueError, match=r"rank 1 with .*give all ranks the same keep"):
+        checkpointer.save(1, value_of(1))
+
+
+@pytest.mark.slow
+def test_ranks_that_keep_different_checkpoints_are_told(tmp_path):
+    run_ranks(keep_as_many_as_the_rank_says, 2, str(tmp_path))
+
+
+def test_memory_that_cannot_be_asked_for_is_told(tmp_path, checkpointer, caplog):
+    assert checkpointer.save(1, value_of(1)).wait(60)
+    checkpointer.save(2, value_of(2), persist=False)
+    other = Checkpointer(tmp_path / "run", job="attack")
+    other.has_daemon()
+    free, used = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    state = value_of(-1)
+    try:
+        other.restore(state, 2)  # its way to the daemon stands
+        limit = 8 + max(int(fd.name) for fd in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, free[1]))
+        with contextlib.suppress(OSError):
+            while len(used) < limit:
+                used.append(os.open("/dev/null", os.O_RDONLY))
+        os.close(used.pop())
+        with pytest.raises(OSError, match=r"descriptor|Too many open files"):
+            other.restore(state)
+    finally:
+        for fd in used:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, free)
+    assert other.restore(state) == 2

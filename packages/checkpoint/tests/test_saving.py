@@ -19,9 +19,11 @@ from drivetrain_checkpoint import (
     StorageError,
     list_checkpoints,
 )
+from drivetrain_checkpoint._daemon import trainer_registry
 from drivetrain_checkpoint._daemon.client import visit
 from drivetrain_checkpoint._daemon.listener import Listener
 from drivetrain_checkpoint._daemon.service import Daemon
+from drivetrain_checkpoint._daemon.trainer_registry import TrainerRegistry
 from drivetrain_checkpoint._peers.connection import socket_path
 from drivetrain_checkpoint._peers.nodes import Node, NodeTable
 from drivetrain_checkpoint._save import rank_memory
@@ -387,3 +389,15 @@ def test_ranks_that_a_job_no_longer_has_are_not_waited_for():
     # Rank 1 is another node's, which is asked.
     assert absent("0" * 16, "old", {0, 1, 2}) == {0, 2}
     assert absent("0" * 16, "new", {0, 1}) == set()
+
+
+def test_rank_that_never_comes_to_a_new_daemon_is_not_waited_for(monkeypatch):
+    # Its trainer may wait, in a collective, for a rank that waits for memory here.
+    registry = TrainerRegistry()
+    registry.begin("run", (0, 1))
+    assert registry.ended_ranks("run") == set()
+    monkeypatch.setattr(trainer_registry, "_COME_S", 0.0)
+    registry._trainers[0] = object()
+    assert registry.ended_ranks("run") == {1}
+    registry._trainers[1] = object()
+    assert registry.ended_ranks("run") == set()

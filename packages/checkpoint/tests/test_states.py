@@ -138,9 +138,9 @@ def test_tensors_that_cannot_be_written_are_told_before_any_is(checkpointer, whe
         checkpointer.restore(into)
     told = [one.split(",")[0] for one in caught.value.mismatches]
     assert told == [
-        "'expanded' is expanded",
+        "'expanded' is a view whose elements share memory: give a clone() of it",
         "'freed' has no memory: it was freed",
-        "'inference' is an inference tensor",
+        "'inference' is an inference tensor: give a clone() of it",
         "'meta' is on the meta device",
     ]
     assert into["fine"].tolist() == [0, 0, 0]
@@ -159,7 +159,7 @@ def test_load_tells_of_tensors_that_cannot_be_written(checkpointer, tmp_path):
     assert len(caught.value.mismatches) == 4
     assert into["fine"].tolist() == [0, 0, 0]
     into["fine"] = torch.zeros(1).expand(3)
-    with pytest.raises(CheckpointException, match="'fine' is expanded"):
+    with pytest.raises(CheckpointException, match="'fine' is a view whose elements"):
         dcp.load({"fine": into["fine"]}, storage_reader=Reader(tmp_path / "run"))
 
 

@@ -396,6 +396,7 @@ def unwritable_tensors():
         inference = torch.zeros(3)
     return {
         "expanded": torch.zeros(1).expand(3),
+        "windows": torch.zeros(4).unfold(0, 2, 1),
         "inference": inference,
         "meta": torch.zeros(3, device="meta"),
         "sparse": torch.zeros(3).to_sparse(),
@@ -409,13 +410,16 @@ def unwritable_tensors():
 @pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype")
 def test_tensors_that_cannot_be_written_are_all_told_before_any_is():
     into = unwritable_tensors() | {"fine": torch.zeros(3)}
-    saved = Saved({name: torch.ones(3) for name in into})
+    saved = Saved(
+        {name: torch.ones(3) for name in into} | {"windows": torch.ones(3, 2)}
+    )
     with pytest.raises(CheckpointError) as caught:
         saved.restore(into)
     told = caught.value.mismatches
     assert len(told) == len(into) - 1
     for name, words in {
         "expanded": r"share memory: give a clone\(\)",
+        "windows": r"share memory: give a clone\(\)",
         "inference": r"an inference tensor.* restore in that mode",
         "meta": r"without memory: make it with to_empty\(\)",
         "sparse": "torch.sparse_coo: give a dense one",

@@ -79,12 +79,20 @@ class JobContext:
             Whether they had not been told before.
 
         Raises:
-            ValueError: There are not as many nodes as replicas need.
+            ValueError: There are not as many nodes as replicas need, or ranks were told
+                to keep different checkpoints.
             DaemonError: A daemon cannot be started.
         """
         rendezvous = self.rendezvous()
         if self._is_registered:
             return False
+        for rank, keep in enumerate(kept := self.group.all_gather(self.settings.keep)):
+            if keep != kept[0]:
+                message = (
+                    f"rank 0 saves with {kept[0]}, and rank {rank} with {keep}: give all "
+                    "ranks the same keep"
+                )
+                raise ValueError(message)
         replica_holders(rendezvous.nodes.nodes, self.num_replicas)
         about = {
             "nodes": rendezvous.nodes.to_plain(),

@@ -198,6 +198,9 @@ class Client:
                     "stopped, or its machine overloaded?"
                 )
                 raise DaemonError(text) from error
+            except DaemonError:
+                self._hang_up()
+                raise
             except (OSError, EOFError) as error:
                 # It died: a new one learns what those before knew, and the question.
                 problem = error

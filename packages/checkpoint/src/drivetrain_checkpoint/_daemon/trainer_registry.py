@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from drivetrain_checkpoint._peers.connection import Connection
 
 _TAKE_OVER_S = 3.0
+_COME_S = 10.0
+"""How long a daemon that has taken the place of another waits for a rank to come."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -33,6 +35,7 @@ class TrainerRegistry:
         """Knows no trainer yet."""
         self.ranks_here: set[int] | None = None
         self.run = ""
+        self._began_at = 0.0
         self._ended: set[int] = set()
         self._trainers: dict[int, Connection] = {}
         self._lock = threading.Condition()
@@ -44,6 +47,7 @@ class TrainerRegistry:
             is_new = run != self.run
             if is_new:
                 self.run, self._ended = run, set()
+                self._began_at = time.monotonic()
             return is_new
 
     def register(self, connection: Connection, rank: int, url: str) -> None:
@@ -112,11 +116,15 @@ class TrainerRegistry:
     def ended_ranks(self, run: str) -> set[int]:
         """Returns the ranks of this node that publish nothing more in a run.
 
-        Those are the ranks whose trainer is gone, or is that of another run.
+        Those are the ranks whose trainer is gone, or is that of another run, or has not
+        come to this daemon: it may wait for a rank that waits for memory here.
         """
         with self._lock:
             here = self.ranks_here or set()
-            return set(here) if run != self.run else here & self._ended
+            if run != self.run:
+                return set(here)
+            is_late = time.monotonic() - self._began_at > _COME_S
+            return here - self._trainers.keys() if is_late else here & self._ended
 
 
 def _is_alive(pid: int) -> bool:

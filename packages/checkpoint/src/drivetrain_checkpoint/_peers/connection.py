@@ -124,12 +124,16 @@ class Connection:
         Raises:
             EOFError: The other end is gone.
             ProtocolError: What came is no message.
+            DaemonError: This process may open no more descriptors.
             OSError: The other end is gone.
         """
         head = b""
         fds: list[int] = []
         if self.socket.family == socket.AF_UNIX:
-            head, fds, _, _ = socket.recv_fds(self.socket, _LENGTH.size, 1)
+            head, fds, flags, _ = socket.recv_fds(self.socket, _LENGTH.size, 1)
+            if flags & socket.MSG_CTRUNC:
+                text = "no descriptor is left for the memory of a rank: raise ulimit -n"
+                raise DaemonError(text)
             if not head:
                 raise EOFError
         try:

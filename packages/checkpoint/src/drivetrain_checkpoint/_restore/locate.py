@@ -210,7 +210,8 @@ def _saves_on_node(client: Client, node: str, under: str) -> _NodeSaves:
     found = _NodeSaves()
     try:
         arenas = [Arena(fd) for fd in client.attach()]
-    except DaemonError:
+    except DaemonError as error:
+        logger.warning("what lies in this node's memory is not known: %s", error)
         arenas = []
     for arena in arenas:
         for generation in arena.generations():

@@ -267,8 +267,10 @@ class Saver:
             ready.entries = self._allocate()
             if self.keeps_apart and self._job.group.world_size > 1:
                 ready.values = values_digest(self._packed)
-            ready.claim, ready.waited_s = self._memory.claim(
-                wait=self._policy == "wait", drop=self._policy == "drop_oldest"
+            # Nobody waits for memory here: what is to free it may be in the hands of a
+            # rank that waits for this one.
+            ready.claim, _ = self._memory.claim(
+                wait=False, drop=self._policy == "drop_oldest"
             )
         except Exception as error:  # noqa: BLE001
             ready.problem = error

@@ -17,7 +17,7 @@ def unwritable(tensor: torch.Tensor) -> str:
 
     Example:
         >>> unwritable(torch.zeros(1).expand(3))
-        'is expanded, so that its elements share memory: give a clone() of it'
+        'is a view whose elements share memory: give a clone() of it'
         >>> unwritable(torch.zeros(3))
         ''
     """
@@ -25,21 +25,19 @@ def unwritable(tensor: torch.Tensor) -> str:
         return "is a nested tensor, which no checkpoint holds: give a dense one"
     if tensor.is_meta:
         return "is on the meta device, without memory: make it with to_empty() first"
-    local: Any = tensor
-    if hasattr(local, "to_local"):
-        local = local.detach().to_local()
+    local: Any = tensor.detach()
+    local = local.to_local() if hasattr(local, "to_local") else local
     if local.layout is not torch.strided:
         return f"is a tensor of {local.layout}: give a dense one"
     if local.is_inference() and not torch.is_inference_mode_enabled():
-        return (
-            "is an inference tensor, which only torch.inference_mode() may change: give "
-            "a clone() of it, or restore in that mode"
-        )
+        return "is an inference tensor: give a clone() of it, or restore in that mode"
     # Blocks of a tensor lie in the memory of others.
     is_whole = local.is_cpu and not hasattr(local, "local_chunks")
     if is_whole and (why := without_memory(local)):
         return why
-    sizes = zip(local.shape, local.stride(), strict=True)
-    if local.numel() and any(size > 1 and not stride for size, stride in sizes):
-        return "is expanded, so that its elements share memory: give a clone() of it"
+    reach = 0
+    for stride, size in sorted(zip(local.stride(), local.shape, strict=True)):
+        if size > 1 and stride <= reach and local.numel():
+            return "is a view whose elements share memory: give a clone() of it"
+        reach += (size - 1) * stride
     return ""
