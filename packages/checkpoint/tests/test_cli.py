@@ -64,7 +64,7 @@ def test_command_says_what_is_wrong(tmp_path, capsys):
     assert main(["verify", str(tmp_path)]) == 1
     assert "never committed" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path)]) == 1
-    assert "has no checkpoint; it has none at all" in capsys.readouterr().err
+    assert "has no checkpoint" in capsys.readouterr().err
     assert main(["daemon", "status", str(tmp_path)]) == 1
     assert "no daemon serves job 'default'" in capsys.readouterr().out
 
@@ -188,6 +188,14 @@ def test_gc_keeps_what_it_is_told(tmp_path, run, capsys):
     with pytest.raises(SystemExit) as found:
         main(["gc", str(run), "--keep", "0"])
     assert found.value.code == 2
+
+
+def test_gc_counts_no_checkpoint_that_lacks_a_file(run, caplog):
+    newest = max(run.glob("step-*"))
+    (newest / "rank-00000.safetensors").unlink()
+    assert main(["gc", str(run), "--keep", "1"]) == 0
+    assert f"{newest}/rank-00000.safetensors" in caplog.text
+    assert steps(run) == [3, 4]
 
 
 def test_recover_brings_memory_to_storage(tmp_path, capsys):

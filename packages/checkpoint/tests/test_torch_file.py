@@ -121,3 +121,9 @@ def test_nothing_has_its_name_before_it_is_synced(tmp_path, monkeypatch):
     )
     torch_save({"a": 1}, tmp_path / "a.pt")
     assert events == ["sync", "rename", "sync"]
+
+
+def test_file_of_something_else_is_no_file_of_torch(tmp_path):
+    (tmp_path / "a.pt").write_text("e: a text")
+    with pytest.raises(ForeignCheckpointError, match=r"a.pt is no file of torch"):
+        torch_load(tmp_path / "a.pt")

@@ -125,9 +125,16 @@ class Checkpointer:
             replica_bytes_per_s = amount("replica_bytes_per_s", replica_bytes_per_s)
         if num_threads is not None:
             num_threads = count("num_threads", num_threads, 1)
+        url = resolve(folder)
+        if url.startswith("memory://"):
+            message = (
+                f"{url} lies in the memory of one process, and a daemon writes what is "
+                "saved: give a folder or a store that both reach"
+            )
+            raise ValueError(message)
         settings = Settings(
             job=job,
-            url=resolve(folder),
+            url=url,
             options=dict(storage_options or {}),
             keep=keep if isinstance(keep, Keep) else Keep(last=keep),
             limit_s=amount("timeout_s", timeout_s),

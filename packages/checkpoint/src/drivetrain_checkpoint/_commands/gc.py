@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
 from drivetrain_checkpoint._commands import common
+from drivetrain_checkpoint._errors import (
+    CorruptCheckpointError,
+    ForeignCheckpointError,
+)
 from drivetrain_checkpoint._layout.manifest import ROOT_FILE
 from drivetrain_checkpoint._storage.catalog import (
     Keep,
@@ -14,11 +19,16 @@ from drivetrain_checkpoint._storage.catalog import (
     list_saved,
     retired,
 )
+from drivetrain_checkpoint._storage.checked_source import StorageSource
 from drivetrain_core import CheckpointError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+
+    from drivetrain_checkpoint._storage.protocol import Storage
+
+logger = logging.getLogger(__name__)
 
 
 def superfluous(
@@ -43,6 +53,16 @@ def superfluous(
     return [one.name for one in gone if one.root.saved_at_ns <= before_ns]
 
 
+def _problem_of(storage: Storage, one: Saved) -> str:
+    """Returns which file a checkpoint lacks, or nothing; what is in them is not read."""
+    try:
+        for rank in range(one.root.world_size):
+            StorageSource.committed(storage, one.name, one.root, rank)
+    except (CorruptCheckpointError, ForeignCheckpointError) as error:
+        return str(error)
+    return ""
+
+
 def collect(args: argparse.Namespace) -> int:
     """Deletes checkpoints that need not be kept, and prints which."""
     storage = common.storage_at(common.existing(args.folder), args)
@@ -50,8 +70,12 @@ def collect(args: argparse.Namespace) -> int:
     if not saved:
         message = f"{storage.url} has no committed checkpoint: nothing is deleted"
         raise CheckpointError(message)
+    problems = {one.name: _problem_of(storage, one) for one in saved}
+    for problem in filter(None, problems.values()):
+        logger.warning("it counts for nothing: %s", problem)
+    whole = [one for one in saved if not problems[one.name]]
     keep = Keep(last=args.keep, every=args.every)
-    old = superfluous(saved, keep, time.time(), 3600 * args.older_than)
+    old = superfluous(whole, keep, time.time(), 3600 * args.older_than)
     lost = abandoned(storage)
     for name in [*old, *lost]:
         if not args.dry_run:

@@ -95,6 +95,9 @@ def torch_load(
             "torch.serialization.add_safe_globals, or give weights_only=False"
         )
         raise ForeignCheckpointError(message) from error
+    except LookupError as error:  # instructions that no pickle has
+        message = f"{path} is no file of torch"
+        raise ForeignCheckpointError(message) from error
     except (RuntimeError, EOFError) as error:
         text = str(error).partition("\n")[0]
         if isinstance(error, EOFError) or "PytorchStreamReader" in text:

@@ -26,13 +26,16 @@ def resolve(place: str | os.PathLike[str]) -> str:
 
     Raises:
         StorageError: It is a path that is longer than Linux takes, or leads nowhere.
-        ValueError: It is an URL of nothing.
+        ValueError: It is empty, or an URL of nothing.
 
     Example:
         >>> resolve("s3://bucket/run/"), resolve("file:///run")
         ('s3://bucket/run', '/run')
     """
     text = os.fspath(place)
+    if not text:
+        message = "the name of a folder is empty; the current folder is '.'"
+        raise ValueError(message)
     if text.startswith("file://"):
         text = text.removeprefix("file://")
     if "://" in text:

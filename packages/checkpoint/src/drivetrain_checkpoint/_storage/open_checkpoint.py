@@ -123,8 +123,12 @@ def open_checkpoint(
         raise CorruptCheckpointError(why_none(chosen))
     if chosen.save is None:
         steps = ", ".join(str(one.root.step) for one in saved[-10:]) or "none at all"
-        wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
-        message = f"{url} has no {wanted}; it has {steps}"
+        message = f"{url} has no checkpoint"
+        message += "" if step is None else f" of step {step}; it has {steps}"
+        if around.exists(name, ".metadata"):
+            message += (
+                "; what it has is torch's: drivetrain-checkpoint convert reads it"
+            )
         raise CheckpointError(message)
     if chosen.passed_over:
         passed_over = "; ".join(save.problem for save in chosen.passed_over)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,7 @@ class Writer(StorageWriter):
         **options: Further arguments of `Checkpointer`.
 
     Raises:
+        TypeError: It has no such argument, as of `FileSystemWriter`.
         ValueError: An argument is out of its range.
 
     Example:
@@ -114,6 +116,13 @@ class Writer(StorageWriter):
         **options: Any,
     ) -> None:
         super().__init__()
+        taken = inspect.signature(Checkpointer).parameters
+        if unknown := sorted(options.keys() - taken.keys()):
+            message = (
+                f"Writer has no argument {unknown[0]!r}: how files are laid out and "
+                "written is this format's own matter; see Checkpointer for what it takes"
+            )
+            raise TypeError(message)
         if step is not None:
             step = count("step", step, 0)
         options |= {
