@@ -14,6 +14,7 @@ from drivetrain_checkpoint import (
     load,
     verify,
 )
+from drivetrain_checkpoint._storage.open_checkpoint import open_checkpoint
 from drivetrain_checkpoint.cli import main
 from drivetrain_core import CheckpointError
 
@@ -76,3 +77,9 @@ def test_manifest_of_another_program_means_nothing(tmp_path):
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(ForeignCheckpointError, match="no checkpoint of a known format"):
         detect(tmp_path)
+
+
+def test_checkpoint_of_torchs_own_format_is_named(tmp_path):
+    (tmp_path / ".metadata").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"torch's own: FileSystemReader reads"):
+        open_checkpoint(tmp_path)

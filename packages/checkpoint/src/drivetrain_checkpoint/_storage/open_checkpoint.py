@@ -126,9 +126,7 @@ def open_checkpoint(
         message = f"{url} has no checkpoint"
         message += "" if step is None else f" of step {step}; it has {steps}"
         if around.exists(name, ".metadata"):
-            message += (
-                "; what it has is torch's: drivetrain-checkpoint convert reads it"
-            )
+            message += "; what it has is torch's own: FileSystemReader reads it"
         raise CheckpointError(message)
     if chosen.passed_over:
         passed_over = "; ".join(save.problem for save in chosen.passed_over)
