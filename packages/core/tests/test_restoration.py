@@ -446,3 +446,24 @@ def test_model_without_memory_is_refused():
     model = nn.Linear(2, 2, device="meta")
     told = refused(Saved({"m": nn.Linear(2, 2)}), {"m": model})
     assert [one.split(" is ")[0] for one in told] == ["'m.weight'", "'m.bias'"]
+
+
+def test_state_of_another_kind_of_optimizer_is_refused():
+    def stepped(kind, **options):
+        model = nn.Linear(2, 2)
+        optimizer = kind(model.parameters(), lr=0.1, **options)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        return {"model": model, "optimizer": optimizer}
+
+    adam = stepped(torch.optim.AdamW)
+    torch.optim.lr_scheduler.StepLR(adam["optimizer"], 1)  # adds initial_lr
+    saved = Saved(adam)
+    into = stepped(torch.optim.SGD, momentum=0.9)
+    before = copy.deepcopy(into["optimizer"].state_dict())
+    with pytest.raises(CheckpointError, match=r"another kind .* betas.* not dampening"):
+        saved.restore(into)
+    assert saved.restore(into, strict=False)
+    assert str(into["optimizer"].state_dict()) == str(before)
+    # What differs in its defaults alone is the same kind, and so is one without schedule.
+    assert not saved.restore(stepped(torch.optim.Adam))

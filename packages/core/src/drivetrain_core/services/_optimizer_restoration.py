@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from drivetrain_core.services.tensor_spec import TensorSpec
 
 _GROUPS = "param_groups"
+# Schedulers add these to groups, and may not have come yet.
+_OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
 
 
 class OptimizerRestoration:
@@ -53,13 +55,8 @@ class OptimizerRestoration:
         self._key = key
         self._state = state
         self._here, self._there = state.groups(), entry["groups"]
-        self._groups = {
-            number
-            for number, (here, there) in enumerate(
-                zip(self._here, self._there, strict=False)
-            )
-            if here == there
-        }
+        pairs = enumerate(zip(self._here, self._there, strict=False))
+        self._groups = {number for number, (here, there) in pairs if here == there}
         self.mismatches = self._group_mismatches()
         self._options = set(self._groups)
         # Tensors inside of options, such as a pair of betas.
@@ -78,6 +75,14 @@ class OptimizerRestoration:
         self._parameters = self._fitting_parameters(saved)
         self._specs = [spec for spec in self._specs if self._fits(spec.name)]
         self._scalars = {n: v for n, v in scalars.items() if self._fits(n)}
+        names = [*scalars, *(spec.name.removeprefix(f"{key}.") for spec in specs)]
+        known = {name.split(".", 2)[2] for name in state.options()}
+        there = {n.split(".", 2)[2] for n in names if n.startswith(f"{_GROUPS}.")}
+        lacking, unknown = sorted(known - there), sorted(there - known - _OF_SCHEDULERS)
+        if lacking and unknown:
+            what = f"its options are {listing(unknown)}, and not {listing(lacking)}"
+            self.mismatches.append(f"{key!r} was another kind of optimizer: {what}")
+            self._specs, self._scalars, self._parameters = [], {}, set()
 
     def prepare(self) -> None:
         """Makes places for the state that is not there yet, and drops what was not."""
@@ -89,12 +94,11 @@ class OptimizerRestoration:
         """Returns the tensors to be written in place, by their names in the state."""
         present = self._state.tensors()
         # Of a program over a mesh, other ranks may hold some of it.
-        found = {
+        return self._inner | {
             f"{self._key}.{spec.name}": present[spec.name]
             for spec in self._specs
             if spec.name in present
         }
-        return found | self._inner
 
     def finish(self) -> None:
         """Takes over the values that are no tensors."""
@@ -159,9 +163,8 @@ class OptimizerRestoration:
         return common - wrong.keys() - placed
 
     def _misfit(self, spec: TensorSpec, present: Mapping[str, torch.Tensor]) -> str:
-        tensor = present.get(spec.name)
-        if tensor is not None:
-            return shape_mismatch(spec.name, tensor, spec)
+        if spec.name in present:
+            return shape_mismatch(spec.name, present[spec.name], spec)
         try:
             self._state.check(spec)
         except NamesError as error:
