@@ -168,7 +168,7 @@ def test_object_that_nobody_allowed_is_not_loaded(tmp_path, writer):
 def test_damage_is_found_and_nothing_is_loaded_from_nowhere(tmp_path, writer):
     # torch 2.11 goes on without metadata, and says that alone.
     is_old = torch.__version__.startswith("2.11.")
-    said = "metadata is None" if is_old else "none at all"
+    said = "metadata is None" if is_old else "has no checkpoint"
     with pytest.raises(CheckpointException, match=said):
         torch_dcp.load({"a": torch.ones(1)}, storage_reader=Reader(tmp_path / "no"))
     save({"weights": torch.ones(1000)}, writer)
