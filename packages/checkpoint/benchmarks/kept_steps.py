@@ -1,7 +1,9 @@
 """What a save costs in a folder of many checkpoints, beside the same in one of few."""
 
 import dataclasses
+import os
 import statistics
+import time
 from pathlib import Path
 
 import torch
@@ -25,16 +27,18 @@ def kept_steps(num_many, most):
 
     def measure(quick):
         with new_place() as place:
-            few, many = (
-                _filled(place.folder / f"{num}", num) for num in (_FEW, num_many)
-            )
+            places = {num: place.folder / f"{num}" for num in (_FEW, num_many)}
+            filled = {num: _filled(folder, num) for num, folder in places.items()}
             state = {"w": torch.zeros(_STATE_BYTES // 4)}
-            ours, theirs = [], []
+            times = {num: [] for num in places}
             for step in range(15 if quick else 60):
-                for checkpointer, times in ((few, theirs), (many, ours)):
-                    save = checkpointer.save
-                    times.append(timed(lambda: save(10**6 + step, state).wait()))  # noqa: B023
-                    checkpointer.flush()
+                for num in sorted(places, reverse=bool(step % 2)):
+                    save = filled[num].save
+                    times[num].append(timed(lambda: save(10**6 + step, state).wait()))  # noqa: B023
+                    # What is deleted then is no part of the other's next save.
+                    while len(os.listdir(places[num])) > num:  # noqa: PTH208
+                        time.sleep(0.001)
+            theirs, ours = times.values()
         # The first makes the memory, and reads the folder.
         ours, theirs = ours[3:], theirs[3:]
         # The fastest quarter: the others wait for what the disk has to do besides.

@@ -15,7 +15,7 @@ from drivetrain_checkpoint._daemon.service import Daemon
 from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._layout.manifest import ROOT_FILE, RankFile, RootManifest
 from drivetrain_checkpoint._peers.peer_client import PeerClient
-from drivetrain_checkpoint._storage.catalog import Keep, retired, scan
+from drivetrain_checkpoint._storage.catalog import Keep, look_again, retired, scan
 from drivetrain_checkpoint._storage.posix import PosixStorage
 
 INFINITE = float("inf")
@@ -260,7 +260,8 @@ def test_save_reads_no_manifest_of_those_before(queue, storage, arena, monkeypat
     # What another process has deleted meanwhile is not there any more.
     storage.remove(f"step-0000000003-{3:016x}", ROOT_FILE)
     known = {}
-    assert [one.root.step for one in scan(storage, known)[0]] == steps(storage)
+    look_again(storage, known)
+    assert [one.root.step for one in known.values()] == steps(storage)
     assert all(one.root.entries == one.root.layout == {} for one in known.values())
 
 

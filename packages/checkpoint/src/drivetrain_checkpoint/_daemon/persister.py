@@ -24,8 +24,8 @@ from drivetrain_checkpoint._storage.catalog import (
     Keep,
     Saved,
     abandoned,
+    look_again,
     retired,
-    scan,
     written_ranks,
 )
 from drivetrain_checkpoint._storage.overtaken import why_overtaken
@@ -230,7 +230,7 @@ class Persister:
         with self._looking:
             known = self._known.setdefault(storage.url, {})
             try:
-                scan(storage, known)
+                look_again(storage, known)
             # Who may not list the storage may save to it all the same.
             except (CheckpointError, OSError) as error:
                 logger.warning("whether another run saves here is not known: %s", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import time
 from dataclasses import dataclass, replace
@@ -172,35 +173,40 @@ def checkpoints_of_job(
     return [s for s in saved if s.root.job == job] or [s for s in saved if adopt]
 
 
-def scan(
-    storage: Storage, known: dict[str, Saved] | None = None
-) -> tuple[list[Saved], list[DamagedSave]]:
-    """Returns what `list_saved` does, and what was committed and does not read.
-
-    Args:
-        storage: The storage.
-        known: What was read before, by its folder, which is not read again; what is new
-            is added, without its plain half.
-    """
-    before = known or {}
-    names = storage.names()
-    found = [before[name] for name in names if name in before]
+def scan(storage: Storage) -> tuple[list[Saved], list[DamagedSave]]:
+    """Returns what `list_saved` does, and what was committed and does not read."""
+    found: list[Saved] = []
     damaged: list[DamagedSave] = []
-    for name in names:
-        if name in before or (said := parse_name(name)) is None:
-            continue
+    for name in storage.names():
         try:
             found.append(Saved(name, read_root(storage, name)))
         except (CorruptCheckpointError, ForeignCheckpointError) as error:
-            damaged.append(DamagedSave(name, *said, _job_of(storage, name), error))
+            said = parse_name(name)
+            if said is not None:
+                job = _job_of(storage, name)
+                damaged.append(DamagedSave(name, *said, job, error))
         except FileNotFoundError:
             continue
-    if known is not None:
-        now = {one.name: known.get(one.name) or one.without_plain() for one in found}
-        known.clear()
-        known.update(now)
     found.sort(key=lambda saved: (saved.root.saved_at_ns, saved.root.step))
     return found, damaged
+
+
+def look_again(storage: Storage, known: dict[str, Saved]) -> None:
+    """Brings what was read of a storage up to date; it costs no more than what is new.
+
+    Args:
+        storage: The storage.
+        known: What is committed, by its folder, without its plain half.
+    """
+    names = storage.names()
+    for name in known.keys() - set(names):
+        del known[name]
+    for name in names:
+        if name not in known:
+            with contextlib.suppress(
+                CorruptCheckpointError, ForeignCheckpointError, FileNotFoundError
+            ):
+                known[name] = Saved(name, read_root(storage, name)).without_plain()
 
 
 def newest(
