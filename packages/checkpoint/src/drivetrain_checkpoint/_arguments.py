@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 
 def count(name: str, value: object, least: int) -> int:
@@ -86,8 +86,8 @@ def text(name: str, value: object) -> str:
     return value
 
 
-def mapping(name: str, value: object) -> None:
-    """Checks that an argument is a mapping from names.
+def mapping(name: str, value: object) -> Mapping[Any, Any]:
+    """Returns an argument that is to be a mapping from names.
 
     Raises:
         TypeError: It is none.
@@ -95,3 +95,4 @@ def mapping(name: str, value: object) -> None:
     if not isinstance(value, Mapping):
         message = f"the {name} must be a mapping from names, got {type(value).__name__}"
         raise TypeError(message)
+    return value

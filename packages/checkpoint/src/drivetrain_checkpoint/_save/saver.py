@@ -6,10 +6,9 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_checkpoint._arguments import count
+from drivetrain_checkpoint._arguments import count, mapping
 from drivetrain_checkpoint._errors import StorageError
 from drivetrain_checkpoint._fields import is_count
 from drivetrain_checkpoint._layout.rank_entries import (
@@ -34,6 +33,8 @@ from drivetrain_core import CheckpointError
 from drivetrain_core.services import PackedState
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from drivetrain_checkpoint._job_context import JobContext
     from drivetrain_checkpoint._save.agreement import Policy, Proposal, Verdict
     from drivetrain_checkpoint._save.counts import SaveCounts
@@ -328,10 +329,7 @@ def _checked(step: object, state: object) -> int:
     if not is_count(number):
         message = f"the step must be less than 2**62, got {number}"
         raise ValueError(message)
-    if not isinstance(state, Mapping):
-        message = f"the state must be a mapping from names, got {type(state).__name__}"
-        raise TypeError(message)
-    if other := [key for key in state if not isinstance(key, str)]:
+    if other := [key for key in mapping("state", state) if not isinstance(key, str)]:
         message = f"names in the state must be strings, got {other[0]!r}"
         raise TypeError(message)
     return number
