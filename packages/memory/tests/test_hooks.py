@@ -117,7 +117,22 @@ def test_enable_sets_every_hook_and_answers_for_pytorch(fake_cuda):
         inner.free(block, 3 << 20, 0, None)
         assert torch.cuda.memory_allocated() == 0
         assert torch.cuda.max_memory_allocated() == 3 << 20
-        torch.cuda.reset_peak_memory_stats()
+        counts = torch.cuda.memory_stats()
+        assert counts["allocation.all.allocated"] == counts["allocation.all.freed"] == 1
+        assert counts["allocation.all.current"] == 0
+        # What is not counted has no name.
+        assert not {"active.all.peak", "allocation.small_pool.current"} & counts.keys()
+        torch.cuda.reset_accumulated_memory_stats()
+        counts = torch.cuda.memory_stats_as_nested_dict()
+        assert counts["allocation"]["all"] == {"current": 0, "allocated": 0, "freed": 0}
+        assert counts["num_device_alloc"] == 0
+        assert torch.cuda.max_memory_allocated() == 3 << 20
+        accelerator = torch.accelerator
+        assert accelerator.max_memory_allocated() == 3 << 20
+        assert accelerator.memory_reserved(0) == 4 << 20
+        assert accelerator.memory_stats("cuda:0")["reserved_bytes.all.peak"] == 4 << 20
+        accelerator.reset_peak_memory_stats()
+        assert accelerator.max_memory_allocated() == accelerator.memory_allocated() == 0
         assert torch.cuda.max_memory_allocated() == 0
         assert "allocated" in torch.cuda.memory_summary(0).lower()
         print(drivetrain_memory.stats())
@@ -126,6 +141,9 @@ def test_enable_sets_every_hook_and_answers_for_pytorch(fake_cuda):
         assert actions == ["alloc", "free_requested", "free_completed"], actions
         (segment,) = held["segments"]
         assert segment["total_size"] == 4 << 20
+        torch.cuda.memory._dump_snapshot("snapshot.pickle")
+        with open("snapshot.pickle", "rb") as file:
+            assert file.read(2) == b"\\x80\\x04"  # what its viewer reads
         """,
     )
     assert "live_bytes=0" in out
@@ -158,6 +176,12 @@ def test_what_is_too_late_or_needs_another_allocator_is_refused(fake_cuda):
             lambda: drivetrain_memory.enable(cuda_library="libnowhere.so"),
         )
         refused(MemoryUseError, "nothing was allocated", drivetrain_memory.stats)
+        for value in (-1, 0, 1000, "16GB", True, 2**70, 1.5e9):
+            refused(
+                MemoryUseError,
+                "capacity_bytes is a whole number of at least 2097152",
+                lambda: drivetrain_memory.enable(capacity_bytes=value, cuda_library=CUDA),
+            )
         assert not drivetrain_memory.is_enabled()
         enable()
         refused(MemoryUseError, "called before", enable)

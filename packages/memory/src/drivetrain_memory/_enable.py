@@ -6,7 +6,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_memory._errors import DeviceError, MemoryUseError
-from drivetrain_memory._limits import require_headroom
+from drivetrain_memory._limits import (
+    CHUNK_BYTES,
+    MOST_BYTES,
+    require_headroom,
+    require_integer,
+)
 from drivetrain_memory._native import (
     CUDA_LIBRARY,
     extension,
@@ -58,14 +63,15 @@ def enable(
         headroom: By what part more than the live peak is reserved before scattered
             memory is joined instead, at least 0; None for as much as there is, which
             needs the fewest calls to the driver.
-        capacity_bytes: The most that is reserved of each device; None for all of it.
+        capacity_bytes: The most that is reserved of each device, at least the 2 MiB of a
+            chunk; None for all of it.
         peers: Whether GPUs of the same process may read and write each other's memory,
             as copies between them do.
         cuda_library: The CUDA driver's library.
 
     Raises:
         MemoryUseError: It is enabled already, CUDA is in use already, something is on
-            that needs PyTorch's own allocator, or the headroom is less than 0.
+            that needs PyTorch's own allocator, or an argument makes no sense.
         DeviceError: This PyTorch has no CUDA, there is no driver, or a device cannot map
             memory.
     """
@@ -75,6 +81,8 @@ def enable(
         message = "drivetrain_memory.enable() was called before; once is for good"
         raise MemoryUseError(message)
     require_headroom(headroom)
+    if capacity_bytes is not None:
+        require_integer("capacity_bytes", capacity_bytes, CHUNK_BYTES, MOST_BYTES)
     require_pluggable()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         message = (

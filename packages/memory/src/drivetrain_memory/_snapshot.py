@@ -37,6 +37,9 @@ _MOST_DEVICES = 64
 _STATES = {0: "inactive", 1: "active_allocated", 2: "active_awaiting_free"}
 _ACTIONS = ("alloc", "free_requested", "free_completed", "oom")
 
+# What PyTorch's viewer reads; Python 3.14 would choose a newer one.
+_PICKLE_PROTOCOL = 4
+
 
 def snapshot() -> dict[str, Any]:
     """Returns what every device's allocator holds, and what it did last.
@@ -115,7 +118,7 @@ def snapshot_at_peak(
 
 def save_snapshot(path: str | os.PathLike[str]) -> None:
     """Writes a file for PyTorch's memory viewer."""
-    Path(path).write_bytes(pickle.dumps(snapshot()))
+    Path(path).write_bytes(pickle.dumps(snapshot(), _PICKLE_PROTOCOL))
 
 
 def keep_history(entries: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from drivetrain_memory._errors import MemoryUseError
@@ -10,19 +11,13 @@ from drivetrain_memory._native import of_device
 from drivetrain_memory._pluggable import require_pluggable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from drivetrain_memory._native import Inspector
 
-_METRICS = (
-    "allocated_bytes",
-    "reserved_bytes",
-    "active_bytes",
-    "requested_bytes",
-    "inactive_split_bytes",
-    "allocation",
-    "segment",
-    "active",
-    "inactive_split",
-)
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+_ACCUMULATED = ("allocations", "frees", "out_of_memory", "created", "destroyed")
+"""What only grows, until PyTorch's `reset_accumulated_memory_stats` begins anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,47 +103,51 @@ def stats(device: int | None = None) -> Stats:
     return Stats(**found.counters().as_dict())
 
 
-def torch_stats(found: Inspector | None) -> dict[str, int]:
+def torch_stats(
+    found: Inspector | None, since: Mapping[str, int] = _NOTHING
+) -> dict[str, int]:
     """Returns the figures under the names of `torch.cuda.memory_stats`.
 
-    There is one kind of pool here; it counts as PyTorch's large one.
+    What is not counted here has no name in it: a zero would be an answer. There is one
+    kind of pool, so that PyTorch's small and large one are not told apart.
+
+    Args:
+        found: The allocator; None before it was used.
+        since: What had accumulated when that was reset.
     """
     counters = found.counters().as_dict() if found is not None else {}
 
     def of(name: str) -> int:
         return counters.get(name, 0)
 
-    live = of("allocations") - of("frees")
-    values = dict.fromkeys(_METRICS, (0, 0, 0, 0))
+    def new(name: str) -> int:
+        return of(name) - since.get(name, 0)
+
+    stats: dict[str, int] = {}
     for metric, name in (
         ("allocated_bytes", "live_bytes"),
         ("requested_bytes", "live_bytes"),
         ("active_bytes", "active_bytes"),
         ("reserved_bytes", "reserved_bytes"),
     ):
-        values[metric] = (of(name), of(f"peak_{name}"), 0, 0)
-    values["allocation"] = (live, live, of("allocations"), of("frees"))
-    values["segment"] = (
-        of("created") - of("destroyed"),
-        of("created") - of("destroyed"),
-        of("created"),
-        of("destroyed"),
-    )
-    found_stats: dict[str, int] = {}
-    for metric, numbers in values.items():
-        kinds = ("current", "peak", "allocated", "freed")
-        for kind, number in zip(kinds, numbers, strict=True):
-            found_stats[f"{metric}.all.{kind}"] = number
-            found_stats[f"{metric}.large_pool.{kind}"] = number
-            found_stats[f"{metric}.small_pool.{kind}"] = 0
-    for group in ("oversize_allocations", "oversize_segments"):
-        for kind in ("current", "peak", "allocated", "freed"):
-            found_stats[f"{group}.{kind}"] = 0
-    return found_stats | {
-        "num_alloc_retries": 0,
-        "num_ooms": of("out_of_memory"),
-        "num_sync_all_streams": of("host_waits"),
-        "num_device_alloc": of("created"),
-        "num_device_free": of("destroyed"),
+        stats[f"{metric}.all.current"] = of(name)
+        stats[f"{metric}.all.peak"] = of(f"peak_{name}")
+    for metric, came, went in (
+        ("allocation", "allocations", "frees"),
+        ("segment", "created", "destroyed"),
+    ):
+        stats[f"{metric}.all.current"] = of(came) - of(went)
+        stats[f"{metric}.all.allocated"] = new(came)
+        stats[f"{metric}.all.freed"] = new(went)
+    return stats | {
+        "num_ooms": new("out_of_memory"),
+        "num_device_alloc": new("created"),
+        "num_device_free": new("destroyed"),
         "max_split_size": -1,
     }
+
+
+def accumulated(found: Inspector) -> dict[str, int]:
+    """Returns what has accumulated so far, for `torch_stats`."""
+    counters = found.counters().as_dict()
+    return {name: counters[name] for name in _ACCUMULATED}
