@@ -1,14 +1,17 @@
 """What a user may do that nobody meant, and what becomes of it."""
 
 import contextlib
+import fcntl
 import math
 import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from drivetrain_checkpoint import (
     StorageError,
     list_checkpoints,
 )
+from drivetrain_checkpoint._peers.connection import own_folder
 from drivetrain_core import CheckpointError
 from drivetrain_testing import run_ranks
 
@@ -156,6 +160,21 @@ def test_daemon_outlives_its_folder(checkpointer, tmp_path, runtime, daemon_of, 
         assert daemon_of() == first
     assert checkpointer.save(4, value_of(4)).wait(60)
     assert restored(tmp_path / "run") == 4
+
+
+@pytest.mark.parametrize("held_s", [0.5, pytest.param(4.0, marks=pytest.mark.slow)])
+def test_daemon_that_was_killed_and_has_not_ended_is_waited_for(checkpointer, held_s):
+    # Its memory may take its time; the socket is there, and nobody listens.
+    path = checkpointer._job.client._path
+    own_folder(path.parent)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        end = threading.Timer(held_s, lambda: fcntl.flock(lock, fcntl.LOCK_UN))
+        end.start()
+        assert checkpointer.save(1, value_of(1)).wait(60)
+        end.join()
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain_checkpoint._daemon.listener import Listener
 from drivetrain_checkpoint._daemon.service import Daemon
+from drivetrain_checkpoint._peers.connection import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,9 +80,24 @@ def _is_alone(lock: int, path: Path) -> bool:
             if _take_name(path):
                 return True
             fcntl.flock(lock, fcntl.LOCK_UN)
-        if path.exists() or time.monotonic() > deadline:
+        # One that was killed has left its socket, and may hold the locks a while yet.
+        if _answers(path) or time.monotonic() > deadline:
             return False
         time.sleep(0.005)
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody listens, be it that nothing is accepted for now."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_TAKE_OVER_S)
+        try:
+            with address_of(path) as address:
+                probe.connect(address)
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def _take_name(path: Path) -> bool:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 
 _START_S = 20.0
+_STARTS = 4
 _ATTEMPTS = 4
 _ANSWER_S = 10.0
 _SLOW = frozenset({"arm", "stop"})
@@ -254,33 +255,41 @@ class Client:
             self._connection = None
 
     def _open(self) -> Connection:
-        deadline = time.monotonic() + _START_S
         with contextlib.suppress(OSError):
             return _connect(self._path)
         own_folder(self._path.parent)  # somebody may have cleaned up
-        # Without the current folder, whose files could pass for modules of Python's.
-        command = [sys.executable, "-P", "-m", "drivetrain_checkpoint._daemon"]
         log = self._path.with_suffix(".log")
-        with log.open("wb") as output:
-            # Nothing of the trainer's own stays open in it, its terminal neither.
-            done = subprocess.run(
-                [*command, str(self._path)],
-                check=False,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=output,
-                close_fds=True,
-            )
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                return _connect(self._path)
-            time.sleep(0.005)
+        log.write_bytes(b"")
+        for _ in range(_STARTS):
+            status = _start(self._path, log)
+            until = time.monotonic() + _START_S / _STARTS
+            while status == 0 and time.monotonic() < until:
+                with contextlib.suppress(OSError):
+                    return _connect(self._path)
+                time.sleep(0.005)
         message = (
             f"the checkpoint daemon did not start within {_START_S:.0f} s "
-            f"(exit status {done.returncode}); its log, {log}, ends with: "
+            f"(exit status {status}); its log, {log}, ends with: "
             f"{log.read_text(errors='replace')[-1000:] or 'nothing'}"
         )
         raise DaemonError(message)
+
+
+def _start(path: Path, log: Path) -> int:
+    """Starts a daemon, which ends if another serves the job; returns the status."""
+    # Without the current folder, whose files could pass for modules of Python's.
+    command = [sys.executable, "-P", "-m", "drivetrain_checkpoint._daemon", str(path)]
+    with log.open("ab") as output:
+        # Nothing of the trainer's own stays open in it, its terminal neither.
+        done = subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=output,
+            close_fds=True,
+        )
+    return done.returncode
 
 
 def visit(job: str, url: str, message: dict[str, Any]) -> dict[str, Any] | None:
