@@ -82,9 +82,13 @@ Address Allocator::allocate(Bytes size, Stream stream, std::uint64_t graph) {
   const Bytes rounded = round_up(size, kUnit);
   const StreamPool& pool = stream_pool_of(stream, graph);
   Arena& arena = 2 * rounded <= chunk_ ? *pool.small : *pool.large;
+  arena.clock().revive();
   Block* block = nullptr;
   try {
     block = find(arena, rounded);
+    if (block == nullptr && finish_gone_streams()) {
+      block = find(arena, rounded);
+    }
   } catch (const DeviceFull&) {
     try {
       give_back();
@@ -164,6 +168,7 @@ void Allocator::record_stream(Address at, Stream stream) {
                       ", so that no stream can use it");
   }
   StreamClock& clock = clock_of(stream);
+  clock.revive();
   if (&clock == &block->extent->arena->clock()) {
     return;
   }
@@ -203,7 +208,28 @@ void Allocator::give_back() {
   }
 }
 
+bool Allocator::finish_gone_streams() {
+  std::vector<StreamClock*> gone;
+  for (const auto& clock : clocks_) {
+    if (clock.second->capturing()) {
+      if (!clock.second->gone()) {
+        return false;
+      }
+      gone.push_back(clock.second.get());
+    }
+  }
+  if (gone.empty() || !driver_.synchronize_all()) {
+    return false;
+  }
+  ++counters_.host_waits;
+  for (StreamClock* clock : gone) {
+    clock->finish();
+  }
+  return true;
+}
+
 void Allocator::destroy_free_chunks() {
+  finish_gone_streams();
   process_pending_frees(true);
   for (const auto& arena : arenas_) {
     if (arena->graph() != 0 || arena->clock().capturing()) {
@@ -279,19 +305,19 @@ void Allocator::reset_peaks() {
   counters_.peak_reserved_bytes = counters_.reserved_bytes;
 }
 
-std::pair<Address, Bytes> Allocator::block_around(Address at) {
+std::optional<std::pair<Address, Bytes>> Allocator::block_around(Address at) {
   const std::lock_guard<Lock> lock(lock_);
   for (const auto& arena : arenas_) {
     for (const auto& extent : arena->extents()) {
       if (at >= extent->at && at < extent->at + extent->pages.size() * chunk_) {
         const Block* block = block_at(*extent, at);
         if (block->kind() == Kind::kLive) {
-          return {block->at, block->size};
+          return std::make_pair(block->at, block->size);
         }
       }
     }
   }
-  throw MisuseError("no live block holds address " + std::to_string(at));
+  return std::nullopt;
 }
 
 void Allocator::keep_history(std::size_t most) {
@@ -447,7 +473,18 @@ bool Allocator::is_unused(Pending& pending, bool wait) {
 void Allocator::release(Block* block) {
   counters_.active_bytes -= block->size;
   note(Action::kFreeCompleted, *block);
-  block->extent->arena->release(block);
+  Arena& arena = *block->extent->arena;
+  // Where new chunks are short, or to be spared, another stream may come for these.
+  const bool is_short = options_.headroom >= 0 || pool_.count() >= hard_limit_;
+  const bool is_wanted = is_short && block->size >= chunk_;
+  arena.release(block);
+  if (is_wanted) {
+    try {
+      arena.clock().mark_free();
+    } catch (const DriverError&) {
+      // An event that is recorded later stands for this free too.
+    }
+  }
 }
 
 Limits Allocator::limits(Bytes coming) const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -72,9 +73,8 @@ class Allocator {
   // The peaks begin anew with what there is.
   void reset_peaks();
 
-  // The address and size of the live block that an address lies in. Throws MisuseError
-  // when there is none.
-  std::pair<Address, Bytes> block_around(Address at);
+  // The address and size of the live block that an address lies in, if there is one.
+  std::optional<std::pair<Address, Bytes>> block_around(Address at);
 
   // Calls f(block) for every block that is live, pending or free, by address in each
   // extent. The allocator must not be called meanwhile.
@@ -130,6 +130,8 @@ class Allocator {
   bool is_unused(Pending& pending, bool wait);
   void release(Block* block);
   void destroy_free_chunks();
+  // Finds out that streams that were destroyed are done, if any were; the host waits.
+  bool finish_gone_streams();
   // Leaves the driver memory of its own, unless a graph is captured.
   void give_back();
   void note(Action action, const Block& block);

@@ -29,8 +29,9 @@ bool ChunkSupply::draw(std::size_t count, Arena& to, bool capturing, Limits limi
   from_device(count, std::min(limits.soft, limits.hard), chunks);
   from_free_blocks(count, to, capturing, Reach::kOwn, chunks);
   from_free_blocks(count, to, capturing, Reach::kDone, chunks);
-  from_free_blocks(count, to, capturing, Reach::kAny, chunks);
+  // Whoever is waited for may wait for this stream itself.
   from_device(count, limits.hard, chunks);
+  from_free_blocks(count, to, capturing, Reach::kAny, chunks);
   return chunks.size() >= count;
 }
 

@@ -41,9 +41,9 @@ class ChunkSupply {
   std::uint64_t survey(const Arena& to, bool capturing);
 
   // Adds chunks until there are `count`: spare ones, new ones up to the soft limit,
-  // those of free blocks of the same stream, of streams that are done, of streams that
-  // are waited for, and new ones up to the hard limit. Returns false if they do not
-  // suffice.
+  // those of free blocks of the same stream and of streams that are done, new ones up
+  // to the hard limit, and those of streams that are waited for. Returns false if they
+  // do not suffice.
   bool draw(std::size_t count, Arena& to, bool capturing, Limits limits,
             std::vector<ChunkId>& chunks);
 

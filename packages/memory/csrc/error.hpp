@@ -2,7 +2,8 @@
 //
 // Error
 // ├── DriverError      the device's driver refused something that should work
-// │   └── DeviceFull   it has no memory left for what it needs itself, as page tables
+// │   ├── DeviceFull   it has no memory left for what it needs itself, as page tables
+// │   └── StreamGone   a stream was destroyed
 // ├── OutOfMemory      a request does not fit, whatever is joined
 // └── MisuseError      a caller freed what it does not own, or gave a bad option
 
@@ -24,6 +25,11 @@ class DriverError : public Error {
 };
 
 class DeviceFull : public DriverError {
+ public:
+  using DriverError::DriverError;
+};
+
+class StreamGone : public DriverError {
  public:
   using DriverError::DriverError;
 };

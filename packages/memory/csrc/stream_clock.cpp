@@ -1,11 +1,31 @@
 #include "stream_clock.hpp"
 
+#include "error.hpp"
+
 namespace drivetrain {
 
 StreamClock::~StreamClock() {
   for (const Mark& mark : marks_) {
     driver_.forget(mark.event);
   }
+}
+
+bool StreamClock::capturing() {
+  if (!gone_) {
+    try {
+      return driver_.capturing(stream_);
+    } catch (const StreamGone&) {
+      gone_ = true;
+    }
+  }
+  return !passed(now_);
+}
+
+void StreamClock::finish() {
+  while (!marks_.empty()) {
+    drop_oldest();
+  }
+  passed_ = now_;
 }
 
 bool StreamClock::passed(std::uint64_t time) {
@@ -17,16 +37,25 @@ bool StreamClock::passed(std::uint64_t time) {
 
 std::uint64_t StreamClock::poll() {
   passed(now_);
-  if (marks_.empty() && passed_ < now_) {
+  if (marks_.empty() && passed_ < now_ && !gone_) {
     mark_after(now_);
   }
   return passed_;
 }
 
 Ticket StreamClock::mark() {
+  if (gone_) {
+    return ticket();
+  }
   advance();
   mark_after(now_);
   return ticket();
+}
+
+void StreamClock::mark_free() {
+  if (!passed(now_) && !capturing()) {
+    marks_.push_back({now_, driver_.record(stream_)});
+  }
 }
 
 bool StreamClock::follow(Ticket ticket) {

@@ -33,9 +33,16 @@ class StreamClock {
   std::uint64_t now() const { return now_; }
   Ticket ticket() { return {this, now_}; }
 
-  // Whether its work is being captured into a graph: it can give no events then, and
-  // wait for none from outside.
-  bool capturing() const { return driver_.capturing(stream_); }
+  // Whether it can give no events, and wait for none from outside: its work is being
+  // captured into a graph, or it was destroyed and is not known to be done.
+  bool capturing();
+
+  // Whether it was found to be destroyed; the driver is asked about it no more.
+  bool gone() const { return gone_; }
+  // All that was given to it is done.
+  void finish();
+  // Somebody uses a stream of this name, which lives.
+  void revive() { gone_ = false; }
 
   // Time passes: something was freed. Returns the new time.
   std::uint64_t advance() { return ++now_; }
@@ -51,6 +58,9 @@ class StreamClock {
 
   // A ticket for all that was given to the stream until now, with its event.
   Ticket mark();
+  // Leaves an event behind what was freed last, so that who takes it waits for no later
+  // work. Does nothing for a stream that can give none.
+  void mark_free();
 
   // From now on this stream's work comes after `ticket`. Free of cost for a ticket of
   // its own, and for one that it has waited for before. Returns whether an event was
@@ -74,6 +84,7 @@ class StreamClock {
   Stream stream_;
   std::uint64_t now_ = 1;
   std::uint64_t passed_ = 0;
+  bool gone_ = false;
   std::deque<Mark> marks_;
   // How far this stream is behind others already.
   std::unordered_map<StreamClock*, std::uint64_t> followed_;

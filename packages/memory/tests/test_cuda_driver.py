@@ -221,6 +221,34 @@ def test_trim_leaves_what_a_captured_stream_used(make, fake_cuda):
     assert allocator.counters().reserved_bytes == 0
 
 
+CAPTURE_IMPLICIT, INVALID_HANDLE = 906, 400
+
+
+def test_stream_that_must_be_left_alone_concerns_nobody_else(make, fake_cuda):
+    # As the legacy stream, while a blocking one is captured.
+    allocator = make(8)
+    block = allocator.allocate(2 * CHUNK)
+    allocator.record_stream(block, 5)
+    fake_cuda.fail("cuStreamIsCapturing", 0, CAPTURE_IMPLICIT)
+    recorded = fake_cuda.calls("cuEventRecord")
+    allocator.free(block)
+    assert fake_cuda.calls("cuEventRecord") == recorded
+    assert allocator.counters().active_bytes == 2 * CHUNK
+    assert allocator.allocate(8 * CHUNK, 7)
+    assert allocator.counters().active_bytes == 8 * CHUNK
+
+
+def test_stream_that_was_destroyed_ends_no_request_of_others(make, fake_cuda):
+    allocator = make(8)
+    allocator.free(allocator.allocate(2 * CHUNK, 5))
+    fake_cuda.fail("cuStreamIsCapturing", 1, INVALID_HANDLE)  # 0 is the one that asks
+    assert allocator.allocate(8 * CHUNK, 7)
+    # It is done when the device is.
+    assert fake_cuda.calls("cuCtxSynchronize") == 1
+    allocator.trim()
+    assert allocator.counters().active_bytes == 8 * CHUNK
+
+
 def test_machine_without_cuda_says_so():
     with pytest.raises(DeviceError, match="no CUDA driver here"):
         cuda_driver(0, library="libcuda_that_is_nowhere.so")

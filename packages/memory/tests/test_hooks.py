@@ -54,7 +54,7 @@ def test_pytorch_without_cuda_is_refused():
 
 # PyTorch's side of the pluggable allocator, for a PyTorch that was built without CUDA.
 STAGE = """
-import ctypes, os
+import ctypes, os, tempfile
 import torch
 import drivetrain_memory
 from drivetrain_memory import DeviceError, MemoryUseError
@@ -141,13 +141,34 @@ def test_enable_sets_every_hook_and_answers_for_pytorch(fake_cuda):
         assert actions == ["alloc", "free_requested", "free_completed"], actions
         (segment,) = held["segments"]
         assert segment["total_size"] == 4 << 20
-        torch.cuda.memory._dump_snapshot("snapshot.pickle")
-        with open("snapshot.pickle", "rb") as file:
+        path = tempfile.mkdtemp() + "/snapshot.pickle"
+        torch.cuda.memory._dump_snapshot(path)
+        with open(path, "rb") as file:
             assert file.read(2) == b"\\x80\\x04"  # what its viewer reads
         """,
     )
     assert "live_bytes=0" in out
     assert "allocations=1" in out
+
+
+@pytest.mark.slow
+def test_stream_is_recorded_for_what_begins_inside_a_block(fake_cuda):
+    run(
+        fake_cuda,
+        """
+        drivetrain_memory.enable(cuda_library=CUDA)
+        (inner,) = current
+        record_stream = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(
+            inner.hooks["set_record_stream_fn"]
+        )
+        block = inner.allocate(4 << 20, 0, None)
+        record_stream(block + 2400, 5)  # as DLPack of a slice has it
+        inner.free(block, 4 << 20, 0, None)
+        assert drivetrain_memory.stats(0).live_bytes == 0
+        assert drivetrain_memory.stats(0).active_bytes == 4 << 20  # until stream 5 is done
+        record_stream(block + 2400, 5)  # a block that is gone: somebody else's
+        """,
+    )
 
 
 @pytest.mark.slow

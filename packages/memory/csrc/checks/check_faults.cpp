@@ -128,11 +128,8 @@ class Check {
   }
 
   bool is_live(Address at) {
-    try {
-      return allocator_.block_around(at).first == at;
-    } catch (const MisuseError&) {
-      return false;
-    }
+    const auto block = allocator_.block_around(at);
+    return block && block->first == at;
   }
 
   void capture(Stream stream) {

@@ -213,6 +213,10 @@ FAKE Result cuCtxPushCurrent_v2(Context) {
 
 FAKE Result cuCtxPopCurrent_v2(Context*) { return --contexts < 0 ? 1 : kSuccess; }
 
+FAKE Result cuCtxSynchronize() {
+  return call("cuCtxSynchronize", [](State&) { return kSuccess; });
+}
+
 FAKE Result cuThreadExchangeStreamCaptureMode(int* mode) {
   thread_local int current = 0;
   std::swap(*mode, current);
@@ -326,6 +330,20 @@ FAKE Result cuEventCreate(EventHandle* event, unsigned) {
   return call("cuEventCreate", [&](State& now) {
     *event = reinterpret_cast<EventHandle>(now.next_event++);
     return contexts > 0 ? kSuccess : kInvalidContext;
+  });
+}
+
+FAKE Result cuEventDestroy_v2(EventHandle event) {
+  return call("cuEventDestroy", [&](State& now) {
+    now.events.erase(event);
+    return kSuccess;
+  });
+}
+
+FAKE Result cuStreamGetCtx(StreamHandle, Context* context) {
+  return call("cuStreamGetCtx", [&](State&) {
+    *context = nullptr;
+    return kInvalidHandle;
   });
 }
 

@@ -50,6 +50,7 @@ Api find_all(const std::string& name) {
   FIND(cuDevicePrimaryCtxRetain);
   FIND(cuCtxPushCurrent_v2);
   FIND(cuCtxPopCurrent_v2);
+  FIND(cuCtxSynchronize);
   FIND(cuThreadExchangeStreamCaptureMode);
   FIND(cuMemGetInfo_v2);
   FIND(cuMemGetAllocationGranularity);
@@ -61,11 +62,13 @@ Api find_all(const std::string& name) {
   FIND(cuMemUnmap);
   FIND(cuMemSetAccess);
   FIND(cuEventCreate);
+  FIND(cuEventDestroy_v2);
   FIND(cuEventRecord);
   FIND(cuEventQuery);
   FIND(cuEventSynchronize);
   FIND(cuStreamWaitEvent);
   FIND(cuStreamIsCapturing);
+  FIND(cuStreamGetCtx);
 #undef FIND
   api.check(api.cuInit(0), "cuInit");
   return api;

@@ -20,7 +20,9 @@ using AllocationHandle = unsigned long long;
 
 constexpr Result kSuccess = 0;
 constexpr Result kOutOfMemory = 2;
+constexpr Result kInvalidHandle = 400;
 constexpr Result kNotReady = 600;
+constexpr Result kCaptureImplicit = 906;
 
 constexpr int kVirtualMemorySupported = 102;
 constexpr int kDirectRdmaSupported = 110;
@@ -69,6 +71,7 @@ struct Api {
   Result (*cuDevicePrimaryCtxRetain)(Context*, Device);
   Result (*cuCtxPushCurrent_v2)(Context);
   Result (*cuCtxPopCurrent_v2)(Context*);
+  Result (*cuCtxSynchronize)();
   Result (*cuThreadExchangeStreamCaptureMode)(int*);
   Result (*cuMemGetInfo_v2)(std::size_t*, std::size_t*);
   Result (*cuMemGetAllocationGranularity)(std::size_t*, const AllocationProperties*,
@@ -85,11 +88,13 @@ struct Api {
   Result (*cuMemSetAccess)(DevicePointer, std::size_t, const AccessDescription*,
                            std::size_t);
   Result (*cuEventCreate)(EventHandle*, unsigned);
+  Result (*cuEventDestroy_v2)(EventHandle);
   Result (*cuEventRecord)(EventHandle, StreamHandle);
   Result (*cuEventQuery)(EventHandle);
   Result (*cuEventSynchronize)(EventHandle);
   Result (*cuStreamWaitEvent)(StreamHandle, EventHandle, unsigned);
   Result (*cuStreamIsCapturing)(StreamHandle, int*);
+  Result (*cuStreamGetCtx)(StreamHandle, Context*);
 
   // Throws DriverError with the driver's name for what went wrong, DeviceFull where
   // that is lack of memory.

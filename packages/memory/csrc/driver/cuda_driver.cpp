@@ -34,8 +34,9 @@ void require_virtual_memory(const cuda::Api& api, cuda::Device device) {
 // stream is captured: none of them is part of what is captured.
 class CudaDriver::Scope {
  public:
-  explicit Scope(const CudaDriver& driver) : api_(driver.api_) {
-    api_.check(api_.cuCtxPushCurrent_v2(driver.context_), "cuCtxPushCurrent");
+  explicit Scope(const CudaDriver& driver) : Scope(driver, driver.context_) {}
+  Scope(const CudaDriver& driver, cuda::Context context) : api_(driver.api_) {
+    api_.check(api_.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent");
     api_.cuThreadExchangeStreamCaptureMode(&mode_);
   }
   ~Scope() {
@@ -180,10 +181,24 @@ Event CudaDriver::record(Stream stream) {
     events_.pop_back();
   }
   const cuda::Result result = api_.cuEventRecord(event, handle(stream));
-  if (result != cuda::kSuccess) {
-    events_.push_back(event);
+  if (result == cuda::kSuccess) {
+    return reinterpret_cast<Event>(event);
+  }
+  events_.push_back(event);
+  const cuda::Context other =
+      result == cuda::kInvalidHandle ? context_of(stream) : nullptr;
+  if (other == nullptr) {
     api_.check(result, "cuEventRecord");
   }
+  // A stream of another device: its events are made there.
+  const Scope there(*this, other);
+  api_.check(api_.cuEventCreate(&event, cuda::kEventWithoutTiming), "cuEventCreate");
+  const cuda::Result recorded = api_.cuEventRecord(event, handle(stream));
+  if (recorded != cuda::kSuccess) {
+    api_.cuEventDestroy_v2(event);
+    api_.check(recorded, "cuEventRecord");
+  }
+  foreign_.insert(reinterpret_cast<Event>(event));
   return reinterpret_cast<Event>(event);
 }
 
@@ -208,13 +223,42 @@ void CudaDriver::synchronize(Event event) {
   api_.check(api_.cuEventSynchronize(handle_of(event)), "cuEventSynchronize");
 }
 
-void CudaDriver::forget(Event event) { events_.push_back(handle_of(event)); }
+void CudaDriver::forget(Event event) {
+  if (foreign_.erase(event) > 0) {
+    api_.cuEventDestroy_v2(handle_of(event));
+  } else {
+    events_.push_back(handle_of(event));
+  }
+}
+
+cuda::Context CudaDriver::context_of(Stream stream) {
+  cuda::Context found = nullptr;
+  api_.cuStreamGetCtx(handle(stream), &found);
+  return found;
+}
 
 bool CudaDriver::capturing(Stream stream) {
   const Scope scope(*this);
   int status = cuda::kCaptureNone;
-  api_.check(api_.cuStreamIsCapturing(handle(stream), &status), "cuStreamIsCapturing");
+  cuda::Result result = api_.cuStreamIsCapturing(handle(stream), &status);
+  if (result == cuda::kInvalidHandle) {
+    const cuda::Context other = context_of(stream);
+    if (other == nullptr) {
+      throw StreamGone("stream " + std::to_string(stream) + " was destroyed");
+    }
+    const Scope there(*this, other);
+    result = api_.cuStreamIsCapturing(handle(stream), &status);
+  }
+  if (result == cuda::kCaptureImplicit) {
+    return true;  // The legacy stream, while one that waits for it is captured.
+  }
+  api_.check(result, "cuStreamIsCapturing");
   return status != cuda::kCaptureNone;
+}
+
+bool CudaDriver::synchronize_all() {
+  const Scope scope(*this);
+  return api_.cuCtxSynchronize() == cuda::kSuccess;
 }
 
 }  // namespace drivetrain

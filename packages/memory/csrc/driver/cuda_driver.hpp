@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "cuda_api.hpp"
@@ -40,9 +41,13 @@ class CudaDriver : public Driver {
   void synchronize(Event event) override;
   void forget(Event event) override;
   bool capturing(Stream stream) override;
+  bool synchronize_all() override;
 
  private:
   class Scope;
+
+  // The context that a stream is of; null for one that was destroyed.
+  cuda::Context context_of(Stream stream);
 
   const cuda::Api& api_;
   cuda::Device device_ = 0;
@@ -52,6 +57,8 @@ class CudaDriver : public Driver {
   std::vector<cuda::AccessDescription> access_;
   // Events that nobody needs any more, to be recorded again.
   std::vector<cuda::EventHandle> events_;
+  // Those of streams of other devices.
+  std::unordered_set<Event> foreign_;
 };
 
 }  // namespace drivetrain

@@ -55,8 +55,13 @@ class Driver {
   virtual void synchronize(Event event) = 0;
   virtual void forget(Event event) = 0;
 
-  // Whether the stream's work is being captured into a graph.
+  // Whether the stream's work is being captured into a graph, or must be left alone
+  // for the capture of another. Throws StreamGone for one that was destroyed.
   virtual bool capturing(Stream stream) = 0;
+
+  // The host waits for all that was given to the device, also to streams that were
+  // destroyed since. Returns false where it may not, as while a graph is captured.
+  virtual bool synchronize_all() { return true; }
 };
 
 }  // namespace drivetrain

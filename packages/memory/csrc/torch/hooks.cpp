@@ -50,8 +50,13 @@ DRIVETRAIN_HOOK void drivetrain_memory_torch_free(void* at, std::size_t, int dev
 
 DRIVETRAIN_HOOK void drivetrain_memory_torch_record_stream(void* at, void* stream) {
   const auto address = reinterpret_cast<Address>(at);
-  if (Devices::Device* owner = Devices::of_process().owner(address)) {
-    owner->allocator.record_stream(address, reinterpret_cast<Stream>(stream));
+  Devices::Device* owner = Devices::of_process().owner(address);
+  if (owner == nullptr) {
+    return;
+  }
+  // What comes by DLPack or the like may begin inside a block.
+  if (const auto block = owner->allocator.block_around(address)) {
+    owner->allocator.record_stream(block->first, reinterpret_cast<Stream>(stream));
   }
 }
 
@@ -71,9 +76,10 @@ DRIVETRAIN_HOOK void drivetrain_memory_torch_limit(double part, int device) {
 DRIVETRAIN_HOOK void* drivetrain_memory_torch_base(void* at, std::size_t* size) {
   const auto address = reinterpret_cast<Address>(at);
   if (Devices::Device* owner = Devices::of_process().owner(address)) {
-    const auto [begin, bytes] = owner->allocator.block_around(address);
-    *size = bytes;
-    return reinterpret_cast<void*>(begin);
+    if (const auto block = owner->allocator.block_around(address)) {
+      *size = block->second;
+      return reinterpret_cast<void*>(block->first);
+    }
   }
   throw MisuseError("no live block at this address");
 }
