@@ -122,4 +122,6 @@ def test_search_never_proposes_agd_unasked():
 @pytest.mark.slow
 def test_search_proposes_agd_when_the_algorithm_may_change():
     plan, tried = searched(changes_algorithm=True)
-    assert "agd" in tried, plan.rejected
+    # A busy machine may have timed it so that it is not worth a trial.
+    because = {r.code for r in plan.rejected if r.plan.startswith("agd")}
+    assert "agd" in tried or because == {"SLOWER"}, plan.rejected
