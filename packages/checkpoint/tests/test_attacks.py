@@ -25,7 +25,7 @@ from drivetrain_checkpoint import (
     StorageError,
     list_checkpoints,
 )
-from drivetrain_checkpoint._peers.connection import own_folder
+from drivetrain_checkpoint._peers.connection import address_of, own_folder
 from drivetrain_core import CheckpointError
 from drivetrain_testing import run_ranks
 
@@ -167,8 +167,8 @@ def test_daemon_that_was_killed_and_has_not_ended_is_waited_for(checkpointer, he
     # Its memory may take its time; the socket is there, and nobody listens.
     path = checkpointer._job.client._path
     own_folder(path.parent)
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(path))
+    with socket.socket(socket.AF_UNIX) as left, address_of(path) as address:
+        left.bind(address)
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         end = threading.Timer(held_s, lambda: fcntl.flock(lock, fcntl.LOCK_UN))

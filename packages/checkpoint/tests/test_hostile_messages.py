@@ -28,6 +28,7 @@ from drivetrain_checkpoint._peers import strangers
 from drivetrain_checkpoint._peers.connection import (
     Connection,
     ProtocolError,
+    address_of,
     socket_path,
 )
 from drivetrain_checkpoint._peers.nodes import Node, NodeTable
@@ -118,7 +119,8 @@ def place(tmp_path):
 def connected(path):
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(60)
-    sock.connect(str(path))
+    with address_of(path) as address:
+        sock.connect(address)
     return sock
 
 
