@@ -82,7 +82,6 @@ Address Allocator::allocate(Bytes size, Stream stream, std::uint64_t graph) {
   const Bytes rounded = round_up(size, kUnit);
   const StreamPool& pool = stream_pool_of(stream, graph);
   Arena& arena = 2 * rounded <= chunk_ ? *pool.small : *pool.large;
-  arena.clock().revive();
   Block* block = nullptr;
   try {
     block = find(arena, rounded);
@@ -385,6 +384,7 @@ StreamClock& Allocator::clock_of(Stream stream) {
 
 Block* Allocator::remap_free_chunks(Arena& arena, Bytes size) {
   ++counters_.misses;
+  arena.clock().revive();
   const bool capturing = driver_.capturing(arena.clock().stream());
   // A stream that is being captured may not be asked for its events.
   if (!capturing && process_pending_frees(false)) {
@@ -475,8 +475,8 @@ void Allocator::release(Block* block) {
   note(Action::kFreeCompleted, *block);
   Arena& arena = *block->extent->arena;
   // Where new chunks are short, or to be spared, another stream may come for these.
-  const bool is_short = options_.headroom >= 0 || pool_.count() >= hard_limit_;
-  const bool is_wanted = is_short && block->size >= chunk_;
+  const bool is_wanted =
+      block->size >= chunk_ && (options_.headroom >= 0 || pool_.count() >= hard_limit_);
   arena.release(block);
   if (is_wanted) {
     try {
