@@ -1,4 +1,4 @@
-"""What a module keeps by hooks and overrides of its state dict is saved as it keeps it."""
+"""What modules and optimizers keep by hooks and overrides of their state is saved so."""
 
 import functools
 import io

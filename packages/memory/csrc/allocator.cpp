@@ -161,9 +161,9 @@ Allocator::Pending Allocator::marked(Block* block) {
 
 void Allocator::record_stream(Address at, Stream stream) {
   const std::lock_guard<Lock> lock(lock_);
-  Block* block = live_.find(at);
+  Block* block = live_around(at);
   if (block == nullptr) {
-    throw MisuseError("no live block begins at address " + std::to_string(at) +
+    throw MisuseError("no live block holds address " + std::to_string(at) +
                       ", so that no stream can use it");
   }
   StreamClock& clock = clock_of(stream);
@@ -306,17 +306,26 @@ void Allocator::reset_peaks() {
 
 std::optional<std::pair<Address, Bytes>> Allocator::block_around(Address at) {
   const std::lock_guard<Lock> lock(lock_);
+  const Block* block = live_around(at);
+  if (block == nullptr) {
+    return std::nullopt;
+  }
+  return std::make_pair(block->at, block->size);
+}
+
+Block* Allocator::live_around(Address at) {
+  if (Block* block = live_.find(at)) {
+    return block;
+  }
   for (const auto& arena : arenas_) {
     for (const auto& extent : arena->extents()) {
       if (at >= extent->at && at < extent->at + extent->pages.size() * chunk_) {
-        const Block* block = block_at(*extent, at);
-        if (block->kind() == Kind::kLive) {
-          return std::make_pair(block->at, block->size);
-        }
+        Block* block = block_at(*extent, at);
+        return block->kind() == Kind::kLive ? block : nullptr;
       }
     }
   }
-  return std::nullopt;
+  return nullptr;
 }
 
 void Allocator::keep_history(std::size_t most) {

@@ -51,7 +51,9 @@ class Allocator {
   void free(Address at);
 
   // Work on another stream uses the memory too: it is not given to a next tenant
-  // before.
+  // before. The address may lie inside a block.
+  //
+  // Throws MisuseError when no live block holds it.
   void record_stream(Address at, Stream stream);
 
   // The memory of a graph pool is everybody's again.
@@ -98,6 +100,8 @@ class Allocator {
   std::vector<HistoryEntry> history();
 
  private:
+  Block* live_around(Address at);
+
   // The arenas of one stream, or of one graph pool on it.
   struct StreamPool {
     Stream stream;

@@ -54,9 +54,10 @@ DRIVETRAIN_HOOK void drivetrain_memory_torch_record_stream(void* at, void* strea
   if (owner == nullptr) {
     return;
   }
-  // What comes by DLPack or the like may begin inside a block.
-  if (const auto block = owner->allocator.block_around(address)) {
-    owner->allocator.record_stream(block->first, reinterpret_cast<Stream>(stream));
+  try {
+    owner->allocator.record_stream(address, reinterpret_cast<Stream>(stream));
+  } catch (const MisuseError&) {
+    // As PyTorch's own allocator does: what it does not know is somebody else's.
   }
 }
 

@@ -224,8 +224,6 @@ class DcpCheckpointer:
                     "tensor, or by drivetrain-checkpoint, which keeps what each rank has"
                 )
                 raise ValueError(message)
-        if not parts:
-            return packed
         merged = {k: merge_entries(k, [of[k] for _, of in replies]) for k in parts}
         return PackedState(packed.tensors, {**packed.entries, **merged})
 
@@ -291,7 +289,10 @@ def _read(checkpoint: Committed, plan: Restoration, index: Metadata) -> None:
 def _values(tensor: torch.Tensor) -> object:
     """Returns what a small tensor holds, such as a state of random numbers."""
     is_here = type(tensor) is torch.Tensor and tensor.device.type == "cpu"
-    return tensor.tolist() if is_here and tensor.nbytes <= _SMALL_BYTES else None
+    try:
+        return tensor.tolist() if is_here and tensor.nbytes <= _SMALL_BYTES else None
+    except RuntimeError:  # it has no memory, or nothing that Python has numbers for
+        return None
 
 
 def _attempt(action: Callable[[], _T]) -> tuple[_T | None, BaseException | None]:

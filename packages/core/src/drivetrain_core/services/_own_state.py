@@ -10,7 +10,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-import torch
+from torch.optim import Optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,10 +57,11 @@ def has_own_state(modules: Iterable[nn.Module]) -> bool:
     )
 
 
-def makes_its_state(optimizer: torch.optim.Optimizer) -> bool:
+def makes_its_state(optimizer: Optimizer) -> bool:
     """Says whether an optimizer, or the one inside it, has a hand in its state dict.
 
     Example:
+        >>> import torch
         >>> adam = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
         >>> makes_its_state(adam)
         False
@@ -71,6 +72,5 @@ def makes_its_state(optimizer: torch.optim.Optimizer) -> bool:
     inner = getattr(getattr(optimizer, "inner", None), "__dict__", {})
     held = [*vars(optimizer).items(), *inner.items()]
     has_hooks = any(value for name, value in held if name.endswith(_OPTIMIZER_HOOKS))
-    method = getattr(optimizer.state_dict, "__func__", None)
-    is_own = method is not torch.optim.Optimizer.state_dict
+    is_own = getattr(optimizer.state_dict, "__func__", None) is not Optimizer.state_dict
     return has_hooks or (is_own and not hasattr(optimizer, "master_weights"))
