@@ -3,6 +3,7 @@
 import ctypes
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from drivetrain_memory import _native
 
 PACKAGE = Path(__file__).parents[1]
 CSRC = PACKAGE / "csrc"
+
+# What records the traces that ship is a package, `recordings`.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 def pytest_collection_modifyitems(config, items):

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from recordings.models import LanguageModel
+from recordings.workloads import _language_model, _record_language_model
 
 from drivetrain_memory import (
     MemoryUseError,
@@ -12,8 +14,6 @@ from drivetrain_memory import (
     scalable,
 )
 from drivetrain_memory.trace import Builder, workload
-from drivetrain_memory.trace._models import LanguageModel
-from drivetrain_memory.trace._workloads import _language_model, _record_language_model
 
 MIB = 2**20
 SMALL = {"dim": 256, "depth": 2, "heads": 4, "vocab": 1024, "length": 256, "steps": 2}

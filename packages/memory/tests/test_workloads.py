@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from recordings.models import LanguageModel
+from recordings.workloads import _language_model, record_workload
 
 from drivetrain_memory import smallest_capacity
-from drivetrain_memory.trace import WORKLOADS, Operation, record_workload, workload
-from drivetrain_memory.trace._models import LanguageModel
-from drivetrain_memory.trace._workloads import _language_model
+from drivetrain_memory.trace import WORKLOADS, Operation, workload
 
 SMALL = {"dim": 256, "depth": 3, "heads": 4, "vocab": 1024, "batch": 8, "length": 512}
 

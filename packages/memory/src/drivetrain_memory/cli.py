@@ -34,11 +34,6 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     trace.add_argument(
         "source", metavar="SOURCE", help="a name (see list), or a snapshot's file"
     )
-    trace.add_argument(
-        "--anew",
-        action="store_true",
-        help="record a named program, which takes minutes",
-    )
     trace.add_argument("-o", "--output", required=True, help="the file to write")
     trace.add_argument(
         "--device",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain_core.commands import UsageError
-from drivetrain_memory import trace as traces
 from drivetrain_memory._compare import compare, table
 from drivetrain_memory._errors import MemoryUseError
 from drivetrain_memory._limits import CHUNK_BYTES
@@ -36,8 +35,6 @@ def save_trace(args: argparse.Namespace) -> int:
     """Writes a trace to a file."""
     if Path(args.source).exists():
         trace = from_snapshot(args.source, args.device)
-    elif args.anew and args.source in WORKLOADS:
-        trace = traces.record_workload(args.source)
     else:
         trace = _named(args.source)
     trace.save(args.output)

@@ -5,10 +5,9 @@ from drivetrain_memory.trace._format import Operation as Operation
 from drivetrain_memory.trace._format import Trace as Trace
 from drivetrain_memory.trace._patterns import PATTERNS as PATTERNS
 from drivetrain_memory.trace._patterns import pattern as pattern
-from drivetrain_memory.trace._record import Recorder as Recorder
 from drivetrain_memory.trace._record import record as record
+from drivetrain_memory.trace._recorder import Recorder as Recorder
 from drivetrain_memory.trace._shipped import WORKLOADS as WORKLOADS
 from drivetrain_memory.trace._shipped import workload as workload
 from drivetrain_memory.trace._snapshot import from_snapshot as from_snapshot
 from drivetrain_memory.trace._snapshot import load_snapshot as load_snapshot
-from drivetrain_memory.trace._workloads import record_workload as record_workload

@@ -264,6 +264,7 @@ class Builder:
         self._name = name
         self._events: list[tuple[int, int, int, int, int, int]] = []
         self._next = 0
+        self._left_out: set[int] = set()
 
     def allocate(self, size: int, stream: int = 0) -> int:
         """Returns the id of a new block of `size` bytes."""
@@ -284,6 +285,13 @@ class Builder:
         """Begins a training step."""
         self._events.append((Operation.STEP, 0, 0, 0, 0, 0))
 
+    def leave_out(self, name: int) -> None:
+        """Takes back all that was written of a block, before and after."""
+        self._left_out.add(name)
+
     def trace(self) -> Trace:
         """Returns what was written."""
-        return Trace(name=self._name, events=np.array(self._events, EVENT))
+        events = np.array(self._events, EVENT)
+        of_block = events["operation"] != Operation.STEP
+        gone = of_block & np.isin(events["id"], list(self._left_out))
+        return Trace(name=self._name, events=events[~gone])

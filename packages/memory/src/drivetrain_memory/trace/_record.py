@@ -1,112 +1,267 @@
-"""Records what a program asks of an allocator, on a machine without a GPU.
+"""Records what a program asks of a GPU's memory, on a machine without a GPU.
 
-The program runs on tensors that have no values (FakeTensorMode), so that a model of any
-size is recorded in seconds. What kernels take for themselves, such as the workspace of a
-matrix product, is not seen.
+The program runs on tensors of a CUDA device that have no values (FakeTensorMode), so that
+a model of any size is recorded in seconds, by the rules that PyTorch has for a GPU. What
+kernels take for themselves, such as the workspace of a matrix product, is not seen.
 """
 
 from __future__ import annotations
 
-import weakref
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+import sys
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from drivetrain_memory.trace._format import Builder
+from drivetrain_memory.trace._recorder import Recorder, number
+from drivetrain_memory.trace._simulated_cuda import (
+    Values,
+    accelerator_is_cuda,
+    require_simulation,
+)
+from drivetrain_memory.trace._stand_ins import StandIns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from drivetrain_memory.trace._format import Trace
+_DEVICE = "cuda"
+_TENSOR = torch.Tensor
+# They show numbers, or take them out.
+_SHOWN = {_TENSOR.numpy, _TENSOR.tolist, _TENSOR.__format__, _TENSOR.__array__}
+# They change a tensor, and no operator is called.
+_CHANGES = {
+    _TENSOR.requires_grad_,
+    _TENSOR.register_hook,
+    _TENSOR.register_post_accumulate_grad_hook,
+    _TENSOR.retain_grad,
+}
 
 
-class Recorder(TorchDispatchMode):
-    """Writes down every storage that operators make, and when it goes.
+class _Program(TorchFunctionMode):
+    """Lets a program's tensors lie on the device unless the program says otherwise."""
 
-    Args:
-        name: Of the trace.
-    """
+    def __init__(self, recorder: Recorder, stand_ins: StandIns) -> None:
+        """Says whom to tell."""
+        super().__init__()
+        self._recorder = recorder
+        self._stand_ins = stand_ins
 
-    def __init__(self, name: str) -> None:
-        """Begins with nothing."""
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._builder = Builder(name)
-        self._stream = 0
-        self._storages: dict[int, tuple[weakref.ref[Any], int]] = {}
-
-    def __enter__(self) -> Self:
-        """Begins to record."""
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    @contextmanager
-    def stream(self, stream: int) -> Iterator[None]:
-        """What is made inside belongs to another stream."""
-        before, self._stream = self._stream, stream
-        try:
-            yield
-        finally:
-            self._stream = before
-
-    def step(self) -> None:
-        """A training step begins."""
-        self._builder.step()
-
-    def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
-        """Another stream uses a tensor too."""
-        known = self._storages.get(tensor.untyped_storage()._cdata)
-        if known is not None:
-            self._builder.record_stream(known[1], stream)
-
-    def trace(self) -> Trace:
-        """Returns what was recorded; what still lives stays so."""
-        return self._builder.trace()
-
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Runs an operator and writes down what it made."""
+        """Calls a function of PyTorch as a program on a GPU would."""
         del types
-        out = func(*args, **(kwargs or {}))
-        if not func.is_view and func.namespace != "prim":
-            for leaf in tree_iter(out):
-                if isinstance(leaf, torch.Tensor):
-                    self._add(leaf)
-        return out
+        kwargs = dict(kwargs or {})
+        if func in _device_constructors() and kwargs.get("device") is None:
+            generator = kwargs.get("generator")
+            if generator is not None and generator.device.type == "cpu":
+                del kwargs["generator"]
+            out = self._stand_ins.call(func, args, {**kwargs, "device": _DEVICE})
+            self._recorder.open(out)
+            return out
+        if func is _TENSOR.pin_memory:
+            return args[0]
+        if func in _SHOWN and isinstance(args[0], FakeTensor):
+            with _disable_current_modes():
+                shown = torch.full(args[0].shape, number(args[0]), dtype=args[0].dtype)
+                return func(shown, *args[1:], **kwargs)
+        if func in _CHANGES or func.__name__ == "__set__":
+            args = (self._stand_ins.of(args[0]), *args[1:])
+        if func in {_TENSOR.cuda, _TENSOR.to} and _to_device(func, args, kwargs):
+            args = (self._recorder.moved(args[0]), *args[1:])
+        return self._stand_ins.call(func, args, kwargs)
 
-    def _add(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._storages or storage.nbytes() == 0:
-            return
-        name = self._builder.allocate(storage.nbytes(), self._stream)
 
-        def gone(_: object) -> None:
-            del self._storages[key]
-            self._builder.free(name)
-
-        self._storages[key] = weakref.ref(storage, gone), name
+def _to_device(func: Any, args: Any, kwargs: Any) -> bool:
+    """Returns whether a tensor is moved to the device."""
+    given = (*args[1:], *kwargs.values())
+    if func is _TENSOR.cuda:
+        return True
+    places = [x for x in given if isinstance(x, str | torch.device)]
+    places += [x.device for x in given if isinstance(x, FakeTensor)]
+    places += [_DEVICE for x in given if type(x) is int]
+    return any(torch.device(place).type == _DEVICE for place in places)
 
 
 @contextmanager
 def record(name: str) -> Iterator[Recorder]:
-    """Records what is done inside, on tensors without values.
+    """Records what is done inside, on tensors of a CUDA device that have no values.
+
+    Tensors for which the program names no device lie on the CUDA device, and so do those
+    that it had before, from their first use on; what a data loader gives and what is made
+    with `device="cpu"` lie in the host's memory and are not recorded. What is made without
+    a device and moved to the device later lay in the host's memory until then. A number
+    that is asked of a tensor (`loss.item()`) is 1, a yes or no what follows of that.
+    Modules and optimizers that the program had before are given back as they were.
 
     Args:
         name: Of the trace.
 
+    Raises:
+        MemoryUseError: A step depends on values, in a way that changes what memory it
+            takes; a tensor from before cannot be stood in for; or this build of PyTorch
+            cannot be told of a device that is not there.
+
     Example:
         >>> with record("one product") as recorder:
-        ...     model = torch.nn.Linear(1024, 1024)
+        ...     model = torch.nn.Linear(1024, 1024, device="cuda")
         ...     recorder.step()
-        ...     model(torch.empty(8, 1024)).sum().backward()
+        ...     model(torch.empty(8, 1024).cuda()).sum().backward()
         >>> trace = recorder.trace()
-        >>> trace.num_steps, trace.peak_live_bytes > 4 * 1024 * 1024
+        >>> trace.num_steps, trace.peak_live_bytes > 8 * 1024 * 1024
         (1, True)
     """
-    with FakeTensorMode(allow_non_fake_inputs=True), Recorder(name) as recorder:
+    require_simulation()
+    recorder, stand_ins = Recorder(name, _DEVICE), StandIns(_DEVICE)
+    program = _Program(recorder, stand_ins)
+    with ExitStack() as stack:
+        stack.callback(stand_ins.restore)
+        # Compiled code takes what its own planning leaves; the steps as written are recorded.
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_simulated(recorder, stand_ins, program))
+        stack.enter_context(accelerator_is_cuda())
+        stack.enter_context(Values(allow_non_fake_inputs=True))
+        stack.enter_context(recorder)
+        stack.enter_context(stand_ins)
+        stack.enter_context(program)
         yield recorder
+
+
+@contextmanager
+def _simulated(
+    recorder: Recorder, stand_ins: StandIns, program: _Program
+) -> Iterator[None]:
+    """Meanwhile PyTorch has a device, and what calls no operator is seen all the same."""
+    with ExitStack() as stack:
+        for owner, replaced in _replacements(recorder, stand_ins, program):
+            for name, value in replaced.items():
+                before = vars(owner).get(name)
+                setattr(owner, name, value)
+                stack.callback(
+                    *(
+                        (setattr, owner, name, before)
+                        if before
+                        else (delattr, owner, name)
+                    )
+                )
+        handle = register_optimizer_step_pre_hook(stand_ins.keep_optimizer)
+        stack.callback(handle.remove)
+        yield
+
+
+def _replacements(
+    recorder: Recorder, stand_ins: StandIns, program: _Program
+) -> list[tuple[Any, dict[str, Any]]]:
+    """Returns what stands in whose place while a program is recorded."""
+    resize, next_batch = torch.UntypedStorage.resize_, _BaseDataLoaderIter.__next__
+    apply, convert = torch.autograd.Function.apply, nn.Module._apply
+    call = nn.Module._call_impl
+    iterate, run = DataLoader.__iter__, torch.autograd.graph._engine_run_backward
+    types = {"_foreach_supported_types": [_TENSOR, nn.Parameter, FakeTensor]}
+    swap, nothing = torch.utils.swap_tensors, _always(None)
+
+    def resized(storage: Any, size: int) -> Any:
+        out = resize(storage, size)
+        recorder.resized(storage)
+        return out
+
+    def applied(function: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map(stand_ins.of, (args, kwargs))
+        return apply.__func__(function, *args, **kwargs)
+
+    def converted(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        for part in module.modules():
+            stand_ins.keep_module(part)
+        return convert(module, *args, **kwargs)
+
+    def swapped(one: torch.Tensor, other: Any) -> None:
+        if isinstance(other, FakeTensor):
+            # A tensor that is remembered cannot take the place of another.
+            other.fake_mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
+        swap(one, other)
+
+    def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        stand_ins.keep_module(module)
+        return call(module, *args, **kwargs)
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        # A step that is computed anew in the backward calls functions, too.
+        with program:
+            return run(*args, **kwargs)
+
+    def batch_of(iterator: Any) -> Any:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            batch = next_batch(iterator)
+        recorder.add(batch)
+        return batch
+
+    def batches_of(loader: Any) -> Any:
+        pinned, loader.pin_memory = loader.pin_memory, False
+        try:
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                return iterate(loader)
+        finally:
+            loader.pin_memory = pinned
+
+    return [
+        (
+            torch.cuda,
+            {
+                "_lazy_init": nothing,
+                "is_available": _always(True),
+                "is_bf16_supported": _always(True),
+                "device_count": _always(1),
+                "current_device": _always(0),
+                "get_device_capability": _always((9, 0)),
+                "get_device_name": _always("a simulated device"),
+                "get_rng_state": _always(torch.zeros(16, dtype=torch.uint8)),
+                "set_rng_state": nothing,
+                "set_device": nothing,
+                "synchronize": nothing,
+                "empty_cache": nothing,
+            },
+        ),
+        (
+            torch.accelerator,
+            {
+                "is_available": _always(True),
+                "device_count": _always(1),
+                "current_accelerator": _always(torch.device(_DEVICE)),
+                "current_device_index": _always(0),
+                "current_stream": _always(_Stream()),
+                "synchronize": nothing,
+            },
+        ),
+        (torch.UntypedStorage, {"resize_": resized}),
+        (torch.autograd.Function, {"apply": classmethod(applied)}),
+        (torch.autograd, {"_engine_run_backward": run_backward}),
+        (torch.autograd.graph, {"_engine_run_backward": run_backward}),
+        (nn.Module, {"_apply": converted, "_call_impl": called}),
+        (torch.backends.cudnn, {"is_acceptable": _always(False)}),
+        (torch.utils, {"swap_tensors": swapped}),
+        (sys.modules[torch.optim.Optimizer.__module__], types),
+        (torch.utils._foreach_utils, types),
+        (DataLoader, {"__iter__": batches_of}),
+        (_BaseDataLoaderIter, {"__next__": batch_of}),
+    ]
+
+
+class _Stream:
+    """The one stream of a simulated device."""
+
+    def is_capturing(self) -> bool:
+        """No graph is captured."""
+        return False
+
+
+def _always(answer: Any) -> Callable[..., Any]:
+    return lambda *_, **__: answer

@@ -1,7 +1,7 @@
 """Training steps that are recorded into the traces that ship.
 
 The models run on tensors without values, on a stream 0; what is gathered for them comes on
-a stream 1.
+a stream 1. `python -m recordings.workloads NAME FILE` records one anew, which takes minutes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import gc
 import random
+import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,9 +19,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from drivetrain_memory.trace._batch import scalable
-from drivetrain_memory.trace._models import Decoder, LanguageModel, ResNet50
-from drivetrain_memory.trace._record import Recorder
+from drivetrain_memory import scalable
+from drivetrain_memory.trace import Recorder
+from recordings.models import Decoder, LanguageModel, ResNet50
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -217,3 +218,7 @@ def _own_collections() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+if __name__ == "__main__":
+    record_workload(sys.argv[1]).save(sys.argv[2])
