@@ -139,3 +139,140 @@ def test_segments_of_a_pool_come_from_here():
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_functions_that_ask_no_allocator_answer_on_a_gpu():
+    run(
+        """
+        pinned = torch.ones(1 << 10, pin_memory=True)
+        kept = pinned.to("cuda")
+        assert torch.cuda.host_memory_stats()["active_bytes.current"] > 0
+        assert "active_bytes" in torch.cuda.host_memory_stats_as_nested_dict()
+        torch.cuda.reset_peak_host_memory_stats()
+        torch.cuda.reset_accumulated_host_memory_stats()
+        if hasattr(torch.accelerator, "empty_host_cache"):
+            torch.accelerator.empty_host_cache()
+        free, total = torch.cuda.mem_get_info()
+        assert 0 < free < total == torch.accelerator.get_memory_info()[1]
+        assert isinstance(torch.cuda.list_gpu_processes(), str)
+        assert torch.cuda.get_allocator_backend() == "pluggable"
+        torch.cuda.ipc_collect()
+        try:
+            import pynvml
+        except ModuleNotFoundError:
+            pass
+        else:
+            assert torch.cuda.device_memory_used() > 0
+            assert 0 <= torch.cuda.memory_usage() <= 100
+        """
+    )
+
+
+def test_functions_that_ask_an_allocator_ask_this_one_on_a_gpu():
+    run(
+        """
+        block = torch.ones(1 << 22, device="cuda")
+        for module in (torch.cuda, torch.accelerator):
+            assert module.memory_allocated() == 1 << 24
+            assert module.memory_stats(0)["allocation.all.current"] == 1
+        del block
+        torch.accelerator.empty_cache()
+        assert torch.cuda.memory_reserved("cuda:0") == 0
+        at = torch.cuda.caching_allocator_alloc(1 << 24)
+        assert torch.accelerator.memory_allocated() == 1 << 24
+        torch.cuda.caching_allocator_delete(at)
+        assert torch.cuda.get_per_process_memory_fraction() == 1.0
+        torch.cuda.set_per_process_memory_fraction(0.001)
+        assert torch.cuda.get_per_process_memory_fraction(0) == 0.001
+        try:
+            torch.empty(torch.cuda.mem_get_info()[1] // 500, dtype=torch.uint8, device="cuda")
+        except torch.cuda.OutOfMemoryError:
+            pass
+        else:
+            raise AssertionError
+        try:
+            torch.cuda.memory_allocated(torch.cuda.device_count())
+        except drivetrain_memory.MemoryUseError:
+            pass
+        else:
+            raise AssertionError
+        """
+    )
+
+
+REFUSED = """
+def refused(text, call, *arguments):
+    try:
+        call(*arguments)
+    except RuntimeError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(text)
+
+x = torch.ones(1 << 12, device="cuda")
+"""
+
+
+def test_sharing_with_another_process_is_refused():
+    run(
+        """
+        from multiprocessing.reduction import ForkingPickler
+        import torch.multiprocessing
+
+        refused("does not yet support shareIPcHandle", ForkingPickler.dumps, x)
+        """,
+        PRELUDE + REFUSED,
+    )
+
+
+def test_observer_of_out_of_memory_is_refused():
+    run(
+        """
+        refused("does not yet support attachOutOfMemoryObserver",
+                torch._C._cuda_attach_out_of_memory_observer, print)
+        """,
+        PRELUDE + REFUSED,
+    )
+
+
+def test_trees_of_graphs_are_refused():
+    pytest.importorskip("triton")
+    run(
+        """
+        compiled = torch.compile(lambda x: (x * 2 + 1).sum(), mode="reduce-overhead")
+        refused("does not yet support", lambda: [compiled(x) for _ in range(5)])
+        plain = torch.compile(lambda x: (x * 2 + 1).sum(), mode="default")
+        assert float(plain(x)) == 3 << 12
+        """,
+        PRELUDE + REFUSED,
+    )
+
+
+def test_traceback_and_metadata_of_a_block_are_empty():
+    run(
+        """
+        import warnings
+
+        memory = torch.cuda.memory
+        memory._record_memory_history()
+        block = torch.ones(1 << 12, device="cuda")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            memory._set_memory_metadata("text")
+        assert memory._get_memory_metadata() == ""
+        if hasattr(memory, "_allocation_traceback"):
+            assert memory._allocation_traceback(block.data_ptr()) is None
+        """
+    )
+
+
+def test_profiler_sees_no_memory_of_the_device():
+    run(
+        """
+        with torch.profiler.profile(profile_memory=True) as profile:
+            torch.ones(1 << 22, device="cuda").sum().item()
+        events = profile.key_averages()
+        assert len(events) > 0
+        assert not any(event.self_device_memory_usage for event in events)
+        """
+    )

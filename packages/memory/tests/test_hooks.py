@@ -1,14 +1,12 @@
 """What PyTorch calls, and how this allocator becomes PyTorch's."""
 
-import os
 import shutil
 import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from torch_stage import run
 
 import drivetrain_memory
 from drivetrain_memory import DeviceError
@@ -50,53 +48,6 @@ def test_pytorch_without_cuda_is_refused():
     ):
         pass
     assert not drivetrain_memory.is_enabled()
-
-
-# PyTorch's side of the pluggable allocator, for a PyTorch that was built without CUDA.
-STAGE = """
-import ctypes, os, tempfile
-import torch
-import drivetrain_memory
-from drivetrain_memory import DeviceError, MemoryUseError
-
-CUDA = os.environ["FAKE_CUDA"]
-
-class Inner:
-    def __init__(self, allocate, free):
-        self.allocate = ctypes.CFUNCTYPE(
-            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
-        )(allocate)
-        self.free = ctypes.CFUNCTYPE(
-            None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
-        )(free)
-        self.hooks = {}
-
-for setter in ("set_record_stream_fn", "set_reset_fn", "set_memory_fraction_fn",
-               "set_base_alloc_fn", "set_begin_allocate_to_pool",
-               "set_end_allocate_to_pool_fn", "set_release_pool"):
-    def keep(self, address, setter=setter):
-        self.hooks[setter] = address
-    setattr(Inner, setter, keep)
-
-current = []
-torch._C._cuda_customAllocator = Inner
-torch._C._cuda_changeCurrentAllocator = current.append
-torch.cuda.current_device = lambda: 0
-"""
-
-
-def run(fake_cuda, script):
-    """Runs a script in a process of its own, after the stage is set."""
-    environment = os.environ | {"FAKE_CUDA": fake_cuda.path}
-    done = subprocess.run(
-        [sys.executable, "-c", STAGE + textwrap.dedent(script)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.slow
@@ -176,14 +127,6 @@ def test_what_is_too_late_or_needs_another_allocator_is_refused(fake_cuda):
     run(
         fake_cuda,
         """
-        def refused(kind, text, call):
-            try:
-                call()
-            except kind as error:
-                assert text in str(error), error
-            else:
-                raise AssertionError(text)
-
         enable = lambda: drivetrain_memory.enable(cuda_library=CUDA)
         torch.backends.cudnn.benchmark = True
         refused(MemoryUseError, "cudnn.benchmark", enable)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from drivetrain_memory._native import Inspector
 
 _NOTHING: Mapping[str, int] = MappingProxyType({})
-_ACCUMULATED = ("allocations", "frees", "out_of_memory", "created", "destroyed")
-"""What only grows, until PyTorch's `reset_accumulated_memory_stats` begins anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +111,7 @@ def torch_stats(
 
     Args:
         found: The allocator; None before it was used.
-        since: What had accumulated when that was reset.
+        since: The counters when PyTorch's `reset_accumulated_memory_stats` was called.
     """
     counters = found.counters().as_dict() if found is not None else {}
 
@@ -145,9 +143,3 @@ def torch_stats(
         "num_device_free": new("destroyed"),
         "max_split_size": -1,
     }
-
-
-def accumulated(found: Inspector) -> dict[str, int]:
-    """Returns what has accumulated so far, for `torch_stats`."""
-    counters = found.counters().as_dict()
-    return {name: counters[name] for name in _ACCUMULATED}

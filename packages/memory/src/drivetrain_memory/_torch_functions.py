@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+import functools
+from typing import Any, NoReturn
 
 from drivetrain_memory._errors import MemoryUseError
 from drivetrain_memory._snapshot import keep_history, save_snapshot, snapshot
-from drivetrain_memory._stats import accumulated, inspector, torch_stats
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
+from drivetrain_memory._stats import inspector, torch_stats
 
 _USUAL_ENTRIES = 100_000
 
 _reset_at: dict[int, dict[str, int]] = {}
+_fractions: dict[int, float] = {}
 
 
 def replace_functions() -> None:
@@ -22,9 +20,19 @@ def replace_functions() -> None:
     import torch
 
     of_accelerator = getattr(torch.accelerator, "memory", None)
+    set_of_torch = torch.cuda.set_per_process_memory_fraction
+
+    @functools.wraps(set_of_torch)
+    def set_fraction(fraction: float, device: Any = None) -> None:
+        set_of_torch(fraction, device)
+        _fractions[_number(device)] = fraction
+
+    setter = {"set_per_process_memory_fraction": set_fraction}
+    # Those of `torch.accelerator` ask PyTorch's own allocator, whichever is current.
+    emptying = {"empty_cache": torch.cuda.empty_cache}
     for modules, answers in (
-        ((torch.cuda.memory, torch.cuda), _ANSWERS | _STATS),
-        ((of_accelerator, torch.accelerator), _STATS | _BYTES),
+        ((torch.cuda.memory, torch.cuda), _ANSWERS | _STATS | setter),
+        ((of_accelerator, torch.accelerator), _STATS | emptying),
     ):
         for module in modules:
             for name, function in answers.items():
@@ -32,23 +40,20 @@ def replace_functions() -> None:
                     setattr(module, name, function)
 
 
-def _number(device: Any) -> int | None:
+def _number(device: Any) -> int:
+    """Returns a device's number, as PyTorch reads what it is given."""
     import torch
 
-    if device is None or isinstance(device, int):
-        return device
-    return torch.device(device).index
+    number = torch.cuda._utils._get_device_index(device, optional=True)
+    if not 0 <= number < torch.cuda.device_count():
+        message = f"there is no CUDA device {number}"
+        raise MemoryUseError(message)
+    return number
 
 
 def _memory_stats(device: Any = None) -> dict[str, int]:
     number = _number(device)
-    return torch_stats(inspector(number), _reset_at.get(_chosen(number), {}))
-
-
-def _chosen(number: int | None) -> int:
-    import torch
-
-    return torch.cuda.current_device() if number is None else number
+    return torch_stats(inspector(number), _reset_at.get(number, {}))
 
 
 def _nested_stats(device: Any = None) -> dict[str, Any]:
@@ -65,56 +70,64 @@ def _nested_stats(device: Any = None) -> dict[str, Any]:
 def _summary(device: Any = None, abbreviated: bool = False) -> str:
     """Returns what is counted here, a line each: PyTorch's table wants more."""
     del abbreviated
-    number = _chosen(_number(device))
-    lines = [f"drivetrain-memory, device {number}"]
-    for name, value in _memory_stats(number).items():
-        lines.append(f"{name:<32}{value:>24,}")
-    return "\n".join(lines) + "\n"
+    number = _number(device)
+    stats = _memory_stats(number).items()
+    lines = [f"{name:<32}{value:>24,}\n" for name, value in stats]
+    return f"drivetrain-memory, device {number}\n{''.join(lines)}"
 
 
 def _reset_peaks(device: Any = None) -> None:
-    found = inspector(_number(device))
-    if found is not None:
+    if (found := inspector(_number(device))) is not None:
         found.reset_peaks()
 
 
 def _reset_accumulated(device: Any = None) -> None:
     number = _number(device)
-    found = inspector(number)
-    if found is not None:
-        _reset_at[_chosen(number)] = accumulated(found)
+    if (found := inspector(number)) is not None:
+        _reset_at[number] = found.counters().as_dict()
 
 
-def _bytes(name: str) -> Callable[..., int]:
-    def answer(device: Any = None) -> int:
-        return _memory_stats(device).get(name, 0)
-
-    return answer
+def _fraction(device: Any = None) -> float:
+    return _fractions.get(_number(device), 1.0)
 
 
 def _snapshot_of_torch(*_: Any, **__: Any) -> dict[str, Any]:
     return snapshot()
 
 
-def _segments(*_: Any, **__: Any) -> list[dict[str, Any]]:
-    segments: list[dict[str, Any]] = snapshot()["segments"]
-    return segments
+def _segments(mempool_id: Any = None, *_: Any, **__: Any) -> Any:
+    if mempool_id not in (None, (0, 0)):
+        _refuse("torch.cuda.memory_snapshot of one pool", "take that of all pools")
+    return snapshot()["segments"]
 
 
-def _dump(filename: str | os.PathLike[str] = "dump_snapshot.pickle", **_: Any) -> None:
+def _dump(filename: Any = "dump_snapshot.pickle", *_: Any, **__: Any) -> None:
     save_snapshot(filename)
 
 
-def _record(
-    enabled: str | bool | None = "all", *_: Any, max_entries: int = 0, **__: Any
-) -> None:
-    keep_history((max_entries or _USUAL_ENTRIES) if enabled else 0)
+def _record(enabled: str | bool | None = "all", *rest: Any, **options: Any) -> None:
+    if options.get("record_pinned_host_memory"):
+        _refuse("the history of pinned memory", "leave out record_pinned_host_memory")
+    # The older form begins with a bool.
+    old = isinstance(enabled, bool)
+    name, place = ("trace_alloc_max_entries", 1) if old else ("max_entries", 2)
+    most = rest[place] if len(rest) > place else options.get(name, _USUAL_ENTRIES)
+    keep_history(most if enabled else 0)
+
+
+def _no_switch(value: bool = True) -> None:
+    if not value:
+        _refuse("torch.cuda.caching_allocator_enable(False)", "do without one of both")
 
 
 def _no_pool(*_: Any, **__: Any) -> NoReturn:
+    _refuse("torch.cuda.MemPool", "do without one of both")
+
+
+def _refuse(what: str, way_out: str) -> NoReturn:
     message = (
-        "torch.cuda.MemPool needs PyTorch's own allocator, and drivetrain_memory.enable()"
-        " has replaced it; do without one of both"
+        f"{what} needs PyTorch's own allocator, and drivetrain_memory.enable() has "
+        f"replaced it; {way_out}"
     )
     raise MemoryUseError(message)
 
@@ -124,13 +137,6 @@ _STATS = {
     "reset_peak_memory_stats": _reset_peaks,
     "reset_accumulated_memory_stats": _reset_accumulated,
 }
-# Those of `torch.cuda` ask its `memory_stats`, and those of `torch.accelerator` do not.
-_BYTES = {
-    "memory_allocated": _bytes("allocated_bytes.all.current"),
-    "max_memory_allocated": _bytes("allocated_bytes.all.peak"),
-    "memory_reserved": _bytes("reserved_bytes.all.current"),
-    "max_memory_reserved": _bytes("reserved_bytes.all.peak"),
-}
 _ANSWERS = {
     "memory_stats_as_nested_dict": _nested_stats,
     "memory_summary": _summary,
@@ -138,5 +144,7 @@ _ANSWERS = {
     "_snapshot": _snapshot_of_torch,
     "_dump_snapshot": _dump,
     "_record_memory_history": _record,
+    "get_per_process_memory_fraction": _fraction,
+    "caching_allocator_enable": _no_switch,
     "MemPool": _no_pool,
 }
