@@ -42,11 +42,16 @@ class Search {
     if (end - first->at < size_) {
       return;
     }
+    // The last block in which a range can begin that ends with the one looked at.
+    Block* begin = first;
     for (Block* block = first; block != nullptr && block->at < end;
          block = block->after) {
       if (block->kind() == Kind::kFree) {
         consider(block, block->at, end);
-        from_behind(first, block);
+        while (begin != block && block->end() - begin->after->at >= size_) {
+          begin = begin->after;
+        }
+        from_behind(begin, block);
       } else {
         in_hole(block, end);
       }
@@ -69,14 +74,9 @@ class Search {
   }
 
   // The range that ends with a free block, if it begins in a hole.
-  void from_behind(Block* first, Block* last) {
+  void from_behind(Block* block, Block* last) {
     const Address end = last->end();
-    Block* block = last->before;
-    while (block != nullptr && block->at >= first->at && end - block->at < size_) {
-      block = block->before;
-    }
-    if (block == nullptr || block->at < first->at || block->kind() != Kind::kHole ||
-        last == block) {
+    if (block->kind() != Kind::kHole || end - block->at < size_) {
       return;
     }
     const Bytes from = end - size_ - extent_.at;

@@ -12,9 +12,9 @@ namespace drivetrain {
 
 namespace {
 
-// An arena has several times the addresses that its device has memory, so that pages
-// are seldom unmapped.
-constexpr std::uint64_t kExtentOfDevice = 2;
+// A run of an arena may have several times the addresses that its device has memory, so
+// that pages are seldom unmapped.
+constexpr std::uint64_t kRunOfDevice = 2;
 constexpr std::uint64_t kMappedOfDevice = 8;
 
 // No capacity is that of the device.
@@ -47,7 +47,7 @@ Allocator::Allocator(Driver& driver, Options options)
       pool_(driver, counters_),
       supply_(pool_, arenas_, counters_),
       mapper_(driver, pool_, supply_, arenas_, counters_,
-              kExtentOfDevice * hard_limit_ * chunk_,
+              kRunOfDevice * hard_limit_ * chunk_,
               most_mapped(driver, options, hard_limit_)) {
   if (std::isnan(options.headroom)) {
     throw MisuseError("the headroom is no number");
@@ -63,7 +63,12 @@ Allocator::~Allocator() {
             pool_.unmap(*extent, page);
           }
         }
-        driver_.unreserve(extent->at, extent->pages.size() * chunk_);
+        extent->parts.push_back(static_cast<std::uint32_t>(extent->pages.size()));
+        std::uint32_t begin = 0;
+        for (const std::uint32_t end : extent->parts) {
+          driver_.unreserve(extent->address_of(begin), (end - begin) * chunk_);
+          begin = end;
+        }
       }
     }
   } catch (const DriverError&) {

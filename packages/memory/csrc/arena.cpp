@@ -9,22 +9,36 @@ void Arena::release(Block* block) {
   free_.insert(join_free(block));
 }
 
-Extent& Arena::add_extent(Address at, Bytes bytes, Bytes chunk_bytes) {
+Extent& Arena::add_extent(Address at, Bytes bytes, Bytes chunk_bytes,
+                          std::uint32_t run) {
   extents_.push_back(std::make_unique<Extent>());
   Extent& extent = *extents_.back();
   extent.arena = this;
   extent.at = at;
+  extent.run = run;
   extent.chunk_bytes = chunk_bytes;
   extent.shift = static_cast<unsigned>(__builtin_ctzll(chunk_bytes));
-  extent.pages.resize(bytes / chunk_bytes);
+  append(extent, nullptr, bytes);
+  return extent;
+}
+
+void Arena::extend(Extent& extent, Bytes bytes) {
+  const auto end = static_cast<std::uint32_t>(extent.pages.size());
+  extent.parts.push_back(end);
+  append(extent, block_at(extent, extent.address_of(end) - 1), bytes);
+}
+
+void Arena::append(Extent& extent, Block* last, Bytes bytes) {
   Block* hole = store_.take();
-  hole->at = at;
+  hole->at = last == nullptr ? extent.at : last->end();
   hole->size = bytes;
   hole->extent = &extent;
   hole->become(Kind::kHole);
-  extent.first = hole;
+  hole->before = last;
+  (last == nullptr ? extent.first : last->after) = hole;
+  extent.pages.resize(extent.pages.size() + bytes / extent.chunk_bytes);
   note(hole);
-  return extent;
+  join_holes(hole);
 }
 
 void Arena::lend(Block* block, PageRun run) {

@@ -57,8 +57,11 @@ class Arena {
     return block;
   }
 
-  // Adds a reserved range, all of it a hole.
-  Extent& add_extent(Address at, Bytes bytes, Bytes chunk_bytes);
+  // Adds a reserved range to a run, all of it a hole.
+  Extent& add_extent(Address at, Bytes bytes, Bytes chunk_bytes, std::uint32_t run);
+
+  // Adds what was reserved behind an extent.
+  void extend(Extent& extent, Bytes bytes);
 
   // Whole pages of a free block no longer hold their chunks. What lies before them
   // stays in the same block.
@@ -111,6 +114,8 @@ class Arena {
 
   // Cuts a block that is in no bin; the rest is free.
   Block* carve(Block* block, Bytes size);
+  // Puts a hole behind all that an extent has.
+  void append(Extent& extent, Block* last, Bytes bytes);
   // Makes a block behind another one, from what it has beyond an address.
   Block* split(Block* block, Address at);
   // The block takes over the one behind it.

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -36,7 +37,14 @@ struct Extent {
   Bytes chunk_bytes;
   // The power of two that a chunk is.
   unsigned shift;
+  // In which of the arena's runs its blocks lie.
+  std::uint32_t run;
   std::vector<Page> pages;
+  // The pages at which it was extended. What was reserved at once is freed at once, and
+  // no call concerns two of such parts.
+  std::vector<std::uint32_t> parts;
+  // Whether the addresses behind it are not to be had.
+  bool is_fixed = false;
   Block* first = nullptr;
   // No page from here on was ever mapped.
   std::uint32_t high = 0;
@@ -45,6 +53,9 @@ struct Extent {
     return static_cast<std::uint32_t>((address - at) >> shift);
   }
   Address address_of(std::uint32_t page) const { return at + page * chunk_bytes; }
+  bool begins_part(std::uint32_t page) const {
+    return std::binary_search(parts.begin(), parts.end(), page);
+  }
 };
 
 enum class Kind : std::uint8_t {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "error.hpp"
+
 namespace drivetrain {
 
 namespace {
@@ -13,6 +15,9 @@ constexpr double kUntouched = 1.0;
 constexpr double kStale = 1.25;
 constexpr double kReturned = 0.0;
 constexpr double kReturnedFromAfar = 0.0625;
+
+// What a run of an arena begins with; many arenas stay small.
+constexpr Bytes kFirstPages = 32;
 
 bool is_unused(const Block* block) {
   return block->kind() == Kind::kFree || block->kind() == Kind::kHole;
@@ -57,34 +62,38 @@ AddressRange Mapper::find_range(Arena& arena, Bytes size, std::uint64_t survey,
   const std::uint64_t passed = capturing ? arena.clock().known() : arena.clock().poll();
   // While memory may grow, each run has extents of its own.
   const bool grows = pool_.count() + size / driver_.chunk_bytes() < limits.soft;
-  const std::uint32_t turn = grows ? arena.next_turn(size) : 0;
+  const std::uint32_t run = grows ? arena.next_turn(size) : 0;
   AddressRange best;
   best.cost = kBlocked;
   const auto look = [&](auto is_meant) {
-    const auto& extents = arena.extents();
-    for (std::size_t i = 0; i < extents.size(); ++i) {
-      if (!is_meant(i)) {
+    for (const auto& extent : arena.extents()) {
+      if (!is_meant(*extent)) {
         continue;
       }
-      const std::vector<double> costs =
-          page_costs(*extents[i], survey, passed, capturing);
+      extend(*extent, size);
+      const std::vector<double> costs = page_costs(*extent, survey, passed, capturing);
       const AddressRange found =
-          cheapest_range(*extents[i], size, costs, kUntouched, best.cost);
+          cheapest_range(*extent, size, costs, kUntouched, best.cost);
       if (found.first != nullptr) {
         best = found;
       }
     }
   };
-  const bool begins = grows && arena.extents().size() <= turn;
-  if (grows && !begins) {
-    look([&](std::size_t i) { return i == turn; });
-  }
-  if (best.first == nullptr && !begins) {
-    look([](std::size_t) { return true; });
+  look([&](const Extent& extent) { return !grows || extent.run == run; });
+  const double fresh =
+      kUntouched * static_cast<double>(ceil_div(size, driver_.chunk_bytes()));
+  if (best.first == nullptr || best.cost > fresh) {
+    Extent* extent = add_extent(arena, run, size, false);
+    if (extent != nullptr) {
+      return {extent->first, extent->at, fresh};
+    }
   }
   if (best.first == nullptr) {
-    const Extent& extent = add_extent(arena, size);
-    best = {extent.first, extent.at, 0.0};
+    look([&](const Extent& extent) { return grows && extent.run != run; });
+  }
+  if (best.first == nullptr) {
+    const Extent* extent = add_extent(arena, run, size, true);
+    best = {extent->first, extent->at, fresh};
   }
   return best;
 }
@@ -118,10 +127,42 @@ std::vector<double> Mapper::page_costs(const Extent& extent, std::uint64_t surve
   return costs;
 }
 
-Extent& Mapper::add_extent(Arena& arena, Bytes size) {
+void Mapper::extend(Extent& extent, Bytes size) {
   const Bytes chunk = driver_.chunk_bytes();
-  const Bytes bytes = std::max(extent_bytes_, round_up(size, chunk));
-  return arena.add_extent(driver_.reserve(bytes), bytes, chunk);
+  const Bytes reserved = extent.pages.size() * chunk;
+  const Bytes wanted = (extent.high + ceil_div(size, chunk) + 1) * chunk;
+  if (extent.is_fixed || wanted <= reserved || reserved >= run_bytes_) {
+    return;
+  }
+  const Bytes most = std::max(2 * reserved, wanted);
+  const Bytes bytes = std::min(most, run_bytes_) - reserved;
+  if (driver_.extend(extent.at + reserved, bytes)) {
+    extent.arena->extend(extent, bytes);
+  } else {
+    extent.is_fixed = true;
+  }
+}
+
+Extent* Mapper::add_extent(Arena& arena, std::uint32_t run, Bytes size, bool must_be) {
+  const Bytes chunk = driver_.chunk_bytes();
+  Bytes reserved = 0;
+  for (const auto& extent : arena.extents()) {
+    reserved += extent->run == run ? extent->pages.size() * chunk : 0;
+  }
+  if (!must_be && reserved >= run_bytes_) {
+    return nullptr;
+  }
+  const Bytes usual = std::max(kFirstPages * chunk, reserved);
+  const Bytes left = run_bytes_ - std::min(run_bytes_, reserved);
+  const Bytes bytes = std::max(round_up(size, chunk), std::min(usual, left));
+  try {
+    return &arena.add_extent(driver_.reserve(bytes), bytes, chunk, run);
+  } catch (const DriverError&) {
+    if (must_be) {
+      throw;
+    }
+    return nullptr;
+  }
 }
 
 Block* Mapper::fill(Arena& arena, const AddressRange& range, Bytes size, bool capturing,
@@ -267,7 +308,8 @@ void Mapper::map(Extent& extent, const std::vector<std::uint32_t>& pages,
   std::vector<ChunkId> run;
   for (std::size_t i = 0; i < pages.size(); ++i) {
     run.push_back(chunks[i]);
-    if (i + 1 == pages.size() || pages[i + 1] != pages[i] + 1) {
+    if (i + 1 == pages.size() || pages[i + 1] != pages[i] + 1 ||
+        extent.begins_part(pages[i + 1])) {
       const auto begin = static_cast<std::uint32_t>(pages[i] + 1 - run.size());
       pool_.map(extent, begin, run);
       run.clear();

@@ -20,16 +20,16 @@ class Mapper {
   using Arenas = std::vector<std::unique_ptr<Arena>>;
 
   // Args:
-  //   extent_bytes: What is reserved at a time, unless a request is larger.
+  //   run_bytes: No run reserves more, unless a request finds no place in it.
   //   max_mapped: How many pages may be mapped at all.
   Mapper(Driver& driver, ChunkPool& pool, ChunkSupply& supply, const Arenas& arenas,
-         Counters& counters, Bytes extent_bytes, std::uint64_t max_mapped)
+         Counters& counters, Bytes run_bytes, std::uint64_t max_mapped)
       : driver_(driver),
         pool_(pool),
         supply_(supply),
         arenas_(arenas),
         counters_(counters),
-        extent_bytes_(extent_bytes),
+        run_bytes_(run_bytes),
         max_mapped_(max_mapped) {}
 
   // Returns a live block where one of this size was put together before, if all chunks
@@ -54,7 +54,12 @@ class Mapper {
                           bool capturing, Limits limits);
   std::vector<double> page_costs(const Extent& extent, std::uint64_t survey,
                                  std::uint64_t passed, bool capturing);
-  Extent& add_extent(Arena& arena, Bytes size);
+  // Lets a request fit behind all that was ever mapped, where the addresses there are
+  // nobody's and the run may have more.
+  void extend(Extent& extent, Bytes size);
+  // Adds an extent that doubles the addresses of a run. Null where the run has as many
+  // as it may, or the device refuses, unless one `must_be`.
+  Extent* add_extent(Arena& arena, std::uint32_t run, Bytes size, bool must_be);
   Block* fill(Arena& arena, const AddressRange& range, Bytes size, bool capturing,
               std::uint64_t survey, Limits limits);
   // Whether all chunks that a range lacks can come back, and which these are.
@@ -76,7 +81,7 @@ class Mapper {
   ChunkSupply& supply_;
   const Arenas& arenas_;
   Counters& counters_;
-  Bytes extent_bytes_;
+  Bytes run_bytes_;
   std::uint64_t max_mapped_;
   std::uint64_t look_ = 0;
 };

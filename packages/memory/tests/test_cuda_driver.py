@@ -106,23 +106,24 @@ LACKS_MEMORY = 2
 
 
 @pytest.mark.parametrize(
-    ("function", "after"),
+    ("function", "after", "times"),
     [
-        ("cuMemMap", 0),
-        ("cuMemMap", 3),
-        ("cuMemSetAccess", 0),
-        ("cuMemAddressReserve", 0),
+        ("cuMemMap", 0, 1),
+        ("cuMemMap", 3, 1),
+        ("cuMemSetAccess", 0, 1),
+        # A range that has to be is asked for twice.
+        ("cuMemAddressReserve", 0, 2),
     ],
 )
 def test_what_is_free_is_given_back_where_the_driver_lacks_memory(
-    make, fake_cuda, function, after
+    make, fake_cuda, function, after, times
 ):
     """Page tables lie in the device's own memory, which the cache holds."""
     allocator = make(8)
     kept = allocator.allocate(CHUNK)
     for stream in (0, 1, 2):
         allocator.free(allocator.allocate(2 * CHUNK, stream=stream))
-    fake_cuda.fail(function, after, LACKS_MEMORY)
+    fake_cuda.fail(function, after, LACKS_MEMORY, times)
     block = allocator.allocate(5 * CHUNK, stream=3)
     assert fake_cuda.usable(block, 5 * CHUNK)
     counters = allocator.counters()
@@ -351,3 +352,42 @@ def test_graph_does_not_get_what_a_tensor_of_another_still_holds(make):
     for block in [allocator.allocate(CHUNK, graph=2) for _ in range(7)]:
         ctypes.memset(block, 8, CHUNK)
     assert set(ctypes.string_at(kept, CHUNK)) == {4}
+
+
+def test_addresses_grow_with_what_is_used(make, fake_cuda):
+    """A stream that uses little has few addresses; a range goes on where it ends."""
+    allocator = make(256)
+    blocks = [allocator.allocate(CHUNK)]
+    ranges = fake_cuda.calls("cuMemAddressReserve")
+    blocks += [allocator.allocate(30 * CHUNK) for _ in range(8)]
+    # Twice as many each time, in each of two runs.
+    assert ranges < fake_cuda.calls("cuMemAddressReserve") <= ranges + 8
+    for block, chunks in zip(blocks, [1] + 8 * [30], strict=True):
+        assert fake_cuda.usable(block, chunks * CHUNK)
+    for block in blocks:
+        allocator.free(block)
+    allocator.trim()
+    whole = allocator.allocate(250 * CHUNK)
+    assert fake_cuda.usable(whole, 250 * CHUNK)
+
+
+def test_range_that_cannot_go_on_is_followed_by_another(make, fake_cuda):
+    allocator = make(256)
+    blocks = [allocator.allocate(CHUNK)]
+    fake_cuda.fail("cuMemAddressReserve", 0, LACKS_MEMORY, 1)
+    blocks.append(allocator.allocate(40 * CHUNK))
+    fake_cuda.fail("cuMemAddressReserve", 0, LACKS_MEMORY, 100)
+    # What there is serves what fits there.
+    blocks.append(allocator.allocate(12 * CHUNK))
+    for block, chunks in zip(blocks, (1, 40, 12), strict=True):
+        assert fake_cuda.usable(block, chunks * CHUNK)
+
+
+def test_all_addresses_go_back(make, fake_cuda):
+    allocator = make(128)
+    for stream in range(4):
+        for size in (1, 3, 40):
+            allocator.allocate(size * CHUNK, stream=stream)
+    assert fake_cuda.counts[2] > 8
+    del allocator
+    assert fake_cuda.counts == (0, 0, 0)

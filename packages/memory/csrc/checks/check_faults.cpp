@@ -25,9 +25,9 @@ namespace {
 constexpr Bytes kChunk = Bytes{2} << 20;
 constexpr std::uint64_t kChunks = 64;
 constexpr unsigned kStreams = 3;
-constexpr std::array<const char*, 9> kCalls = {"create", "destroy",     "map",
-                                               "unmap",  "record",      "done",
-                                               "wait",   "synchronize", "capturing"};
+constexpr std::array<const char*, 10> kCalls = {
+    "extend", "create", "destroy", "map",         "unmap",
+    "record", "done",   "wait",    "synchronize", "capturing"};
 
 struct Live {
   Address at;

@@ -238,9 +238,10 @@ FAKE Result cuMemGetAllocationGranularity(std::size_t* bytes,
 }
 
 FAKE Result cuMemAddressReserve(DevicePointer* at, std::size_t bytes, std::size_t,
-                                DevicePointer, unsigned long long) {
+                                DevicePointer wish, unsigned long long) {
   return call("cuMemAddressReserve", [&](State& now) {
-    *at = now.device().reserve(bytes);
+    const bool granted = wish != 0 && now.device().extend(wish, bytes);
+    *at = granted ? wish : now.device().reserve(bytes);
     now.reserved[*at] = bytes;
     return kSuccess;
   });

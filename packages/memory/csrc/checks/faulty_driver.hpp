@@ -43,6 +43,15 @@ class FaultyDriver : public NullDriver {
     }
   }
 
+  bool extend(Address end, Bytes bytes) override {
+    try {
+      meet("extend");
+    } catch (const DriverError&) {
+      return false;
+    }
+    return NullDriver::extend(end, bytes);
+  }
+
   bool create(Handle* chunk) override {
     meet("create");
     const bool there_is = NullDriver::create(chunk);

@@ -9,6 +9,8 @@ namespace drivetrain {
 namespace {
 
 constexpr Bytes kLeastChunk = Bytes{2} << 20;
+// How far apart ranges begin, beside what the device has.
+constexpr Bytes kApartOfDevice = 2;
 
 cuda::StreamHandle handle(Stream stream) {
   return reinterpret_cast<cuda::StreamHandle>(stream);
@@ -116,8 +118,22 @@ Bytes CudaDriver::free_bytes() {
 Address CudaDriver::reserve(Bytes bytes) {
   const Scope scope(*this);
   cuda::DevicePointer at = 0;
-  api_.check(api_.cuMemAddressReserve(&at, bytes, chunk_, 0, 0), "cuMemAddressReserve");
+  api_.check(api_.cuMemAddressReserve(&at, bytes, chunk_, next_range_, 0),
+             "cuMemAddressReserve");
+  next_range_ = at + round_up(kApartOfDevice * total_bytes(), chunk_);
   return at;
+}
+
+bool CudaDriver::extend(Address end, Bytes bytes) {
+  const Scope scope(*this);
+  cuda::DevicePointer at = 0;
+  if (api_.cuMemAddressReserve(&at, bytes, chunk_, end, 0) != cuda::kSuccess) {
+    return false;
+  }
+  if (at != end) {
+    api_.check(api_.cuMemAddressFree(at, bytes), "cuMemAddressFree");
+  }
+  return at == end;
 }
 
 void CudaDriver::unreserve(Address at, Bytes bytes) {

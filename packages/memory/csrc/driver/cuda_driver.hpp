@@ -30,6 +30,7 @@ class CudaDriver : public Driver {
   Bytes total_bytes() override;
   Bytes free_bytes() override;
   Address reserve(Bytes bytes) override;
+  bool extend(Address end, Bytes bytes) override;
   void unreserve(Address at, Bytes bytes) override;
   bool create(Handle* chunk) override;
   void destroy(Handle chunk) override;
@@ -53,6 +54,8 @@ class CudaDriver : public Driver {
   cuda::Device device_ = 0;
   cuda::Context context_ = nullptr;
   Bytes chunk_ = 0;
+  // Where the next range is asked for, so that the one before it can be extended.
+  Address next_range_ = 0;
   cuda::AllocationProperties properties_{};
   std::vector<cuda::AccessDescription> access_;
   // Events that nobody needs any more, to be recorded again.

@@ -32,6 +32,8 @@ class Driver {
 
   // Returns a range of addresses with nothing mapped.
   virtual Address reserve(Bytes bytes) = 0;
+  // Reserves the addresses behind a range; false where they are not to be had.
+  virtual bool extend(Address end, Bytes bytes) = 0;
   virtual void unreserve(Address at, Bytes bytes) = 0;
 
   // Makes a chunk; false when the device has no memory left.

@@ -20,7 +20,15 @@ namespace {
 // What a process maps beside the allocator.
 constexpr std::uint64_t kOtherMaps = 4096;
 
+// How far apart ranges begin, beside what the device has.
+constexpr Bytes kApartOfDevice = 2;
+
 void* pointer(Address at) { return reinterpret_cast<void*>(at); }
+
+void* map_nothing(Address at, Bytes bytes, int flags) {
+  return mmap(pointer(at), bytes, PROT_NONE,
+              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
+}
 
 [[noreturn]] void fail(const char* what, Bytes bytes) {
   throw DriverError(std::string("the machine refuses to ") + what + " " +
@@ -62,8 +70,7 @@ HostDriver::~HostDriver() {
 }
 
 Address HostDriver::reserve(Bytes bytes) {
-  void* at = mmap(nullptr, bytes + chunk_, PROT_NONE,
-                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* at = map_nothing(next_range_, bytes + chunk_, 0);
   if (at == MAP_FAILED) {
     fail("reserve", bytes);
   }
@@ -74,7 +81,13 @@ Address HostDriver::reserve(Bytes bytes) {
     munmap(at, aligned - begin);
   }
   munmap(pointer(aligned + bytes), begin + chunk_ - aligned);
+  // Away from where the process maps what has no wish.
+  next_range_ = aligned - round_up(kApartOfDevice * total_ + bytes, chunk_);
   return aligned;
+}
+
+bool HostDriver::extend(Address end, Bytes bytes) {
+  return map_nothing(end, bytes, MAP_FIXED_NOREPLACE) == pointer(end);
 }
 
 void HostDriver::unreserve(Address at, Bytes bytes) { munmap(pointer(at), bytes); }
@@ -128,9 +141,7 @@ void HostDriver::map(Address at, const Handle* chunks, std::size_t count) {
 void HostDriver::unmap(Address at, std::size_t count) {
   // Replaced, never left open: another mapping of the process could come there.
   const Bytes bytes = count * chunk_;
-  if (mmap(pointer(at), bytes, PROT_NONE,
-           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-           0) == MAP_FAILED) {
+  if (map_nothing(at, bytes, MAP_FIXED) == MAP_FAILED) {
     fail("unmap", bytes);
   }
 }

@@ -33,6 +33,7 @@ class HostDriver : public Driver {
   Bytes total_bytes() override { return total_; }
   Bytes free_bytes() override { return total_ - used_; }
   Address reserve(Bytes bytes) override;
+  bool extend(Address end, Bytes bytes) override;
   void unreserve(Address at, Bytes bytes) override;
   bool create(Handle* chunk) override;
   void destroy(Handle chunk) override;
@@ -72,6 +73,8 @@ class HostDriver : public Driver {
   int file_ = -1;
   Bytes used_ = 0;
   std::uint64_t max_mapped_ = 0;
+  // Where the next range is asked for, so that the one before it can be extended.
+  Address next_range_ = 0;
   std::vector<Handle> unused_;
   Handle next_ = 1;
   std::mutex mutex_;

@@ -1,5 +1,6 @@
 #include "null_driver.hpp"
 
+#include <algorithm>
 #include <string>
 
 #include "../error.hpp"
@@ -10,6 +11,8 @@ namespace {
 
 // Far from what a process maps, so that a mistaken use faults.
 constexpr Address kFirst = Address{1} << 46;
+// How far apart ranges begin, beside what the device has, so that they can be extended.
+constexpr Bytes kApartOfDevice = 2;
 
 }  // namespace
 
@@ -23,8 +26,18 @@ NullDriver::NullDriver(Bytes total, Bytes chunk)
 
 Address NullDriver::reserve(Bytes bytes) {
   const Address at = next_address_;
-  next_address_ += round_up(bytes, chunk_);
+  ranges_.insert(at);
+  next_address_ += round_up(std::max(bytes, kApartOfDevice * total_), chunk_);
   return at;
+}
+
+bool NullDriver::extend(Address end, Bytes bytes) {
+  const auto next = ranges_.lower_bound(end);
+  if (next != ranges_.end() && *next < end + bytes) {
+    return false;
+  }
+  next_address_ = std::max(next_address_, end + bytes);
+  return true;
 }
 
 bool NullDriver::create(Handle* chunk) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 
 #include "driver.hpp"
 
@@ -19,6 +20,7 @@ class NullDriver : public Driver {
   Bytes total_bytes() override { return total_; }
   Bytes free_bytes() override { return total_ - used_; }
   Address reserve(Bytes bytes) override;
+  bool extend(Address end, Bytes bytes) override;
   void unreserve(Address, Bytes) override {}
   bool create(Handle* chunk) override;
   void destroy(Handle chunk) override;
@@ -36,6 +38,8 @@ class NullDriver : public Driver {
   Bytes chunk_;
   Bytes used_ = 0;
   Handle next_ = 1;
+  // Where ranges begin, and where the next one may.
+  std::set<Address> ranges_;
   Address next_address_;
 };
 
