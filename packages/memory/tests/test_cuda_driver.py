@@ -384,7 +384,7 @@ def test_range_that_cannot_go_on_is_followed_by_another(make, fake_cuda):
 
 
 def test_all_addresses_go_back(make, fake_cuda):
-    allocator = make(128)
+    allocator = make(256)
     for stream in range(4):
         for size in (1, 3, 40):
             allocator.allocate(size * CHUNK, stream=stream)
