@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from drivetrain_core import Code, PlanError
 from drivetrain_parallel.axis_rules import heads_of_rank
+from drivetrain_parallel.custom_gradient import custom_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,25 +38,18 @@ def sizes_of(length: int, size: int) -> list[int]:
     return [each + (rank < more) for rank in range(size)]
 
 
-class _Swap(torch.autograd.Function):
+def _swap(
+    tensor: Tensor,
+    exchange: CollectiveChannel,
+    split: tuple[int, list[int]],
+    join: tuple[int, list[int]],
+) -> Tensor:
     """Splits one dimension over the ranks, and joins another one that was split."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: Tensor,
-        exchange: CollectiveChannel,
-        split: tuple[int, list[int]],
-        join: tuple[int, list[int]],
-    ) -> Tensor:
-        ctx.exchange, ctx.split, ctx.join = exchange, split, join
-        return _swapped(tensor, exchange, split, join)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        back = _swapped(gradient, ctx.exchange, ctx.join, ctx.split)
-        return back, None, None, None
+    return custom_gradient(
+        tensor,
+        lambda x: _swapped(x, exchange, split, join),
+        lambda grad: _swapped(grad, exchange, join, split),
+    )
 
 
 def _swapped(
@@ -75,53 +69,6 @@ def _swapped(
     return torch.cat(exchange.all_to_all(parts, shapes), together)
 
 
-class _Gather(torch.autograd.Function):
-    """Joins the positions of all ranks; each computes the same with them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: Tensor,
-        exchange: CollectiveChannel,
-        dim: int,
-        sizes: list[int],
-    ) -> Tensor:
-        ctx.exchange, ctx.dim, ctx.sizes = exchange, dim, sizes
-        return _joined(tensor, exchange, dim, sizes)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        mine = torch.split(gradient, ctx.sizes, ctx.dim)[ctx.exchange.rank]
-        # Gradients are averaged over these ranks, and each has its own positions only.
-        return mine * ctx.exchange.size, None, None, None
-
-
-class _Scatter(torch.autograd.Function):
-    """Takes this rank's positions of what all ranks got from the stage before.
-
-    That stage must get the gradient of the whole state on each rank, as the end of a
-    model gives it, and not its own positions with nothing around them.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: Tensor,
-        exchange: CollectiveChannel,
-        dim: int,
-        sizes: list[int],
-    ) -> Tensor:
-        ctx.exchange, ctx.dim, ctx.sizes = exchange, dim, sizes
-        return torch.split(tensor, sizes, dim)[exchange.rank].clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        whole = _joined(gradient, ctx.exchange, ctx.dim, ctx.sizes)
-        return whole / ctx.exchange.size, None, None, None
-
-
 def _joined(
     tensor: Tensor, exchange: CollectiveChannel, dim: int, sizes: list[int]
 ) -> Tensor:
@@ -138,14 +85,23 @@ def scatter_sequence(
 ) -> Tensor:
     """Returns this rank's positions of a state that came from another stage.
 
+    That stage must get the gradient of the whole state on each rank, as the end of a
+    model gives it, and not its own positions with nothing around them.
+
     Args:
         tensor: All positions, equal on the ranks.
         exchange: The axis.
         dim: The dimension of the positions.
         sizes: How many positions each rank has.
     """
-    mine: Tensor = _Scatter.apply(tensor, exchange, dim, sizes)  # type: ignore[no-untyped-call]
-    return mine
+
+    def forward(tensor: Tensor) -> Tensor:
+        return torch.split(tensor, sizes, dim)[exchange.rank].clone()
+
+    def backward(grad: Tensor) -> Tensor:
+        return _joined(grad, exchange, dim, sizes) / exchange.size
+
+    return custom_gradient(tensor, forward, backward)
 
 
 def gather_sequence(
@@ -162,8 +118,13 @@ def gather_sequence(
         dim: The dimension of the positions.
         sizes: How many positions each rank has.
     """
-    joined: Tensor = _Gather.apply(tensor, exchange, dim, sizes)  # type: ignore[no-untyped-call]
-    return joined
+
+    def backward(grad: Tensor) -> Tensor:
+        mine = torch.split(grad, sizes, dim)[exchange.rank]
+        # Gradients are averaged over these ranks, and each has its own positions only.
+        return mine * exchange.size
+
+    return custom_gradient(tensor, lambda x: _joined(x, exchange, dim, sizes), backward)
 
 
 class SharedAttention(TorchFunctionMode):
@@ -221,8 +182,7 @@ class SharedAttention(TorchFunctionMode):
         out = attention(*whole, attn_mask, *args, **kwargs)
         split = (out.dim() + _POSITIONS, self._sizes)
         join = (out.dim() + _HEADS, self._heads(heads))
-        back: Tensor = _Swap.apply(out, self._exchange, split, join)  # type: ignore[no-untyped-call]
-        return back
+        return _swap(out, self._exchange, split, join)
 
     def _heads(self, number: int) -> list[int]:
         size = self._exchange.size
@@ -231,8 +191,7 @@ class SharedAttention(TorchFunctionMode):
     def _to_heads(self, tensor: Tensor) -> Tensor:
         split = (tensor.dim() + _HEADS, self._heads(tensor.shape[_HEADS]))
         join = (tensor.dim() + _POSITIONS, self._sizes)
-        whole: Tensor = _Swap.apply(tensor, self._exchange, split, join)  # type: ignore[no-untyped-call]
-        return whole
+        return _swap(tensor, self._exchange, split, join)
 
     def _own_heads(self, mask: Tensor, heads: int) -> Tensor:
         if mask.dim() < 3 or mask.shape[_HEADS] != heads or heads == 1:

@@ -6,9 +6,11 @@ one of its experts was chosen for, and what comes out is summed where the token 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+
+from drivetrain_parallel.custom_gradient import custom_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,33 +20,25 @@ if TYPE_CHECKING:
     from drivetrain_parallel.collective_channel import CollectiveChannel
 
 
-class _GatherTokens(torch.autograd.Function):
+def _gather_tokens(tokens: Tensor, exchange: CollectiveChannel) -> Tensor:
     """Joins the tokens of all ranks; their gradients are summed where they came from."""
 
-    @staticmethod
-    def forward(ctx: Any, tokens: Tensor, exchange: CollectiveChannel) -> Tensor:
-        ctx.exchange = exchange
-        return _gathered(tokens, exchange)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(grad: Tensor) -> Tensor:
         # The other half has divided by the size: here it is taken back.
-        return _summed(gradients[0], ctx.exchange) * ctx.exchange.size, None
+        return _summed(grad, exchange) * exchange.size
+
+    return custom_gradient(tokens, lambda x: _gathered(x, exchange), backward)
 
 
-class _SumTokens(torch.autograd.Function):
+def _sum_tokens(tokens: Tensor, exchange: CollectiveChannel) -> Tensor:
     """Sums what all ranks found for each token, where the token came from."""
 
-    @staticmethod
-    def forward(ctx: Any, tokens: Tensor, exchange: CollectiveChannel) -> Tensor:
-        ctx.exchange = exchange
-        return _summed(tokens, exchange)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(grad: Tensor) -> Tensor:
         # An expert sees the tokens of all ranks, and each rank's loss is a mean: what
         # data parallel averages for other parameters is averaged for experts here.
-        return _gathered(gradients[0], ctx.exchange) / ctx.exchange.size, None
+        return _gathered(grad, exchange) / exchange.size
+
+    return custom_gradient(tokens, lambda x: _summed(x, exchange), backward)
 
 
 def _gathered(tensor: Tensor, exchange: CollectiveChannel) -> Tensor:
@@ -82,8 +76,8 @@ def run_experts(
     Returns:
         The sum over the chosen experts, of the shape of the tokens.
     """
-    every: Tensor = _GatherTokens.apply(tokens, exchange)  # type: ignore[no-untyped-call]
-    share: Tensor = _GatherTokens.apply(weights, exchange)  # type: ignore[no-untyped-call]
+    every = _gather_tokens(tokens, exchange)
+    share = _gather_tokens(weights, exchange)
     local = _gathered(index, exchange) - exchange.rank * num_local
     row, column = torch.where((local >= 0) & (local < num_local))
     # One row for each token and expert of this rank: no expert runs on what is not its.
@@ -91,5 +85,4 @@ def run_experts(
         every[row], local[row, column][:, None], share[row, column][:, None]
     )
     total = torch.zeros_like(every, dtype=found.dtype).index_add(0, row, found)
-    mine: Tensor = _SumTokens.apply(total, exchange)  # type: ignore[no-untyped-call]
-    return mine
+    return _sum_tokens(total, exchange)

@@ -10,6 +10,7 @@ from torch import nn
 
 from drivetrain_core import Code, PlanError
 from drivetrain_core.extending import tensors_of
+from drivetrain_parallel.custom_gradient import custom_gradient
 from drivetrain_parallel.pipeline.replicas import meta_twin, replace_module, shared_copy
 from drivetrain_parallel.pipeline.shapes import (
     BoundaryShapes,
@@ -330,26 +331,10 @@ def _record_modules(
         model.get_submodule(name).register_forward_hook(record)
 
 
-class _Entry(torch.autograd.Function):
-    """A copy whose gradient is contiguous, as point-to-point messages ask for."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        del ctx
-        return tensor.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        del ctx
-        return grad.contiguous()
-
-
 def _enter(tensor: torch.Tensor) -> torch.Tensor:
-    # A copy, so that a block may change it in place without harm to the buffer.
-    if not tensor.requires_grad:
-        return tensor.clone()
-    found: torch.Tensor = _Entry.apply(tensor)  # type: ignore[no-untyped-call]
-    return found
+    # A copy, so that a block may change it in place without harm to the buffer; its
+    # gradient is contiguous, as point-to-point messages ask for.
+    return custom_gradient(tensor, torch.clone, torch.Tensor.contiguous)
 
 
 def _leave(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

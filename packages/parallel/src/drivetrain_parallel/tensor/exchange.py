@@ -8,10 +8,11 @@ do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from drivetrain_parallel.custom_gradient import custom_gradient
 from drivetrain_parallel.torch_internals import (
     all_gather,
     all_reduce,
@@ -25,38 +26,44 @@ if TYPE_CHECKING:
 
 def enter(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Returns the same values; the gradients of the ranks are summed."""
-    found: torch.Tensor = _Enter.apply(x, mesh)  # type: ignore[no-untyped-call]
-    return found
+    return custom_gradient(x, _alias, lambda grad: _sum(grad, mesh))
 
 
 def reduce(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Returns the sum over the ranks; the gradient goes back to each as it is."""
-    found: torch.Tensor = _Reduce.apply(x, mesh)  # type: ignore[no-untyped-call]
-    return found
+    return custom_gradient(x, lambda x: _sum(x, mesh), lambda grad: grad)
 
 
 def gather(x: torch.Tensor, mesh: DeviceMesh, dim: int = -1) -> torch.Tensor:
     """Returns the ranks' parts joined along a dimension; each gets its gradient."""
-    found: torch.Tensor = _Gather.apply(x, mesh, dim)  # type: ignore[no-untyped-call]
-    return found
+    return custom_gradient(
+        x, lambda x: _join(x, mesh, dim), lambda grad: _part(grad, mesh, dim)
+    )
 
 
 def split(x: torch.Tensor, mesh: DeviceMesh, dim: int = -1) -> torch.Tensor:
     """Returns this rank's part of equal values; the parts' gradients are joined."""
-    found: torch.Tensor = _Split.apply(x, mesh, dim)  # type: ignore[no-untyped-call]
-    return found
+    return custom_gradient(
+        x, lambda x: _part(x, mesh, dim), lambda grad: _join(grad, mesh, dim)
+    )
 
 
 def gather_in(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
     """Returns the ranks' parts joined; each gets its part of the summed gradients."""
-    found: torch.Tensor = _GatherIn.apply(x, mesh, dim)  # type: ignore[no-untyped-call]
-    return found
+    return custom_gradient(
+        x, lambda x: _join(x, mesh, dim), lambda grad: _part_of_sum(grad, mesh, dim)
+    )
 
 
 def scatter_out(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
     """Returns this rank's part of the sum; the parts' gradients are joined."""
-    found: torch.Tensor = _ScatterOut.apply(x, mesh, dim)  # type: ignore[no-untyped-call]
-    return found
+    return custom_gradient(
+        x, lambda x: _part_of_sum(x, mesh, dim), lambda grad: _join(grad, mesh, dim)
+    )
+
+
+def _alias(x: torch.Tensor) -> torch.Tensor:
+    return x.view_as(x)
 
 
 def _sum(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
@@ -95,84 +102,4 @@ def own_gradient(x: torch.Tensor) -> torch.Tensor:
     Autograd sees that of plain tensors, and not inside DTensors: what the next
     micro-batch adds to one would be in the other as well.
     """
-    found: torch.Tensor = _OwnGradient.apply(x)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _OwnGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        del ctx
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        del ctx
-        return grads[0].clone()
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-        ctx.mesh = mesh
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _sum(grads[0], ctx.mesh), None
-
-
-class _Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-        del ctx
-        return _sum(x, mesh)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        del ctx
-        return grads[0], None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
-        ctx.mesh, ctx.dim = mesh, dim
-        return _join(x, mesh, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _part(grads[0], ctx.mesh, ctx.dim), None, None
-
-
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
-        ctx.mesh, ctx.dim = mesh, dim
-        return _part(x, mesh, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _join(grads[0], ctx.mesh, ctx.dim), None, None
-
-
-class _GatherIn(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
-        ctx.mesh, ctx.dim = mesh, dim
-        return _join(x, mesh, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _part_of_sum(grads[0], ctx.mesh, ctx.dim), None, None
-
-
-class _ScatterOut(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
-        ctx.mesh, ctx.dim = mesh, dim
-        return _part_of_sum(x, mesh, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _join(grads[0], ctx.mesh, ctx.dim), None, None
+    return custom_gradient(x, _alias, torch.clone)

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from drivetrain_core.numerics.parameter_usage import without_dropout
+from drivetrain_parallel.custom_gradient import custom_gradient
 from drivetrain_parallel.tensor.styles import feature_dims, is_transposed
 
 if TYPE_CHECKING:
@@ -109,18 +110,9 @@ def trace_flow(
     return tracer.flow(loss, names)
 
 
-class _Mark(torch.autograd.Function):
-    """A node in the graph where a matrix begins or ends."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        del ctx
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        del ctx
-        return grads[0]
+def _marked(x: torch.Tensor) -> torch.Tensor:
+    """Returns a copy with a node of its own, where a matrix begins or ends."""
+    return custom_gradient(x, torch.clone, lambda grad: grad)
 
 
 class _Sets:
@@ -180,14 +172,14 @@ class _Tracer:
             if not value.requires_grad:
                 self._inputs.setdefault(name, [])
                 return None
-            marked: Any = _Mark.apply(value)  # type: ignore[no-untyped-call]
+            marked = _marked(value)
             self._inputs.setdefault(name, []).append(marked.grad_fn)
             if args:
                 return (marked, *args[1:]), kwargs
             return args, {**kwargs, next(iter(kwargs)): marked}
 
         def after(_: nn.Module, _args: Any, output: torch.Tensor) -> Any:
-            marked: Any = _Mark.apply(output)  # type: ignore[no-untyped-call]
+            marked = _marked(output)
             self._outputs.setdefault(name, []).append(marked.grad_fn)
             return marked
 
