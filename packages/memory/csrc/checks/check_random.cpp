@@ -2,11 +2,14 @@
 // used on a GPU: no wrong byte, no leak, no wait without an end.
 //
 // Usage: check_random [--operations N] [--seed S] [--devices D] [--threads T]
-//                     [--fill nothing|ends|all] [--episode E] [--patience SECONDS]
+//                     [--fill nothing|ends|all] [--without NAMES] [--episode E]
+//                     [--patience SECONDS]
 //
 // A seed gives episodes of some thousand operations, each under conditions of its own:
 // how much memory, which limits, captures, streams that come and go, refusals of the
-// driver. `--episode` runs just one of them, to try again what went wrong there.
+// driver. `--without` leaves some out, as in "captures,external": captures, external,
+// others, mapped, ahead, refusals. `--episode` runs just one episode, to try again what
+// went wrong there; with several threads no run is like another.
 
 #include <unistd.h>
 
@@ -34,7 +37,12 @@ struct Settings {
   int devices = 2;
   unsigned threads = 1;
   Fill fill = Fill::kEnds;
+  std::string without;
   long episode = -1;
+
+  bool has(const char* condition) const {
+    return without.find(condition) == std::string::npos;
+  }
   long patience_s = 60;
 };
 
@@ -72,6 +80,8 @@ Settings parse(int argc, char** argv) {
       settings.threads = static_cast<unsigned>(number);
     } else if (name == "--fill") {
       settings.fill = fill_of(value);
+    } else if (name == "--without") {
+      settings.without = value;
     } else if (name == "--episode") {
       settings.episode = static_cast<long>(number);
     } else if (name == "--patience") {
@@ -94,19 +104,22 @@ Conditions draw_conditions(std::mt19937_64& random, const Settings& settings) {
   drawn.slack = random() % 3 == 0 ? Bytes{1} << 20 : Bytes{64} << 20;
   constexpr double kHeadrooms[] = {-1.0, 0.0, 0.02, 0.5};
   drawn.options.headroom = kHeadrooms[random() % 4];
-  if (random() % 8 == 0) {
+  if (random() % 8 == 0 && settings.has("ahead")) {
     drawn.ahead = true;
     drawn.num_chunks = 2048;
     return drawn;
   }
   const Bytes whole = drawn.num_chunks * strict::kChunk;
+  const auto chance = [&](const char* condition, unsigned of) {
+    return random() % of == 0 && settings.has(condition);
+  };
   drawn.options.capacity_bytes = random() % 4 == 0 ? whole / 4 * 3 : 0;
   // Few, so that mappings are evicted as well.
-  drawn.options.mapped_bytes = random() % 4 == 0 ? whole / 4 * 5 : 0;
-  drawn.captures = random() % 2 == 0;
-  drawn.external = random() % 2 == 0;
-  drawn.others = random() % 2 == 0;
-  const unsigned refusals = random() % 4;
+  drawn.options.mapped_bytes = chance("mapped", 4) ? whole / 4 * 5 : 0;
+  drawn.captures = chance("captures", 2);
+  drawn.external = chance("external", 2);
+  drawn.others = chance("others", 2);
+  const unsigned refusals = settings.has("refusals") ? random() % 4 : 0;
   drawn.one_refusal = refusals == 1;
   drawn.refused_share = refusals == 2 ? 1 + random() % 1000 : 0;
   return drawn;

@@ -1,0 +1,324 @@
+// Short programs on the strict double of the CUDA driver, one for each thing that
+// random programs found: what they show must hold.
+//
+// Usage: check_cases [NAME...]
+//
+// Without a name all of them run. Prints what is wrong, and fails if anything is.
+
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <string>
+
+#include "../allocator.hpp"
+#include "../driver/cuda_driver.hpp"
+#include "../error.hpp"
+#include "strict/control.hpp"
+
+using namespace drivetrain;
+
+namespace {
+
+constexpr Bytes kChunk = strict::kChunk;
+constexpr Bytes kSlack = kChunk - (Bytes{64} << 10);
+constexpr Stream kOne = 0x101;
+constexpr Stream kTwo = 0x102;
+constexpr Stream kOther = 0x103;
+constexpr std::uint64_t kGraph = 7;
+
+int num_wrong = 0;
+const char* running = "";
+
+void expect(bool holds, const char* what) {
+  if (!holds) {
+    std::printf("WRONG %s: %s\n", running, what);
+    ++num_wrong;
+  }
+}
+
+// An allocator on the first of two devices with room for so many chunks.
+struct Machine {
+  explicit Machine(std::uint64_t chunks, Options options = everything()) {
+    strict::configure(2, chunks * kChunk + kSlack, true);
+    driver = std::make_unique<CudaDriver>(0, false, "");
+    allocator = std::make_unique<Allocator>(*driver, options);
+    make_stream(kOne, 0);
+    make_stream(kTwo, 0);
+  }
+  ~Machine() {
+    strict::finish_all();
+    allocator.reset();
+    strict::locked([](strict::State& now) {
+      now.streams.clear();
+      now.handles.clear();
+      now.dead_handles.clear();
+      now.captures.clear();
+      now.offences = {};
+      for (strict::Device& device : now.devices) {
+        // What a case has lost is not the next one's.
+        device.used = 0;
+        device.legacy = 0;
+      }
+    });
+  }
+
+  // Takes all that there is, or no more than is live at a time.
+  static Options everything() { return with_headroom(-1.0); }
+  static Options least() { return with_headroom(0.0); }
+  static Options with_headroom(double headroom) {
+    Options options;
+    options.headroom = headroom;
+    return options;
+  }
+
+  strict::StreamId make_stream(Stream handle, int device) {
+    return strict::locked([&](strict::State& now) {
+      return strict::make_stream(now, handle, device, false).id;
+    });
+  }
+  void destroy_stream(Stream handle) {
+    strict::locked([&](strict::State& now) {
+      strict::destroy_stream(now, *strict::find_stream(now, handle, 0));
+    });
+  }
+  strict::U64 capture(Stream handle) {
+    return strict::locked([&](strict::State& now) {
+      return strict::begin_capture(now, *strict::find_stream(now, handle, 0), 0);
+    });
+  }
+
+  // Whether a stream's next work would run now, while another stream has work left.
+  bool overtakes(Stream handle, strict::StreamId other) {
+    bool ran = false;
+    strict::submit(handle, 0, [&] { ran = true; });
+    return strict::locked([&](strict::State& now) {
+      strict::advance(now, *strict::find_stream(now, handle, 0), ~strict::U64{0});
+      const auto left = now.streams.find(other);
+      const bool unfinished = left != now.streams.end() && !left->second.queue.empty();
+      strict::Stream& own = *strict::find_stream(now, handle, 0);
+      strict::finish(now, own.id, own.given);
+      return ran && unfinished;
+    });
+  }
+
+  std::unique_ptr<CudaDriver> driver;
+  std::unique_ptr<Allocator> allocator;
+};
+
+// Cases ------------------------------------------------------------------------------
+
+// A stream was done when it was last asked. Then it uses a block, and is destroyed.
+void destroyed_user_has_work_left() {
+  Machine machine(4);
+  Allocator& memory = *machine.allocator;
+  const strict::StreamId other = machine.make_stream(kOther, 0);
+  const Address first = memory.allocate(4 * kChunk, kOne);
+  memory.record_stream(first, kOther);
+  memory.free(first);
+  memory.trim();
+  const Address second = memory.allocate(4 * kChunk, kOne);
+  memory.record_stream(second, kOther);
+  strict::submit(kOther, 0, [] {});
+  machine.destroy_stream(kOther);
+  memory.free(second);
+  memory.allocate(4 * kChunk, kOne);
+  expect(!machine.overtakes(kOne, other), "memory is given on while it is used");
+}
+
+// A stream of another device uses a block, and is destroyed.
+void destroyed_user_of_another_device() {
+  Machine machine(4);
+  Allocator& memory = *machine.allocator;
+  const strict::StreamId other = machine.make_stream(kOther, 1);
+  const Address block = memory.allocate(4 * kChunk, kOne);
+  memory.record_stream(block, kOther);
+  strict::submit(kOther, 1, [] {});
+  machine.destroy_stream(kOther);
+  memory.free(block);
+  try {
+    memory.allocate(4 * kChunk, kOne);
+    expect(!machine.overtakes(kOne, other), "memory is given on while it is used");
+  } catch (const OutOfMemory&) {
+    // Safe, if nothing better.
+  }
+}
+
+// A block's own stream is destroyed and done, while another still uses the block.
+void destroyed_owner_waits_for_nothing() {
+  Machine machine(4);
+  Allocator& memory = *machine.allocator;
+  machine.make_stream(kOther, 0);
+  const Address block = memory.allocate(4 * kChunk, kOther);
+  memory.trim();
+  memory.record_stream(block, kOne);
+  strict::submit(kOne, 0, [] {});
+  machine.destroy_stream(kOther);
+  memory.free(block);
+  try {
+    for (int i = 0; i < 2; ++i) {
+      memory.free(memory.allocate(4 * kChunk, kTwo));
+    }
+  } catch (const OutOfMemory&) {
+    expect(false, "memory of a destroyed stream is lost");
+  } catch (const DriverError&) {
+    expect(false, "a destroyed stream is to wait");
+  }
+}
+
+// All that is freed goes back at once, also what a destroyed stream had.
+void trim_gives_back_all() {
+  Machine machine(8);
+  Allocator& memory = *machine.allocator;
+  machine.make_stream(kOther, 0);
+  const Address block = memory.allocate(4 * kChunk, kOther);
+  memory.record_stream(block, kOne);
+  strict::submit(kOne, 0, [] {});
+  machine.destroy_stream(kOther);
+  memory.free(block);
+  strict::finish_all();
+  memory.trim();
+  expect(memory.counters().reserved_bytes == 0, "a trim leaves what nobody uses");
+}
+
+// A stream that the allocator does not know is captured.
+void unknown_capture_stays_whole() {
+  Machine machine(8);
+  Allocator& memory = *machine.allocator;
+  machine.make_stream(kOther, 0);
+  memory.free(memory.allocate(4 * kChunk, kOther));
+  strict::submit(kOther, 0, [] {});
+  machine.destroy_stream(kOther);
+  machine.capture(kTwo);
+  try {
+    memory.trim();
+    memory.allocate(8 * kChunk, kOne);
+  } catch (const OutOfMemory&) {
+  }
+  const auto spoilt =
+      strict::locked([](strict::State& now) { return now.offences.spoilt; });
+  expect(spoilt == 0, "a capture is spoilt");
+}
+
+std::uint64_t memory_at(Address at) {
+  return strict::locked(
+      [&](strict::State& now) { return strict::place_of(now, at).memory; });
+}
+
+// A request that does not fit, in a capture, leaves the graph its memory.
+void graph_keeps_memory_after_refusal() {
+  Machine machine(3, Machine::least());
+  Allocator& memory = *machine.allocator;
+  const strict::U64 capture = machine.capture(kOne);
+  const Address block = memory.allocate(kChunk, kOne, kGraph);
+  const std::uint64_t mine = memory_at(block);
+  memory.allocate(kChunk, kOne, kGraph);
+  memory.free(block);
+  memory.free(memory.allocate(kChunk, kTwo));
+  try {
+    memory.allocate(2 * kChunk, kOne, kGraph);
+    expect(false, "a capture takes what it would have to wait for");
+  } catch (const OutOfMemory&) {
+  }
+  strict::locked([&](strict::State& now) { strict::end_capture(now, capture); });
+  try {
+    const Address other = memory.allocate(2 * kChunk, kTwo);
+    for (Address page = other; page < other + 2 * kChunk; page += kChunk) {
+      expect(memory_at(page) != mine, "memory that a graph uses is given to others");
+    }
+  } catch (const OutOfMemory&) {
+  }
+}
+
+// Where few pages may be mapped, those that a graph uses stay.
+void graph_keeps_mappings() {
+  Options options = Machine::least();
+  options.mapped_bytes = 4 * kChunk;
+  Machine machine(4, options);
+  Allocator& memory = *machine.allocator;
+  const strict::U64 capture = machine.capture(kOne);
+  const Address block = memory.allocate(kChunk, kOne, kGraph);
+  memory.allocate(kChunk, kOne, kGraph);
+  memory.free(block);
+  // The work of the first block, when the graph is launched, writes to this one's
+  // memory.
+  memory.allocate(2 * kChunk, kOne, kGraph);
+  strict::locked([&](strict::State& now) { strict::end_capture(now, capture); });
+  strict::finish_all();
+  const bool before = memory_at(block) != 0;
+  memory.allocate(kChunk, kTwo);
+  expect(!before || memory_at(block) != 0, "a page that a graph uses is unmapped");
+}
+
+// While memory is left, no stream waits for what another was given after its free.
+void stream_waits_for_no_later_work() {
+  Machine machine(64, Machine::least());
+  Allocator& memory = *machine.allocator;
+  memory.free(memory.allocate(kChunk, kOne));
+  strict::finish_all();
+  const Address small = memory.allocate(kChunk / 4, kTwo);
+  strict::submit(kTwo, 0, [] {});
+  memory.free(small);
+  const strict::U64 receive = strict::submit_gate(kTwo, 0);
+  memory.allocate(kChunk, kOne);
+  strict::submit_opening(kOne, 0, receive);
+  expect(strict::finish_all(), "a receive waits for a send that waits for it");
+}
+
+// No event is left when a driver is gone.
+void driver_destroys_its_events() {
+  const std::uint64_t before = strict::count(strict::Kind::kEvents);
+  {
+    Machine machine(4);
+    const Address block = machine.allocator->allocate(kChunk, kOne);
+    machine.allocator->record_stream(block, kTwo);
+    machine.allocator->free(block);
+  }
+  expect(strict::count(strict::Kind::kEvents) == before, "events leak");
+}
+
+struct Case {
+  const char* name;
+  void (*run)();
+};
+
+#define CASE(name) {#name, name}
+constexpr Case kCases[] = {
+    CASE(destroyed_user_has_work_left),
+    CASE(destroyed_user_of_another_device),
+    CASE(destroyed_owner_waits_for_nothing),
+    CASE(trim_gives_back_all),
+    CASE(unknown_capture_stays_whole),
+    CASE(graph_keeps_memory_after_refusal),
+    CASE(graph_keeps_mappings),
+    CASE(stream_waits_for_no_later_work),
+    CASE(driver_destroys_its_events),
+};
+
+bool is_asked_for(const char* name, int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(name, argv[i]) == 0) {
+      return true;
+    }
+  }
+  return argc == 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int num_run = 0;
+  for (const Case& one : kCases) {
+    if (!is_asked_for(one.name, argc, argv)) {
+      continue;
+    }
+    running = one.name;
+    try {
+      one.run();
+    } catch (const Error& error) {
+      expect(false, error.what());
+    }
+    ++num_run;
+  }
+  std::printf("{\"run\": %d, \"wrong\": %d}\n", num_run, num_wrong);
+  return num_wrong == 0 && num_run > 0 ? 0 : 1;
+}
