@@ -48,7 +48,8 @@ Allocator::Allocator(Driver& driver, Options options)
       supply_(pool_, arenas_, counters_),
       mapper_(driver, pool_, supply_, arenas_, counters_,
               kRunOfDevice * hard_limit_ * chunk_,
-              most_mapped(driver, options, hard_limit_)) {
+              most_mapped(driver, options, hard_limit_)),
+      sleeper_(driver, pool_, mapper_, arenas_) {
   if (std::isnan(options.headroom)) {
     throw MisuseError("the headroom is no number");
   }
@@ -76,7 +77,7 @@ Allocator::~Allocator() {
   }
 }
 
-Address Allocator::allocate(Bytes size, Stream stream, std::uint64_t graph) {
+Address Allocator::allocate(Bytes size, Stream stream, PoolKey key) {
   if (size == 0) {
     return 0;
   }
@@ -85,7 +86,7 @@ Address Allocator::allocate(Bytes size, Stream stream, std::uint64_t graph) {
     refuse(size, stream);
   }
   const Bytes rounded = round_up(size, kUnit);
-  const StreamPool& pool = stream_pool_of(stream, graph);
+  const StreamPool& pool = stream_pool_of(stream, key);
   Arena& arena = 2 * rounded <= chunk_ ? *pool.small : *pool.large;
   Block* block = nullptr;
   try {
@@ -191,7 +192,7 @@ void Allocator::release_graph(std::uint64_t graph) {
     }
   }
   const auto is_of_graph = [&](const StreamPool& pool) {
-    return graph != 0 && pool.graph == graph;
+    return graph != 0 && pool.key.graph == graph;
   };
   stream_pools_.erase(
       std::remove_if(stream_pools_.begin(), stream_pools_.end(), is_of_graph),
@@ -202,6 +203,50 @@ void Allocator::release_graph(std::uint64_t graph) {
 void Allocator::trim() {
   const std::lock_guard<Lock> lock(lock_);
   destroy_free_chunks();
+}
+
+Bytes Allocator::sleep(std::uint64_t tag, bool keeps) {
+  const std::lock_guard<Lock> lock(lock_);
+  if (sleeper_.is_asleep(tag)) {
+    throw MisuseError("it sleeps already");
+  }
+  await_all();
+  return sleeper_.sleep(tag, keeps);
+}
+
+void Allocator::wake(std::uint64_t tag) {
+  const std::lock_guard<Lock> lock(lock_);
+  if (!sleeper_.is_asleep(tag)) {
+    throw MisuseError("it does not sleep");
+  }
+  await_all();
+  const Bytes bytes = sleeper_.bytes_to_wake(tag);
+  std::string lacks;
+  try {
+    if (sleeper_.wake(tag, {hard_limit_, hard_limit_})) {
+      return;
+    }
+  } catch (const DeviceFull& error) {
+    lacks = error.what();
+  }
+  refuse(bytes, 0, lacks);
+}
+
+void Allocator::await_all() {
+  finish_gone_streams();
+  const auto capturing = [](const auto& clock) { return clock.second->capturing(); };
+  if (std::any_of(clocks_.begin(), clocks_.end(), capturing) ||
+      !driver_.synchronize_all()) {
+    throw MisuseError("a graph is being captured");
+  }
+  for (const auto& clock : clocks_) {
+    clock.second->finish();
+  }
+  process_pending_frees(true);
+}
+
+void Allocator::refuse_asleep() {
+  throw MisuseError("this memory sleeps: wake it before something is allocated there");
 }
 
 void Allocator::give_back() {
@@ -343,9 +388,9 @@ std::vector<HistoryEntry> Allocator::history() {
   return history_.entries();
 }
 
-Allocator::StreamPool& Allocator::stream_pool_of(Stream stream, std::uint64_t graph) {
+Allocator::StreamPool& Allocator::stream_pool_of(Stream stream, PoolKey key) {
   const auto fits = [&](const StreamPool& pool) {
-    return pool.stream == stream && pool.graph == graph;
+    return pool.stream == stream && pool.key == key;
   };
   std::size_t& last = last_stream_pool_;
   if (last < stream_pools_.size() && fits(stream_pools_[last])) {
@@ -356,25 +401,29 @@ Allocator::StreamPool& Allocator::stream_pool_of(Stream stream, std::uint64_t gr
       return stream_pools_[last];
     }
   }
+  if (sleeper_.is_asleep(key.tag)) {
+    refuse_asleep();
+  }
   StreamClock& clock = clock_of(stream);
-  StreamPool pool{stream, graph, nullptr, nullptr};
+  StreamPool pool{stream, key, nullptr, nullptr};
   for (const bool large : {false, true}) {
-    Arena* arena = abandoned(clock, large);
+    Arena* arena = abandoned(clock, key.tag, large);
     if (arena == nullptr) {
-      arenas_.push_back(
-          std::make_unique<Arena>(clock, store_, graph, large ? chunk_ : 0));
+      arenas_.push_back(std::make_unique<Arena>(clock, store_, key.graph, key.tag,
+                                                large ? chunk_ : 0));
       arena = arenas_.back().get();
     }
-    arena->serve(graph);
+    arena->serve(key.graph);
     (large ? pool.large : pool.small) = arena;
   }
   stream_pools_.push_back(pool);
   return stream_pools_.back();
 }
 
-Arena* Allocator::abandoned(const StreamClock& clock, bool large) {
+Arena* Allocator::abandoned(const StreamClock& clock, std::uint64_t tag, bool large) {
   for (const auto& arena : arenas_) {
-    const bool alike = &arena->clock() == &clock && arena->is_large() == large;
+    const bool alike = &arena->clock() == &clock && arena->is_large() == large &&
+                       arena->tag() == tag && !arena->is_asleep();
     if (!alike || arena->graph() != 0 || !arena->is_empty()) {
       continue;
     }
@@ -397,6 +446,9 @@ StreamClock& Allocator::clock_of(Stream stream) {
 }
 
 Block* Allocator::remap_free_chunks(Arena& arena, Bytes size) {
+  if (arena.is_asleep()) {
+    refuse_asleep();
+  }
   ++counters_.misses;
   arena.clock().revive();
   const bool capturing = driver_.capturing(arena.clock().stream());
@@ -422,6 +474,9 @@ Block* Allocator::remap_free_chunks(Arena& arena, Bytes size) {
 }
 
 Block* Allocator::reuse_layout(Arena& arena, Bytes size) {
+  if (arena.is_asleep()) {
+    refuse_asleep();
+  }
   if (Block* block = arena.take_exact(size)) {
     return block;
   }

@@ -22,11 +22,24 @@
 #include "lock.hpp"
 #include "mapper.hpp"
 #include "options.hpp"
+#include "sleep.hpp"
 #include "stream_clock.hpp"
 
 namespace drivetrain {
 
 // One device. Safe to use from any thread.
+// Which memory of a stream.
+struct PoolKey {
+  // The graph or pool that it is private to; 0 for none.
+  std::uint64_t graph = 0;
+  // What it sleeps and wakes with; 0 for none.
+  std::uint64_t tag = 0;
+
+  friend bool operator==(const PoolKey& a, const PoolKey& b) {
+    return ((a.graph ^ b.graph) | (a.tag ^ b.tag)) == 0;
+  }
+};
+
 class Allocator {
  public:
   // Args:
@@ -42,10 +55,10 @@ class Allocator {
   // Returns memory of at least `size` bytes for work on `stream`; 0 for no bytes.
   //
   // Args:
-  //   graph: The graph pool that the memory is private to; 0 for none.
+  //   pool: Which memory it is.
   //
   // Throws OutOfMemory when it does not fit, whatever is joined.
-  Address allocate(Bytes size, Stream stream, std::uint64_t graph = 0);
+  Address allocate(Bytes size, Stream stream, PoolKey pool = {});
 
   // Throws MisuseError for an address that is not live.
   void free(Address at);
@@ -58,6 +71,20 @@ class Allocator {
 
   // The memory of a graph pool is everybody's again.
   void release_graph(std::uint64_t graph);
+
+  // Gives the physical memory of a tag back to the device. What is live stays where it
+  // is, but may not be used until it wakes; what is freed meanwhile needs no memory
+  // then. The host waits for the device. Returns the bytes.
+  //
+  // Args:
+  //   keeps: Whether memory has the same contents after `wake`; it lies with the host.
+  //
+  // Throws MisuseError when it sleeps already or a graph is captured.
+  Bytes sleep(std::uint64_t tag, bool keeps);
+
+  // Throws MisuseError when it does not sleep or a graph is captured, OutOfMemory when
+  // the device has too little, after which it sleeps on.
+  void wake(std::uint64_t tag);
 
   // Gives back to the device every chunk that no block lives on. The host waits for the
   // streams that used them, but for those that are being captured.
@@ -105,7 +132,7 @@ class Allocator {
   // The arenas of one stream, or of one graph pool on it.
   struct StreamPool {
     Stream stream;
-    std::uint64_t graph;
+    PoolKey key;
     Arena* small;
     Arena* large;
   };
@@ -117,9 +144,9 @@ class Allocator {
     std::vector<StreamClock*> captured;
   };
 
-  StreamPool& stream_pool_of(Stream stream, std::uint64_t graph);
+  StreamPool& stream_pool_of(Stream stream, PoolKey key);
   // An arena of a graph that is gone, if nobody uses any of it; else null.
-  Arena* abandoned(const StreamClock& clock, bool large);
+  Arena* abandoned(const StreamClock& clock, std::uint64_t tag, bool large);
   StreamClock& clock_of(Stream stream);
   // A block that waits for the streams that use it.
   Pending marked(Block* block);
@@ -136,6 +163,9 @@ class Allocator {
   void destroy_free_chunks();
   // Finds out that streams that were destroyed are done, if any were; the host waits.
   bool finish_gone_streams();
+  // Nothing is under way any more. Throws MisuseError while a graph is captured.
+  void await_all();
+  [[noreturn]] static void refuse_asleep();
   // Leaves the driver memory of its own, unless a graph is captured.
   void give_back();
   void note(Action action, const Block& block);
@@ -158,6 +188,7 @@ class Allocator {
   std::size_t last_stream_pool_ = 0;
   ChunkSupply supply_;
   Mapper mapper_;
+  Sleeper sleeper_;
   // Streams that use a live block beside its own, and freed blocks that they still use.
   std::unordered_map<Block*, std::vector<StreamClock*>> users_;
   std::vector<Pending> pending_;

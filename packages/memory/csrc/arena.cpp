@@ -6,7 +6,32 @@ namespace drivetrain {
 
 void Arena::release(Block* block) {
   block->become_free_at(clock_.advance());
+  if (is_asleep_) {
+    block->become(Kind::kClaimed);
+    unused_.push_back(block);
+    return;
+  }
   free_.insert(join_free(block));
+}
+
+void Arena::fall_asleep() {
+  is_asleep_ = true;
+  free_.ascending([&](Block* block) {
+    unused_.push_back(block);
+    return true;
+  });
+  for (Block* block : unused_) {
+    free_.erase(block);
+    block->become(Kind::kClaimed);
+  }
+}
+
+void Arena::wake_up() {
+  is_asleep_ = false;
+  for (Block* block : unused_) {
+    abandon(block);
+  }
+  unused_.clear();
 }
 
 Extent& Arena::add_extent(Address at, Bytes bytes, Bytes chunk_bytes,

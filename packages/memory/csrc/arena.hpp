@@ -22,14 +22,17 @@ class Arena {
   //   clock: The stream.
   //   store: Where blocks live.
   //   graph: The graph or pool that it is private to; 0 for none.
+  //   tag: What its memory sleeps and wakes with; 0 for none.
   //   chunk: Of the device, in bytes, if its blocks are larger than that; else 0.
-  Arena(StreamClock& clock, BlockStore& store, std::uint64_t graph, Bytes chunk)
-      : clock_(clock), store_(store), graph_(graph), chunk_(chunk) {}
+  Arena(StreamClock& clock, BlockStore& store, std::uint64_t graph, std::uint64_t tag,
+        Bytes chunk)
+      : clock_(clock), store_(store), graph_(graph), tag_(tag), chunk_(chunk) {}
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
   StreamClock& clock() const { return clock_; }
   std::uint64_t graph() const { return graph_; }
+  std::uint64_t tag() const { return tag_; }
   const FreeIndex& free() const { return free_; }
   const std::vector<std::unique_ptr<Extent>>& extents() const { return extents_; }
 
@@ -109,6 +112,12 @@ class Arena {
   // Whether all of it is free.
   bool is_empty() const;
 
+  // Nothing is free, and what is freed stays claimed, until it wakes up: by then pages
+  // hold chunks as far as live blocks need them.
+  void fall_asleep();
+  void wake_up();
+  bool is_asleep() const { return is_asleep_; }
+
  private:
   static constexpr Bytes kFewChunks = 2;
 
@@ -130,8 +139,12 @@ class Arena {
   StreamClock& clock_;
   BlockStore& store_;
   std::uint64_t graph_;
+  std::uint64_t tag_;
   Bytes chunk_;
   std::uint64_t turns_ = 0;
+  bool is_asleep_ = false;
+  // What was free when it fell asleep, or became so since.
+  std::vector<Block*> unused_;
   FreeIndex free_;
   SizeHistory size_history_;
   std::vector<std::unique_ptr<Extent>> extents_;

@@ -195,12 +195,20 @@ PYBIND11_MODULE(_extension, m) {
            }),
            py::arg("driver"), py::arg("capacity"), py::arg("headroom"),
            py::arg("mapped"), py::keep_alive<1, 2>())
-      .def("allocate", &Allocator::allocate, py::arg("size"), py::arg("stream"),
-           py::arg("graph"), without_gil)
+      .def(
+          "allocate",
+          [](Allocator& allocator, Bytes size, Stream stream, std::uint64_t graph,
+             std::uint64_t tag) {
+            return allocator.allocate(size, stream, {graph, tag});
+          },
+          py::arg("size"), py::arg("stream"), py::arg("graph"), py::arg("tag"),
+          without_gil)
       .def("free", &Allocator::free, py::arg("at"), without_gil)
       .def("record_stream", &Allocator::record_stream, py::arg("at"), py::arg("stream"),
            without_gil)
       .def("release_graph", &Allocator::release_graph, py::arg("graph"), without_gil)
+      .def("sleep", &Allocator::sleep, py::arg("tag"), py::arg("keeps"), without_gil)
+      .def("wake", &Allocator::wake, py::arg("tag"), without_gil)
       .def("trim", &Allocator::trim, without_gil)
       .def("limit", &Allocator::limit, py::arg("capacity"), without_gil)
       .def("counters", &Allocator::counters, without_gil)
@@ -242,6 +250,7 @@ PYBIND11_MODULE(_extension, m) {
   m.def("configure", &drivetrain_memory_configure, py::arg("capacity"),
         py::arg("headroom"), py::arg("peers"), py::arg("library"),
         "Says how the hooks make their allocators.");
+  m.def("set_tag", &drivetrain_memory_set_tag, py::arg("tag"));
   m.def("keep_history", &drivetrain_memory_keep_history, py::arg("most"),
         "Every allocator that the hooks use, or will, keeps so many entries.");
   m.def("of_device", &drivetrain_memory_of_device, py::arg("device"),

@@ -328,6 +328,11 @@ void Mapper::give_up(Arena& arena, Block* claimed, const std::vector<Return>& re
     page.left_at = arena.clock().now();
     chunks.push_back(page.chunk);
   }
+  put_back(arena, chunks);
+  arena.abandon(claimed);
+}
+
+void Mapper::put_back(Arena& arena, const std::vector<ChunkId>& chunks) {
   for (const ChunkId id : chunks) {
     Chunk& chunk = pool_[id];
     if (chunk.holder.extent != nullptr) {
@@ -342,7 +347,35 @@ void Mapper::give_up(Arena& arena, Block* claimed, const std::vector<Return>& re
     chunk.after = arena.clock().ticket();
     pool_.free_chunks().push_back(id);
   }
-  arena.abandon(claimed);
+}
+
+bool Mapper::refill(const std::vector<Missing>& missing, Limits limits) {
+  std::vector<std::vector<ChunkId>> chunks(missing.size());
+  const auto put_all_back = [&] {
+    for (std::size_t i = 0; i < missing.size(); ++i) {
+      Arena& arena = *missing[i].extent->arena;
+      arena.clock().advance();
+      put_back(arena, chunks[i]);
+    }
+  };
+  try {
+    for (std::size_t i = 0; i < missing.size(); ++i) {
+      const auto& [extent, pages] = missing[i];
+      await_stale(*extent, pages);
+      make_mappable(pages.size());
+      if (!supply_.draw(pages.size(), *extent->arena, false, limits, chunks[i])) {
+        put_all_back();
+        return false;
+      }
+    }
+    for (std::size_t i = 0; i < missing.size(); ++i) {
+      map(*missing[i].extent, missing[i].pages, chunks[i]);
+    }
+  } catch (...) {
+    put_all_back();
+    throw;
+  }
+  return true;
 }
 
 void Mapper::make_mappable(std::size_t count) {

@@ -15,6 +15,12 @@
 
 namespace drivetrain {
 
+// Pages that must hold chunks.
+struct Missing {
+  Extent* extent;
+  std::vector<std::uint32_t> pages;
+};
+
 class Mapper {
  public:
   using Arenas = std::vector<std::unique_ptr<Arena>>;
@@ -41,6 +47,11 @@ class Mapper {
   //
   // Throws DriverError when the device refuses to map; all is as before then.
   Block* remap_free_chunks(Arena& arena, Bytes size, bool capturing, Limits limits);
+
+  // Lets pages hold chunks again; false when there are too few.
+  //
+  // Throws DriverError when the device refuses to map; all is as before then.
+  bool refill(const std::vector<Missing>& missing, Limits limits);
 
  private:
   // A chunk of a free block that comes back to a page that still maps it.
@@ -74,6 +85,8 @@ class Mapper {
   // What was claimed and brought is free again.
   void give_up(Arena& arena, Block* claimed, const std::vector<Return>& returns,
                std::vector<ChunkId> chunks);
+  // Nobody holds them any more.
+  void put_back(Arena& arena, const std::vector<ChunkId>& chunks);
   void make_mappable(std::size_t count);
 
   Driver& driver_;

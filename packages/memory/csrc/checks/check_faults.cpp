@@ -104,7 +104,7 @@ class Check {
                            : (1 + random_() % 24) * (kChunk / 2) + random_() % kChunk;
     const Stream stream = random_() % kStreams;
     const std::uint64_t graph = driver_.is_captured(stream) ? graph_of(stream) : 0;
-    const Address at = allocator_.allocate(size, stream, graph);
+    const Address at = allocator_.allocate(size, stream, {graph});
     live_.push_back({at, round_up(size, kUnit)});
   }
 

@@ -3,6 +3,7 @@
 // no use before its access is set, a stream that is captured gives no events, a context
 // is current while events are made. `fake_cuda_fail` lets a function fail.
 
+#include <cstdlib>
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -323,6 +324,32 @@ FAKE Result cuMemSetAccess(DevicePointer at, std::size_t bytes,
       }
       found->second.accessible = true;
     }
+    return kSuccess;
+  });
+}
+
+FAKE Result cuMemAllocHost_v2(void** memory, std::size_t bytes) {
+  return call("cuMemAllocHost", [&](State&) {
+    *memory = std::malloc(bytes);
+    return *memory == nullptr ? kOutOfMemory : kSuccess;
+  });
+}
+
+FAKE Result cuMemFreeHost(void* memory) {
+  std::free(memory);
+  return kSuccess;
+}
+
+FAKE Result cuMemcpyDtoH_v2(void* to, DevicePointer from, std::size_t bytes) {
+  return call("cuMemcpyDtoH", [&](State&) {
+    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    return kSuccess;
+  });
+}
+
+FAKE Result cuMemcpyHtoD_v2(DevicePointer to, const void* from, std::size_t bytes) {
+  return call("cuMemcpyHtoD", [&](State&) {
+    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
     return kSuccess;
   });
 }

@@ -114,6 +114,9 @@ class FaultyDriver : public NullDriver {
     complain_if(events_.erase(event) == 0, "an event is forgotten twice");
   }
 
+  void read(char*, Address, Bytes) override { meet("read"); }
+  void write(Address, const char*, Bytes) override { meet("write"); }
+
   bool capturing(Stream stream) override {
     meet("capturing");
     return is_captured(stream);

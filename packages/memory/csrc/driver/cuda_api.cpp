@@ -61,6 +61,10 @@ Api find_all(const std::string& name) {
   FIND(cuMemMap);
   FIND(cuMemUnmap);
   FIND(cuMemSetAccess);
+  FIND(cuMemAllocHost_v2);
+  FIND(cuMemFreeHost);
+  FIND(cuMemcpyDtoH_v2);
+  FIND(cuMemcpyHtoD_v2);
   FIND(cuEventCreate);
   FIND(cuEventDestroy_v2);
   FIND(cuEventRecord);

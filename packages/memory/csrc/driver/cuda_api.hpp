@@ -87,6 +87,10 @@ struct Api {
   Result (*cuMemUnmap)(DevicePointer, std::size_t);
   Result (*cuMemSetAccess)(DevicePointer, std::size_t, const AccessDescription*,
                            std::size_t);
+  Result (*cuMemAllocHost_v2)(void**, std::size_t);
+  Result (*cuMemFreeHost)(void*);
+  Result (*cuMemcpyDtoH_v2)(void*, DevicePointer, std::size_t);
+  Result (*cuMemcpyHtoD_v2)(DevicePointer, const void*, std::size_t);
   Result (*cuEventCreate)(EventHandle*, unsigned);
   Result (*cuEventDestroy_v2)(EventHandle);
   Result (*cuEventRecord)(EventHandle, StreamHandle);

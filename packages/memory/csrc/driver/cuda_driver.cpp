@@ -272,6 +272,28 @@ bool CudaDriver::capturing(Stream stream) {
   return status != cuda::kCaptureNone;
 }
 
+char* CudaDriver::take_host(Bytes bytes) {
+  const Scope scope(*this);
+  void* memory = nullptr;
+  api_.check(api_.cuMemAllocHost_v2(&memory, bytes), "cuMemAllocHost");
+  return static_cast<char*>(memory);
+}
+
+void CudaDriver::give_host(char* memory) {
+  const Scope scope(*this);
+  api_.cuMemFreeHost(memory);
+}
+
+void CudaDriver::read(char* to, Address from, Bytes bytes) {
+  const Scope scope(*this);
+  api_.check(api_.cuMemcpyDtoH_v2(to, from, bytes), "cuMemcpyDtoH");
+}
+
+void CudaDriver::write(Address to, const char* from, Bytes bytes) {
+  const Scope scope(*this);
+  api_.check(api_.cuMemcpyHtoD_v2(to, from, bytes), "cuMemcpyHtoD");
+}
+
 bool CudaDriver::synchronize_all() {
   const Scope scope(*this);
   return api_.cuCtxSynchronize() == cuda::kSuccess;

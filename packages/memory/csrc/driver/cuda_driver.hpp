@@ -43,6 +43,10 @@ class CudaDriver : public Driver {
   void forget(Event event) override;
   bool capturing(Stream stream) override;
   bool synchronize_all() override;
+  char* take_host(Bytes bytes) override;
+  void give_host(char* memory) override;
+  void read(char* to, Address from, Bytes bytes) override;
+  void write(Address to, const char* from, Bytes bytes) override;
 
  private:
   class Scope;

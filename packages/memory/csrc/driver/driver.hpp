@@ -63,7 +63,14 @@ class Driver {
 
   // The host waits for all that was given to the device, also to streams that were
   // destroyed since. Returns false where it may not, as while a graph is captured.
-  virtual bool synchronize_all() { return true; }
+  virtual bool synchronize_all() = 0;
+
+  // Memory of the host that the device copies to and from, and these copies. The host
+  // waits for them.
+  virtual char* take_host(Bytes bytes) = 0;
+  virtual void give_host(char* memory) = 0;
+  virtual void read(char* to, Address from, Bytes bytes) = 0;
+  virtual void write(Address to, const char* from, Bytes bytes) = 0;
 };
 
 }  // namespace drivetrain

@@ -171,6 +171,28 @@ void HostDriver::forget(Event event) {
   points_.erase(event);
 }
 
+bool HostDriver::synchronize_all() {
+  std::vector<Stream> streams;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& stream : streams_) {
+      streams.push_back(stream.first);
+    }
+  }
+  for (const Stream stream : streams) {
+    drain(stream);
+  }
+  return true;
+}
+
+void HostDriver::read(char* to, Address from, Bytes bytes) {
+  std::memcpy(to, pointer(from), bytes);
+}
+
+void HostDriver::write(Address to, const char* from, Bytes bytes) {
+  std::memcpy(pointer(to), from, bytes);
+}
+
 void HostDriver::run(Stream stream, std::function<void()> work) {
   stream_of(stream).push(std::move(work));
 }

@@ -46,6 +46,11 @@ class HostDriver : public Driver {
   void synchronize(Event event) override;
   void forget(Event event) override;
   bool capturing(Stream) override { return false; }
+  bool synchronize_all() override;
+  char* take_host(Bytes bytes) override { return new char[bytes]; }
+  void give_host(char* memory) override { delete[] memory; }
+  void read(char* to, Address from, Bytes bytes) override;
+  void write(Address to, const char* from, Bytes bytes) override;
 
   // Gives work to a stream. Safe to call from any thread.
   void run(Stream stream, std::function<void()> work);

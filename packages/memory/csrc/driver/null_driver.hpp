@@ -32,6 +32,11 @@ class NullDriver : public Driver {
   void synchronize(Event) override {}
   void forget(Event) override {}
   bool capturing(Stream) override { return false; }
+  bool synchronize_all() override { return true; }
+  char* take_host(Bytes bytes) override { return new char[bytes]; }
+  void give_host(char* memory) override { delete[] memory; }
+  void read(char*, Address, Bytes) override {}
+  void write(Address, const char*, Bytes) override {}
 
  private:
   Bytes total_;

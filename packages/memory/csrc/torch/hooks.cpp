@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "../error.hpp"
 #include "devices.hpp"
@@ -13,6 +14,9 @@
 namespace {
 
 using namespace drivetrain;
+
+// Of what this thread allocates.
+thread_local std::uint64_t current_tag = 0;
 
 // For hooks that are called where nothing may be thrown.
 template <class F>
@@ -34,7 +38,8 @@ DRIVETRAIN_HOOK void* drivetrain_memory_torch_allocate(std::size_t size, int dev
   const auto on = reinterpret_cast<Stream>(stream);
   try {
     Devices::Device& found = Devices::of_process().of(device);
-    const Address at = found.allocator.allocate(size, on, found.pools.graph_of(on));
+    const Address at =
+        found.allocator.allocate(size, on, {found.pools.graph_of(on), current_tag});
     return reinterpret_cast<void*>(at);
   } catch (const OutOfMemory& thrown) {
     throw_out_of_memory("CUDA out of memory. " + std::string(thrown.what()));
@@ -110,6 +115,10 @@ DRIVETRAIN_HOOK void drivetrain_memory_configure(std::uint64_t capacity,
                                                  double headroom, bool peers,
                                                  const char* library) {
   Devices::of_process().configure({Options{capacity, headroom, 0}, peers, library, 0});
+}
+
+DRIVETRAIN_HOOK std::uint64_t drivetrain_memory_set_tag(std::uint64_t tag) {
+  return std::exchange(current_tag, tag);
 }
 
 DRIVETRAIN_HOOK void drivetrain_memory_keep_history(std::uint64_t most) {

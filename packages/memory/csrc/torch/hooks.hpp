@@ -36,6 +36,9 @@ void drivetrain_memory_configure(std::uint64_t capacity, double headroom, bool p
 
 // Every allocator that the hooks use, or will, keeps the last entries of what happens.
 void drivetrain_memory_keep_history(std::uint64_t most);
+// What this thread allocates from now on sleeps and wakes with a tag. Returns the one
+// before; 0 for none.
+std::uint64_t drivetrain_memory_set_tag(std::uint64_t tag);
 
 // The allocator that the hooks use for a device; null before they did.
 drivetrain::Allocator* drivetrain_memory_of_device(int device);

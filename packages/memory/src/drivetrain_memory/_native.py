@@ -112,6 +112,14 @@ class Inspector:
         """Returns every block that is not a hole."""
         return self._native.blocks()
 
+    def sleep(self, tag: int, *, keeps: bool) -> int:
+        """Gives the physical memory of a tag back; returns how many bytes."""
+        return self._native.sleep(tag, keeps)
+
+    def wake(self, tag: int) -> None:
+        """Brings the memory of a tag back, below the same addresses."""
+        self._native.wake(tag)
+
     def keep_history(self, most: int) -> None:
         """Keeps the last entries of what happens from now on; none for 0."""
         require_integer("a number of entries", most, 0, MOST_NUMBER)
@@ -150,12 +158,14 @@ class NativeAllocator(Inspector):
         """Makes it; nothing is reserved yet."""
         super().__init__(extension().Allocator(driver, capacity, headroom, mapped))
 
-    def allocate(self, size: int, stream: int = 0, graph: int = 0) -> int:
+    def allocate(
+        self, size: int, stream: int = 0, graph: int = 0, tag: int = 0
+    ) -> int:
         """Returns the address of `size` bytes for work on a stream."""
         require_integer("a size", size, 0, MOST_NUMBER)
         require_integer("a stream", stream, 0, MOST_NUMBER)
         require_integer("a graph", graph, 0, MOST_NUMBER)
-        return self._native.allocate(size, stream, graph)
+        return self._native.allocate(size, stream, graph, tag)
 
     def free(self, at: int) -> None:
         """Frees what was allocated at an address."""

@@ -1,0 +1,131 @@
+#include "sleep.hpp"
+
+#include <algorithm>
+#include <exception>
+
+#include "error.hpp"
+
+namespace drivetrain {
+
+namespace {
+
+template <class F>
+void each_live_block(const Arena& arena, F f) {
+  for (const auto& extent : arena.extents()) {
+    for (Block* block = extent->first; block != nullptr; block = block->after) {
+      if (block->kind() == Kind::kLive || block->kind() == Kind::kPending) {
+        f(block);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Bytes Sleeper::sleep(std::uint64_t tag, bool keeps) {
+  const std::vector<Arena*> arenas = arenas_of(tag);
+  std::unique_ptr<Contents> contents = read(keeps ? arenas : std::vector<Arena*>{});
+  asleep_[tag] = std::move(contents);
+  const std::size_t before = pool_.count();
+  std::exception_ptr refused;
+  for (Arena* arena : arenas) {
+    arena->fall_asleep();
+    for (const auto& extent : arena->extents()) {
+      for (std::uint32_t page = 0; page < extent->high; ++page) {
+        if (!extent->pages[page].holds) {
+          continue;
+        }
+        try {
+          pool_.destroy(extent->pages[page].chunk);
+        } catch (const DriverError&) {
+          refused = std::current_exception();
+        }
+      }
+    }
+  }
+  if (refused) {
+    std::rethrow_exception(refused);
+  }
+  return (before - pool_.count()) * driver_.chunk_bytes();
+}
+
+bool Sleeper::wake(std::uint64_t tag, Limits limits) {
+  if (!mapper_.refill(missing_of(tag), limits)) {
+    return false;
+  }
+  // What is read by others may be in use until now.
+  driver_.synchronize_all();
+  const Contents& contents = *asleep_.at(tag);
+  for (const Kept& kept : contents.blocks) {
+    if (kept.block->kind() == Kind::kLive) {
+      driver_.write(kept.block->at, contents.memory + kept.offset, kept.block->size);
+    }
+  }
+  for (Arena* arena : arenas_of(tag)) {
+    arena->wake_up();
+  }
+  asleep_.erase(tag);
+  return true;
+}
+
+Bytes Sleeper::bytes_to_wake(std::uint64_t tag) const {
+  std::size_t pages = 0;
+  for (const Missing& one : missing_of(tag)) {
+    pages += one.pages.size();
+  }
+  return pages * driver_.chunk_bytes();
+}
+
+std::vector<Arena*> Sleeper::arenas_of(std::uint64_t tag) const {
+  std::vector<Arena*> found;
+  for (const auto& arena : arenas_) {
+    if (arena->tag() == tag) {
+      found.push_back(arena.get());
+    }
+  }
+  return found;
+}
+
+std::unique_ptr<Sleeper::Contents> Sleeper::read(
+    const std::vector<Arena*>& arenas) const {
+  std::vector<Kept> blocks;
+  Bytes bytes = 0;
+  for (const Arena* arena : arenas) {
+    each_live_block(*arena, [&](Block* block) {
+      blocks.push_back({block, bytes});
+      bytes += block->size;
+    });
+  }
+  auto contents = std::make_unique<Contents>(driver_, bytes);
+  for (const Kept& kept : blocks) {
+    driver_.read(contents->memory + kept.offset, kept.block->at, kept.block->size);
+  }
+  contents->blocks = std::move(blocks);
+  return contents;
+}
+
+std::vector<Missing> Sleeper::missing_of(std::uint64_t tag) const {
+  std::vector<Missing> missing;
+  for (Arena* arena : arenas_of(tag)) {
+    for (const auto& extent : arena->extents()) {
+      missing.push_back({extent.get(), {}});
+    }
+    each_live_block(*arena, [&](const Block* block) {
+      const auto is_of = [&](const Missing& one) {
+        return one.extent == block->extent;
+      };
+      std::vector<std::uint32_t>& pages =
+          std::find_if(missing.begin(), missing.end(), is_of)->pages;
+      const Extent& extent = *block->extent;
+      for (std::uint32_t page = extent.page_of(block->at);
+           extent.address_of(page) < block->end(); ++page) {
+        if (!extent.pages[page].holds && (pages.empty() || pages.back() != page)) {
+          pages.push_back(page);
+        }
+      }
+    });
+  }
+  return missing;
+}
+
+}  // namespace drivetrain

@@ -1,0 +1,82 @@
+// Gives the physical memory of whole arenas back to the device, and brings it again
+// below the same addresses.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "arena.hpp"
+#include "chunk_pool.hpp"
+#include "driver/driver.hpp"
+#include "mapper.hpp"
+
+namespace drivetrain {
+
+// What has memory of its own by a tag sleeps and wakes at once. Its live blocks stay
+// where they are; nobody may use them meanwhile, and they may be freed.
+class Sleeper {
+ public:
+  using Arenas = std::vector<std::unique_ptr<Arena>>;
+
+  Sleeper(Driver& driver, ChunkPool& pool, Mapper& mapper, const Arenas& arenas)
+      : driver_(driver), pool_(pool), mapper_(mapper), arenas_(arenas) {}
+
+  bool is_asleep(std::uint64_t tag) const { return asleep_.count(tag) != 0; }
+
+  // Returns what has gone back to the device. Nothing may be under way on it, and no
+  // stream be captured.
+  //
+  // Args:
+  //   keeps: Whether live blocks have the same contents after `wake`.
+  //
+  // Throws DriverError, after which the tag is awake as before, or asleep with what the
+  // device refused to take.
+  Bytes sleep(std::uint64_t tag, bool keeps);
+
+  // Brings back what live blocks need; false where there is too little memory, and the
+  // tag sleeps on.
+  //
+  // Throws DriverError, after which it sleeps on.
+  bool wake(std::uint64_t tag, Limits limits);
+
+  // What `wake` would take.
+  Bytes bytes_to_wake(std::uint64_t tag) const;
+
+ private:
+  // Memory of the host with what a live block had in it.
+  struct Kept {
+    Block* block;
+    std::size_t offset;
+  };
+
+  struct Contents {
+    Contents(Driver& driver, Bytes bytes)
+        : driver(driver), memory(bytes == 0 ? nullptr : driver.take_host(bytes)) {}
+    ~Contents() {
+      if (memory != nullptr) {
+        driver.give_host(memory);
+      }
+    }
+    Contents(const Contents&) = delete;
+    Contents& operator=(const Contents&) = delete;
+
+    Driver& driver;
+    char* memory;
+    std::vector<Kept> blocks;
+  };
+
+  std::vector<Arena*> arenas_of(std::uint64_t tag) const;
+  std::unique_ptr<Contents> read(const std::vector<Arena*>& arenas) const;
+  std::vector<Missing> missing_of(std::uint64_t tag) const;
+
+  Driver& driver_;
+  ChunkPool& pool_;
+  Mapper& mapper_;
+  const Arenas& arenas_;
+  std::unordered_map<std::uint64_t, std::unique_ptr<Contents>> asleep_;
+};
+
+}  // namespace drivetrain
