@@ -11,6 +11,7 @@ from kernel_checks import same
 from drivetrain_kernels.ops import _attention_external as external
 from drivetrain_kernels.ops._attention import OP, facts
 from drivetrain_kernels.ops._attention_band import Band, Packed, resolve_band
+from drivetrain_kernels.ops._attention_options import AttentionOptions
 from drivetrain_kernels.ops._attention_plain import reference_attention
 
 SCALE = 8**-0.5
@@ -41,8 +42,8 @@ def varlen_attn(
     assert max_q == max_k >= int(cu_k.diff().max())
     assert enable_gqa == (q.shape[1] != k.shape[1])
     packed = Packed(cu_q, cu_k, max_q, False)
-    band = band_of(window_size)
-    return reference_attention(q, k, v, band, scale, None, 0.0, packed)
+    given = AttentionOptions(band=band_of(window_size), scale=scale, packed=packed)
+    return reference_attention(q, k, v, given)
 
 
 def old_varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size):
@@ -61,10 +62,13 @@ def flash_library(returns_pair):
         band = band_of(options["window_size"])
         assert options["causal"] == (band.right == 0)
         assert options["deterministic"] is False
-        cap = options["softcap"] or None
-        out = reference_attention(
-            q, k, v, band, options["softmax_scale"], cap, 0.0, packed
+        given = AttentionOptions(
+            band=band,
+            scale=options["softmax_scale"],
+            softcap=options["softcap"] or None,
+            packed=packed,
         )
+        out = reference_attention(q, k, v, given)
         return (out, None) if returns_pair else out
 
     def flash_attn_func(q, k, v, **options):
@@ -99,7 +103,7 @@ def foreign(request, monkeypatch):
 def test_attention_external_is_called_rightly_for_a_batch(foreign, options):
     band = resolve_band(options["causal"], options.get("window"))
     same(
-        lambda *t: foreign(*t, band, SCALE, None, 0.0, None),
+        lambda *t: foreign(*t, AttentionOptions(band=band, scale=SCALE)),
         lambda *t: attend_by_loops(*t, **options),
         qkv(9, 12, (4, 2)),
     )
@@ -109,8 +113,9 @@ def test_attention_external_is_called_rightly_for_a_batch(foreign, options):
 def test_attention_external_is_called_rightly_for_packed_sequences(foreign, options):
     band = resolve_band(options["causal"], options.get("window"))
     packed = Packed(PACKED, PACKED, TOKENS, True)
+    given = AttentionOptions(band=band, scale=SCALE, packed=packed)
     same(
-        lambda *t: foreign(*t, band, SCALE, None, 0.0, packed),
+        lambda *t: foreign(*t, given),
         lambda *t: packed_by_loops(*t, **options),
         qkv(TOKENS, TOKENS, (4, 2), batch=None),
     )

@@ -8,7 +8,6 @@ Ainslie et al. 2023, https://arxiv.org/abs/2305.13245; sliding windows by Beltag
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +34,7 @@ from drivetrain_kernels.ops._attention_external import (
     varlen_attention,
     varlen_missing,
 )
+from drivetrain_kernels.ops._attention_options import AttentionOptions
 from drivetrain_kernels.ops._attention_plain import (
     block_size,
     blocked_attention,
@@ -125,22 +125,26 @@ def attention(
     found = _facts(q, k, v, band, packed, softcap, dropout_p)
     if scale is not None:
         check_positive(OP_NAME, "scale", scale)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    options = AttentionOptions(
+        band=band,
+        scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        softcap=softcap,
+        dropout_p=dropout_p,
+        packed=packed,
+    )
     if q.shape[0] == 0:
         OP.choose(found, impl)  # raises if the one that was named cannot take the call
         return q * 0.0
     hidden_rows = 0 if packed is not None else _blind_rows(found)
     if hidden_rows == 0:
-        out: Tensor = OP.run(
-            found, impl, q, k, v, band, scale, softcap, dropout_p, packed
-        )
+        out: Tensor = OP.run(found, impl, q, k, v, options)
         return out
     OP.choose(found, impl)  # raises if the one that was named cannot take the call
     blind = q[:, :hidden_rows] * 0.0
     if hidden_rows == q.shape[1]:
         return blind
     rest = q[:, hidden_rows:]
-    out = OP.run(found, impl, rest, k, v, band, scale, softcap, dropout_p, packed)
+    out = OP.run(found, impl, rest, k, v, options)
     return torch.cat([blind, out], dim=1)
 
 
@@ -301,11 +305,11 @@ def facts(
     return _facts(q, k, v, resolve_band(causal, window), packed, softcap, dropout_p)
 
 
-def _triton(*arguments: Any) -> Tensor:
+def _triton(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
     # Importing the kernels imports Triton, which only those need who chose them.
     from drivetrain_kernels.ops._triton_attention import triton_attention
 
-    return triton_attention(*arguments)
+    return triton_attention(q, k, v, options)
 
 
 def _refuse_half_gpu(call: AttentionFacts) -> str | None:

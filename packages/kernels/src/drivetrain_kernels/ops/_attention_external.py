@@ -26,6 +26,8 @@ from drivetrain_kernels.ops._attention_band import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from drivetrain_kernels.ops._attention_options import AttentionOptions
+
 VARLEN = "torch.nn.attention.varlen.varlen_attn"
 # The module of each FlashAttention, newest kernels first, and the least and the first too
 # large compute capability that it is for.
@@ -37,17 +39,10 @@ FLASH = (
 
 
 def sdpa_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    band: Band,
-    scale: float,
-    softcap: float | None,
-    dropout_p: float,
-    packed: Packed | None,
+    q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
 ) -> Tensor:
     """Returns attention by torch's `scaled_dot_product_attention`."""
-    del softcap, packed
+    band = options.band
     num_queries, num_keys = q.shape[1], k.shape[1]
     mask = None
     is_causal = False
@@ -66,9 +61,9 @@ def sdpa_attention(
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=mask,
-        dropout_p=dropout_p,
+        dropout_p=options.dropout_p,
         is_causal=is_causal,
-        scale=scale,
+        scale=options.scale,
         enable_gqa=shares_keys(q.shape[2], k.shape[2]),
     )
     return out.transpose(1, 2)
@@ -101,25 +96,17 @@ def _varlen_options() -> frozenset[str]:
 
 
 def varlen_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    band: Band,
-    scale: float,
-    softcap: float | None,
-    dropout_p: float,
-    packed: Packed | None,
+    q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
 ) -> Tensor:
     """Returns attention by torch's `varlen_attn`."""
-    del softcap, dropout_p
-    shape = q.shape
+    shape, packed = q.shape, options.packed
     if packed is None:
         packed = _packed_batch(q, k)
         q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-    options: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     if shares_keys(q.shape[1], k.shape[1]):
         if "enable_gqa" in _varlen_options():
-            options["enable_gqa"] = True
+            extra["enable_gqa"] = True
         else:  # before torch 2.12
             num_sharing = q.shape[1] // k.shape[1]
             k, v = (t.repeat_interleave(num_sharing, 1) for t in (k, v))
@@ -131,9 +118,9 @@ def varlen_attention(
         packed.cu_k.int(),
         packed.max_seqlen,
         packed.max_seqlen,
-        scale=scale,
-        window_size=_window_size(band),
-        **options,
+        scale=options.scale,
+        window_size=_window_size(options.band),
+        **extra,
     )
     return out.view(shape)
 
@@ -175,34 +162,27 @@ def _flash_module() -> str | None:
 
 
 def flash_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    band: Band,
-    scale: float,
-    softcap: float | None,
-    dropout_p: float,
-    packed: Packed | None,
+    q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
 ) -> Tensor:
     """Returns attention by the FlashAttention that suits this GPU."""
     name = _flash_module()
     assert name is not None
     library = importlib.import_module(name)
-    options: dict[str, Any] = {
-        "softmax_scale": scale,
+    band, packed = options.band, options.packed
+    given: dict[str, Any] = {
+        "softmax_scale": options.scale,
         "causal": band.right == 0,
-        "softcap": softcap or 0.0,
+        "softcap": options.softcap or 0.0,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
-    left, right = _window_size(band)
     if name == "flash_attn.cute":
-        options["window_size"] = (band.left, band.right)
+        given["window_size"] = (band.left, band.right)
     else:
-        options["window_size"] = (left, right)
-    if dropout_p:
-        options["dropout_p"] = dropout_p
+        given["window_size"] = _window_size(band)
+    if options.dropout_p:
+        given["dropout_p"] = options.dropout_p
     if packed is None:
-        out = library.flash_attn_func(q, k, v, **options)
+        out = library.flash_attn_func(q, k, v, **given)
     else:
         out = library.flash_attn_varlen_func(
             q,
@@ -212,7 +192,7 @@ def flash_attention(
             cu_seqlens_k=packed.cu_k.int(),
             max_seqlen_q=packed.max_seqlen,
             max_seqlen_k=packed.max_seqlen,
-            **options,
+            **given,
         )
     result: Tensor = out[0] if isinstance(out, tuple) else out
     return result

@@ -6,6 +6,8 @@ values), D head dimension, N blocks, C queries and L keys of a block.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,6 +20,9 @@ from drivetrain_kernels.ops._attention_band import (
     shares_keys,
 )
 
+if TYPE_CHECKING:
+    from drivetrain_kernels.ops._attention_options import AttentionOptions
+
 MIN_BLOCK = 32
 MAX_BLOCK = 256
 
@@ -27,9 +32,7 @@ def attend(
     k_BHSD: Tensor,
     v_BHSD: Tensor,
     mask: Tensor | None,
-    scale: float,
-    softcap: float | None,
-    dropout_p: float,
+    options: AttentionOptions,
 ) -> Tensor:
     """Returns attention with the softmax in float32 or wider.
 
@@ -39,9 +42,7 @@ def attend(
         v_BHSD: Values.
         mask: Whether a query sees a key; it broadcasts to [B, 1, Sq, Sk]. A query that
             sees none gets zeros.
-        scale: Multiplies the scores.
-        softcap: Caps the scores, or None.
-        dropout_p: The share of the probabilities that is dropped.
+        options: The scale, the cap and the dropout are taken from it.
     """
     groups = q_BHSD.shape[1] // k_BHSD.shape[1]
     wide = accumulation_dtype(q_BHSD.dtype)
@@ -49,7 +50,8 @@ def attend(
     q = q_BHSD.reshape(B, k_BHSD.shape[1], groups, Sq, D).to(wide)
     k = k_BHSD.unsqueeze(2).to(wide)
     v = v_BHSD.unsqueeze(2).to(wide)
-    scores = (q @ k.transpose(-1, -2)) * scale
+    scores = (q @ k.transpose(-1, -2)) * options.scale
+    softcap = options.softcap
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if mask is not None:
@@ -59,21 +61,15 @@ def attend(
     probabilities = scores.softmax(-1)
     if mask is not None:
         probabilities = probabilities.masked_fill(~mask, 0.0)
-    probabilities = functional.dropout(probabilities, dropout_p)
+    probabilities = functional.dropout(probabilities, options.dropout_p)
     return (probabilities @ v).flatten(1, 2).to(q_BHSD.dtype)
 
 
 def reference_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    band: Band,
-    scale: float,
-    softcap: float | None,
-    dropout_p: float,
-    packed: Packed | None,
+    q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
 ) -> Tensor:
     """Returns attention with all scores and their mask in memory."""
+    band, packed = options.band, options.packed
     num_queries, num_keys = q.shape[-3], k.shape[-3]
     mask: Tensor | None = None
     if packed is not None:
@@ -82,25 +78,19 @@ def reference_attention(
     elif not band.is_full:
         mask = band.mask(num_queries, num_keys, q.device)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    out = attend(q, k, v, mask, scale, softcap, dropout_p).transpose(1, 2)
+    out = attend(q, k, v, mask, options).transpose(1, 2)
     return out if packed is None else out.squeeze(0)
 
 
 def blocked_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    band: Band,
-    scale: float,
-    softcap: float | None,
-    dropout_p: float,
-    packed: Packed | None,
+    q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
 ) -> Tensor:
     """Returns windowed attention, computed for blocks of queries near the diagonal.
 
     A block of C queries is multiplied with the L = C + left + right keys that one of them
     may see, so that the cost is that of S x (C + window), not of S^2.
     """
+    band, packed = options.band, options.packed
     assert band.left is not None
     assert band.right is not None
     if packed is not None:
@@ -121,16 +111,16 @@ def blocked_attention(
     if packed is not None:
         mask_NCL = mask_NCL & _same_sequence(packed, Sq, size, before, span)
     mask = mask_NCL.unsqueeze(1)
-    if softcap is not None:
-        out = attend(q_NHCD, k_NHLD, v_NHLD, mask, scale, softcap, dropout_p)
+    if options.softcap is not None:
+        out = attend(q_NHCD, k_NHLD, v_NHLD, mask, options)
     else:
         out = functional.scaled_dot_product_attention(
             q_NHCD,
             k_NHLD,
             v_NHLD,
             mask,
-            dropout_p,
-            scale=scale,
+            options.dropout_p,
+            scale=options.scale,
             enable_gqa=shares_keys(Hq, k.shape[2]),
         )
     out = out.reshape(num_blocks, B, Hq, size, D).permute(1, 0, 3, 2, 4)

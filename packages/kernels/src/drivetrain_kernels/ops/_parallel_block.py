@@ -15,7 +15,7 @@ values, F of the gate and F of up; the columns of `w_out` are H D of heads and F
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -80,6 +80,15 @@ class _Form:
         """Of queries, keys, values, gate and up."""
         keys = self.num_kv_heads * self.head_dim
         return [self.num_heads * self.head_dim, keys, keys, self.inner, self.inner]
+
+
+class _Weights(NamedTuple):
+    """The block's parameters; see `parallel_block`."""
+
+    norm: Tensor
+    norm_bias: Tensor | None
+    w_in: Tensor
+    w_out: Tensor
 
 
 def parallel_block(
@@ -152,7 +161,8 @@ def parallel_block(
         causal=causal,
         window=window,
     )
-    return OP.run(found, impl, x, norm_weight, norm_bias, w_in, w_out, form)  # type: ignore[no-any-return]
+    weights = _Weights(norm_weight, norm_bias, w_in, w_out)
+    return OP.run(found, impl, x, weights, form)  # type: ignore[no-any-return]
 
 
 def facts(
@@ -254,10 +264,10 @@ def _checked(
     return found, form
 
 
-def _normed(x: Tensor, weight: Tensor, bias: Tensor | None, form: _Form) -> Tensor:
+def _normed(x: Tensor, weights: _Weights, form: _Form) -> Tensor:
     if form.norm == "rms":
-        return rms_norm(x, weight, eps=form.eps)
-    return layer_norm(x, weight, bias, eps=form.eps)
+        return rms_norm(x, weights.norm, eps=form.eps)
+    return layer_norm(x, weights.norm, weights.norm_bias, eps=form.eps)
 
 
 def _heads(q: Tensor, k: Tensor, v: Tensor, form: _Form) -> Tensor:
@@ -273,25 +283,16 @@ def _heads(q: Tensor, k: Tensor, v: Tensor, form: _Form) -> Tensor:
     return out.flatten(-2)
 
 
-def _parts(
-    x: Tensor, weight: Tensor, bias: Tensor | None, w_in: Tensor, form: _Form
-) -> tuple[Tensor, Tensor]:
+def _parts(x: Tensor, weights: _Weights, form: _Form) -> tuple[Tensor, Tensor]:
     """Returns the results of attention and of the activation, after one GEMM."""
-    joined = functional.linear(_normed(x, weight, bias, form), w_in)
+    joined = functional.linear(_normed(x, weights, form), weights.w_in)
     q, k, v, gate, up = joined.split_with_sizes(form.widths, -1)
     return _heads(q, k, v, form), ACTIVATIONS[form.activation](gate, up)
 
 
-def _fused(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    w_in: Tensor,
-    w_out: Tensor,
-    form: _Form,
-) -> Tensor:
-    both = torch.cat(_parts(x, weight, bias, w_in, form), -1)
-    return added_product(x, both, w_out)
+def _fused(x: Tensor, weights: _Weights, form: _Form) -> Tensor:
+    both = torch.cat(_parts(x, weights, form), -1)
+    return added_product(x, both, weights.w_out)
 
 
 def added_product(x: Tensor, inner: Tensor, weight: Tensor) -> Tensor:
@@ -309,34 +310,23 @@ def added_product(x: Tensor, inner: Tensor, weight: Tensor) -> Tensor:
     return rows.view(x.shape)
 
 
-def _accumulated(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    w_in: Tensor,
-    w_out: Tensor,
-    form: _Form,
-) -> Tensor:
-    heads, hidden = _parts(x, weight, bias, w_in, form)
-    w_heads, w_hidden = w_out.split_with_sizes([heads.shape[-1], hidden.shape[-1]], 1)
+def _accumulated(x: Tensor, weights: _Weights, form: _Form) -> Tensor:
+    heads, hidden = _parts(x, weights, form)
+    sizes = [heads.shape[-1], hidden.shape[-1]]
+    w_heads, w_hidden = weights.w_out.split_with_sizes(sizes, 1)
     return added_product(added_product(x, heads, w_heads), hidden, w_hidden)
 
 
-def _reference(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    w_in: Tensor,
-    w_out: Tensor,
-    form: _Form,
-) -> Tensor:
-    normed = _normed(x, weight, bias, form)
+def _reference(x: Tensor, weights: _Weights, form: _Form) -> Tensor:
+    normed = _normed(x, weights, form)
     q, k, v, gate, up = (
-        functional.linear(normed, part) for part in w_in.split_with_sizes(form.widths)
+        functional.linear(normed, part)
+        for part in weights.w_in.split_with_sizes(form.widths)
     )
     heads = _heads(q, k, v, form)
     hidden = ACTIVATIONS[form.activation](gate, up)
-    w_heads, w_hidden = w_out.split_with_sizes([heads.shape[-1], hidden.shape[-1]], 1)
+    sizes = [heads.shape[-1], hidden.shape[-1]]
+    w_heads, w_hidden = weights.w_out.split_with_sizes(sizes, 1)
     return x + functional.linear(heads, w_heads) + functional.linear(hidden, w_hidden)
 
 

@@ -27,7 +27,7 @@ from drivetrain_kernels.ops._triton_attention_kernels import (
 )
 
 if TYPE_CHECKING:
-    from drivetrain_kernels.ops._attention_band import Band, Packed
+    from drivetrain_kernels.ops._attention_options import AttentionOptions
 
 NO_BOUND = -1
 INTERPRETED_BLOCK = 32
@@ -44,14 +44,7 @@ _SHARES = {7: 0.75, 8: 0.75, 9: 1.05, 10: 1.45}
 
 
 def triton_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    band: Band,
-    scale: float,
-    softcap: float | None,
-    dropout_p: float,
-    packed: Packed | None,
+    q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
 ) -> Tensor:
     """Returns attention by the kernels.
 
@@ -59,13 +52,9 @@ def triton_attention(
         q: [B, Sq, Hq, D], or packed [Tq, Hq, D].
         k: [B, Sk, Hk, D], or packed [Tk, Hk, D].
         v: Of the shape of k.
-        band: Which keys a query sees.
-        scale: Multiplies the scores.
-        softcap: Caps the scores, or None.
-        dropout_p: Must be 0.
-        packed: The sequences, or None for a batch of equal length.
+        options: Those of the call, without dropout.
     """
-    del dropout_p
+    band, packed = options.band, options.packed
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     out: Tensor = _forward(
         q,
@@ -76,8 +65,8 @@ def triton_attention(
         0 if packed is None else packed.max_seqlen,
         NO_BOUND if band.left is None else band.left,
         NO_BOUND if band.right is None else band.right,
-        scale,
-        softcap or 0.0,
+        options.scale,
+        options.softcap or 0.0,
     )[0]
     return out
 
